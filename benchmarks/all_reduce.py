@@ -22,14 +22,14 @@ import torch
 import torch.distributed
 
 from juggler.learner.core.learner_core import Aux
-from juggler.learner.group.reduction import mean_over_learners
+from juggler.learner.group.member import mean_over_learners
 from juggler.learner.group.ring_peers import RingAccess, RingPeers, RingServer
 from juggler.learner.group.torch_peers import GlooPeers, MeetingPoint
-from juggler.learner.process.devices import device_for, devices_here
+from juggler.learner.process.program import device_for, devices_here
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.credentials import call_metadata, why_refused
 from juggler.runtime.actors.endpoints import bind, make_server
-from juggler.runtime.actors.memory import keep_freed_memory
+from juggler.runtime.actors.resources import keep_freed_memory
 from juggler.runtime.actors.tls import read_tls
 
 dist: Any = torch.distributed

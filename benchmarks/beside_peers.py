@@ -3,7 +3,7 @@
     python benchmarks/beside_peers.py --sample-factory sf/bin/python --rllib rllib/bin/python
 
 Each has the same network, number of environments and steps in an update, one process that samples
-and one that learns. `peers/sample_factory_cartpole.py` and `peers/rllib_cartpole.py` say how they
+and one that learns. `peers/sample_factory_agents.py` and `peers/rllib_cartpole.py` say how they
 are set up, and run in Pythons of their own.
 """
 
@@ -20,19 +20,23 @@ from run import trained_rate
 
 #: For each peer its script, and how many times as fast Juggler is to be with 64 and 256.
 PEERS = {
-    "Sample Factory": (HERE / "peers/sample_factory_cartpole.py", {64: 6, 256: 5}),
+    "Sample Factory": (HERE / "peers/sample_factory_agents.py", {64: 6, 256: 5}),
     "RLlib": (HERE / "peers/rllib_cartpole.py", {64: 20, 256: 20}),
 }
 
 
-def peer_rate(python: str, path: Path, envs: int, seconds: float) -> float:
+def peer_rate(python: str, path: Path, envs: int, seconds: float, *options: str) -> float:
     """Steps that a peer trains on per second.
 
     Raises:
         RuntimeError: its script failed.
+        TimeoutExpired: its script did not end.
     """
-    command = [python, str(path), "--envs", str(envs), "--seconds", str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    command = [python, str(path), "--envs", str(envs), "--seconds", str(seconds), *options]
+    # Sample Factory waits for ever for a worker that has failed.
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment(), timeout=300 + seconds
+    )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-4000:]}")
     return float(json.loads(done.stdout.splitlines()[-1])["steps_per_second"])

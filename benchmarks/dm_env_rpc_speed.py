@@ -20,7 +20,7 @@ import numpy as np
 from dm_env_rpc.v1 import connection, dm_env_rpc_pb2, tensor_utils
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.dm_env_rpc.tensors import Spec, decode
+from juggler.envrunner.dm_env_rpc.tensors import Spec
 from juggler.envrunner.dm_env_rpc.v1 import dm_env_rpc_pb2 as ours
 from juggler.envrunner.environments.vector import make_vector_env
 
@@ -41,12 +41,12 @@ def _decoding(image: np.ndarray[Any, np.dtype[np.float32]], seconds: float) -> N
     step = dm_env_rpc_pb2.StepResponse(state=dm_env_rpc_pb2.RUNNING)
     step.observations[1].CopyFrom(tensor_utils.pack_tensor(image))
     sent = dm_env_rpc_pb2.EnvironmentResponse(step=step).SerializeToString()
-    spec = Spec.make(1, "image", image.shape, image.dtype)
+    spec = Spec(1, "image", image.shape, "floats", image.dtype)
     out = np.empty((16, *image.shape), image.dtype)  # [N, 84, 84, 4]
 
     def mine() -> None:
         response = ours.EnvironmentResponse.FromString(sent)
-        out[3] = decode(response.step.observations[1], spec)
+        out[3] = spec.decode(response.step.observations[1])
 
     def theirs() -> None:
         response = dm_env_rpc_pb2.EnvironmentResponse.FromString(sent)

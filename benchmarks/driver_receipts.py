@@ -21,8 +21,7 @@ from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.module_core import ModuleStart
 from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import Joined
-from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.hub_events import Joined, Mailbox
 from juggler.runtime.actors.requests import RequestPool
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2

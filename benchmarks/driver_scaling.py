@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -26,11 +26,10 @@ from fakes import LIVE_STEPS, ROWS, STEPS, Script, Waits, run_fakes
 
 from juggler.driver.callbacks import Callback, Callbacks
 from juggler.driver.config import RunConfig
-from juggler.driver.driver import Driver, Listen, RunFailed
-from juggler.driver.record.progress import SilentProgress
+from juggler.driver.driver import Driver, Inherited, Listen, RunFailed, Start
 from juggler.driver.record.run_directory import SUMMARY_FILE, RunDirectory
-from juggler.driver.record.wording import Level
-from juggler.driver.starting import callbacks_of
+from juggler.driver.record.wording import Level, Progress
+from juggler.driver.starting import with_callbacks
 from juggler.driver.status import StatusReader
 
 WARM_UP_LINES = 1  # metrics lines, one a second
@@ -40,7 +39,6 @@ AROUND = (
     (Callbacks, "updated"),
     (Callbacks, "tell"),
     (StatusReader, "read"),
-    (RunDirectory, "_append_events"),
 )
 
 
@@ -56,7 +54,7 @@ class Moment:
     around: float  # CPU seconds of its thread, for what is around the run
 
 
-class Complaints(SilentProgress):
+class Complaints(Progress):
     """Records errors: no worker should leave, and nothing else go wrong. A page is looked at."""
 
     def message(self, text: str, level: Level = "info") -> None:
@@ -190,7 +188,9 @@ def measure(
     """One configuration's figures."""
     config = _config(script, batches, staleness)
     config.driver.web, config.driver.track = watched, track if watched else []
-    around = (*callbacks_of(config.driver), Hears()) if watched else ()
+    how = Start(started=time.monotonic(), listen=Listen("127.0.0.1:0"))
+    if watched:
+        how = with_callbacks(replace(how, callbacks=(Hears(),)), config.driver)
     queue = multiprocessing.get_context("spawn").Queue()
     with tempfile.TemporaryDirectory(prefix="jb-") as directory:
         path = Path(directory, "run")
@@ -198,9 +198,9 @@ def measure(
             config,
             RunDirectory.create(path, config.flat(), "bench"),
             Complaints(),
-            started=time.monotonic(),
-            listen=Listen("127.0.0.1:0"),
-            callbacks=around,
+            how,
+            Inherited(),
+            (),
         )
         summary = driver.measure(script, seconds, queue)
         waits = queue.get(timeout=30)

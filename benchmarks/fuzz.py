@@ -26,12 +26,12 @@ from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 from gymnasium import spaces
 
-from juggler.driver.workers import replies
+from juggler.driver.workers.worker_events import read
 from juggler.learner.data.batch_store import BatchStore
+from juggler.learner.data.validation import BatchValidator
 from juggler.runtime.actors.endpoints import PROTOCOL_VERSION
-from juggler.runtime.actors.hello import Refused, read_hello, read_message
+from juggler.runtime.actors.hub import Refused, read_hello, read_message
 from juggler.runtime.connectors.mergeable_state import from_bytes
-from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
@@ -133,7 +133,7 @@ class Reader(NamedTuple):
 
 def _readers() -> dict[str, Reader]:
     """The readers, by the kind of message."""
-    store = BatchStore(BATCH_SPACES, lambda _: None, capacity=1 << 30)
+    store = BatchStore(BatchValidator("default", *BATCH_SPACES["default"], {}), lambda _: None)
     version = training_pb2.WeightsVersion(generation=1, update=2)
     header = episodes_pb2.BatchHeader(
         batch_id=1, envrunner="envrunner-0", generation=1, live_steps=N * T, version=version
@@ -158,7 +158,6 @@ def _readers() -> dict[str, Reader]:
         if frame is not None:
             store.take(frame)
             store.pop([frame.header.batch_id])
-            store._last_ids.clear()  # otherwise all but the first would be replays
 
     def read_space(message: bytes) -> None:
         try:
@@ -190,7 +189,6 @@ def _readers() -> dict[str, Reader]:
 def _answers(space: spaces_pb2.Space) -> dict[str, Reader]:
     """The driver's readers of replies and reports."""
     version = training_pb2.WeightsVersion(generation=1, update=2)
-    request = training_pb2.SampleRequest(batch_id=1, learner="learner-0")
     of_agents = [
         training_pb2.AgentReturns(agent=agent, module_id="default", returns=[1.0, 2.0])
         for agent in AGENTS
@@ -209,7 +207,6 @@ def _answers(space: spaces_pb2.Space) -> dict[str, Reader]:
         env_lengths=[3, 4],
         agent_returns=of_agents,
     )
-    update = training_pb2.Update(update_id=1, batch_ids=[1, 2])
     used = [training_pb2.UsedBatch(batch_id=batch_id, live_steps=8) for batch_id in (1, 2)]
     done = training_pb2.UpdateDone(
         update_id=1, version=version, batches=used, seconds={"update": 1.0}
@@ -222,7 +219,6 @@ def _answers(space: spaces_pb2.Space) -> dict[str, Reader]:
             )
         ]
     )
-    adding = training_pb2.AddModule(module_id="default")
     added = training_pb2.ModuleReady(
         module_id="default",
         description="cpu",
@@ -231,35 +227,32 @@ def _answers(space: spaces_pb2.Space) -> dict[str, Reader]:
         last_updates=[done],
     )
     arrived = [training_pb2.Arrival(batch_id=batch_id, live_steps=8) for batch_id in (1, 2)]
-    group = training_pb2.Group(generation=1)
-    asked = training_pb2.Evaluate(episodes=2)
-    newest, is_module = Version(1, 2), {"default"}.__contains__
-    good = {
-        "receipt": (receipt, lambda m: replies.read_receipt(request, m, AGENTS, is_module)),
-        "answer": (done, lambda m: replies.read_update_done(update, m, newest)),
-        "runner ready": (ready, replies.read_runner_ready),
-        "module ready": (added, lambda m: replies.read_module_ready(adding, m)),
-        "arrivals": (training_pb2.Arrivals(arrivals=arrived), replies.read_arrivals),
-        "note": (training_pb2.Note(text="some words"), replies.read_note),
+    good: dict[str, tuple[Any, dict[str, object]]] = {
+        "receipt": (receipt, {"batch_id": 1, "learner": "learner-0"}),
+        "answer": (done, {"update_id": 1}),
+        "runner ready": (ready, {}),
+        "module ready": (added, {"module_id": "default"}),
+        "arrivals": (training_pb2.Arrivals(arrivals=arrived), {}),
+        "note": (training_pb2.Note(text="some words"), {}),
         "group": (
             training_pb2.GroupFormed(generation=1, update=2, state_hash=3),
-            lambda m: replies.read_group_formed(group, m, newest),
+            {"generation": 1},
         ),
         "evaluation": (
             training_pb2.Evaluation(
                 episode_returns=[1.0, 2.0], episode_lengths=[3, 4], agent_returns=of_agents
             ),
-            lambda m: replies.read_evaluation(asked, m, AGENTS, is_module),
+            {},
         ),
     }
-    return {name: _answer(message, read) for name, (message, read) in good.items()}
+    return {name: _answer(message, asked) for name, (message, asked) in good.items()}
 
 
-def _answer(message: Any, read: Callable[[any_pb2.Any], Any]) -> Reader:
+def _answer(message: Any, asked: dict[str, object]) -> Reader:
     kind = f"type.googleapis.com/{message.DESCRIPTOR.full_name}"
     return Reader(
         message.SerializeToString(),
-        lambda content: read(any_pb2.Any(type_url=kind, value=content)),
+        lambda content: read(any_pb2.Any(type_url=kind, value=content), type(message)(), **asked),
         (TypeError, ValueError),
     )
 

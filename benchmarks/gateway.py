@@ -30,15 +30,15 @@ from juggler.envrunner.process import numpy_in_one_thread
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
 from juggler.gateway.session_manager import GatewaySettings
-from juggler.gateway.transport import make_transport
+from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.wire.chunks import write_varint
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
-from juggler.runtime.wire.varints import write_varint
 
 OBSERVED = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 ACTED = spaces.Discrete(2)
@@ -95,7 +95,7 @@ def gateway(pipe: Connection, max_wait: float) -> None:
     torch.set_num_threads(1)  # as in workers
     numpy_in_one_thread()
     settings = GatewaySettings(1024, max_wait, "benchmark", STEPS)
-    server = GatewayServer(make_transport(""), Waste(), settings, _fail)
+    server = GatewayServer(Transport(""), Waste(), settings, _fail)
     pipe.send(server.start("127.0.0.1:0", None, False))
     pipe.recv()
     server.close("done")

@@ -29,23 +29,19 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from gymnasium import spaces
 
-from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.process.devices import devices_here
-from juggler.learner.process.learner_worker import LearnerWorker
-from juggler.learner.process.listening import LearnerServer
-from juggler.learner.process.program import LearnerProgram, LearnerSetup, ModuleSetup
+from juggler.learner.process.learner_worker import LearnerServer, LearnerWorker
+from juggler.learner.process.program import LearnerProgram, LearnerSetup, ModuleSetup, devices_here
 from juggler.runtime.actors.attachment import Command, Detached
 from juggler.runtime.actors.credentials import call_metadata
-from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.actors.memory import keep_freed_memory
-from juggler.runtime.actors.setups import to_json
-from juggler.runtime.actors.worker import Contact
+from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.resources import keep_freed_memory
+from juggler.runtime.actors.worker import Contact, to_json
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.streams.episodes import EpisodeSender
-from juggler.runtime.streams.permits import Permits
 from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.spaces import space_to_message
@@ -55,7 +51,6 @@ FRAMES = spaces.Box(0, 255, (84, 84, 4), np.uint8)
 ACTIONS = spaces.Discrete(6)
 IN_FLIGHT = 2
 METADATA = call_metadata("", "bench", "one")
-PERMITS = Permits(bytes(32))
 
 
 def image_batch(rows: int, steps: int, seed: int = 0) -> EpisodeBatch:
@@ -105,7 +100,6 @@ def send(address: str, rows: int, steps: int, ids: Any, credit: Any) -> None:
             generation=1,
             live_steps=rows * steps,
             version=version.message(),
-            permit=PERMITS.of(batch_id, "default"),
             module_id="default",
         )
         sender.send(header, tree)
@@ -206,7 +200,7 @@ def end_to_end(given: argparse.Namespace, config: ImpalaConfig) -> dict[str, Any
             module=ModuleConfig(model={"encoder": given.encoder}),
             connectors={},
         )
-        driver.ask(training_pb2.Setup(config=to_json(of_process), permits_key=PERMITS.key))
+        driver.ask(training_pb2.Setup(config=to_json(of_process)))
         module = training_pb2.AddModule(
             module_id="default",
             config=to_json(of_module),

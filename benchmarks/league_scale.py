@@ -82,6 +82,9 @@ def watched(process: subprocess.Popen[bytes], run: Path, said: argparse.Namespac
         "driver_MiB": driver.memory_info().rss >> 20,
         "largest_process_MiB": max(memory.values()) >> 20,
         "processes": 1 + len(memory),
+        "updates_per_second": {
+            player: round(count / said.seconds, 1) for player, count in sorted(updates.items())
+        },
         "slowest_to_fastest": {
             kind: round(min(counts) / max(counts), 2) for kind, counts in of_kind.items()
         },

@@ -55,18 +55,18 @@ class Fault:
 LEDGER, MODULE, RUNNERS = (
     f"driver/core/{name}.py" for name in ("ledger", "module_core", "runners")
 )
-STALE, ROOM = "driver/core/staleness.py", "driver/core/room.py"
+ROOM = "driver/core/room.py"
 HUB, WORKER = "runtime/actors/hub.py", "runtime/actors/worker.py"
-SUPERVISOR, MAILBOX = "runtime/actors/supervisor.py", "runtime/actors/mailbox.py"
+SUPERVISOR, MAILBOX = "runtime/actors/supervisor.py", "runtime/actors/hub_events.py"
 WEIGHTS, EPISODES = "runtime/streams/weights.py", "runtime/streams/episodes.py"
-RETURNS, TREES = "learner/core/returns.py", "learner/data/replay/slot_trees.py"
+RETURNS, TREES = "learner/core/returns.py", "learner/data/replay/table.py"
 COLLATE, STORE = "learner/data/collate.py", "learner/data/batch_store.py"
 IMPALA, DQN = "learner/algorithms/impala/core.py", "learner/algorithms/dqn/core.py"
 SCHEDULES, PFSP = "learner/optim/schedules.py", "driver/league/pfsp.py"
 
 FAULTS = [
     # The books of steps.
-    Fault(LEDGER, "self.sampled += live_steps", "self.sampled += batch.steps", "requested steps count as sampled"),
+    Fault(LEDGER, "        batch.steps = live_steps\n        self.sampled += live_steps", "        self.sampled += batch.steps\n        batch.steps = live_steps", "requested steps count as sampled"),
     Fault(LEDGER, 'self.dropped["stale"] += steps', "pass", "stale steps are not counted"),
     Fault(LEDGER, "self.trained += batch.steps", "self.trained += 1", "a batch counts as one step"),
     Fault(LEDGER, 'ledger.dropped["restart"] += counters.in_flight', "pass", "steps in flight vanish at a resume"),
@@ -86,8 +86,8 @@ FAULTS = [
     Fault(RUNNERS, "len(runner.rounds) < self._most_rounds", "len(runner.rounds) <= self._most_rounds", "one round too many"),
     Fault(RUNNERS, "runner.rounds[number] -= 1", "runner.rounds[number] -= 2", "a round ends too early"),
     Fault(RUNNERS, "runner is not None and runner.worker == worker", "runner is not None", "an earlier process is taken for the present one"),
-    Fault(STALE, "(left + 1) // 2", "left + 1", "twice the updates are open"),
-    Fault(STALE, "left = max_staleness - (weights_interval - 1)", "left = max_staleness", "the interval of weights is not counted"),
+    Fault(ROOM, "(left + 1) // 2", "left + 1", "twice the updates are open"),
+    Fault(ROOM, "left = max_staleness - (weights_interval - 1)", "left = max_staleness", "the interval of weights is not counted"),
     Fault(ROOM, "batches < self.updates or", "batches < self.updates and", "small batches leave no room"),
     # The league.
     Fault(PFSP, '"squared": lambda rate: (1 - rate) ** 2', '"squared": lambda rate: rate**2', "easy opponents are drawn"),
@@ -128,7 +128,6 @@ FAULTS = [
     Fault(SCHEDULES, "/ (stop - start)).clamp(0, 1)", "/ (stop - start))", "a schedule goes on behind its last point"),
     Fault(TREES, "places = (running[1:] <= rest)", "places = (running[1:] < rest)", "a slot without weight is drawn"),
     Fault(TREES, "rest -= running[places, rows]", "pass", "draws below the root forget what is to the left"),
-    Fault(TREES, "np.argsort(keys, kind=\"stable\")", "np.argsort(-keys, kind=\"stable\")", "the greatest key comes first"),
     Fault(COLLATE, "indices = [rows + start for rows, start in", "indices = [rows for rows, start in", "rows of the second batch name those of the first"),
     Fault(COLLATE, "columns[start : start + n, t:] = rest", "pass", "short rows are padded with anything"),
     Fault(STORE, "max(0, update - self.version.update)", "update", "every batch is as old as the run"),

@@ -17,13 +17,13 @@ import torch
 
 from juggler import ActorCritic
 from juggler.envrunner.sampler import Sampler
-from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.population import Population
 from juggler.learner.learner import Learner
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.actors.memory import keep_freed_memory
+from juggler.runtime.actors.resources import keep_freed_memory
 from juggler.runtime.modules.acting import strip_to_acting
 
 RATES = np.geomspace(1e-5, 1e-2, 16).tolist()

@@ -21,8 +21,7 @@ from typing import Any
 import grpc
 
 from juggler.driver.monitoring import STATUS_METHOD
-from juggler.driver.record.driver_file import find_driver
-from juggler.driver.record.run_directory import RunDirectoryError
+from juggler.driver.record.run_directory import RunDirectoryError, find_driver
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.wire.v1 import status_pb2
 
@@ -151,10 +150,11 @@ def several(times: int) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def only_learner(times: int) -> list[tuple[float, float]]:
+def only_learner(times: int, *options: object) -> list[tuple[float, float]]:
+    """Runs with these options, whose only learner is killed."""
     found = []
     for _ in range(times):
-        with _run("cartpole", "--num-env-runners", 2, "--checkpoint-seconds", 1) as (
+        with _run("cartpole", "--num-env-runners", 2, "--checkpoint-seconds", 1, *options) as (
             place,
             _,
             observer,

@@ -22,13 +22,13 @@ import numpy as np
 import psutil
 from streams import IN_FLIGHT, Pushing, _serve, _stay_on_core
 
-from juggler.runtime.actors.memory import keep_freed_memory
+from juggler.runtime.actors.resources import keep_freed_memory
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
 from juggler.runtime.streams.host_weights import Meeting
-from juggler.runtime.streams.memory_sockets import MemorySocket
 from juggler.runtime.streams.shared_directory import SHARED_DIR_VARIABLE, shared_address
 from juggler.runtime.streams.shared_memory import SHARED_MEMORY_VARIABLE
+from juggler.runtime.streams.sharing import MemorySocket
 from juggler.runtime.streams.weights import Weights, WeightsSubscription
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.layouts import Limits

@@ -37,6 +37,19 @@ def vtrace(values, next_values, rewards, ratios, continues):
     return targets, rho * (rewards + GAMMA * continues * next_targets - values)
 
 
+def improve(optimizer, parameters, policy, new_logps, values, targets, advantages, live):
+    """One optimizer step; live: the steps [T, N] that count."""
+    loss = (
+        -(live * advantages * new_logps).sum()
+        + 0.25 * (live * (targets - values).square()).sum()
+        - 0.01 * (live * policy.entropy()).sum()
+    ) / live.sum()
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(parameters, 0.5)
+    optimizer.step()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--envs", type=int, default=64)
@@ -83,17 +96,9 @@ def main() -> None:
             targets, advantages = vtrace(
                 all_values[:-1], all_values[1:], rewards * 0.1, ratios, continues
             )
-        count = live.sum()
-        loss = (
-            -(live * advantages * new_logps).sum()
-            + 0.25 * (live * (targets - all_values[:-1]).square()).sum()
-            - 0.01 * (live * policy.entropy()).sum()
-        ) / count
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 0.5)
-        optimizer.step()
-        trained += int(count)
+        values = all_values[:-1]
+        improve(optimizer, parameters, policy, new_logps, values, targets, advantages, live)
+        trained += int(live.sum())
         if started == begin and time.perf_counter() - begin > warm_up:
             started, trained = time.perf_counter(), 0
     print(json.dumps({"steps_per_second": trained / (time.perf_counter() - started)}))

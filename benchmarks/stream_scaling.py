@@ -25,13 +25,11 @@ from streams import IN_FLIGHT, Pushing
 
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import bind, make_server
-from juggler.runtime.actors.memory import keep_freed_memory
+from juggler.runtime.actors.resources import keep_freed_memory
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams import weights_publisher
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
-from juggler.runtime.streams.memory_sockets import MemorySocket
-from juggler.runtime.streams.permits import Permits
-from juggler.runtime.streams.receivers import ReceiverProgram, Receivers
+from juggler.runtime.streams.sharing import MemorySocket
 from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.layouts import Limits
@@ -100,24 +98,17 @@ def _end(server: grpc.Server, processes: list[Any]) -> None:
 RUN_ID = "bench"
 
 
-def send(address: str, count: int, size: int, permits_key: bytes | None) -> None:
-    """Send as fast as possible.
-
-    Args:
-        permits_key: of the run, for receivers; None: the learner listens, and asks for no permits.
-    """
-    permits = None if permits_key is None else Permits(permits_key)
+def send(address: str, count: int, size: int) -> None:
+    """Send as fast as possible."""
     metadata = call_metadata("", RUN_ID, "")
-    senders = [
-        Pushing(address, size, f"{os.getpid()}-{n}", metadata, permits) for n in range(count)
-    ]
+    senders = [Pushing(address, size, f"{os.getpid()}-{n}", metadata) for n in range(count)]
     for pushing in senders:
         for _ in range(IN_FLIGHT):
             pushing.send()
     threading.Event().wait()
 
 
-def episodes(count: int, size: int, seconds: float, receivers: int) -> dict[str, Any]:
+def episodes(count: int, size: int, seconds: float) -> dict[str, Any]:
     """The cost of receiving as fast as possible, in this process."""
     received: Counter[str] = Counter()  # by sender
 
@@ -131,23 +122,10 @@ def episodes(count: int, size: int, seconds: float, receivers: int) -> dict[str,
         memory = MemorySocket(local)
         receiver = EpisodeReceiver(take, lambda metadata: None, Limits(), memory=memory)
         server, address = _serve(receiver.handler(), local)
-        key = Permits.new().key if receivers else None
-        before_it = _receivers(receivers, local, key) if key else None
-        if before_it is not None:
-            address = before_it.address
         try:
-            return _episodes(server, address, count, size, seconds, received, key, before)
+            return _episodes(server, address, count, size, seconds, received, before)
         finally:
-            if before_it is not None:
-                before_it.close()
             memory.close()
-
-
-def _receivers(count: int, learner: str, permits_key: bytes) -> Receivers:
-    receivers = Receivers("127.0.0.1:0")
-    program = ReceiverProgram(receivers.address, learner, RUN_ID, "", permits_key, 1 << 30)
-    receivers.start(count * [program], print, print)
-    return receivers
 
 
 def _episodes(
@@ -157,10 +135,9 @@ def _episodes(
     size: int,
     seconds: float,
     received: Counter[str],
-    permits_key: bytes | None,
     before: Used,
 ) -> dict[str, Any]:
-    processes = _start(send, address, count, size, permits_key)
+    processes = _start(send, address, count, size)
     deadline = time.monotonic() + PATIENCE
     while len(received) < count:
         if time.monotonic() > deadline:
@@ -263,11 +240,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=16, help="number of senders or subscribers")
     parser.add_argument("--bytes", type=int, default=1 << 20)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--receivers", type=int, default=0, help="processes that take episodes")
     given = parser.parse_args()
     keep_freed_memory()
-    rest = (given.receivers,) if given.kind == "episodes" else ()
-    print(json.dumps(KINDS[given.kind](given.count, given.bytes, given.seconds, *rest)))
+    print(json.dumps(KINDS[given.kind](given.count, given.bytes, given.seconds)))
 
 
 if __name__ == "__main__":

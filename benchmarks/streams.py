@@ -25,10 +25,9 @@ import numpy as np
 
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import bind, dial, make_server
-from juggler.runtime.actors.memory import keep_freed_memory
+from juggler.runtime.actors.resources import keep_freed_memory
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import EpisodeReceiver, EpisodeSender
-from juggler.runtime.streams.permits import Permits
 from juggler.runtime.streams.weights import Weights, WeightsSubscription
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.layouts import Limits
@@ -117,12 +116,10 @@ class Pushing:
         size: int,
         name: str = "",
         metadata: CallMetadata = (),
-        permits: Permits | None = None,
         memory: str = "",
     ) -> None:
         self._tree = _tree(size)
         self._name = name
-        self._permits = permits
         self._sender = EpisodeSender(address, metadata, lambda *_: self.send(), memory=memory)
         self.sent = 0
         self.over = False
@@ -131,8 +128,6 @@ class Pushing:
         if not self.over:
             self.sent += 1
             header = episodes_pb2.BatchHeader(batch_id=self.sent, envrunner=self._name)
-            if self._permits is not None:
-                header.permit = self._permits.of(self.sent, "")
             self._sender.send(header, self._tree)
 
     def close(self) -> None:
@@ -160,9 +155,9 @@ class Publishing(WeightsPublisher):
         self._numbers = itertools.count(1)
         self.publish(Version(1, 0), self._tree)
 
-    def _other_than(self, subscriber: Any) -> Any:
+    def _after(self, *asked: Any) -> Any:
         self.publish(Version(1, next(self._numbers)), self._tree)
-        return super()._other_than(subscriber)
+        return super()._after(*asked)
 
 
 def weights_server(address: str, ready: Any, size: int) -> None:

@@ -62,7 +62,7 @@ def ours(setting: dict[str, Any], *, recorded: bool = True) -> Callable[[], None
         recorded: whether operations are recorded.
     """
     from juggler.learner.algorithms.registry import build_learner
-    from juggler.runtime.actors.memory import keep_freed_memory
+    from juggler.runtime.actors.resources import keep_freed_memory
     from juggler.runtime.episodes.batch import EpisodeBatch
     from juggler.runtime.recorder import Recordings
 

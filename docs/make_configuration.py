@@ -17,36 +17,24 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import tomli_w
 from gymnasium import Space
 
-from juggler.driver.agents_config import AgentsConfig
-from juggler.driver.driver_config import DriverConfig
+from juggler.driver.driver_config import AgentsConfig, DriverConfig
 from juggler.driver.league.builder import LeagueBuilder
 from juggler.driver.league.builders import BUILDERS
 from juggler.driver.league.config import LeagueConfig
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
-from juggler.learner.algorithms.appo.config import AppoConfig
-from juggler.learner.algorithms.bc.config import BcConfig
-from juggler.learner.algorithms.dqn.config import DqnConfig
-from juggler.learner.algorithms.impala.config import ImpalaConfig
-from juggler.learner.algorithms.iql.config import IqlConfig
-from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
-from juggler.learner.algorithms.off_policy.epsilon_config import EpsilonGreedyConfig
-from juggler.learner.algorithms.ppo.config import PpoConfig
-from juggler.learner.algorithms.pqn.config import PqnConfig
-from juggler.learner.algorithms.r2d2.config import R2d2Config
-from juggler.learner.algorithms.sac.config import SacConfig
-from juggler.learner.algorithms.td3.config import Td3Config
-from juggler.learner.around_config import ImitationConfig, IntrinsicConfig
-from juggler.learner.config import LearnerConfig
+from juggler.learner.algorithms.actor_critic import ActorCriticConfig
+from juggler.learner.algorithms.off_policy import EpsilonGreedyConfig, OffPolicyConfig
+from juggler.learner.algorithms.registry import ALGORITHMS
+from juggler.learner.config import ImitationConfig, IntrinsicConfig, LearnerConfig
 from juggler.runtime.connectors.config import ConnectorsConfig, ConnectorsTable
-from juggler.runtime.modules.config import ModuleConfig
-from juggler.runtime.modules.model_config import ModelConfig, QNetworkConfig
+from juggler.runtime.modules.config import ModelConfig, ModuleConfig, QNetworkConfig
 
 INTRODUCTION = """\
 # Configuration
 
-A run is configured by a flat set of keys. Each is a key of a TOML file, an option of the command
-line (with dashes for underscores), and a keyword of `juggler.train`:
+On this page you can look up every key of a run with its type, default and meaning. Each is a key of
+a TOML file, an option of the command line (with dashes for underscores), and a keyword of
+`juggler.train`:
 
 ```toml
 env = "Acrobot-v1"
@@ -62,80 +50,132 @@ juggler train my_run.toml --num-env-runners 8
 juggler.train("my_run.toml", num_env_runners=8)
 ```
 
-Values that are given with the command override those of the file, which override the defaults
-below. For an environment on this host, `juggler train` and `juggler.train` choose other values for
-some of the keys that nobody gave, and print them:
-[algorithms.md](algorithms.md#what-a-run-chooses).
+Values of the command override those of the file, which override the defaults below. For an
+environment on this host, a run [chooses other values](algorithms.md#what-a-run-chooses) for some
+keys that you do not give, and prints them. An unknown key is an error that names the nearest right
+one. All errors are reported at once, one per line.
 
-An unknown key is an error that names the nearest right one. A value of the wrong type or out of its
-range is an error too. All that are found are told together, one in each line.
-
-The keys that are tables in a file (`env_kwargs`, `model`, `connectors`, `optimizers`, `intrinsic`,
-`imitation`, `agents`, `modules`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`.
-The pairs of a schedule (`lr`) are written there one after the other: `--lr 0 1e-3 1000000 1e-4`.
-"none" on this page is `none` on the command line, `"none"` in a file, and `None` in Python.
+Tables (`env_kwargs`, `model`, `connectors`, `optimizers`, `intrinsic`, `imitation`, `agents`,
+`modules`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`. A schedule is `--lr 0
+1e-3 1000000 1e-4` there. "none" is `none` on the command line, `"none"` in a file, and `None` in
+Python. A row "as above" has other defaults of keys that are explained further up.
 
 `juggler train --list` shows the configurations that ship. `config.toml` in a run's directory is the
-run's own configuration, and `juggler train` accepts it again (with another `--run-dir` if it has
-one).
+run's own, and `juggler train` accepts it again (with another `--run-dir` if it has one).
 """
 
-SECTIONS: list[tuple[str, type[Any]]] = [
-    ("The run", DriverConfig),
-    ("Environments", EnvRunnerConfig),
-    ("Learning", LearnerConfig),
-    ("Learning with IMPALA, APPO and PPO", ActorCriticConfig),
-    ("Learning with IMPALA", ImpalaConfig),
-    ("Learning with APPO", AppoConfig),
-    ("Learning with PPO", PpoConfig),
-    ("Learning with PQN", PqnConfig),
-    ("Learning with BC", BcConfig),
-    ("Learning with DQN, R2D2, SAC, TD3 and IQL", OffPolicyConfig),
-    ("Learning with DQN and R2D2", EpsilonGreedyConfig),
-    ("Learning with DQN", DqnConfig),
-    ("Learning with R2D2", R2d2Config),
-    ("Learning with SAC", SacConfig),
-    ("Learning with TD3", Td3Config),
-    ("Learning with IQL", IqlConfig),
-    ("Intrinsic rewards: keys of `intrinsic`", IntrinsicConfig),
-    ("Imitation: keys of `imitation`", ImitationConfig),
-    ("The module", ModuleConfig),
-    ("The default module: keys of `model`", ModelConfig),
-    ("Values of actions: keys of `model`", QNetworkConfig),
-    ("Connectors", ConnectorsTable),
-    ("Connectors: keys of `connectors`", ConnectorsConfig),
-    ("Several agents", AgentsConfig),
-    ("Leagues: keys of `league`", LeagueConfig),
-    *(
-        (f"Leagues: `options` of `{name}`", builder)
-        for name, builder in BUILDERS.items()
-        if builder is not LeagueBuilder
+#: Configurations that several algorithms share, the most general first.
+SHARED: tuple[type[LearnerConfig], ...] = (ActorCriticConfig, OffPolicyConfig, EpsilonGreedyConfig)
+
+
+def _of_algorithms() -> Iterator[tuple[str, type[LearnerConfig]]]:
+    """What several algorithms share, before the first of them, and each algorithm's own."""
+    titled: set[type[LearnerConfig]] = set()
+    for algorithm in sorted(ALGORITHMS.values(), key=lambda each: _shared(each.config)):
+        for kind in (*SHARED, algorithm.config):
+            if issubclass(algorithm.config, kind) and kind not in titled:
+                titled.add(kind)
+                yield (
+                    ", ".join(
+                        name
+                        for name, each in ALGORITHMS.items()
+                        if issubclass(each.config, kind) and (kind in SHARED or each is algorithm)
+                    ),
+                    kind,
+                )
+
+
+def _shared(config: type[LearnerConfig]) -> list[bool]:
+    return [not issubclass(config, kind) for kind in SHARED]
+
+
+#: By title, what a section is about: a class, and others as parts of its table, by name.
+SECTIONS: list[tuple[str, dict[str, type[Any]]]] = [
+    ("The run", {"": DriverConfig}),
+    ("Environments", {"": EnvRunnerConfig}),
+    ("Learning", {"": LearnerConfig}),
+    ("Learning, by algorithm", dict(_of_algorithms())),
+    ("Intrinsic rewards: keys of `intrinsic`", {"": IntrinsicConfig}),
+    ("Imitation: keys of `imitation`", {"": ImitationConfig}),
+    ("The module", {"": ModuleConfig}),
+    ("The default module: keys of `model`", {"": ModelConfig, "dqn, pqn, r2d2": QNetworkConfig}),
+    ("Connectors", {"": ConnectorsTable, "keys of `connectors`": ConnectorsConfig}),
+    ("Several agents", {"": AgentsConfig}),
+    ("Leagues: keys of `league`", {"": LeagueConfig}),
+    ("Leagues: `options` of `alphastar`", {"": BUILDERS["alphastar"]}),
+    (
+        "Leagues: `options` of other builders",
+        {
+            name: builder
+            for name, builder in BUILDERS.items()
+            if builder is not LeagueBuilder and name != "alphastar"
+        },
     ),
 ]
+
+#: Keys of algorithms that mean the same in each, and only have other defaults.
+SAME_EVERYWHERE = {
+    "batch_size",
+    "epochs",
+    "gamma",
+    "grad_clip",
+    "lr",
+    "max_staleness",
+    "n_step",
+    "replay_batch_size",
+    "replay_ratio",
+    "target_share",
+}
 
 CLOSING = "`python docs/make_configuration.py` prints this page."
 
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([INTRODUCTION, *(_section(*section) for section in SECTIONS), CLOSING, ""])
+    rows: dict[str, str] = {}
+    sections = [_section(*section, rows) for section in SECTIONS]
+    return "\n".join([INTRODUCTION, *sections, CLOSING, ""])
 
 
-def _section(title: str, kind: type[Any]) -> str:
+def _section(title: str, kinds: dict[str, type[Any]], rows: dict[str, str]) -> str:
+    """A section with a row for each key.
+
+    Args:
+        rows: by key, its newest row in the sections before; those of this one are added.
+    """
+    lines = [f"## {title}", ""]
+    if "" in kinds:
+        lines += [_about(kinds[""]), ""]
+    lines += ["| Key | Type | Default | |", "|---|---|---|---|"]
+    for name, kind in kinds.items():
+        if name:
+            lines.append(f"| **{name}** | | | {' '.join(_about(kind).split())} |")
+        lines += _rows(kind, rows)
+    return "\n".join([*lines, ""])
+
+
+def _about(kind: type[Any]) -> str:
+    """What a class is for: its whole docstring if it is a builder, else the first paragraph."""
+    text = inspect.cleandoc(kind.__doc__ or "")
+    return text if issubclass(kind, LeagueBuilder) else text.partition("\n\n")[0]
+
+
+def _rows(kind: type[Any], rows: dict[str, str]) -> list[str]:
+    """A row for each key, and one for keys that a section before explains."""
     texts = _texts(kind)
     hints = get_type_hints(kind)
-    lines = [
-        f"## {title}",
-        "",
-        inspect.cleandoc(kind.__doc__ or ""),
-        "",
-        "| Key | Type | Default | |",
-        "|---|---|---|---|",
-    ]
+    new, others = [], []
     for field in _own_fields(kind):
-        type_, default = _type(hints[field.name]), _default(field)
-        lines.append(f"| `{field.name}` | {type_} | {default} | {texts[field.name]} |")
-    return "\n".join([*lines, ""])
+        type_, default, text = _type(hints[field.name]), _default(field), texts[field.name]
+        row = f"| `{field.name}` | {type_} | {default} | {text} |"
+        same = issubclass(kind, LearnerConfig) and field.name in SAME_EVERYWHERE
+        if field.name in rows and (same or row == rows[field.name]):
+            others.append(f"`{field.name}` = {default}")
+        else:
+            new.append(row)
+            rows[field.name] = row
+    above = [f"| as above | | | {', '.join(others)} |"] if others else []
+    return [*above, *new]
 
 
 def _own_fields(kind: type[Any]) -> list[Field[Any]]:
@@ -143,11 +183,13 @@ def _own_fields(kind: type[Any]) -> list[Field[Any]]:
     have other defaults."""
     if kind is LearnerConfig or not issubclass(kind, LearnerConfig | QNetworkConfig):
         return list(fields(kind))
-    shared = (ActorCriticConfig, EpsilonGreedyConfig, OffPolicyConfig)
-    base = next((each for each in shared if issubclass(kind, each) and kind is not each), None)
+    base = next(
+        (each for each in SHARED[::-1] if issubclass(kind, each) and kind is not each), None
+    )
     base = base or (LearnerConfig if issubclass(kind, LearnerConfig) else ModelConfig)
     every = {field.name: _default(field) for field in fields(base)}
-    return [field for field in fields(kind) if every.get(field.name) != _default(field)]
+    own = [field for field in fields(kind) if every.get(field.name) != _default(field)]
+    return [field for field in own if field.name != "algorithm"]
 
 
 def _texts(kind: type[Any]) -> dict[str, str]:
@@ -167,7 +209,8 @@ def _texts_in(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
                 ast.AnnAssign(target=ast.Name(id=name)),
                 ast.Expr(value=ast.Constant(value=str(text))),
             ):
-                yield name, " ".join(text.split()).replace("|", r"\|")
+                words = " ".join(text.split()).replace("{algorithms}", ", ".join(ALGORITHMS))
+                yield name, words.replace("|", r"\|")
 
 
 def _type(hint: Any) -> str:

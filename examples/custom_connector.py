@@ -1,4 +1,4 @@
-"""Connectors of your own: one between environment and module, and one in the learner.
+"""Connectors of your own: observations of the module, rewards of the learner.
 
     python examples/custom_connector.py
 

@@ -16,7 +16,7 @@ import juggler
 
 
 class Curious(juggler.CategoricalSpec):
-    """A categorical distribution that spreads 5 % of the probability evenly over all actions."""
+    """A categorical distribution with 5 % of uniform exploration."""
 
     def __call__(self, inputs: torch.Tensor) -> juggler.Categorical:
         decided = torch.softmax(inputs, -1)  # [..., n]

@@ -17,9 +17,11 @@ import juggler
 
 
 class Waves(torch.nn.Module):
-    """Encodes observations as sines of many frequencies, so that a linear layer can learn sharp
-    functions of them (Tancik et al. 2020, "Fourier Features Let Networks Learn High Frequency
-    Functions in Low Dimensional Domains")."""
+    """Encodes observations as sines of many frequencies.
+
+    A linear layer can then learn sharp functions (Tancik et al. 2020, "Fourier Features Let
+    Networks Learn High Frequency Functions in Low Dimensional Domains").
+    """
 
     def __init__(self, space: gymnasium.spaces.Box, config: juggler.ModelConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An environment of your own: any class with Gymnasium's interface, in your script or notebook.
+"""An environment of your own, with Gymnasium's interface.
 
     python examples/custom_environment.py
 
@@ -18,7 +18,7 @@ import juggler
 
 
 class Thermostat(gymnasium.Env[NDArray[np.float32], np.int64]):
-    """Keep a room at 20 °C by heating or not, minute after minute."""
+    """Keep a room at 20 °C by switching the heating."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)

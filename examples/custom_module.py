@@ -1,4 +1,4 @@
-"""A module of your own: an RLModule with one trunk for the policy and the value function.
+"""An RLModule of your own: one trunk, two heads.
 
     python examples/custom_module.py
 

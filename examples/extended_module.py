@@ -1,4 +1,4 @@
-"""The default module, extended: a trunk after its encoder, and values on another scale.
+"""The default module, extended by a trunk and rescaled values.
 
     python examples/extended_module.py
 
@@ -18,7 +18,7 @@ import juggler
 
 
 class Extended(juggler.ActorCritic):
-    """A residual block between encoder and policy, and a value head that begins near 50.
+    """Adds a residual block, and a value head that begins near 50.
 
     Discounted returns of CartPole reach 100. The value function of the default module starts at 0,
     and would need thousands of steps to get there, or a `reward_scale`.

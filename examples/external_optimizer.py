@@ -1,4 +1,4 @@
-"""A learner that trains with another library: an optimizer of torch that works in place.
+"""A learner around another library's optimizer, which works in place.
 
     python examples/external_optimizer.py
 

@@ -58,9 +58,6 @@ class Curious(AroundCore):
     def own_state(self, seed: int) -> dict[str, Any]:
         return {"seen": torch.eye(self.features)}  # [F, F]
 
-    def shown(self, state: AroundState, sample: Columns) -> Columns:
-        return self.rewarded(state["own"]["seen"], sample)
-
     def learned(
         self, state: AroundState, sample: Columns, seam: Seam
     ) -> tuple[dict[str, Any], Columns, Metrics]:
@@ -83,7 +80,7 @@ def live_features(columns: Any) -> Tensor:
 
 
 class DeepSea(gymnasium.Env[Any, Any]):
-    """The observation has a number for each cell of the grid: 1 at the diver, else 0."""
+    """A grid in which a diver seeks a treasure, observed one-hot."""
 
     observation_space, action_space = OBSERVATIONS, ACTIONS
 

@@ -28,7 +28,7 @@ PAGE = 2 * WORD + 1
 
 
 class Repeat(gymnasium.Env[NDArray[np.int64], np.int64]):
-    """A page of letters: a word, and after it the written letters, one more with each step."""
+    """A page of letters: a word, then the letters written so far."""
 
     observation_space = gymnasium.spaces.MultiDiscrete([LETTERS + 1] * PAGE)
     action_space = gymnasium.spaces.Discrete(LETTERS)
@@ -50,7 +50,7 @@ class Repeat(gymnasium.Env[NDArray[np.int64], np.int64]):
 
 
 class LanguageModel(juggler.RLModule):
-    """Predicts the next token after each token of a text; the last prediction is the policy.
+    """A causal transformer whose last prediction is the policy.
 
     Vaswani et al. 2017, "Attention Is All You Need", with the normalization before each block.
     """

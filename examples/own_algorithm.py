@@ -1,4 +1,4 @@
-"""An algorithm of your own in one file: its keys, its loss, its module. Copy it and change it.
+"""An algorithm of your own in one file, to copy.
 
     python examples/own_algorithm.py
     juggler train --env CartPole-v1 --algorithm own_algorithm:MyAlgorithm --help
@@ -29,7 +29,7 @@ import juggler
 
 @dataclass(kw_only=True)
 class MyConfig(juggler.LearnerConfig):
-    """Its fields are keys of a run, in addition to those of every run."""
+    """Keys of a run, in addition to the general ones."""
 
     lr: juggler.Scheduled = 1e-3
     """Learning rate. This default applies only to this algorithm."""

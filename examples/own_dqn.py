@@ -55,7 +55,7 @@ class MunchausenConfig(juggler.DqnConfig):
 
 
 class MunchausenCore(juggler.Dqn):
-    """The loss. What is drawn, the target network and exploration are those of DQN."""
+    """Munchausen's loss; replay, target network and exploration are DQN's."""
 
     name = "munchausen dqn"
     config: MunchausenConfig

@@ -45,7 +45,7 @@ STEPS = 8
 
 
 class Signals(gymnasium.Env[dict[str, Any], np.int64]):
-    """Eight steps, each with a new signal and switch; the reward of a right answer is 1."""
+    """Eight steps with a new signal each, rewarded for right answers."""
 
     observation_space, action_space = OBSERVATIONS, ACTIONS
 
@@ -72,7 +72,7 @@ class Signals(gymnasium.Env[dict[str, Any], np.int64]):
 
 
 class TwoPaths(RLModule):
-    """Reads the global part of an observation with a given encoder, the local part with its own."""
+    """Encodes global observations by a shared encoder, local ones privately."""
 
     training_only = ("value",)
 

@@ -1,4 +1,4 @@
-"""Environments that are computed together, in torch, on a GPU if there is one.
+"""Environments computed together in torch, on a GPU if possible.
 
     python examples/tensor_environments.py
 

@@ -10,20 +10,26 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from juggler.cli.inline_plot import Picture as Picture
-    from juggler.cli.inline_plot import plot as plot
+    from juggler.cli.plot import Picture as Picture
+    from juggler.cli.plot import plot as plot
     from juggler.driver.callbacks import Callback as Callback
     from juggler.driver.callbacks import Evaluation as Evaluation
     from juggler.driver.callbacks import Run as Run
     from juggler.driver.config import ConfigError as ConfigError
     from juggler.driver.config import RunConfig as RunConfig
     from juggler.driver.driver import RunFailed as RunFailed
+    from juggler.driver.evaluating import Demonstrations as Demonstrations
     from juggler.driver.evaluating import Evaluated as Evaluated
+    from juggler.driver.evaluating import PlayedMatches as PlayedMatches
     from juggler.driver.evaluating import evaluate as evaluate
+    from juggler.driver.evaluating import play_matches as play_matches
+    from juggler.driver.evaluating import record as record
+    from juggler.driver.given_config import shipped_configs as shipped_configs
     from juggler.driver.league.builder import LeagueBuilder as LeagueBuilder
     from juggler.driver.league.builder import Pairing as Pairing
     from juggler.driver.league.events import AddPlayer as AddPlayer
@@ -31,21 +37,16 @@ if TYPE_CHECKING:
     from juggler.driver.league.events import ResetPlayer as ResetPlayer
     from juggler.driver.league.events import RetirePlayer as RetirePlayer
     from juggler.driver.league.results import LeagueResults as LeagueResults
-    from juggler.driver.learner_group.group import LearnerGroup as LearnerGroup
-    from juggler.driver.learner_group.group import LearnerSpec as LearnerSpec
-    from juggler.driver.learner_group.group import UpdateFailed as UpdateFailed
-    from juggler.driver.learner_group.shards import LearnerGroupError as LearnerGroupError
-    from juggler.driver.learner_group.shards import ShardLost as ShardLost
-    from juggler.driver.line_ups import PlayedMatches as PlayedMatches
-    from juggler.driver.line_ups import play_matches as play_matches
-    from juggler.driver.recording import Demonstrations as Demonstrations
-    from juggler.driver.recording import record as record
+    from juggler.driver.learner_group import LearnerGroup as LearnerGroup
+    from juggler.driver.learner_group import LearnerGroupError as LearnerGroupError
+    from juggler.driver.learner_group import ShardLost as ShardLost
+    from juggler.driver.learner_group import UpdateFailed as UpdateFailed
     from juggler.driver.result import Result as Result
-    from juggler.driver.shipped import shipped_configs as shipped_configs
     from juggler.driver.started import StartedRun as StartedRun
     from juggler.driver.started import start as start
-    from juggler.driver.training import resume as resume
-    from juggler.driver.training import train as train
+    from juggler.driver.starting import resume as resume
+    from juggler.driver.starting import train as train
+    from juggler.driver.workers.module_setups import LearnerSpec as LearnerSpec
     from juggler.envrunner.cartpoles import CartPoles as CartPoles
     from juggler.envrunner.multi_agent.matrix_game import MatrixGame as MatrixGame
     from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv as MultiAgentVectorEnv
@@ -56,43 +57,43 @@ if TYPE_CHECKING:
     from juggler.experiments.statistics import Interval as Interval
     from juggler.experiments.statistics import interquartile_mean as interquartile_mean
     from juggler.experiments.sweep import SweepFailed as SweepFailed
-    from juggler.experiments.sweeping import SweepResult as SweepResult
-    from juggler.experiments.sweeping import resume_sweep as resume_sweep
-    from juggler.experiments.sweeping import sweep as sweep
-    from juggler.learner.algorithms.actor_critic.config import (
+    from juggler.experiments.sweep import SweepResult as SweepResult
+    from juggler.experiments.sweep import resume_sweep as resume_sweep
+    from juggler.experiments.sweep import sweep as sweep
+    from juggler.learner.algorithms.actor_critic import (
         ActorCriticConfig as ActorCriticConfig,
     )
     from juggler.learner.algorithms.actor_critic.core import ActorCriticCore as ActorCriticCore
     from juggler.learner.algorithms.actor_critic.core import actor_critic_pass as actor_critic_pass
     from juggler.learner.algorithms.algorithm import Algorithm as Algorithm
-    from juggler.learner.algorithms.appo.config import AppoConfig as AppoConfig
+    from juggler.learner.algorithms.appo import AppoConfig as AppoConfig
     from juggler.learner.algorithms.appo.core import Appo as Appo
-    from juggler.learner.algorithms.bc.config import BcConfig as BcConfig
+    from juggler.learner.algorithms.bc import BcConfig as BcConfig
     from juggler.learner.algorithms.bc.core import Bc as Bc
-    from juggler.learner.algorithms.dqn.config import DqnConfig as DqnConfig
+    from juggler.learner.algorithms.dqn import DqnConfig as DqnConfig
     from juggler.learner.algorithms.dqn.core import Dqn as Dqn
     from juggler.learner.algorithms.imitation.discriminator import Discriminator as Discriminator
-    from juggler.learner.algorithms.impala.config import ImpalaConfig as ImpalaConfig
+    from juggler.learner.algorithms.impala import ImpalaConfig as ImpalaConfig
     from juggler.learner.algorithms.impala.core import Impala as Impala
     from juggler.learner.algorithms.intrinsic.rnd import Rnd as Rnd
-    from juggler.learner.algorithms.iql.config import IqlConfig as IqlConfig
+    from juggler.learner.algorithms.iql import IqlConfig as IqlConfig
     from juggler.learner.algorithms.iql.core import Iql as Iql
     from juggler.learner.algorithms.off_policy.core import (
         importance_weights as importance_weights,
     )
-    from juggler.learner.algorithms.ppo.config import PpoConfig as PpoConfig
+    from juggler.learner.algorithms.ppo import PpoConfig as PpoConfig
     from juggler.learner.algorithms.ppo.core import Ppo as Ppo
-    from juggler.learner.algorithms.pqn.config import PqnConfig as PqnConfig
+    from juggler.learner.algorithms.pqn import PqnConfig as PqnConfig
     from juggler.learner.algorithms.pqn.core import Pqn as Pqn
-    from juggler.learner.algorithms.r2d2.config import R2d2Config as R2d2Config
+    from juggler.learner.algorithms.r2d2 import R2d2Config as R2d2Config
     from juggler.learner.algorithms.r2d2.core import R2d2 as R2d2
     from juggler.learner.algorithms.registry import build_learner as build_learner
-    from juggler.learner.algorithms.sac.config import SacConfig as SacConfig
+    from juggler.learner.algorithms.sac import SacConfig as SacConfig
     from juggler.learner.algorithms.sac.core import Sac as Sac
-    from juggler.learner.algorithms.td3.config import Td3Config as Td3Config
+    from juggler.learner.algorithms.td3 import Td3Config as Td3Config
     from juggler.learner.algorithms.td3.core import Td3 as Td3
-    from juggler.learner.around_config import ImitationConfig as ImitationConfig
-    from juggler.learner.around_config import IntrinsicConfig as IntrinsicConfig
+    from juggler.learner.config import ImitationConfig as ImitationConfig
+    from juggler.learner.config import IntrinsicConfig as IntrinsicConfig
     from juggler.learner.config import LearnerConfig as LearnerConfig
     from juggler.learner.core.around_core import AroundCore as AroundCore
     from juggler.learner.core.around_core import AroundState as AroundState
@@ -130,8 +131,8 @@ if TYPE_CHECKING:
     from juggler.learner.optim.flat_module import TrainState as TrainState
     from juggler.learner.optim.schedules import Schedule as Schedule
     from juggler.learner.shared_parts import SharedParts as SharedParts
-    from juggler.policies.loading import load_policy as load_policy
     from juggler.policies.policy import Policy as Policy
+    from juggler.policies.policy import load_policy as load_policy
     from juggler.runtime.acting.actor import Actor as Actor
     from juggler.runtime.checkpoints.checkpoint import CheckpointError as CheckpointError
     from juggler.runtime.checkpoints.weights import read_weights as read_weights
@@ -140,37 +141,37 @@ if TYPE_CHECKING:
     from juggler.runtime.connectors.connector import LearnerConnector as LearnerConnector
     from juggler.runtime.connectors.connector import MergeableConnector as MergeableConnector
     from juggler.runtime.connectors.connector import ObservationConnector as ObservationConnector
-    from juggler.runtime.connectors.moments import Moments as Moments
-    from juggler.runtime.connectors.per_episode import PerEpisode as PerEpisode
+    from juggler.runtime.connectors.learning import PerEpisode as PerEpisode
+    from juggler.runtime.connectors.mergeable_state import Moments as Moments
     from juggler.runtime.connectors.rows import first_observations as first_observations
     from juggler.runtime.modules.acting import acting_names as acting_names
     from juggler.runtime.modules.acting import strip_to_acting as strip_to_acting
-    from juggler.runtime.modules.building import build_module as build_module
-    from juggler.runtime.modules.catalog import Catalog as Catalog
-    from juggler.runtime.modules.deterministic_actor_critic import (
+    from juggler.runtime.modules.actor_critics import (
         DeterministicActorCritic as DeterministicActorCritic,
     )
+    from juggler.runtime.modules.actor_critics import (
+        ImplicitActorCritic as ImplicitActorCritic,
+    )
+    from juggler.runtime.modules.actor_critics import SoftActorCritic as SoftActorCritic
+    from juggler.runtime.modules.building import MultiRLModule as MultiRLModule
+    from juggler.runtime.modules.building import MultiRLModuleSpec as MultiRLModuleSpec
+    from juggler.runtime.modules.building import RLModuleSpec as RLModuleSpec
+    from juggler.runtime.modules.building import build_module as build_module
+    from juggler.runtime.modules.config import ModelConfig as ModelConfig
     from juggler.runtime.modules.distributions import ActionDistribution as ActionDistribution
     from juggler.runtime.modules.distributions import Categorical as Categorical
     from juggler.runtime.modules.distributions import CategoricalSpec as CategoricalSpec
     from juggler.runtime.modules.distributions import DistributionSpec as DistributionSpec
-    from juggler.runtime.modules.implicit_actor_critic import (
-        ImplicitActorCritic as ImplicitActorCritic,
-    )
-    from juggler.runtime.modules.model_config import ModelConfig as ModelConfig
     from juggler.runtime.modules.models import ActorCritic as ActorCritic
-    from juggler.runtime.modules.module_spec import RLModuleSpec as RLModuleSpec
-    from juggler.runtime.modules.multi_rl_module import MultiRLModule as MultiRLModule
-    from juggler.runtime.modules.multi_rl_module import MultiRLModuleSpec as MultiRLModuleSpec
+    from juggler.runtime.modules.models import Catalog as Catalog
     from juggler.runtime.modules.q_network import QNetwork as QNetwork
     from juggler.runtime.modules.rl_module import RLModule as RLModule
-    from juggler.runtime.modules.soft_actor_critic import SoftActorCritic as SoftActorCritic
     from juggler.runtime.modules.specs import AnyOf as AnyOf
     from juggler.runtime.modules.specs import Maybe as Maybe
     from juggler.runtime.modules.specs import TensorSpec as TensorSpec
     from juggler.runtime.wire.trees import Tree as Tree
 
-# Else gRPC starts threads of its own in whatever is forked from a process that uses it, even before
+# Else gRPC starts threads of its own in all that is forked from a process that uses it, even before
 # that becomes another program: what environments and videos start has hung there, or ended. None
 # of Juggler's processes forks to go on with gRPC. It is read when gRPC is first used.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -179,162 +180,31 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 # Imported when first asked for: the driver process must not pay for torch, nor a user of the wire
-# for the driver.
-_PUBLIC = {
-    "ALONE": "juggler.learner.core.learner_core",
-    "ActionConnector": "juggler.runtime.connectors.connector",
-    "ActionDistribution": "juggler.runtime.modules.distributions",
-    "Actor": "juggler.runtime.acting.actor",
-    "ActorCritic": "juggler.runtime.modules.models",
-    "ActorCriticConfig": "juggler.learner.algorithms.actor_critic.config",
-    "ActorCriticCore": "juggler.learner.algorithms.actor_critic.core",
-    "AddPlayer": "juggler.driver.league.events",
-    "Algorithm": "juggler.learner.algorithms.algorithm",
-    "AnyOf": "juggler.runtime.modules.specs",
-    "Appo": "juggler.learner.algorithms.appo.core",
-    "AppoConfig": "juggler.learner.algorithms.appo.config",
-    "AroundCore": "juggler.learner.core.around_core",
-    "AroundState": "juggler.learner.core.around_core",
-    "Aux": "juggler.learner.core.learner_core",
-    "Bc": "juggler.learner.algorithms.bc.core",
-    "BcConfig": "juggler.learner.algorithms.bc.config",
-    "Callback": "juggler.driver.callbacks",
-    "CartPoles": "juggler.envrunner.cartpoles",
-    "Catalog": "juggler.runtime.modules.catalog",
-    "Categorical": "juggler.runtime.modules.distributions",
-    "CategoricalSpec": "juggler.runtime.modules.distributions",
-    "CheckpointError": "juggler.runtime.checkpoints.checkpoint",
-    "CircularBuffer": "juggler.learner.data.sources",
-    "Columns": "juggler.learner.data.sources",
-    "ConfigError": "juggler.driver.config",
-    "ContextConnector": "juggler.runtime.connectors.connector",
-    "DataSource": "juggler.learner.data.sources",
-    "Demonstrations": "juggler.driver.recording",
-    "DeterministicActorCritic": "juggler.runtime.modules.deterministic_actor_critic",
-    "Discriminator": "juggler.learner.algorithms.imitation.discriminator",
-    "DistributionSpec": "juggler.runtime.modules.distributions",
-    "Dqn": "juggler.learner.algorithms.dqn.core",
-    "DqnConfig": "juggler.learner.algorithms.dqn.config",
-    "Evaluated": "juggler.driver.evaluating",
-    "Evaluation": "juggler.driver.callbacks",
-    "Forward": "juggler.learner.core.forward",
-    "FreezePlayer": "juggler.driver.league.events",
-    "GradientCore": "juggler.learner.core.gradient_core",
-    "ImitationConfig": "juggler.learner.around_config",
-    "Impala": "juggler.learner.algorithms.impala.core",
-    "ImpalaConfig": "juggler.learner.algorithms.impala.config",
-    "ImplicitActorCritic": "juggler.runtime.modules.implicit_actor_critic",
-    "IntrinsicConfig": "juggler.learner.around_config",
-    "Iql": "juggler.learner.algorithms.iql.core",
-    "IqlConfig": "juggler.learner.algorithms.iql.config",
-    "LeagueBuilder": "juggler.driver.league.builder",
-    "LeagueResults": "juggler.driver.league.results",
-    "Learner": "juggler.learner.learner",
-    "LearnerConfig": "juggler.learner.config",
-    "LearnerConnector": "juggler.runtime.connectors.connector",
-    "LearnerCore": "juggler.learner.core.learner_core",
-    "Interval": "juggler.experiments.statistics",
-    "interquartile_mean": "juggler.experiments.statistics",
-    "LearnerGroup": "juggler.driver.learner_group.group",
-    "LearnerGroupError": "juggler.driver.learner_group.shards",
-    "LearnerSpec": "juggler.driver.learner_group.group",
-    "LiveMean": "juggler.learner.core.live_mean",
-    "Loss": "juggler.learner.core.forward",
-    "MatrixGame": "juggler.envrunner.multi_agent.matrix_game",
-    "Maybe": "juggler.runtime.modules.specs",
-    "MergeableConnector": "juggler.runtime.connectors.connector",
-    "Metrics": "juggler.learner.core.learner_core",
-    "ModelConfig": "juggler.runtime.modules.model_config",
-    "Moments": "juggler.runtime.connectors.moments",
-    "MixInReplay": "juggler.learner.data.replay.replay",
-    "MultiAgentVectorEnv": "juggler.envrunner.multi_agent.vector_env",
-    "MultiRLModule": "juggler.runtime.modules.multi_rl_module",
-    "MultiRLModuleSpec": "juggler.runtime.modules.multi_rl_module",
-    "ObservationConnector": "juggler.runtime.connectors.connector",
-    "Pairing": "juggler.driver.league.builder",
-    "Params": "juggler.learner.core.learner_core",
-    "PerEpisode": "juggler.runtime.connectors.per_episode",
-    "Picture": "juggler.cli.inline_plot",
-    "PlayedMatches": "juggler.driver.line_ups",
-    "Policy": "juggler.policies.policy",
-    "Population": "juggler.learner.core.population",
-    "Ppo": "juggler.learner.algorithms.ppo.core",
-    "PpoConfig": "juggler.learner.algorithms.ppo.config",
-    "Pqn": "juggler.learner.algorithms.pqn.core",
-    "PqnConfig": "juggler.learner.algorithms.pqn.config",
-    "QNetwork": "juggler.runtime.modules.q_network",
-    "Queue": "juggler.learner.data.sources",
-    "R2d2": "juggler.learner.algorithms.r2d2.core",
-    "R2d2Config": "juggler.learner.algorithms.r2d2.config",
-    "RLModule": "juggler.runtime.modules.rl_module",
-    "RLModuleSpec": "juggler.runtime.modules.module_spec",
-    "Replay": "juggler.learner.data.replay.replay",
-    "ResetPlayer": "juggler.driver.league.events",
-    "Result": "juggler.driver.result",
-    "RetirePlayer": "juggler.driver.league.events",
-    "Rnd": "juggler.learner.algorithms.intrinsic.rnd",
-    "Run": "juggler.driver.callbacks",
-    "RunConfig": "juggler.driver.config",
-    "RunFailed": "juggler.driver.driver",
-    "Sac": "juggler.learner.algorithms.sac.core",
-    "SacConfig": "juggler.learner.algorithms.sac.config",
-    "Sampler": "juggler.envrunner.sampler",
-    "Schedule": "juggler.learner.optim.schedules",
-    "Scheduled": "juggler.learner.optim.config",
-    "Seam": "juggler.learner.core.learner_core",
-    "ShardLost": "juggler.driver.learner_group.shards",
-    "SoftActorCritic": "juggler.runtime.modules.soft_actor_critic",
-    "StartedRun": "juggler.driver.started",
-    "StateMismatch": "juggler.learner.core.state",
-    "StepOutput": "juggler.learner.core.learner_core",
-    "SharedParts": "juggler.learner.shared_parts",
-    "Td3": "juggler.learner.algorithms.td3.core",
-    "Td3Config": "juggler.learner.algorithms.td3.config",
-    "SeedsResult": "juggler.experiments.seeds",
-    "SweepFailed": "juggler.experiments.sweep",
-    "SweepResult": "juggler.experiments.sweeping",
-    "TensorSpec": "juggler.runtime.modules.specs",
-    "TrainState": "juggler.learner.optim.flat_module",
-    "Tree": "juggler.runtime.wire.trees",
-    "UpdateFailed": "juggler.driver.learner_group.group",
-    "VectorStep": "juggler.envrunner.multi_agent.vector_env",
-    "acting_names": "juggler.runtime.modules.acting",
-    "actor_critic_pass": "juggler.learner.algorithms.actor_critic.core",
-    "all_observations": "juggler.learner.core.sequences",
-    "arrays_like": "juggler.learner.core.state",
-    "build_learner": "juggler.learner.algorithms.registry",
-    "build_module": "juggler.runtime.modules.building",
-    "collate": "juggler.learner.data.collate",
-    "evaluate": "juggler.driver.evaluating",
-    "fetch_metrics": "juggler.learner.core.metrics",
-    "first_observations": "juggler.runtime.connectors.rows",
-    "gae": "juggler.learner.core.returns",
-    "importance_weights": "juggler.learner.algorithms.off_policy.core",
-    "load_policy": "juggler.policies.loading",
-    "next_values": "juggler.learner.core.returns",
-    "play_matches": "juggler.driver.line_ups",
-    "plot": "juggler.cli.inline_plot",
-    "read_weights": "juggler.runtime.checkpoints.weights",
-    "record": "juggler.driver.recording",
-    "resume": "juggler.driver.training",
-    "resume_sweep": "juggler.experiments.sweeping",
-    "shard": "juggler.learner.data.sharding",
-    "shipped_configs": "juggler.driver.shipped",
-    "stacked": "juggler.learner.core.population",
-    "start": "juggler.driver.started",
-    "train_seeds": "juggler.experiments.seeds",
-    "sweep": "juggler.experiments.sweeping",
-    "strip_to_acting": "juggler.runtime.modules.acting",
-    "tensors_like": "juggler.learner.core.state",
-    "train": "juggler.driver.training",
-    "vtrace": "juggler.learner.core.returns",
-}
+# for the driver. The imports above are read, so that each name stands here once.
+_PUBLIC = dict(
+    sorted(
+        (name, module)
+        for module, name in re.findall(
+            r"^    from (\S+) import (?:\(\s+)?(\w+) as",
+            cast(Any, __spec__).loader.get_source(__name__),  # in an archive, too
+            re.MULTILINE,
+        )
+    )
+)
 __all__ = list(_PUBLIC)
+
+
+#: Names of earlier releases, with what to use instead.
+_RETIRED = {
+    "BehaviourPolicy": "use juggler.Actor, which acts for rows of environments",
+    "Sample": "a sample is a tree of columns by name: see docs/cores.md, state and sample",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
-        raise AttributeError(f"module 'juggler' has no attribute {name!r}")
+        instead = f": {_RETIRED[name]}" if name in _RETIRED else ""
+        raise AttributeError(f"module 'juggler' has no attribute {name!r}{instead}")
     value = getattr(importlib.import_module(_PUBLIC[name]), name)
     globals()[name] = value
     return value

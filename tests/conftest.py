@@ -150,7 +150,7 @@ def _kept_forkserver() -> Iterator[None]:
 @pytest.fixture
 def one_forkserver(_kept_forkserver: None) -> None:
     """For workers that are processes: what a forkserver imports takes seconds."""
-    from support.forkservers import have_jugglers_forkserver
+    from support.processes import have_jugglers_forkserver
 
     have_jugglers_forkserver()
 
@@ -162,21 +162,10 @@ def local_workers(request: pytest.FixtureRequest) -> Iterator[None]:
         request.getfixturevalue("one_forkserver")
         yield
         return
-    from support.worker_threads import workers_in_threads
+    from support.processes import workers_in_threads
 
     with workers_in_threads():
         yield
-
-
-@pytest.fixture(scope="module", params=["core", "public"])
-def grpc_api(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Streams are on gRPC's core, then on grpcio's public API."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "public":
-            patch.setenv("JUGGLER_GRPC", "public")
-        else:
-            patch.delenv("JUGGLER_GRPC", raising=False)
-        yield request.param
 
 
 @pytest.fixture

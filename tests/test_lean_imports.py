@@ -35,7 +35,7 @@ PROGRAMS = {
         "assert has_several_agents(EnvRunnerConfig(env='juggler:CartPoles'))",
         "torch",
     ),
-    "checkpoints": ("import juggler.driver.record.checkpoints", "torch"),
+    "checkpoints": ("import juggler.runtime.checkpoints.checkpoint", "torch"),
     "progress": (
         "from juggler.driver.record.progress import make_progress\n"
         "make_progress('plain').start({})",
@@ -52,10 +52,10 @@ PROGRAMS = {
     ),
     "pictures": (
         "from pathlib import Path\n"
-        "from juggler.cli.picture import plot\n"
+        "from juggler.cli.plot import save\n"
         "from juggler.experiments.style import tick\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "plot([Path('drawn')])",
+        "save([Path('drawn')])",
         "torch matplotlib.pyplot",
     ),
     "a policy": (

@@ -1,4 +1,4 @@
-"""A simulator that serves dm_env_rpc: a Gymnasium environment for each client, over gRPC.
+"""Serves Gymnasium environments over dm_env_rpc, one per client.
 
     pip install dm-env-rpc
     python serve_gym.py CartPole-v1 --bind 127.0.0.1:5010
@@ -99,7 +99,7 @@ class World:
         return pb.StepResponse(state=state, observations=wanted)
 
     def _begin(self, settings: Any) -> None:
-        """Begin an episode with the next step, with the seed among the settings."""
+        """Begin an episode with the next step, seeded by the settings."""
         values = {name: tensor_utils.unpack_tensor(value) for name, value in settings.items()}
         seed = values.pop("seed", None)
         if values:
@@ -108,7 +108,7 @@ class World:
 
 
 def _answer(world: World, request: Any) -> Any:
-    """The reply to a request; an error if the environment or the request fails."""
+    """Reply to a request, with an error if it fails."""
     kind = request.WhichOneof("payload")
     try:
         return pb.EnvironmentResponse(**{kind: getattr(world, kind)(getattr(request, kind))})
@@ -157,6 +157,10 @@ def main() -> None:
     host = given.bind.rpartition(":")[0]
     if given.tls is None and host not in ("127.0.0.1", "[::1]", "localhost"):
         parser.error(f"--bind {given.bind}: beyond loopback, pass --tls")
+    try:
+        gymnasium.make(given.env).close()
+    except gymnasium.error.Error as error:
+        parser.error(str(error))
     token = "" if given.tls is None else (given.tls / "token").read_text().strip()
     server = GymServer(lambda: gymnasium.make(given.env), token)
     serving, address = serve(server, given.bind, given.tls)

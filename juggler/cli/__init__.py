@@ -12,34 +12,38 @@ from typing import NoReturn
 
 from juggler.runtime.nearest import closest
 
-#: For each command its module, and what `juggler --help` says about it.
+#: For each command its function, and what `juggler --help` says about it.
 COMMANDS = {
-    "train": ("juggler.cli.train", "train on this host, until solved or stopped"),
-    "sweep": ("juggler.cli.sweep", "look for good settings with many short runs"),
-    "tune": ("juggler.cli.tune", "measure this machine, and say which sizes suit it"),
-    "evaluate": ("juggler.cli.evaluate", "play with the policy in a checkpoint"),
-    "record": ("juggler.cli.record", "make demonstrations with the policy in a checkpoint"),
-    "status": ("juggler.cli.status", "show the state of a run"),
-    "scale": ("juggler.cli.scale", "have more or fewer workers in a run"),
-    "watch": ("juggler.cli.watch", "serve a page about runs, for a browser"),
-    "runs": ("juggler.cli.runs", "list runs, and how each is doing"),
-    "plot": ("juggler.cli.plot", "draw return, throughput and staleness of runs"),
-    "league": ("juggler.cli.league", "show the players of a league, and who beats whom"),
+    "train": ("juggler.cli.train:run", "train on this host, until solved or stopped"),
+    "sweep": ("juggler.cli.sweep:run", "look for good settings with many short runs"),
+    "tune": ("juggler.cli.tune:run", "find sizes that suit this machine, by short runs"),
+    "evaluate": ("juggler.cli.evaluate:run", "play with the policy in a checkpoint, or record it"),
+    "status": ("juggler.cli.status:run", "show the state of a run, or list runs"),
+    "watch": ("juggler.cli.status:watch", "serve a page about runs, for a browser"),
+    "scale": ("juggler.cli.scale:run", "have more or fewer workers in a run"),
+    "plot": ("juggler.cli.plot:run", "draw return, throughput and staleness of runs"),
+    "league": ("juggler.cli.league:run", "show the players of a league, and their win rates"),
     "launch": (
-        "juggler.cli.launch",
+        "juggler.cli.launch:run",
         "start a run on several hosts: SSH, Slurm, Swarm or Kubernetes",
     ),
-    "driver": ("juggler.cli.driver", "coordinate a run whose workers are on other hosts"),
-    "envrunner": ("juggler.cli.envrunner", "sample for a driver on another host"),
-    "learner": ("juggler.cli.learner", "learn for a driver on another host"),
-    "evaluator": ("juggler.cli.evaluator", "play whole episodes for a driver on another host"),
-    "healthcheck": ("juggler.cli.healthcheck", "check whether a process is alive or ready"),
-    "new": ("juggler.cli.new", "write a small project that trains"),
-    "doctor": ("juggler.cli.doctor", "say what works on this machine, and what to do"),
-    "certs": ("juggler.cli.certs", "make certificates for TLS between hosts"),
+    "driver": ("juggler.cli.driver:run", "coordinate a run whose workers are on other hosts"),
+    "worker": ("juggler.cli.worker:run", "sample, learn or play for a driver on another host"),
+    "new": ("juggler.cli.new:run", "write a small project that trains"),
+    "doctor": ("juggler.cli.doctor:run", "check this machine, a process or a simulator"),
 }
 
-_WORKERS = ("envrunner", "learner", "evaluator")
+#: Commands under a word of their own, which is part of a command.
+ALIASES = {
+    "envrunner": ("worker", "envrunner"),
+    "learner": ("worker", "learner"),
+    "evaluator": ("worker", "evaluator"),
+    "record": ("evaluate", "--record"),
+    "runs": ("status", "--runs"),
+    "healthcheck": ("doctor", "--health"),
+    "check-simulator": ("doctor", "--simulator"),
+    "certs": ("launch", "certs"),
+}
 
 #: What people ask for by other words.
 _OTHER_WORDS = {"resume": "train --resume RUN", "go-on": "train --resume RUN", "run": "train"}
@@ -52,10 +56,12 @@ juggler runs on Linux. On macOS and Windows, use docker (see docs/docker.md). In
 
 
 def command_line() -> NoReturn:
-    """Be the process of a command, to its end. Workers, whose streams have threads, leave as those
-    do that a driver starts itself."""
+    """Be the process of a command, to its end.
+
+    Workers, whose streams have threads, leave as local ones do.
+    """
     _take_nothing_over()
-    if sys.platform != "linux" or not set(sys.argv[1:2]).intersection(_WORKERS):
+    if sys.platform != "linux" or _words(sys.argv[1:])[:1] != ["worker"]:
         sys.exit(main())
     from juggler.runtime.actors.processes import leave
 
@@ -67,8 +73,10 @@ def command_line() -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command, and return its exit status: 0, 1 if it failed, 2 if it was misused, or 128
-    and the number of the signal that ended it, such as 130 after Ctrl-C."""
+    """Run one command, and return its exit status.
+
+    0; 1: it failed; 2: it was misused; 128 and a signal's number, such as 130 after Ctrl-C.
+    """
     if sys.platform != "linux":  # before importing what other systems lack
         print(_ELSEWHERE, file=sys.stderr)
         return 2
@@ -114,8 +122,9 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"juggler {version('juggler')}")
         return 0
     name = arguments[0]
-    if name not in COMMANDS:
-        near = _OTHER_WORDS.get(name) or closest(name, COMMANDS)
+    arguments = _words(arguments)
+    if arguments[0] not in COMMANDS:
+        near = _OTHER_WORDS.get(name) or closest(name, [*COMMANDS, *ALIASES])
         hint = f"Did you mean 'juggler {near}'?" if near else ""
         print(f"juggler: there is no command {name!r}. {hint}\n\n{_usage()}", file=sys.stderr)
         return 2
@@ -127,8 +136,8 @@ def _run(argv: Sequence[str] | None) -> int:
         return 2
     try:
         with _forkserver() if _begins_a_run(arguments) else nullcontext():
-            command = importlib.import_module(COMMANDS[name][0])
-            status: int = command.run(arguments[1:])
+            module, _, function = COMMANDS[arguments[0]][0].partition(":")
+            status: int = getattr(importlib.import_module(module), function)(arguments[1:])
     except KeyboardInterrupt as interrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C has nothing left to end
         if not hasattr(interrupt, "result"):  # else the run ended in order and said so
@@ -137,8 +146,13 @@ def _run(argv: Sequence[str] | None) -> int:
     return status
 
 
+def _words(arguments: Sequence[str]) -> list[str]:
+    """Put the command in the place of an alias."""
+    return [*ALIASES.get(arguments[0], arguments[:1]), *arguments[1:]] if arguments else []
+
+
 def _begins_a_run(arguments: Sequence[str]) -> bool:
-    """Whether a command starts workers of its own, unless its options turn out to be wrong."""
+    """Whether a command starts workers of its own."""
     others = ("-h", "--help", "--list", "--seeds")
     return arguments[0] == "train" and not any(
         each.partition("=")[0] in others for each in arguments
@@ -147,7 +161,7 @@ def _begins_a_run(arguments: Sequence[str]) -> bool:
 
 @contextmanager
 def _forkserver() -> Iterator[None]:
-    """Start the forkserver at once, so that it imports torch beside the imports of the command."""
+    """Start the forkserver at once, to import torch meanwhile."""
     from juggler.runtime.actors import processes
 
     processes.share_forkserver()

@@ -1,4 +1,4 @@
-"""What the commands share: tyro's settings, options of workers, and errors for people."""
+"""What the commands share: options and their values, and errors for people."""
 
 from __future__ import annotations
 
@@ -9,49 +9,201 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, make_dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields, make_dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from types import NoneType
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 import docstring_parser
 import tyro
 
-from juggler.cli.option_values import registry_of_values
-from juggler.cli.reattaching import PREDECESSOR
-from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.config_keys import instead_of, must_suit
+from juggler.driver.config import ConfigError, RunConfig, instead_of, must_suit
 from juggler.driver.given_config import read_toml
-from juggler.driver.record.driver_file import find_driver_from_elsewhere
-from juggler.driver.record.run_directory import CONFIG_FILE
+from juggler.driver.monitoring import MonitoringOptions
+from juggler.driver.record.run_directory import CONFIG_FILE, find_driver_from_elsewhere
 from juggler.learner.algorithms.registry import ALGORITHMS
+from juggler.learner.optim.config import Scheduled
 from juggler.runtime.actors.attachment import describe, explains_itself
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import EndpointError, split_address
 from juggler.runtime.actors.health import Health
 from juggler.runtime.actors.logs import LogFormat, WorkerLog
-from juggler.runtime.actors.tls import read_tls
+from juggler.runtime.actors.tls import Tls, read_tls
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.nearest import all_of
 from juggler.runtime.own_frames import traceback_of
 from juggler.runtime.streams.shared_directory import shared_directory
+from juggler.runtime.wrong_value import misfit
 
+T = TypeVar("T")
+C = TypeVar("C", bound="ConfigArguments")
+
+
+def registry_of_values(*, checked: bool = True) -> tyro.constructors.ConstructorRegistry:
+    """Make rules for values that tyro reads or words differently.
+
+    Args:
+        checked: a wrong value is an error; False: it is read as None.
+    """
+    registry = tyro.constructors.ConstructorRegistry()
+
+    def rule(
+        metavar: str,
+        read: Callable[[list[str]], Any],
+        fits: Callable[[Any], bool],
+        show: Callable[[Any], list[str]] = lambda value: [str(value)],
+        count: Literal[1, "*"] = 1,
+    ) -> Any:
+        def leniently(given: list[str]) -> Any:
+            with suppress(ValueError):
+                return read(given)
+
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=count,
+            metavar=metavar,
+            instance_from_str=read if checked else leniently,
+            is_instance=lambda value: fits(value) or (not checked and value is None),
+            str_from_instance=show,
+        )
+
+    @registry.primitive_rule
+    def values(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+        kind, words = info.type, get_args(info.type)
+        kinds = [each for each in words if each is not NoneType]
+        if get_origin(kind) is Literal:  # of several words, the nearest is named
+            metavar = f"{{{','.join(words)}}}"
+            return rule(metavar, lambda given: _word(given[0], kind), lambda value: value in words)
+        if kind is dict or get_origin(kind) is dict:
+            return rule(
+                "JSON",
+                _from_json,
+                lambda value: isinstance(value, dict),
+                lambda value: [json.dumps(value)],
+            )
+        if set(kinds) == {float, dict[str, float]}:
+            return rule(
+                "FLOAT|JSON",
+                _number_or_table,
+                lambda value: value is None or isinstance(value, float | int | dict),
+                lambda value: [json.dumps(value) if type(value) is dict else _none(value, None)],
+            )
+        if kind == Scheduled:  # a number, or the pairs of a schedule, one after the other
+            return rule(
+                "FLOAT|STEP FLOAT STEP FLOAT ...",
+                _schedule,
+                lambda value: isinstance(value, float | int | list),
+                lambda value: (
+                    [str(each) for pair in value for each in pair]
+                    if isinstance(value, list)
+                    else [str(value)]
+                ),
+                "*",
+            )
+        if kind in (int, float):
+            return rule(
+                kind.__name__.upper(),
+                lambda given: _number(given[0], kind),
+                lambda value: type(value) is kind or (kind is float and type(value) is int),
+            )
+        # As in files, "none" is the word for None; and for no text, which is shown so, too.
+        optional = len(kinds) == 1 and NoneType in words
+        one, nothing = (kinds[0], None) if optional else (kind, "")
+        if one not in ((str, int, float) if optional else (str,)):
+            return None
+        return rule(
+            one.__name__.upper(),
+            lambda given: nothing if given[0] == "none" else _number(given[0], one),
+            lambda value: value == nothing or isinstance(value, one),
+            lambda value: [_none(value, nothing)],
+        )
+
+    return registry
+
+
+def _none(value: Any, nothing: Any) -> str:
+    return "none" if value == nothing else str(value)
+
+
+def _word(given: str, kind: Any) -> str:
+    if given not in get_args(kind):
+        raise ValueError(misfit(kind, given))
+    return given
+
+
+def _number(given: str, kind: type[T]) -> T:
+    with suppress(ValueError):
+        return kind(given)  # type: ignore[call-arg]
+    try:
+        if not float(given).is_integer():  # 1e6 is a whole number, too
+            raise ValueError
+        return kind(float(given))  # type: ignore[call-arg]
+    except ValueError:
+        expected = "a whole number" if kind is int else "a number"
+        raise ValueError(f"expected {expected}, not {given!r}") from None
+
+
+def _schedule(given: list[str]) -> float | list[tuple[float, float]]:
+    if len(given) == 1:
+        try:
+            return float(given[0])
+        except ValueError:
+            pass
+    try:
+        numbers = [float(each) for each in given]
+        return list(zip(numbers[::2], numbers[1::2], strict=True))
+    except ValueError:
+        hint = "; what else the command takes goes before the options" if len(given) > 1 else ""
+        raise ValueError(
+            "expected a number, or a step and a value again and again, as in 0 1e-3 1000000 1e-4, "
+            f"not {' '.join(given)!r}{hint}"
+        ) from None
+
+
+def _number_or_table(arguments: list[str]) -> float | dict[str, Any] | None:
+    if arguments[0] == "none":
+        return None
+    if not arguments[0].lstrip().startswith("{"):
+        return _number(arguments[0], float)
+    table = _from_json(arguments)
+    for name, value in table.items():
+        if type(value) not in (int, float):
+            raise ValueError(f"{name}: expected a number, not {value!r}")
+    return {name: float(value) for name, value in table.items()}
+
+
+def _from_json(arguments: list[str]) -> dict[str, Any]:
+    try:
+        value = json.loads(arguments[0])
+    except json.JSONDecodeError as error:
+        told = f"expected a JSON object, as in '{{\"key\": 1}}', not {arguments[0]!r} ({error})"
+        raise ValueError(told) from error
+    if not isinstance(value, dict):
+        raise ValueError("expected a JSON object, as in '{\"key\": 1}'")
+    return value
+
+
+#: Environment variable of a program that replaces a worker: that worker's incarnation.
+PREDECESSOR: Final = "JUGGLER_PREDECESSOR"
 #: A line break that ends neither a paragraph nor an item of a list.
 _WITHIN: Final = re.compile(r"(?<!\n)\n(?!\n|- )")
 
 
 @contextmanager
 def whole_paragraphs() -> Iterator[None]:
-    """Within, tyro reads docstrings whose lines are joined. By itself it breaks a line wherever the
-    next one in the file is indented, as those of attributes are."""
+    """Have tyro read docstrings with joined lines.
+
+    By itself it breaks a line wherever the next one is indented.
+    """
     parse = docstring_parser.parse_from_object
 
     def joined(*arguments: Any, **options: Any) -> docstring_parser.Docstring:
         found = parse(*arguments, **options)
         for each in found.params:
             if each.description:
-                each.description = _WITHIN.sub(" ", inspect.cleandoc(each.description))
+                text = _WITHIN.sub(" ", inspect.cleandoc(each.description))
+                each.description = text.replace("{algorithms}", ", ".join(ALGORITHMS))
         return found
 
     docstring_parser.parse_from_object = joined
@@ -61,12 +213,23 @@ def whole_paragraphs() -> Iterator[None]:
         docstring_parser.parse_from_object = parse
 
 
-T = TypeVar("T")
 Flag = tyro.conf.FlagCreatePairsOff[bool]
 
 
 @dataclass(kw_only=True)
-class WorkerArguments:
+class AccessArguments:
+    """What a process of a run shows to others."""
+
+    token_file: str | None = None
+    """A file with the secret of the run; or set JUGGLER_TOKEN_FILE, or JUGGLER_TOKEN."""
+
+    tls: str | None = None
+    """A directory with ca.pem, cert.pem, key.pem and perhaps a token, as `juggler certs` makes it;
+    or set JUGGLER_TLS."""
+
+
+@dataclass(kw_only=True)
+class WorkerArguments(AccessArguments):
     """How a worker on another host finds its driver."""
 
     driver: str
@@ -75,13 +238,6 @@ class WorkerArguments:
 
     index: int = -1
     """This worker's number among those of its role. -1: the driver chooses."""
-
-    token_file: str | None = None
-    """A file with the secret of the run; or set JUGGLER_TOKEN_FILE, or JUGGLER_TOKEN."""
-
-    tls: str | None = None
-    """A directory with ca.pem, cert.pem, key.pem and perhaps a token, as `juggler certs` makes it;
-    or set JUGGLER_TLS."""
 
     timeout: float = 60.0
     """How many seconds to wait for the driver's first answer."""
@@ -98,7 +254,7 @@ class WorkerArguments:
     """Format of this process's own messages on stderr. json: one object per line."""
 
     def contact(self, role: str) -> Contact:
-        """How this worker reaches its driver. From now on its process answers health checks.
+        """Return how to reach the driver; start health checks.
 
         Raises:
             EndpointError: an address is malformed, or cannot be listened on; or the directory that
@@ -131,6 +287,16 @@ class WorkerArguments:
         )
 
 
+@dataclass(kw_only=True)
+class ConfigArguments:
+    """A configuration, and options for its keys."""
+
+    config: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CONFIG]")] = None
+    """A configuration that ships with Juggler, or a .toml file. Options override its values."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+
+
 def parse(
     kind: type[T],
     arguments: Sequence[str],
@@ -139,7 +305,7 @@ def parse(
     *,
     checked: bool = True,
 ) -> T:
-    """Parse options into a dataclass, under flat names. Exits with 2 if they are wrong.
+    """Parse flat options into a dataclass; exit with 2 if wrong.
 
     Options that can only be switched on are a `Flag`; other booleans may be set by a file in either
     way. What is not `checked` is read as None where it is no value of its option.
@@ -161,7 +327,7 @@ def parse(
 
 
 def _with_a_table_for_the_league(arguments: Sequence[str]) -> list[str]:
-    """The name of a builder alone, as in `--league rllib`, stands for a table with it."""
+    """Turn a builder's name, as in `--league rllib`, into a table."""
     found: list[str] = []
     for before, each in zip(["", *arguments], arguments, strict=False):
         option, equals, value = each.partition("=")
@@ -173,20 +339,15 @@ def _with_a_table_for_the_league(arguments: Sequence[str]) -> list[str]:
     return found
 
 
-def parse_first(kind: type[T], arguments: Sequence[str], command: str) -> tuple[T, str | None]:
-    """Parse what decides which options there are and what their defaults are: the configuration,
-    and the algorithm if it is given. At this point, every option of every algorithm that ships is
-    accepted; or, where the command is about an algorithm of somebody's own, the options of that.
-    Wrong values are told by `parse_rest`, which knows this run's defaults.
+def parse_first(kind: type[C], arguments: Sequence[str], command: str) -> tuple[C, str | None]:
+    """Parse what decides the options: configuration and algorithm.
 
-    Args:
-        kind: a dataclass with a RunConfig as `run`.
-        arguments: the command's arguments.
-        command: the command's name.
+    Every option of shipped algorithms is accepted here, or those of the user's own algorithm.
+    `parse_rest` reports wrong values, as it knows the defaults.
 
     Raises:
         ConfigError: an option belongs to another library, or is a key of the model; or there is no
-            such algorithm.
+            algorithm of this name.
     """
     if own := _own_algorithm(arguments):
         bases = [type(RunConfig.from_flat({"algorithm": own}).learner)]
@@ -202,15 +363,12 @@ def parse_first(kind: type[T], arguments: Sequence[str], command: str) -> tuple[
     asked = [argument for argument in arguments if argument not in ("-h", "--help")]
     run = RunConfig(learner=every())
     _must_say_booleans_alone(arguments, run)
-    first = parse(kind, asked, command, kind(run=run), checked=False)  # type: ignore[call-arg]
-    return first, first.run.learner.algorithm or None  # type: ignore[attr-defined]
+    first = parse(kind, asked, command, kind(run=run), checked=False)
+    return first, first.run.learner.algorithm or None
 
 
 def _must_say_booleans_alone(arguments: Sequence[str], run: RunConfig) -> None:
-    """
-    Raises:
-        ConfigError: a key that is true or false has a word behind it, as in a file.
-    """
+    """Check that no word follows a boolean option, as in files."""
     booleans = {key for key, value in run.flat().items() if isinstance(value, bool)}
     words: list[str] = []
     for each in arguments:
@@ -222,8 +380,7 @@ def _must_say_booleans_alone(arguments: Sequence[str], run: RunConfig) -> None:
 
 
 def _own_algorithm(arguments: Sequence[str]) -> str:
-    """The algorithm of somebody's own that a command names, by an option or else in the file or the
-    run that it names; "" where it names one that ships, or none."""
+    """Return the user's own algorithm that a command names, or ""."""
     said = ""
     for argument, after in zip(arguments, [*arguments[1:], ""], strict=False):
         option, _, value = argument.partition("=")
@@ -241,26 +398,18 @@ def _own_algorithm(arguments: Sequence[str]) -> str:
     return said if ":" in said else ""
 
 
-def parse_rest(kind: type[T], arguments: Sequence[str], command: str, default: T) -> T:
-    """Parse all options, with the values of a configuration as defaults.
-
-    Args:
-        kind: as for `parse_first`.
-        arguments: the command's arguments.
-        command: the command's name.
-        default: has the configuration as `run`.
-
-    Raises:
-        ConfigError: an option belongs to another algorithm.
-    """
+def parse_rest(kind: type[C], arguments: Sequence[str], command: str, base: RunConfig) -> C:
+    """Parse and check all options, with this configuration's values as defaults."""
     for argument in arguments:
         if key := _key(argument):
-            must_suit(key, default.run.learner.algorithm, argument)  # type: ignore[attr-defined]
-    return parse(kind, arguments, command, default)
+            must_suit(key, base.learner.algorithm, argument)
+    given = parse(kind, arguments, command, kind(run=base))
+    given.run.validate()
+    return given
 
 
 def _key(argument: str) -> str:
-    """The key that an option sets, or "" if the argument is not an option."""
+    """Return the key that an option sets, or ""."""
     if not argument.startswith("--"):
         return ""
     return argument.removeprefix("--").partition("=")[0].replace("-", "_")
@@ -278,13 +427,8 @@ def must_stand_alone(
     """Check that --resume comes with nothing that would be ignored.
 
     Args:
-        config: that was given; None: none.
-        arguments: the command's arguments.
         goes_on: what does, as it was started, for people.
         may_change: keys that may be other ones.
-
-    Raises:
-        ConfigError: something else was given.
     """
     others = sorted(keys_given(arguments) - {"", "resume", *may_change})
     if config is not None:
@@ -297,13 +441,16 @@ def must_stand_alone(
         )
 
 
+class PlotError(Exception):
+    """A run cannot be drawn; the message names it and says why."""
+
+
 def report_errors(command: str, work: Callable[[], int]) -> int:
-    """Run a command. Errors that people can fix become one message, and exit status 1 or 2."""
-    from juggler.cli.picture_runs import PlotError
+    """Run a command; print errors people can fix; return its status."""
     from juggler.driver.driver import RunFailed
     from juggler.driver.record.run_directory import RunDirectoryError
     from juggler.experiments.sweep import SweepFailed
-    from juggler.launch.commands import LaunchError
+    from juggler.launch.engine import LaunchError
     from juggler.runtime.checkpoints.checkpoint import CheckpointError
 
     expected = CheckpointError, RunDirectoryError, RunFailed
@@ -333,8 +480,7 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
 
 
 def process_started() -> float:
-    """When this process began, in seconds of `time.monotonic`, so that the time of imports counts
-    too."""
+    """Return when this process began, as `time.monotonic`."""
     try:
         # The name may contain spaces and brackets; the fields after it do not.
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
@@ -343,3 +489,36 @@ def process_started() -> float:
         return time.monotonic()
     age = uptime - float(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - max(0.0, age)
+
+
+@dataclass(kw_only=True)
+class MonitoringArguments:
+    """How a run can be monitored, besides `juggler status`."""
+
+    metrics_bind: str = ""
+    """Serve metrics for Prometheus at this address, HOST:PORT, as /metrics: with the driver's TLS
+    and token, if it has any, and with neither if --insecure is given. `juggler train` takes the
+    token from JUGGLER_TOKEN or JUGGLER_TOKEN_FILE."""
+
+    health_bind: str = ""
+    """Also serve health checks at this address, HOST:PORT, without TLS: for probes that cannot use
+    it."""
+
+    reflection: Flag = False
+    """Let tools such as grpcurl list the services of the driver."""
+
+    def monitoring(
+        self, insecure: bool, token: str | None = None, tls: Tls | None = None
+    ) -> MonitoringOptions:
+        """Make the driver's options from the run's token and TLS files.
+
+        Args:
+            token: the run's token. None: the run serves this host only, and metrics use the token
+                from the environment variables.
+        """
+        if insecure:  # for scrapers that can only be given an address
+            token, tls = "", None
+        elif token is None:
+            token = read_token(None) if self.metrics_bind else ""
+        services = self.metrics_bind, self.health_bind, self.reflection
+        return MonitoringOptions(*services, insecure, token, tls)

@@ -1,4 +1,4 @@
-"""`juggler doctor`: says what works on this machine, and what to do where something does not."""
+"""`juggler doctor`: says what works on this machine, and what does not."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
+
+import tyro
 
 from juggler.cli.arguments import Flag, parse, report_errors
+from juggler.cli.findings import MARKS, Finding, State, print_finding, status_of
 from juggler.driver.record.wording import quantity
 from juggler.runtime.actors.resources import usable_cores, usable_memory
 from juggler.runtime.installing import installing
 
-State = Literal["ok", "absent", "warning", "problem"]
 _MIB, _GIB = 1 << 20, 1 << 30
 _TORCH_SECONDS = 120.0
 _SLOW_TORCH_SECONDS = 15.0
@@ -44,25 +46,18 @@ for i in range(torch.cuda.device_count()):
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A line of `juggler doctor`.
+#: Options for a process or a simulator.
+HEALTH: Final = "--health"
+SIMULATOR: Final = "--simulator"
 
-    Attributes:
-        name: what was looked at.
-        state: "absent" is no fault: it is not needed unless somebody wants it.
-        said: what was found.
-        advice: what to do; "" if there is nothing.
-    """
 
-    name: str
-    state: State
-    said: str
-    advice: str = ""
+def _judged(name: str, is_good: bool, said: str, advice: str, state: State = "warning") -> Finding:
+    """Make a finding, whose advice counts only if it is not good."""
+    return Finding(name, "ok", said) if is_good else Finding(name, state, said, advice)
 
 
 def findings() -> Iterator[Finding]:
-    """Look at everything, one after the other. What raises is a problem of its own."""
+    """Run all checks; what raises is a problem of its own."""
     for check in CHECKS:
         try:
             yield from check()
@@ -73,11 +68,9 @@ def findings() -> Iterator[Finding]:
 
 def _python() -> Iterator[Finding]:
     where = f"{platform.python_version()}, {sys.executable}"
-    bits = sys.maxsize > 1 << 32
-    if sys.version_info < (3, 11) or not bits:
-        yield Finding("python", "problem", where, "install Python 3.11 or newer, of 64 bits")
-    else:
-        yield Finding("python", "ok", where)
+    is_good = sys.version_info >= (3, 11) and sys.maxsize > 1 << 32
+    advice = "install Python 3.11 or newer, of 64 bits"
+    yield _judged("python", is_good, where, advice, "problem")
 
 
 def _juggler() -> Iterator[Finding]:
@@ -85,7 +78,7 @@ def _juggler() -> Iterator[Finding]:
 
 
 def _torch() -> Iterator[Finding]:
-    """In a process of its own, which may hang or crash where a driver is broken."""
+    """Check torch in a process, which may hang or crash."""
     began = time.monotonic()
     try:
         done = subprocess.run(
@@ -104,13 +97,8 @@ def _torch() -> Iterator[Finding]:
     version, _, build = head.partition(" ")
     yield Finding("torch", "ok", f"{version}, built for {f'CUDA {build}' if build else 'the CPU'}")
     yield from _gpus(gpus, build)
-    slow = seconds > _SLOW_TORCH_SECONDS
-    yield Finding(
-        "import torch",
-        "warning" if slow else "ok",
-        f"{seconds:.1f} s",
-        "every run starts with it: move the environment to a local disk" if slow else "",
-    )
+    advice = "every run starts with it: move the environment to a local disk"
+    yield _judged("import torch", seconds <= _SLOW_TORCH_SECONDS, f"{seconds:.1f} s", advice)
 
 
 def _gpus(seen: list[str], build: str) -> Iterator[Finding]:
@@ -131,10 +119,7 @@ def _cores() -> Iterator[Finding]:
     cores, there = usable_cores(), os.cpu_count() or 1
     of = "" if cores == there else f" of {there}"
     said = f"{cores:g}{of}, for EnvRunners and learners"
-    if cores < 2:
-        yield Finding("cores", "warning", said, "a run needs two at least to be fast")
-    else:
-        yield Finding("cores", "ok", said)
+    yield _judged("cores", cores >= 2, said, "a run needs two at least to be fast")
 
 
 def _memory() -> Iterator[Finding]:
@@ -142,11 +127,8 @@ def _memory() -> Iterator[Finding]:
     if free is None:
         yield Finding("memory", "absent", "the system does not say how much is free")
         return
-    said = f"{free / _GIB:.1f} GiB free"
-    if free < 2 * _GIB:
-        yield Finding("memory", "warning", said, "each process of a run takes some 300 MiB")
-    else:
-        yield Finding("memory", "ok", said)
+    advice = "each process of a run takes some 300 MiB"
+    yield _judged("memory", free >= 2 * _GIB, f"{free / _GIB:.1f} GiB free", advice)
 
 
 def _shared_memory() -> Iterator[Finding]:
@@ -163,32 +145,26 @@ def _shared_memory() -> Iterator[Finding]:
         yield Finding("shared memory", "warning", "there is no /dev/shm", advice)
         return
     free = shutil.disk_usage(place).free
-    said = f"/dev/shm has {free / _MIB:.0f} MiB free"
-    if free < 32 * _MIB or not os.access(place, os.W_OK):
-        advice = "environments with vectorize = async need it: in docker, --shm-size=1g"
-        yield Finding("shared memory", "warning", said, advice)
-    else:
-        yield Finding("shared memory", "ok", said)
+    is_good = free >= 32 * _MIB and os.access(place, os.W_OK)
+    advice = "environments with vectorize = async need it: in docker, --shm-size=1g"
+    yield _judged("shared memory", is_good, f"/dev/shm has {free / _MIB:.0f} MiB free", advice)
 
 
 def _open_files() -> Iterator[Finding]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = hard == resource.RLIM_INFINITY
     said = "without limit" if unlimited else f"{hard} at once"
-    if not unlimited and hard < _FEW_FILES:
-        advice = "enough for some hundred EnvRunners; for more, raise the limit (ulimit -Hn)"
-        yield Finding("open files", "warning", said, advice)
-    else:
-        yield Finding("open files", "ok", said)
+    advice = "enough for some hundred EnvRunners; for more, raise the limit (ulimit -Hn)"
+    yield _judged("open files", unlimited or hard >= _FEW_FILES, said, advice)
 
 
 def _processes() -> Iterator[Finding]:
     """What processes of a run need to end together."""
-    from juggler.runtime.actors.orphans import process_descriptor
+    from juggler.runtime.actors.processes import process_descriptor
 
     descriptor = process_descriptor(os.getpid())
     os.close(descriptor)
-    code = "from juggler.runtime.actors.orphans import *; die_with_parent(); take_in_orphans()"
+    code = "from juggler.runtime.actors.processes import *; die_with_parent(); take_in_orphans()"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limit = "" if soft == resource.RLIM_INFINITY else f"; one user may have {soft} of them"
@@ -220,7 +196,7 @@ def _sockets() -> Iterator[Finding]:
 
 
 def _gRPC() -> Iterator[Finding]:
-    """A stream over loopback there and back, as every worker has one with its driver."""
+    """Check a stream over loopback, as workers have with drivers."""
     import grpc
 
     from juggler.runtime.actors.endpoints import dial, make_server
@@ -275,16 +251,14 @@ def _disk() -> Iterator[Finding]:
     free = shutil.disk_usage(here).free
     said = f"{quantity(free / _GIB)} GiB free in {here}"
     advice = "checkpoints with a replay are large: give --run-dir elsewhere"
-    yield Finding("disk", "warning", said, advice) if free < _GIB else Finding("disk", "ok", said)
+    yield _judged("disk", free >= _GIB, said, advice)
 
 
 def _compiler() -> Iterator[Finding]:
     found = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), "")
-    if found:
-        yield Finding("compiler", "ok", f"{found}, for compile = true")
-    else:
-        advice = "for compile = true: apt-get install g++"
-        yield Finding("compiler", "absent", "no C++ compiler", advice)
+    said = f"{found}, for compile = true" if found else "no C++ compiler"
+    advice = "for compile = true: apt-get install g++"
+    yield _judged("compiler", bool(found), said, advice, "absent")
 
 
 def _extras() -> Iterator[Finding]:
@@ -300,16 +274,13 @@ def _extras() -> Iterator[Finding]:
             continue
         versions = {name: _version(name) for name in packages}
         missing = [name for name in packages if not versions[name]]
-        if not missing:
-            said = ", ".join(f"{name} {version}" for name, version in versions.items())
-            yield Finding(f"extra {extra}", "ok", said)
-        else:
-            said = f"without {', '.join(missing)}"
-            yield Finding(f"extra {extra}", "absent", said, installing(extra))
+        there = ", ".join(f"{name} {version}" for name, version in versions.items())
+        said = f"without {', '.join(missing)}" if missing else there
+        yield _judged(f"extra {extra}", not missing, said, installing(extra), "absent")
 
 
 def _is_for_this_python(marker: str) -> bool:
-    """Whether the condition of a requirement, of ours, leaves it to this version of Python."""
+    """Whether a requirement's condition includes this version of Python."""
     found = re.search(r"python_version\s*(<|>=)\s*['\"]3\.(\d+)['\"]", marker)
     return found is None or (sys.version_info >= (3, int(found[2]))) == (found[1] == ">=")
 
@@ -340,20 +311,49 @@ CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
 )
 
 
-_MARKS = {"ok": "ok", "absent": "-", "warning": "warning", "problem": "problem"}
-_COLOURS = {"ok": "32", "absent": "2", "warning": "33", "problem": "31"}
-
-
 @dataclass(kw_only=True)
 class Arguments:
-    """Say what works on this machine, and what to do where something does not. A dash marks what is
-    only needed by who wants it. Exits with 1 if there is a problem."""
+    """Report what works on this machine, and how to mend the rest.
+
+    A dash marks what is optional. Exits with 1 if there is a problem.
+
+    With --health it checks a process instead, and with --simulator a simulator: see `juggler
+    doctor --health --help` and `juggler check-simulator --help`.
+    """
 
     json: Flag = False
     """Print a list of objects for programs, with `name`, `state`, `said` and `advice`."""
 
 
+@dataclass(kw_only=True)
+class HealthArguments:
+    """Check the health of a process.
+
+    Exits with 0 if it serves, else with 1, and says why in one line.
+    """
+
+    address: tyro.conf.Positional[str] = "127.0.0.1:5005"
+    """HOST:PORT, or unix:PATH, of a driver, of a learner, or of --health-bind."""
+
+    service: str = ""
+    """"readiness", or the name of one of its services. By default, whether the process is alive."""
+
+    tls: str | None = None
+    """A directory with ca.pem, cert.pem and key.pem; or set JUGGLER_TLS."""
+
+    timeout: float = 5.0
+    """How many seconds to wait for the answer."""
+
+
 def run(arguments: Sequence[str]) -> int:
+    if HEALTH in arguments:
+        rest = [each for each in arguments if each != HEALTH]
+        wanted = parse(HealthArguments, rest, "healthcheck")
+        return report_errors("healthcheck", lambda: _check_health(wanted))
+    if SIMULATOR in arguments:
+        from juggler.cli import check_simulator  # imports torch
+
+        return check_simulator.run([each for each in arguments if each != SIMULATOR])
     given = parse(Arguments, arguments, "doctor")
     return report_errors("doctor", lambda: _look(given))
 
@@ -363,28 +363,28 @@ def _look(given: Arguments) -> int:
     for each in findings():
         found.append(each)
         if not given.json:
-            _print(each)
+            print_finding(each)
     if given.json:
         print(json.dumps([asdict(each) for each in found], indent=2))
-        return _status(found)
-    counts = {state: sum(each.state == state for each in found) for state in _MARKS}
+        return status_of(found)
+    counts = {state: sum(each.state == state for each in found) for state in MARKS}
     print()
     if not counts["problem"]:
         said = "To begin: juggler train cartpole"
         print(said if not counts["warning"] else f"{said} (see the warnings above)")
     else:
         print("Runs may not work here: see the problems above.")
-    return _status(found)
+    return status_of(found)
 
 
-def _status(found: Sequence[Finding]) -> int:
-    return 1 if any(each.state == "problem" for each in found) else 0
+def _check_health(given: HealthArguments) -> int:
+    from juggler.runtime.actors.endpoints import split_address
+    from juggler.runtime.actors.health import check_health
+    from juggler.runtime.actors.tls import read_tls
 
-
-def _print(found: Finding) -> None:
-    mark = f"{_MARKS[found.state]:<8}"
-    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
-        mark = f"\x1b[{_COLOURS[found.state]}m{mark}\x1b[0m"
-    print(f"{mark} {found.name:<16} {found.said}", flush=True)
-    if found.advice:
-        print(f"{'':<25} → {found.advice}")
+    if not given.address.startswith("unix:"):
+        split_address(given.address)
+    problem = check_health(given.address, given.service, read_tls(given.tls), given.timeout)
+    of = given.service or "the process"
+    print(f"{given.address}: {of} {f'does not serve: {problem}' if problem else 'serves'}")
+    return 1 if problem else 0

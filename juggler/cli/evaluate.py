@@ -1,40 +1,58 @@
-"""`juggler evaluate`: plays with the policy in a checkpoint."""
+"""`juggler evaluate`: plays the policy in a checkpoint, and records it."""
 
 from __future__ import annotations
 
+import ctypes
 import json
-from collections.abc import Mapping, Sequence
+import os
+import shlex
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, TextIO
 
 import tyro
 
 from juggler.cli.arguments import Flag, parse, report_errors
-from juggler.cli.playing import Progress, in_words, stdout_kept, warnings_told
 from juggler.driver.config import ConfigError
-from juggler.driver.record.episode_returns import Played
+from juggler.driver.record.episode_returns import Played, WithReturns
 from juggler.driver.record.run_directory import to_json
 from juggler.envrunner.agent_returns import MOST_WITH_METRICS
 
+#: The option of a command that makes a data set.
+RECORD: Final = "--record"
+
 
 @dataclass(kw_only=True)
-class Arguments:
-    """Play whole episodes with the policies in a checkpoint. They take their most likely actions;
-    in matches (--play), --explore draws them instead."""
+class PlayedArguments:
+    """What is played."""
 
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
     """A checkpoint, or a run directory, whose newest good checkpoint is taken; its `best`, as in
     runs/demo/best, has the checkpoint that played best in an evaluation."""
-
-    episodes: int = 20
-    """How many episodes to play."""
 
     seed: int = 0
     """Seed of the environments."""
 
     env: str | None = None
     """An environment to play instead of the run's."""
+
+
+@dataclass(kw_only=True)
+class Arguments(PlayedArguments):
+    """Play whole episodes with the policies in a checkpoint.
+
+    They take their most likely actions; in matches (--play), --explore draws them instead.
+
+    With --record, the episodes become a data set: see `juggler evaluate --record --help`.
+    """
+
+    episodes: int = 20
+    """How many episodes to play."""
 
     video: str | None = None
     """A directory for a video of the first episode."""
@@ -43,9 +61,9 @@ class Arguments:
     """How many episodes --video films, from the first on."""
 
     play: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Who plays an agent, as AGENT=PLAYER; may be given several times. AGENT may be a pattern, such
-    as player_*. PLAYER is a module of the run, "random", or the path of another run or checkpoint,
-    with :MODULE behind it if it has several. Then wins, draws and losses are counted."""
+    """Player of an agent, as AGENT=PLAYER; may be given several times. AGENT may be a pattern,
+    such as player_*. PLAYER is a module of the run, "random", or the path of another run or
+    checkpoint, with :MODULE behind it if it has several. Wins, draws and losses are counted."""
 
     explore: bool = False
     """With --play: policies draw their actions as in training."""
@@ -54,7 +72,27 @@ class Arguments:
     """Print one JSON object on stdout. What the environment prints goes to stderr."""
 
 
+@dataclass(kw_only=True)
+class RecordArguments(PlayedArguments):
+    """Record whole episodes of a policy as a Minari data set.
+
+    The policy in the checkpoint takes its most likely actions. `juggler train --dataset` learns
+    from the data set.
+    """
+
+    episodes: int = 100
+    """How many episodes to record."""
+
+    to: str | None = None
+    """The directory of the data set, which must not exist; none: demonstrations, in the run's
+    directory."""
+
+
 def run(arguments: Sequence[str]) -> int:
+    if RECORD in arguments:
+        rest = [each for each in arguments if each != RECORD]
+        wanted = parse(RecordArguments, rest, "record")
+        return report_errors("record", lambda: _record(wanted))
     given = parse(Arguments, arguments, "evaluate")
     return report_errors("evaluate", lambda: _evaluate(given))
 
@@ -101,7 +139,7 @@ def _evaluate(given: Arguments) -> int:
 
 
 def _play(given: Arguments) -> int:
-    from juggler.driver.line_ups import play_matches
+    from juggler.driver.evaluating import play_matches
 
     players: dict[str, str] = {}
     for pair in given.play:
@@ -137,3 +175,88 @@ def _tell_videos(videos: Sequence[Path]) -> None:
     if videos:
         more = f", and {len(videos) - 1} more" if len(videos) > 1 else ""
         print(f"video: {videos[0]}{more}")
+
+
+def _record(given: RecordArguments) -> int:
+    from juggler.driver.evaluating import record
+
+    with warnings_told("record"):
+        made = record(
+            given.checkpoint,
+            given.episodes,
+            given.seed,
+            to=given.to,
+            env=given.env,
+            watch=Progress(given.episodes),
+        )
+    print(f"checkpoint: {made.checkpoint}")
+    print(f"{in_words(made)}, {sum(made.lengths)} steps")
+    print(f"data set: {made.dataset}")
+    learn = ["juggler", "train", "--algorithm", "bc", "--dataset", str(made.dataset)]
+    print(f"to learn from it: {shlex.join(learn)} --stop-steps 200000")
+    return 0
+
+
+PROGRESS_SECONDS = 5.0
+
+
+class Progress:
+    """Prints a line every few seconds on stderr."""
+
+    def __init__(self, total: int, noun: str = "episodes") -> None:
+        self._total, self._noun = total, noun
+        self._said = time.monotonic()
+
+    def __call__(self, ended: int, steps: int = 0) -> None:
+        if ended == self._total or time.monotonic() - self._said < PROGRESS_SECONDS:
+            return
+        self._said = time.monotonic()
+        step = f", step {steps}" if steps else ""
+        print(f"{ended} of {self._total} {self._noun}{step}", file=sys.stderr)
+
+
+@contextmanager
+def warnings_told(command: str) -> Iterator[None]:
+    """Print warnings on one line of stderr, without their code."""
+
+    def tell(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        print(f"juggler {command}: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = tell
+        yield
+
+
+@contextmanager
+def stdout_kept(for_json: bool) -> Iterator[None]:
+    """Redirect prints, also of C code, to stderr: stdout has only JSON."""
+    if not for_json:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # the buffer of C code
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def in_words(played: WithReturns) -> str:
+    """How many episodes were played, and their returns."""
+    if len(played.returns) == 1:
+        return f"1 episode: return {played.mean:.1f}"
+    return (
+        f"{len(played.returns)} episodes: return {played.mean:.1f} ± {played.deviation:.1f} "
+        f"(standard deviation; least {min(played.returns):.1f}, most {max(played.returns):.1f})"
+    )

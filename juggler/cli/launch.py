@@ -1,4 +1,4 @@
-"""`juggler launch`: starts a run on several hosts, on the engine that is there."""
+"""`juggler launch`: starts a run on several hosts, by an engine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ from typing import Annotated
 import tyro
 
 from juggler.cli.arguments import Flag, parse, report_errors
-from juggler.launch.commands import Launch, launch_directory
-from juggler.launch.following import EngineRun, follow
+from juggler.launch.engine import (
+    ROLES,
+    EngineRun,
+    Launch,
+    LaunchError,
+    follow,
+    launch_directory,
+    new_certificates,
+)
 from juggler.runtime.nearest import nearest
 
 _USAGE = """\
@@ -23,6 +30,7 @@ usage: juggler launch ssh CONFIG --hosts FILE [OPTIONS] [-- OPTIONS OF juggler d
   slurm        every process as a job of Slurm
   swarm        a stack on a Docker Swarm, the driver on this host
   kubernetes   a driver, learners and EnvRunners as pods
+  certs        no run, but certificates and a token for TLS between hosts: `juggler certs`
 
 juggler launch ENGINE --help shows the options. See docs/clusters.md."""
 
@@ -44,10 +52,6 @@ class LaunchArguments:
     plain_gradients: Flag = False
     """Let several learners add up gradients without encryption, by gloo or NCCL, which is faster:
     only on a network that you trust."""
-
-    receivers: int = 0
-    """How many processes receive episodes for each learner, on cores of their own: as `juggler
-    learner --receivers`."""
 
 
 @dataclass(kw_only=True)
@@ -78,15 +82,16 @@ class EngineArguments(LaunchArguments):
     @property
     def numbers(self) -> dict[str, int]:
         """By role, how many workers."""
-        from juggler.launch.commands import ROLES
-
         return dict(zip(ROLES, (self.learners, self.env_runners, self.evaluators), strict=True))
 
 
 @dataclass(kw_only=True)
 class SshArguments(HostArguments):
-    """Train with the driver on this host, and workers on hosts that are reached by SSH. Ctrl-C ends
-    the run in order. Options of `juggler driver` may follow after `--`."""
+    """Train with workers on hosts that are reached by SSH.
+
+    The driver is on this host. Ctrl-C ends the run in order. Options of `juggler driver` may follow
+    after `--`.
+    """
 
     hosts: str
     """The file that names the hosts (TOML; see docs/clusters.md)."""
@@ -94,8 +99,10 @@ class SshArguments(HostArguments):
 
 @dataclass(kw_only=True)
 class SlurmArguments(EngineArguments, HostArguments):
-    """Train with every process as a job of Slurm. Ctrl-C ends the run in order. Options of `juggler
-    driver` may follow after `--`. The run directory must be on a file system that all nodes share.
+    """Train with every process as a job of Slurm.
+
+    Ctrl-C ends the run in order. Options of `juggler driver` may follow after `--`. The run
+    directory must be on a file system that all nodes share.
     """
 
     partition: str = ""
@@ -118,9 +125,11 @@ class SlurmArguments(EngineArguments, HostArguments):
 
 @dataclass(kw_only=True)
 class SwarmArguments(EngineArguments):
-    """Train with a stack on a Docker Swarm. Ctrl-C ends the run in order. Options of `juggler
-    driver` may follow after `--`. Give the command on a manager of the swarm: the driver runs
-    there, with the directory of the run."""
+    """Train with a stack on a Docker Swarm.
+
+    Ctrl-C ends the run in order. Options of `juggler driver` may follow after `--`. Give the
+    command on a manager of the swarm: the driver runs there, with the directory of the run.
+    """
 
     image: str = "juggler"
     """The image of Juggler. Nodes that do not have it take it from a registry."""
@@ -131,8 +140,11 @@ class SwarmArguments(EngineArguments):
 
 @dataclass(kw_only=True)
 class KubernetesArguments(EngineArguments):
-    """Train on Kubernetes, by `kubectl`. Ctrl-C ends the run in order. Options of `juggler driver`
-    may follow after `--`. The run is kept in a claim of the cluster, and --run-dir names it."""
+    """Train on Kubernetes, by `kubectl`.
+
+    Ctrl-C ends the run in order. Options of `juggler driver` may follow after `--`. The run is kept
+    in a claim of the cluster, and --run-dir names it.
+    """
 
     image: str = "juggler"
     """The image of Juggler."""
@@ -145,7 +157,31 @@ class KubernetesArguments(EngineArguments):
     kustomize; repeat for each one."""
 
 
-ENGINES = ("ssh", "slurm", "swarm", "kubernetes")
+@dataclass(kw_only=True)
+class CertsArguments:
+    """Make certificates and a token for all hosts of a run.
+
+    An authority of the run's own signs the certificate.
+    """
+
+    directory: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIRECTORY")]
+    """Where to put ca.pem, cert.pem, key.pem and token: the value for --tls."""
+
+    host: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A name or IP address by which the driver or a learner is dialed; repeat for each one.
+    Loopback is always included."""
+
+    days: float = 365.0
+    """How many days the certificate is valid."""
+
+
+_OPTIONS: dict[str, type[LaunchArguments]] = {
+    "ssh": SshArguments,
+    "slurm": SlurmArguments,
+    "swarm": SwarmArguments,
+    "kubernetes": KubernetesArguments,
+}
+_MOST_DAYS = 36_500.0
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -153,31 +189,60 @@ def run(arguments: Sequence[str]) -> int:
         print(_USAGE)
         return 0
     engine, *rest = arguments
-    if engine not in ENGINES:
-        print(f"juggler launch: no engine {engine!r}{nearest(engine, ENGINES)}", file=sys.stderr)
+    if engine == "certs":
+        certs = parse(CertsArguments, rest, "certs")
+        return report_errors("certs", lambda: _make(certs))
+    if engine not in _OPTIONS:
+        print(f"juggler launch: no engine {engine!r}{nearest(engine, _OPTIONS)}", file=sys.stderr)
         return 2
     at = rest.index("--") if "--" in rest else len(rest)
-    own, options = rest[:at], rest[at + 1 :]
-    if engine == "ssh":
-        ssh = parse(SshArguments, own, "launch ssh")
-        return report_errors("launch", lambda: _ssh(ssh, options))
-    if engine == "slurm":
-        slurm = parse(SlurmArguments, own, "launch slurm")
-        return report_errors("launch", lambda: _slurm(slurm, options))
-    if engine == "swarm":
-        swarm = parse(SwarmArguments, own, "launch swarm")
-        return report_errors("launch", lambda: _swarm(swarm, options))
-    kubernetes = parse(KubernetesArguments, own, "launch kubernetes")
-    return report_errors("launch", lambda: _kubernetes(kubernetes, options))
+    given = parse(_OPTIONS[engine], rest[:at], f"launch {engine}")
+    return report_errors("launch", lambda: _launch(given, rest[at + 1 :]))
 
 
-def _launch(given: LaunchArguments, options: Sequence[str]) -> Launch:
-    """The run to launch, once its configuration and the driver's options have been checked."""
+def _launch(given: LaunchArguments, options: Sequence[str]) -> int:
+    made = _engine_run(given, options)
+    if given.dry_run:
+        print(made.plan())
+        return 0
+    made.submit()
+    detach = isinstance(given, EngineArguments) and given.detach
+    return 0 if detach else follow(made, _say)
+
+
+def _engine_run(given: LaunchArguments, options: Sequence[str]) -> EngineRun:
+    """Return the run on its engine, after checking options."""
+    match given:
+        case SshArguments():
+            from juggler.launch.ssh import SshRun, read_hosts
+
+            hosts = read_hosts(Path(given.hosts))
+            return SshRun(_run_of(given, options), hosts, _say)
+        case SlurmArguments():
+            from juggler.launch.slurm import SlurmRun
+
+            of_all = [f"--partition={given.partition}"] if given.partition else []
+            of_all += [f"--time={given.time}"] if given.time else []
+            own = given.sbatch_learner, given.sbatch_envrunner
+            launch = _run_of(given, options)
+            return SlurmRun(launch, given.numbers, _say, [*of_all, *given.sbatch], *own)
+        case SwarmArguments():
+            from juggler.launch.swarm import SwarmRun
+
+            launch = _run_of(given, options)
+            return SwarmRun(launch, given.numbers, _say, given.image, given.compose)
+        case KubernetesArguments():
+            from juggler.launch.kubernetes import KubernetesRun
+
+            where = given.image, given.namespace, given.component
+            return KubernetesRun(_run_of(given, options), given.numbers, _say, *where)
+    raise AssertionError(given)
+
+
+def _run_of(given: LaunchArguments, options: Sequence[str]) -> Launch:
+    """Return the run to launch, after checking options."""
     from juggler.cli.driver import read_arguments
-    from juggler.launch.commands import LaunchError
-    from juggler.learner.process.program import must_allow_receivers
 
-    must_allow_receivers(given.receivers)
     config = given.config or ""
     run_dir = launch_directory(given.run_dir, config).absolute()
     checked = [*([config] if config else []), "--run-dir", str(run_dir), "--go-on"]
@@ -188,84 +253,26 @@ def _launch(given: LaunchArguments, options: Sequence[str]) -> Launch:
             "this run are simulators'. Launch it on kubernetes; or start its processes yourself, "
             "with `juggler driver`, `juggler learner` and `juggler envrunner --gateway HOST:PORT`"
         )
-    return Launch(
-        run_dir,
-        config,
-        options,
-        isinstance(given, HostArguments) and given.insecure,
-        given.plain_gradients,
-        given.receivers,
-        gateway,
-    )
-
-
-def _ssh(given: SshArguments, options: Sequence[str]) -> int:
-    from juggler.launch.hosts import read_hosts
-    from juggler.launch.ssh import SshRun
-
-    hosts = read_hosts(Path(given.hosts))
-    ssh = SshRun(_launch(given, options), hosts, _say)
-    if given.dry_run:
-        _print_commands(ssh.commands())
-        return 0
-    return ssh.run()
-
-
-def _slurm(given: SlurmArguments, options: Sequence[str]) -> int:
-    from juggler.launch.slurm import Jobs, SlurmRun
-
-    jobs = Jobs(
-        numbers=given.numbers,
-        partition=given.partition,
-        time=given.time,
-        all=given.sbatch,
-        learner=given.sbatch_learner,
-        envrunner=given.sbatch_envrunner,
-    )
-    slurm = SlurmRun(_launch(given, options), jobs, _say)
-    if given.dry_run:
-        for path, script in slurm.scripts().items():
-            if given.numbers.get(path.stem) == 0:
-                script = "# Nothing is submitted of it now: it is there for `juggler scale`.\n"
-            print(f"# {path}\n{script}")
-        return 0
-    return _submit(slurm, given.detach)
-
-
-def _swarm(given: SwarmArguments, options: Sequence[str]) -> int:
-    from juggler.launch.swarm import SwarmRun
-
-    launch = _launch(given, options)
-    swarm = SwarmRun(launch, given.numbers, given.image, given.compose, _say)
-    if given.dry_run:
-        print(swarm.stack())
-        return 0
-    return _submit(swarm, given.detach)
-
-
-def _kubernetes(given: KubernetesArguments, options: Sequence[str]) -> int:
-    from juggler.launch.kubernetes import KubernetesRun
-
-    launch = _launch(given, options)
-    where = given.namespace, given.component
-    kubernetes = KubernetesRun(launch, given.numbers, given.image, *where, _say)
-    if given.dry_run:
-        print(kubernetes.manifests())
-        return 0
-    return _submit(kubernetes, given.detach)
-
-
-def _submit(run: EngineRun, detach: bool) -> int:
-    run.submit()
-    return 0 if detach else follow(run, _say)
-
-
-def _print_commands(commands: Sequence[tuple[str, Sequence[str]]]) -> None:
-    import shlex
-
-    for name, words in commands:
-        print(f"# {name}\n{shlex.join(words)}")
+    insecure = isinstance(given, HostArguments) and given.insecure
+    return Launch(run_dir, config, options, insecure, given.plain_gradients, gateway)
 
 
 def _say(text: str) -> None:
     print(f"juggler launch: {text}", file=sys.stderr, flush=True)
+
+
+def _make(given: CertsArguments) -> int:
+    if not 0 < given.days <= _MOST_DAYS:
+        raise ValueError(f"--days {given.days:g}: must be above 0, and {_MOST_DAYS:.0f} at most")
+    try:
+        files = new_certificates(Path(given.directory), given.host, given.days)
+    except OSError as error:
+        print(f"juggler certs: {error}", file=sys.stderr)
+        return 1
+    for file in files:
+        print(file)
+    print(
+        f"Copy {given.directory} to every host of the run, and give each command --tls. Anyone "
+        "with read access can join the run."
+    )
+    return 0

@@ -1,4 +1,4 @@
-"""`juggler league`: shows the league of a run, or has all of its players play each other."""
+"""`juggler league`: shows a league, or has all players play each other."""
 
 from __future__ import annotations
 
@@ -11,30 +11,35 @@ from itertools import combinations
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import tyro
 
 from juggler.cli.arguments import Flag, parse, report_errors
-from juggler.cli.playing import Progress
+from juggler.cli.evaluate import Progress
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.ratings import elo, nash_averaging
 from juggler.driver.league.roster import Player
 from juggler.driver.league_players import LEAGUE, league_of, module_of
-from juggler.driver.record.run_directory import CONFIG_FILE
+from juggler.driver.record.metrics_file import metrics_table
+from juggler.driver.record.metrics_file import number as finite
+from juggler.driver.record.run_directory import CONFIG_FILE, METRICS_FILE
 from juggler.envrunner.multi_agent.openspiel import SCHEME
 from juggler.envrunner.setup import RANDOM
 from juggler.policies.wilson import outcome
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY as CHECKPOINTS
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read, read_or_warn
-from juggler.runtime.checkpoints.frozen import DIRECTORY, run_of
+from juggler.runtime.checkpoints.weights import DIRECTORY, run_of
 
 _MOST_FROZEN = 12  # columns of the table of win rates
 
 
 def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
-    """A table of players: what they are, where they come from, and how good they are. Each has a
-    number, which the table of win rates goes by."""
+    """Tabulate players: origins, games and ratings.
+
+    Each has a number, which the table of win rates uses.
+    """
     ids = [player.player_id for player in players]
     ratings = elo(payoffs, ids)
     shares, _ = nash_averaging(payoffs, ids)
@@ -48,7 +53,7 @@ def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
         games = sum(payoffs.games(name, other) for other in ids if other != name)
         source = f"{player.parent} at {player.born_at} steps" if player.parent else player.source
         if player.life:
-            source += f", begun anew {player.life} times"
+            source += f", reset {player.life} times"
         lines.append(
             f"{number:>3}  {name:<{width}}  {player.role:<{role_width}}  {steps:>9}  {games:>7}  "
             f"{round(ratings[name]):>6}  {shares[name]:>5.0%}  {source}"
@@ -62,12 +67,11 @@ def win_rate_lines(
     rows: Sequence[Player] | None = None,
     columns: float = math.inf,
 ) -> list[str]:
-    """How often, in percent, players beat others; a draw is half a win.
+    """Tabulate win rates in percent; a draw is half a win.
 
     Args:
-        players: all of them, as in the roster, whose numbers name the columns. These are those that
-            learn, and the newest others.
-        payoffs: their results.
+        players: all of them, as in the roster, whose numbers name the columns. Columns are the
+            players that learn, and the newest others.
         rows: those of the table; None: the players that learn, or else the columns.
         columns: of the terminal; a wider table goes on below itself.
     """
@@ -103,8 +107,7 @@ def win_rate_lines(
 
 
 def _in_parts(table: Sequence[Sequence[str]], columns: float) -> list[str]:
-    """The lines of a table. Columns for which the terminal has no room go on below, in parts that
-    all begin with the first column."""
+    """Break a table into parts that fit, each with the first column."""
     first, *others = (max(map(len, cells)) for cells in zip(*table, strict=True))
     parts: list[list[int]] = [[]]
     width = first
@@ -125,7 +128,7 @@ def _in_parts(table: Sequence[Sequence[str]], columns: float) -> list[str]:
 
 
 def kind_lines(payoffs: Payoffs) -> list[str]:
-    """How often players of one role beat those of another, over the whole run."""
+    """Word how often roles beat each other over the run."""
     lines = ["of all games between roles:"]
     for each in payoffs.kinds.values():
         games = each.wins + each.draws + each.losses
@@ -146,8 +149,10 @@ _LEAST_MATCHES = 2  # of a pair, one on each side
 
 @dataclass(kw_only=True)
 class Arguments:
-    """Show the players of a league, who comes from whom, their ratings, and how often each beats
-    each."""
+    """Show the players of a league.
+
+    It shows their origins, their ratings, and how often each beats each other one.
+    """
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """A checkpoint, or a run directory, whose newest good checkpoint is taken."""
@@ -187,8 +192,8 @@ def _league(given: Arguments) -> int:
         league = league_of(config, state)
     except ValueError as error:
         raise CheckpointError(where, str(error)) from error
-    if given.exploitability:
-        must_be_openspiel(config.env_runner.env)
+    if given.exploitability and not (env := config.env_runner.env).startswith(SCHEME):
+        raise ConfigError(f"--exploitability: {env} is no game of OpenSpiel")
     payoffs, rows = league.payoffs, None
     players = [player for player in league.roster.present() if player.plays]
     if given.tournament is not None:
@@ -208,10 +213,8 @@ def _league(given: Arguments) -> int:
         print()
         print("\n".join(_exploitability_lines(here, checkpoint, config)))
     if given.picture:
-        from juggler.cli.league_picture import draw
-
         try:
-            print(f"picture: {draw(players, payoffs, run_of(where), Path(given.picture))}")
+            print(f"picture: {_draw(players, payoffs, run_of(where), Path(given.picture))}")
         except (OSError, ValueError) as error:  # matplotlib knows no such format
             why = (isinstance(error, OSError) and error.strerror) or error
             raise ConfigError(f"--picture {given.picture}: {why}") from error
@@ -219,10 +222,7 @@ def _league(given: Arguments) -> int:
 
 
 def _must_have_a_checkpoint(run: Path) -> None:
-    """
-    Raises:
-        ConfigError: it is a run that has made none yet.
-    """
+    """Check that the run has made a checkpoint."""
     if (run / CONFIG_FILE).is_file() and not any((run / CHECKPOINTS).glob("*")):
         raise ConfigError(
             f"{run}: this run has made no checkpoint yet, which would have its league: try again "
@@ -231,7 +231,7 @@ def _must_have_a_checkpoint(run: Path) -> None:
 
 
 def _that_are_here(players: Sequence[Player], checkpoint: Checkpoint) -> list[Player]:
-    """Without those whose weights are lost or not there yet, as people are told."""
+    """Return players whose weights are here."""
     assert checkpoint.path is not None
     kept, found = run_of(checkpoint.path) / DIRECTORY, []
     for player in players:
@@ -247,24 +247,12 @@ def _that_are_here(players: Sequence[Player], checkpoint: Checkpoint) -> list[Pl
     return found
 
 
-def must_be_openspiel(env: str) -> None:
-    """
-    Raises:
-        ConfigError: exploitability is of another game.
-    """
-    if not env.startswith(SCHEME):
-        raise ConfigError(f"--exploitability: {env} is no game of OpenSpiel")
-
-
 def _exploitability_lines(
     players: Sequence[Player], checkpoint: Checkpoint, config: RunConfig
 ) -> list[str]:
-    """
-    Raises:
-        ConfigError: OpenSpiel cannot work it out for this game.
-    """
+    """List the exploitability of each player."""
     from juggler.policies.exploitability import exploitability
-    from juggler.policies.loading import load_policy
+    from juggler.policies.policy import load_policy
 
     assert checkpoint.path is not None
     kept = run_of(checkpoint.path) / DIRECTORY
@@ -288,12 +276,8 @@ def _exploitability_lines(
 def _tournament(
     players: Sequence[Player], checkpoint: Checkpoint, config: RunConfig, matches: int
 ) -> Payoffs:
-    """The results of all against all.
-
-    Raises:
-        ConfigError: a match has more than two sides.
-    """
-    from juggler.driver.line_ups import play_matches
+    """The results of all against all."""
+    from juggler.driver.evaluating import play_matches
 
     settings = LeagueConfig.from_table(config.agents.league)
     sides = settings.sides(config.agent_names)
@@ -334,3 +318,53 @@ def _named(player: Player, kept: Path) -> str:
     module_id = module_of(player)
     in_run = player.learning or module_id == RANDOM or not player.parent
     return module_id if in_run else str(kept / module_id)
+
+
+_BEFORE, _BEHIND = "league/learning/", "/elo"  # before and after a player's name in a key
+
+
+def _draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Path) -> Path:
+    """Draw a league.
+
+    Args:
+        run_dir: its metrics have the ratings over time.
+        output: file of the picture. Its suffix decides the format, PNG without one.
+    """
+    from matplotlib.figure import Figure
+
+    ids = [player.player_id for player in players]
+    rates = np.full((len(ids), len(ids)), np.nan)  # [P, P]
+    for row, one in enumerate(ids):
+        for column, other in enumerate(ids):
+            if one != other and payoffs.games(one, other):
+                rates[row, column] = payoffs.win_rate(one, other)
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    image = left.imshow(rates, cmap="RdBu", vmin=0, vmax=1)
+    left.set_xticks(range(len(ids)), ids, rotation=90, fontsize=7)
+    left.set_yticks(range(len(ids)), ids, fontsize=7)
+    left.set_title("win rate of the row against the column")
+    figure.colorbar(image, ax=left)
+    for place, (name, curve) in enumerate(_ratings(run_dir).items()):
+        steps, ratings = zip(*curve, strict=True)
+        right.plot(steps, ratings, ("-", "--", ":", "-.")[place // 10 % 4], label=name)
+    right.set_xlabel("steps trained, all players")
+    right.set_ylabel("Elo rating")
+    right.set_title("ratings of players that learn")
+    if right.lines:
+        right.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    path = output if output.suffix else output.with_suffix(".png")
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _ratings(run_dir: Path) -> dict[str, list[tuple[float, float]]]:
+    """Return each player's ratings by trained steps."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for line in metrics_table(run_dir) if (run_dir / METRICS_FILE).is_file() else []:
+        for key in line:
+            if key.startswith(_BEFORE) and key.endswith(_BEHIND):
+                name = key.removeprefix(_BEFORE).removesuffix(_BEHIND)
+                at = finite(line.get("env_steps_trained")), finite(line[key])
+                curves.setdefault(name, []).append(at)
+    return curves

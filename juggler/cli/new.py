@@ -29,8 +29,10 @@ _RENAMED = {"gitignore": ".gitignore"}
 
 @dataclass(kw_only=True)
 class Arguments:
-    """Write a project that trains at once: an environment, a module, a configuration and a test,
-    all with comments, to be changed."""
+    """Write a project that trains at once.
+
+    It has an environment, a module, a configuration and a test, all with comments, to be changed.
+    """
 
     directory: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIRECTORY")]
     """Where to write it. Its name becomes that of the package: letters, digits and underscores."""
@@ -69,7 +71,7 @@ def _is_project(directory: Path) -> bool:
 
 
 def _copy(template: Traversable, to: Path, name: str) -> list[Path]:
-    """Write a directory of the template, with the project's own name in it."""
+    """Write a directory of the template under the project's name."""
     to.mkdir(parents=True, exist_ok=True)
     written = []
     for each in sorted(template.iterdir(), key=lambda each: each.name):
@@ -84,15 +86,12 @@ def _copy(template: Traversable, to: Path, name: str) -> list[Path]:
 
 
 def _must_be_a_name(name: str) -> None:
-    """
-    Raises:
-        ConfigError: a package cannot have this name, or another one has it.
-    """
+    """Check that a package can have this new name."""
     if not name.isidentifier() or keyword.iskeyword(name):
         clean = "".join(each if each.isalnum() else "_" for each in name)
         raise ConfigError(
-            f"{name!r} cannot be the name of a package: use letters, digits and underscores, such "
-            f"as {clean if clean.isidentifier() and not keyword.iskeyword(clean) else _NAME!r}"
+            f"{name!r} cannot be the name of a package: use letters, digits and underscores, "
+            f"such as {clean if clean.isidentifier() and not keyword.iskeyword(clean) else _NAME!r}"
         )
     if name in sys.stdlib_module_names or _is_installed(name):
         raise ConfigError(f"{name!r} is the name of another package: choose another one")
@@ -101,6 +100,6 @@ def _must_be_a_name(name: str) -> None:
 
 
 def _is_installed(name: str) -> bool:
-    """Whether Python would find another package first. A directory without code is none."""
+    """Whether Python would find another package first."""
     spec = importlib.util.find_spec(name)
     return spec is not None and spec.origin is not None

@@ -16,8 +16,11 @@ _ANSWER_SECONDS = 10.0
 
 @dataclass(kw_only=True)
 class Arguments:
-    """Have another number of workers in a run, which goes on meanwhile. EnvRunners that are too
-    many finish what they do, and lose nothing; so do learners of `juggler train`."""
+    """Have another number of workers in a run, which goes on meanwhile.
+
+    EnvRunners that are too many finish what they do, and lose nothing; so do learners of `juggler
+    train`.
+    """
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """The directory of a run of `juggler train` or `juggler launch`, on the host of its driver."""
@@ -38,25 +41,24 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _scale(given: Arguments) -> int:
-    from juggler.driver.record.driver_file import find_driver
-    from juggler.launch.commands import ROLES, Launch, LaunchError, must_allow
-    from juggler.launch.scaling import Wanted
+    from juggler.driver.record.run_directory import find_driver
+    from juggler.launch.engine import ROLES, Launch, LaunchError, must_allow
 
     wanted = dict(zip(ROLES, (given.learners, given.env_runners, given.evaluators), strict=True))
     if all(number is None for number in wanted.values()):
         raise LaunchError("say how many: --env-runners N, --learners N or --evaluators N")
     must_allow(wanted)
     run_dir = Path(given.run).absolute()
-    launched = Wanted(Launch(run_dir, "").directory)
-    if launched.abandoned:
+    launched = Launch(run_dir)
+    if launched.is_abandoned:
         raise LaunchError(
-            f"the `juggler launch` that started {given.run} was killed, so nobody starts or ends "
-            "its workers any more: give that command again, and the run continues"
+            f"the `juggler launch` that started {given.run} was killed, so its workers are no "
+            "longer managed: repeat that command to continue the run"
         )
-    if launched.are_there:
+    if launched.is_running:
         for role, number in wanted.items():
             if number is not None:
-                print(launched.change(role, number))
+                print(launched.scale(role, number))
         return 0
     address = find_driver(run_dir)
     if given.evaluators is not None:
@@ -68,17 +70,16 @@ def _scale(given: Arguments) -> int:
         (given.env_runners, given.learners), before, ("EnvRunners", "learners"), strict=True
     ):
         if number is not None:
-            print(f"{what}: {number} are wanted now, in place of {so_far}")
+            print(f"{what}: {number} instead of {so_far}")
     return 0
 
 
 def _ask(run_dir: Path, address: str, env_runners: int, learners: int) -> tuple[int, int]:
-    """Ask the driver for so many EnvRunners and learners -> how many there were to be."""
+    """Ask the driver for these numbers of workers -> the numbers before."""
     import grpc
 
     from juggler.driver.monitoring import SCALE_METHOD
-    from juggler.driver.record.driver_file import not_running
-    from juggler.driver.record.run_directory import RunDirectoryError
+    from juggler.driver.record.run_directory import RunDirectoryError, not_running
     from juggler.driver.record.wording import here
     from juggler.runtime.actors.endpoints import EndpointError, dial
     from juggler.runtime.wire.v1 import status_pb2

@@ -1,28 +1,58 @@
-"""`juggler status`: shows the state of a run."""
+"""`juggler status` and `juggler watch`: what runs do, in terminal and browser."""
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import tyro
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from juggler.cli.arguments import Flag, parse, report_errors
+from juggler.cli.arguments import AccessArguments, Flag, parse, report_errors
+from juggler.driver.record.wording import LEAGUE_RETURNS, clock, number, plain, quantity
+from juggler.runtime.wire.v1 import status_pb2
 
+if TYPE_CHECKING:
+    from juggler.driver.watching.overview import Overview
+
+#: The option of a command that lists runs.
+RUNS: Final = "--runs"
+#: Where runs are that were given no directory.
+DEFAULT: Final = "runs"
 _EVERY_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
 _PIPE_COLUMNS = 300  # without a terminal, nothing is cut off
+_RUN_STYLES = {
+    "running": "cyan",
+    "solved": "green",
+    "failed": "bold red",
+    "killed": "bold red",
+    "stopped": "",
+}
 
 
 @dataclass(kw_only=True)
-class Arguments:
-    """Show the state of a run: its workers, versions, rates, step counts and last events. The
-    display is renewed every second until the run ends, or until Ctrl-C."""
+class Arguments(AccessArguments):
+    """Show the state of a run, renewed every second.
+
+    It shows workers, versions, rates, step counts and last events, until the run ends or until
+    Ctrl-C.
+
+    With --runs, or without a run, all runs of a directory are listed: see `juggler status --runs
+    --help`.
+    """
 
     where: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DRIVER")]
     """The driver's address, HOST:PORT; or, on its host, the run directory."""
@@ -33,76 +63,84 @@ class Arguments:
     json: Flag = False
     """Print one JSON object per line, with everything that is known."""
 
-    token_file: str | None = None
-    """A file with the secret of the run; or set JUGGLER_TOKEN_FILE, or JUGGLER_TOKEN."""
 
-    tls: str | None = None
-    """A directory with ca.pem, cert.pem and key.pem, as `juggler certs` makes it; or set
-    JUGGLER_TLS."""
+@dataclass(kw_only=True)
+class RunsArguments:
+    """List runs, the newest first, with their state.
+
+    Of a single run, list its checkpoints, too.
+    """
+
+    directory: tyro.conf.Positional[str] = DEFAULT
+    """A directory of runs, or a run."""
+
+    json: Flag = False
+    """Print one JSON object for each run, a line each."""
+
+
+@dataclass(kw_only=True)
+class WatchArguments(AccessArguments):
+    """Serve a page about running and finished runs.
+
+    It reads their directories, and no run notices. Ctrl-C ends it. The page asks for the token,
+    which is required beyond loopback; with --tls, it is served by HTTPS.
+    """
+
+    runs: tyro.conf.Positional[tuple[str, ...]] = (DEFAULT,)
+    """Directories of runs, or runs: several are compared."""
+
+    bind: str | None = None
+    """Address to serve at, HOST:PORT. none: 127.0.0.1:7070, or the first port after that which is
+    free."""
+
+    insecure: Flag = False
+    """Serve beyond loopback without encryption: only on a network that you trust."""
 
 
 def run(arguments: Sequence[str]) -> int:
+    if RUNS in arguments or not arguments:
+        rest = [each for each in arguments if each != RUNS]
+        wanted = parse(RunsArguments, rest, "runs")
+        return report_errors("runs", lambda: _list(wanted))
     given = parse(Arguments, arguments, "status")
     return report_errors("status", lambda: _show(given))
 
 
-def _show(given: Arguments) -> int:
-    statuses = _statuses(given)
-    first = next(statuses)
-    try:
-        if given.json:
-            from juggler.driver.asking import to_plain
+def watch(arguments: Sequence[str]) -> int:
+    given = parse(WatchArguments, arguments, "watch")
+    return report_errors("watch", lambda: _watch(given))
 
-            _print_all(given, first, statuses, lambda each: print(json.dumps(to_plain(each))))
-        else:
-            _show_tables(given, first, statuses)
-    except KeyboardInterrupt:
-        pass  # Ctrl-C is the usual way to end it
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PIPE_COLUMNS)
+
+
+def _show(given: Arguments) -> int:
+    from juggler.driver.monitoring import to_plain
+
+    console, statuses = _console(), _statuses(given)
+    first = next(statuses)
+    is_live = console.is_terminal and not (given.once or given.json)
+    live = Live(console=console, auto_refresh=False) if is_live else None
+    with suppress(KeyboardInterrupt), live or nullcontext():  # Ctrl-C is the usual way to end it
+        for status in [first] if given.once else chain([first], statuses):
+            if given.json:
+                print(json.dumps(to_plain(status)), flush=True)
+            elif live is not None:
+                live.update(table(status, console.width), refresh=True)
+            else:
+                console.print(table(status, console.width))
+                sys.stdout.flush()
     return 0
 
 
-def _show_tables(given: Arguments, first: Any, rest: Iterator[Any]) -> None:
-    from rich.console import Console, RenderableType
-    from rich.live import Live
-
-    from juggler.cli.status_table import table
-
-    def shown(status: Any) -> RenderableType:
-        return table(status, console.width)
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_PIPE_COLUMNS)
-    if given.once or not console.is_terminal:
-        return _print_all(given, first, rest, lambda each: console.print(shown(each)))
-    with Live(shown(first), console=console, auto_refresh=False) as live:
-        for status in rest:
-            live.update(shown(status), refresh=True)
-    return None
-
-
-def _print_all(
-    given: Arguments, first: Any, rest: Iterator[Any], show: Callable[[Any], None]
-) -> None:
-    show(first)
-    if not given.once:
-        for status in rest:
-            show(status)
-            sys.stdout.flush()
-
-
 def _statuses(given: Arguments) -> Iterator[Any]:
-    """What the driver says, once a second, until it is gone.
-
-    Raises:
-        EndpointError: the driver does not answer the first time.
-        RunDirectoryError: the run is not running.
-    """
+    """What the driver says, once a second, until it is gone."""
     import grpc
 
-    from juggler.driver.asking import ask_status
-    from juggler.driver.record.driver_file import find_driver, not_running
-    from juggler.driver.record.run_directory import RunDirectoryError
+    from juggler.driver.monitoring import ask_status
+    from juggler.driver.record.run_directory import RunDirectoryError, find_driver, not_running
     from juggler.runtime.actors.credentials import read_token
     from juggler.runtime.actors.endpoints import (
         EndpointError,
@@ -144,3 +182,288 @@ def _statuses(given: Arguments) -> Iterator[Any]:
             answered = True
             yield status
             time.sleep(_EVERY_SECONDS)
+
+
+_WORKER_STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "left": "red"}
+_LEVELS = {"info": "dim", "warning": "yellow", "error": "red"}
+_SILENT_SECONDS = 3.0  # of an attached worker: more than a heartbeat or two
+_SHOWN_MESSAGES = 6
+_NARROW = 130  # terminal columns
+_ONLY_WIDE = ("host", "pid", "incarnation", "device", "memory", "last error")
+
+
+def table(status: status_pb2.RunStatus, width: int) -> RenderableType:
+    """The most important facts, in a given number of columns."""
+    is_wide = width >= _NARROW
+    workers = _workers(status, () if is_wide else _ONLY_WIDE)
+    errors = () if is_wide else _last_errors(status)
+    return Group(_head(status), _books(status), workers, *errors, *_log_messages(status))
+
+
+def _head(status: status_pb2.RunStatus) -> Text:
+    state = "green" if status.phase == "training" else "yellow"
+    return Text.assemble(
+        ("juggler ", "bold"),
+        f"{plain(status.env)} with {status.algorithm}, run {status.run_id}: ",
+        (plain(status.phase), state),
+        f", {clock(status.wall_seconds)}",
+        (f"  {plain(status.run_dir)}", "dim"),
+    )
+
+
+def _books(status: status_pb2.RunStatus) -> Table:
+    steps, queues, episodes = status.steps, status.queues, status.episodes
+    version, staleness = status.version, status.staleness
+    consumed = sum(staleness.counts)
+    dropped = ", ".join(f"{quantity(n)} {reason}" for reason, n in sorted(steps.dropped.items()))
+    has_return = episodes.HasField("return_mean")
+    lost = f", {quantity(steps.lost_unreported)} lost unreported" if steps.lost_unreported else ""
+    rows = {
+        "return": f"{number(episodes.return_mean if has_return else None)} over the last 100 of "
+        f"{episodes.ended:,} episodes",
+        **_returns("modules", {_module(each): each for each in status.modules}),
+        **({"": f"of {LEAGUE_RETURNS}"} if status.HasField("league") and status.modules else {}),
+        **_league(status),
+        **_returns("agents", {agent.agent: agent for agent in status.agents}),
+        "steps": f"{quantity(steps.sampled)} sampled = {quantity(steps.trained)} trained + "
+        f"{quantity(sum(steps.dropped.values()))} dropped + {quantity(steps.in_flight)} in flight; "
+        f"{quantity(status.steps_per_second)} steps/s{lost}",
+        "dropped": dropped or "nothing",
+        "weights": f"generation {version.generation}, update {version.update:,}; staleness "
+        f"{number(staleness.sum / consumed if consumed else None)} on average",
+        "queues": f"{queues.requests_in_flight} requests and {queues.updates_in_flight} updates in "
+        f"flight, {queues.queued_batches} batches ({quantity(queues.queued_steps)} steps) queued",
+        **_simulators(status),
+        "driver": f"{clock(status.driver.cpu_seconds)} of CPU, "
+        f"{_memory(status.driver.resident_bytes)}; {status.restarts} restarts",
+    }
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    for name, text in rows.items():
+        grid.add_row(name, text)
+    return grid
+
+
+def _module(module: status_pb2.ModuleStatus) -> str:
+    return f"{module.module_id}{' (not trained)' if module.HasField('steps_played') else ''}"
+
+
+def _league(status: status_pb2.RunStatus) -> dict[str, str]:
+    """Return a row about a league's players, if any."""
+    if not status.HasField("league"):
+        return {}
+    league = status.league
+    ratings = ", ".join(f"{plain(each.player_id)} {each.elo:.0f}" for each in league.learning)
+    return {
+        "league": f"{league.players} players, {league.historical} of them frozen; Elo {ratings}"
+    }
+
+
+def _simulators(status: status_pb2.RunStatus) -> dict[str, str]:
+    """A row about the simulators at gateways, if there are any gateways."""
+    told = [each.simulators for each in status.workers if each.HasField("simulators")]
+    connected = sum(each.connected for each in told)
+    environments = sum(each.environments for each in told)
+    text = f"{connected:,} connected, with {environments:,} environments"
+    return {"simulators": text} if told else {}
+
+
+def _returns(
+    title: str, of: Mapping[str, status_pb2.ModuleStatus | status_pb2.AgentStatus]
+) -> dict[str, str]:
+    """Return a row with each module's or agent's mean return."""
+    words = (
+        f"{plain(name)} {number(each.return_mean if each.HasField('return_mean') else None)}"
+        for name, each in of.items()
+    )
+    return {title: ", ".join(words)} if of else {}
+
+
+def _workers(status: status_pb2.RunStatus, left_out: Sequence[str]) -> Table:
+    rows = [_cells(worker) for worker in sorted(status.workers, key=_order)]
+    found = Table(box=None, padding=(0, 1), header_style="bold")
+    titles = [title for title in _cells(status_pb2.WorkerStatus()) if title not in left_out]
+    for title in titles:
+        found.add_column(title, no_wrap=title != "last error")
+    for row in rows:
+        found.add_row(*(row[title] for title in titles))
+    return found
+
+
+def _cells(worker: status_pb2.WorkerStatus) -> dict[str, Text | str]:
+    """By title, from left to right."""
+    version, resources = worker.version, worker.resources
+    silent = worker.state in ("ready", "starting") and worker.seconds_silent > _SILENT_SECONDS
+    on_device = f" + {_memory(resources.device_bytes)}" if resources.device_bytes else ""
+    return {
+        "worker": worker.worker_id,
+        "state": Text(worker.state, style=_WORKER_STYLES.get(worker.state, "bold red")),
+        "host": plain(worker.host),
+        "pid": str(worker.pid or "-"),
+        "incarnation": plain(worker.incarnation)[:8],
+        "device": plain(worker.device) or "-",
+        "version": f"{version.generation}.{version.update}" if worker.HasField("version") else "-",
+        "steps/s": quantity(worker.steps_per_second),
+        "heard": Text(clock(worker.seconds_silent), style="yellow" if silent else ""),
+        "memory": _memory(resources.resident_bytes) + on_device,
+        "restarts": str(worker.restarts),
+        "last error": Text(_last_error(worker), style="red"),
+    }
+
+
+def _last_error(worker: status_pb2.WorkerStatus) -> str:
+    error = plain(worker.last_error)
+    return f"{clock(worker.seconds_since_error)} ago: {error}" if error else ""
+
+
+def _last_errors(status: status_pb2.RunStatus) -> list[Text]:
+    """Return a line for each worker with an error."""
+    workers = sorted(status.workers, key=_order)
+    errors = {worker.worker_id: _last_error(worker) for worker in workers}
+    return [Text(f"{name}, {error}", style="red") for name, error in errors.items() if error]
+
+
+def _log_messages(status: status_pb2.RunStatus) -> list[Text]:
+    now = time.time()
+    return [
+        Text(
+            f"{clock(max(0.0, now - each.time))} ago: {each.text}",
+            style=_LEVELS.get(each.level, ""),
+        )
+        for each in status.log_messages[-_SHOWN_MESSAGES:]
+    ]
+
+
+def _order(worker: status_pb2.WorkerStatus) -> tuple[str, int]:
+    index = worker.worker_id.rpartition("-")[2]
+    return worker.role, int(index) if index.isdecimal() else -1
+
+
+def _memory(size: int) -> str:
+    return f"{size / 1e6:.0f} MB" if size else "-"
+
+
+def _list(given: RunsArguments) -> int:
+    from juggler.driver.watching.overview import Overseer, find_runs, names_of, to_plain
+
+    directory = Path(given.directory)
+    is_there = given.directory != DEFAULT or directory.exists()  # else no run was trained here yet
+    run_dirs = find_runs([directory]) if is_there else []
+    found = [
+        Overseer(run_dir, name).look()
+        for run_dir, name in zip(run_dirs, names_of(run_dirs), strict=True)
+    ]
+    if given.json:
+        for each in found:
+            print(json.dumps(to_plain(each)))
+    elif found:
+        console = _console()
+        _show_runs(found, console)
+        if run_dirs == [directory]:
+            _show_checkpoints(directory, console)
+    else:
+        print(f"there are no runs in {directory}: `juggler train cartpole` makes one in runs/")
+    return 0
+
+
+def _show_runs(found: list[Overview], console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("name", "environment", "algorithm", "state"):
+        table.add_column(name, overflow="fold", min_width=7)
+    for name in ("return", "best", "steps", "time", "checkpoints"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("written", no_wrap=True)
+    for each in found:
+        table.add_row(
+            Text(each.name),
+            Text(each.env.rpartition(":")[2]),
+            Text(each.algorithm),
+            Text(each.state, style=_RUN_STYLES[each.state]),
+            number(each.return_last),
+            number(each.return_best),
+            quantity(each.env_steps),
+            duration(each.wall_time),
+            str(len(each.checkpoints)),
+            _ago(each.written),
+        )
+    console.print(table)
+    for each in found:
+        if each.problem:
+            print(f"{each.directory}: {each.problem}", file=sys.stderr)
+
+
+def _show_checkpoints(run_dir: Path, console: Console) -> None:
+    """Show checkpoints for commands: the newest ones, and the best one."""
+    from juggler.driver.watching.overview import text_of
+    from juggler.runtime.checkpoints.checkpoint import read_record
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("checkpoint", overflow="fold")
+    for name in ("return", "steps"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("written", no_wrap=True)
+    for path in _checkpoints(run_dir):
+        try:
+            counters = read_record(path)["counters"]
+            returns, steps = counters.get("returns"), quantity(counters["trained"])
+            told = number(fmean(returns) if returns else None), steps
+            written = _ago(path.stat().st_mtime)
+        except Exception:  # the directory may hold anything
+            told, written = ("", ""), "damaged"
+        table.add_row(Text(text_of(path)), *told, written)
+    if table.row_count:
+        console.print()
+        console.print(table)
+
+
+def _checkpoints(run_dir: Path) -> Iterator[Path]:
+    from juggler.runtime.checkpoints.checkpoint import BEST, DIRECTORY, newest_first
+
+    for name in (DIRECTORY, BEST):
+        if (run_dir / name).is_dir():
+            yield from newest_first(run_dir / name)
+
+
+def _ago(then: float) -> str:
+    return f"{duration(max(0.0, time.time() - then))} ago"
+
+
+def duration(seconds: float) -> str:
+    """Word a time: 8.3 s, 12 min 5 s, 4 days."""
+    if seconds < 59.95:  # which is rounded: never 60.0 s
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"
+
+
+def _watch(given: WatchArguments) -> int:
+    from juggler.driver.watching.overview import find_runs
+    from juggler.driver.watching.serving import serve_page
+    from juggler.runtime.actors.credentials import read_token
+    from juggler.runtime.actors.tls import read_tls
+
+    directories = [Path(each) for each in given.runs]
+    is_default = given.runs == (DEFAULT,)
+    # A user may watch before there is a run.
+    found = [] if is_default and not directories[0].exists() else find_runs(directories)
+    tls = read_tls(given.tls)
+    with serve_page(
+        directories,
+        given.bind,
+        named=len(directories) > 1,
+        token=(token := read_token(given.token_file, tls)),
+        tls=tls,
+        insecure=given.insecure,
+    ) as address:
+        count = "1 run" if len(found) == 1 else f"{len(found)} runs"
+        asks = ", which asks for the token" if token else ""
+        print(f"watching {count} at {address}{asks} (Ctrl-C ends this)", flush=True)
+        try:
+            while True:
+                signal.pause()
+        except KeyboardInterrupt:
+            return 0  # Ctrl-C is the usual way to end it

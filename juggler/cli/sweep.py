@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
 from juggler.cli.arguments import (
+    ConfigArguments,
     Flag,
     keys_given,
     must_stand_alone,
@@ -17,13 +17,15 @@ from juggler.cli.arguments import (
     parse_rest,
     report_errors,
 )
-from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.config import ConfigError
 from juggler.driver.given_config import load_given
 
 
 @dataclass(kw_only=True)
-class Arguments:
-    """Look for good settings with many short runs, which Optuna chooses. Each is a run of its own.
+class Arguments(ConfigArguments):
+    """Look for good settings with many short runs, which Optuna chooses.
+
+    Each is a run of its own.
 
     juggler sweep cartpole --stop-steps 50000 --space lr=1e-4..1e-2:log --space
     entropy_coefficient=0,0.01 --trials 20
@@ -32,9 +34,6 @@ class Arguments:
     plot, and the best settings as a file that `juggler train` takes, all in
     --run-dir.
     """
-
-    config: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CONFIG]")] = None
-    """A configuration that ships with Juggler, or a .toml file. Options override its values."""
 
     space: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """A key of the configuration and its values, for each key that varies: KEY=LOW..HIGH,
@@ -59,15 +58,13 @@ class Arguments:
     resume: str | None = None
     """Go on with the sweep in this directory."""
 
-    run: RunConfig = field(default_factory=RunConfig)
-
 
 def run(arguments: Sequence[str]) -> int:
     return report_errors("sweep", lambda: _sweep(arguments))
 
 
 def _sweep(arguments: Sequence[str]) -> int:
-    from juggler.experiments.sweeping import TRIALS, plan_of, resume_sweep, start_sweep
+    from juggler.experiments.sweep import TRIALS, plan_of, resume_sweep, start_sweep
 
     first, algorithm = parse_first(Arguments, arguments, "sweep")
     if first.resume is not None:
@@ -75,15 +72,14 @@ def _sweep(arguments: Sequence[str]) -> int:
         must_stand_alone(first.config, arguments, goes_on, ("trials", "jobs"))
         return _status(resume_sweep(first.resume, trials=first.trials, jobs=first.jobs))
     base, in_file = load_given(first.config, algorithm)
-    given = parse_rest(Arguments, arguments, "sweep", Arguments(run=base))
-    given.run.validate()
+    given = parse_rest(Arguments, arguments, "sweep", base)
     said = keys_given(arguments)
     plan = plan_of(
         given.run,
         in_file | said,
         said,
         base,
-        space=_by_key(given.space),
+        _by_key(given.space),
         metric=given.metric,
         minimize=given.minimize,
         prune=given.prune,
@@ -98,10 +94,7 @@ def _status(result: object) -> int:
 
 
 def _by_key(space: Sequence[str]) -> dict[str, str]:
-    """
-    Raises:
-        ConfigError: one has no values, or a key comes twice.
-    """
+    """Split values from their keys, each of which comes once."""
     found: dict[str, str] = {}
     for each in space:
         key, equals, values = each.partition("=")

@@ -1,30 +1,44 @@
-"""`juggler tune`: measures this machine, and says which sizes suit it."""
+"""`juggler tune`: finds sizes that suit this machine by timing short runs."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Final
 
-import tyro
-
-from juggler.cli.arguments import keys_given, parse_first, parse_rest, report_errors
+from juggler.cli.arguments import (
+    ConfigArguments,
+    keys_given,
+    parse_first,
+    parse_rest,
+    report_errors,
+)
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.given_config import load_given
+from juggler.driver.given_config import differing, load_given
 
-_LEAST_SECONDS = 1.0
+_MIN_SECONDS: Final = 1.0
+_PROBES: Final = 12  # runs that `--seconds` is divided by, their starts included
+_GAIN: Final = 1.05  # of a larger size: slower than that is not worth its processes
+_MOST_RUNNERS: Final = 64
+_MIN_STEPS: Final = 8  # shorter fragments bootstrap nearly every return
+_ABOUT: Final = 1.1  # how much larger than an update its batches may be
+#: Keys that are advised, in the order in which they are tried.
+_TRIED: Final = ("envs_per_runner", "num_env_runners", "learner_threads")
+KEYS: Final = (*_TRIED, "fragment_steps")
 
 
 @dataclass(kw_only=True)
-class Arguments:
-    """Measure a configuration's own environment, module and algorithm on this machine for about a
-    minute, and say which numbers of EnvRunners and environments, and which fragments, suit it."""
+class Arguments(ConfigArguments):
+    """Find a fast configuration for this machine.
 
-    config: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CONFIG]")] = None
-    """A configuration that ships with Juggler, or a .toml file. Options override its values."""
+    It times short runs for about a minute, and reports which numbers of EnvRunners, environments
+    and threads, and which fragments, suit the machine.
+    """
 
     write: str | None = None
     """Write the configuration with these sizes to this file, which `juggler train` takes."""
@@ -32,7 +46,31 @@ class Arguments:
     seconds: float = 60.0
     """How long to measure, about."""
 
-    run: RunConfig = field(default_factory=RunConfig)
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What a short run has reached."""
+
+    config: RunConfig  # of the run, with the values that it chose by itself
+    rate: float  # steps trained on per second; 0: it made no update
+    busy: float  # the share of its time that the learner worked
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Its sizes by key."""
+        flat = self.config.flat()
+        return {key: flat[key] for key in KEYS}
+
+    def __str__(self) -> str:
+        sizes = self.sizes
+        shape = (
+            f"{sizes['num_env_runners']} × {sizes['envs_per_runner']} environments, "
+            f"{sizes['fragment_steps']} steps"
+        )
+        if (threads := sizes["learner_threads"]) > 1:
+            shape += f", {threads} threads of the learner"
+        rate = int(float(f"{self.rate:.2g}"))  # more digits would not be true
+        return f"{shape}: about {rate:,} steps/s, the learner busy {self.busy:.0%}"
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -40,32 +78,153 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _tune(arguments: Sequence[str]) -> int:
-    from juggler.experiments.tuning.advice import advise, lines_of, write
-
     first, algorithm = parse_first(Arguments, arguments, "tune")
     base, in_file = load_given(first.config, algorithm)
-    given = parse_rest(Arguments, arguments, "tune", Arguments(run=base))
-    given.run.validate()
-    if not given.seconds >= _LEAST_SECONDS:
-        raise ConfigError(f"--seconds must be at least {_LEAST_SECONDS:g}, not {given.seconds}")
+    given = parse_rest(Arguments, arguments, "tune", base)
+    if not given.seconds >= _MIN_SECONDS:
+        raise ConfigError(f"--seconds must be at least {_MIN_SECONDS:g}, not {given.seconds}")
     to = None if given.write is None else Path(given.write)
     if to is not None:
         _must_be_writable(to)
     keys = in_file | keys_given(arguments)
-    advice = advise(given.run, keys, given.seconds, _say)
-    for line in lines_of(advice):
-        print(line)
+    now, best = search(given.run, keys, given.seconds)
+    print(f"\nas configured: {now}\nadvised:       {best}")
+    for key, value in best.sizes.items():
+        before = now.sizes[key]
+        print(f"  {key} = {value}" + (f"  (was {before})" if before != value else ""))
+    print("batch_size stays: an update of another size changes what is learned.")
     if to is not None:
-        write(advice, to)
+        _write(best, keys, to)
         print(f"\njuggler train {to}")
     return 0
 
 
-def _must_be_writable(path: Path) -> None:
-    """
+def search(config: RunConfig, given: Collection[str], seconds: float) -> tuple[Timed, Timed]:
+    """Time a configuration, and then other sizes, one key at a time.
+
+    A size doubles as long as steps per second grow by a twentieth; of those as fast, the first is
+    advised, which has the fewest processes.
+
+    Args:
+        seconds: for all runs, about. One that has begun goes to its end.
+
     Raises:
-        ConfigError: no file can be made there.
+        ConfigError: the run cannot be timed; the message says why.
     """
+    from juggler.driver.driver import RunFailed
+    from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
+
+    if config.env_runner.gateway or config.env_runner.dataset:
+        what = "simulators dial in" if config.env_runner.gateway else "nothing is sampled"
+        raise ConfigError(f"only runs that sample on this host can be timed, and here {what}")
+    ends = time.monotonic() + seconds
+    share_forkserver()
+    try:
+        _say(f"timing runs of {config.env_runner.env} for about {seconds:g} s")
+        now = best = time_run(config, given, seconds / _PROBES)
+        if not now.rate:
+            raise ConfigError("the first run made no update in its time: give more --seconds")
+        config = now.config  # with the sizes that it chose by itself
+        for key in _TRIED:
+            for values in _sizes(best.config, key):
+                if time.monotonic() >= ends:
+                    _say(f"there was no time for other {key}: give more --seconds")
+                    break
+                try:
+                    other = RunConfig.from_flat({**best.config.flat(), **values})
+                    timed = time_run(other, config.flat(), seconds / _PROBES)
+                except (ConfigError, RunFailed) as error:
+                    _say(f"{key} = {values[key]} fails: {error}")
+                    break
+                if timed.rate < _GAIN * best.rate:
+                    break
+                best = timed
+    finally:
+        let_go_of_forkserver()
+    return now, best
+
+
+def _sizes(config: RunConfig, key: str) -> Iterator[dict[str, int]]:
+    """Yield doubled values of a key, with fitting fragments."""
+    flat, cores = config.flat(), len(os.sched_getaffinity(0))
+    most = {"num_env_runners": _MOST_RUNNERS, "learner_threads": cores}.get(key, 4096)
+    value = int(flat[key])
+    while (value := 2 * value) <= most:
+        sizes = {**flat, key: value}
+        rows = sizes["envs_per_runner"]
+        rows *= sizes["num_env_runners"] if config.driver.synchronous else 1  # of an update
+        steps = min(flat["fragment_steps"], int(_ABOUT * flat["batch_size"]) // rows)
+        if steps < min(flat["fragment_steps"], _MIN_STEPS):
+            return
+        yield {key: value, "fragment_steps": steps}
+
+
+def time_run(config: RunConfig, given: Collection[str], seconds: float) -> Timed:
+    """Train for a few seconds, in a directory that is deleted afterwards."""
+    from juggler.driver.driver import Start
+    from juggler.driver.starting import start_run
+
+    with tempfile.TemporaryDirectory(prefix="juggler-tune-") as directory:
+        changed: dict[str, object] = {
+            "run_dir": f"{directory}/run",
+            "stop_return": None,
+            "stop_steps": None,
+            "stop_seconds": max(seconds, _MIN_SECONDS),
+            "evaluation_seconds": 0.0,
+            "progress": "off",
+            "track": [],
+            "web": False,
+        }
+        own = RunConfig.from_flat({**config.flat(), **changed})
+        result = start_run(own, {*given, *changed}, Start(time.monotonic()))
+        lines = [line for line in result.metrics() if line["env_steps_trained"]]
+        chose = RunConfig.from_flat(_read(result.run_dir))
+    timed = Timed(RunConfig.from_flat({**chose.flat(), **_kept(config, changed)}), 0.0, 0.0)
+    if not lines:
+        return timed
+    first, last = lines[len(lines) // 3], lines[-1]
+    if first is last:  # too few lines to leave out the first updates, which are slow
+        first = dict.fromkeys(last, 0.0)
+    passed = max(last["training_time"] - first["training_time"], 1e-9)
+    rate = (last["env_steps_trained"] - first["env_steps_trained"]) / passed
+    waited = [each.get("seconds/learner/waiting", 0.0) for each in (first, last)]
+    learners = max(1, last["num_learners"])
+    busy = 1 - (waited[1] - waited[0]) / passed / learners
+    _say(str(timed := Timed(timed.config, rate, min(1.0, max(0.0, busy)))))
+    return timed
+
+
+def _read(run_dir: Path) -> dict[str, object]:
+    from juggler.driver.given_config import read_toml
+    from juggler.driver.record.run_directory import CONFIG_FILE
+
+    return read_toml(run_dir / CONFIG_FILE)
+
+
+def _kept(config: RunConfig, changed: Collection[str]) -> dict[str, object]:
+    """What a configuration said for keys that short runs change."""
+    flat = config.flat()
+    return {key: flat[key] for key in changed}
+
+
+def _write(best: Timed, given: Collection[str], path: Path) -> None:
+    """Write sizes and other non-defaults for `juggler train`."""
+    from juggler.driver.record.run_directory import to_toml
+
+    flat = best.config.flat()
+    values = differing({key: flat[key] for key in flat if key in {*given, *KEYS}}, KEYS)
+    about = f"# Sizes that `juggler tune` advised. Timed: {best}.\n"
+    try:
+        with path.open("xb") as file:
+            file.write(about.encode() + to_toml(values))
+    except FileExistsError:
+        raise ConfigError(f"--write {path}: it is there, and is not overwritten") from None
+    except OSError as error:
+        raise ConfigError(f"--write {path}: {error.strerror}") from error
+
+
+def _must_be_writable(path: Path) -> None:
+    """Check that a new file can be written there."""
     if path.exists():
         raise ConfigError(f"--write {path}: it is there, and is not overwritten")
     if not path.parent.is_dir():

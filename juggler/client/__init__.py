@@ -1,4 +1,4 @@
-"""A simulator's end of a gateway: a policy in training acts in your environments.
+"""A simulator's end of a gateway, whose policies act in your environments.
 
     from juggler.client import box, connect, discrete
 
@@ -17,13 +17,16 @@ needs onnxruntime for that. Gymnasium spaces are accepted as well.
 
 from __future__ import annotations
 
-from juggler.client.agents import AgentsSession, connect_agents
 from juggler.client.connection import GatewayError
-from juggler.client.gymnasium import play
-from juggler.client.local import LocalSession
-from juggler.client.pettingzoo import play_agents
-from juggler.client.recording import RecordingSession
-from juggler.client.session import Session, connect
+from juggler.client.playing import play, play_agents
+from juggler.client.session import (
+    AgentsSession,
+    LocalSession,
+    RecordingSession,
+    Session,
+    connect,
+    connect_agents,
+)
 from juggler.client.spaces import box, dict_of, discrete, multi_binary, multi_discrete, tuple_of
 
 __all__ = [

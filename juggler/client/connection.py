@@ -9,16 +9,14 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import grpc
 
-from juggler.client.spaces import Values
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
-PROTOCOL = 1
 _METHOD = "/juggler.simulator.v1.Simulator/Session"
 _MESSAGE_BYTES = 64 << 20
 _OPTIONS = [
@@ -48,7 +46,9 @@ _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCo
 
 
 class GatewayError(RuntimeError):
-    """The gateway refused something, or is gone. The text says what to do.
+    """A gateway's refusal, or its absence.
+
+    The text says what to do.
 
     Attributes:
         code: the name of an `Error.Code` of simulator.proto, or of a gRPC status.
@@ -61,19 +61,17 @@ class GatewayError(RuntimeError):
 
 
 class Connection:
-    """A connection to a gateway.
+    """A session with a gateway, as a context manager.
+
+    If the stream breaks, the session continues over another one, provided that it is opened within
+    `welcome.resume_seconds`.
 
     Args:
-        address: "host:port" of the gateway.
         hello: the simulator's description of itself.
-        token: the token of the run; None: the one in JUGGLER_TOKEN, if there is one.
-        tls: a directory with ca.pem, cert.pem and key.pem; None: the one in JUGGLER_TLS, else no
-            TLS.
-        timeout: how many seconds to wait for the gateway's first answer.
+        address, token, tls, timeout: as in `connect`.
 
     Attributes:
-        info_names: names of the numbers that steps may tell.
-        welcome: the gateway's first message.
+        welcome: the stream's first message from the gateway, a `Welcome` of simulator.proto.
 
     Raises:
         GatewayError: the gateway does not answer, or refuses this simulator.
@@ -81,47 +79,62 @@ class Connection:
     """
 
     def __init__(
-        self,
-        address: str,
-        hello: pb.Hello,
-        token: str | None = None,
-        tls: str | None = None,
-        timeout: float = 60.0,
+        self, hello: pb.Hello, address: str, token: str | None, tls: str | None, timeout: float
     ) -> None:
         if not re.fullmatch(r"unix:.+|.+:\d+", address):
             raise ValueError(
                 f"{address!r} is not an address: must be HOST:PORT, as in 127.0.0.1:5005"
             )
         self._address, self._hello = address, hello
-        self.info_names = list(hello.info_names)
         token = os.environ.get("JUGGLER_TOKEN", "") if token is None else token
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._tls = tls or os.environ.get("JUGGLER_TLS", "")
         self._channel: Any = None
-        self.welcome = self._dial(time.monotonic() + timeout)
-        self._hello.resume_token = self.welcome.resume_token
+        self._seq = 0
+        self.welcome = self._dial(timeout)
+        hello.resume_token = self.welcome.resume_token
 
-    def exchange(self, steps: pb.StepBatch) -> pb.ActionBatch:
+    def close(self) -> None:
+        """Say goodbye. Running episodes end as truncated."""
+        self._send(pb.FromSimulator(goodbye=pb.Goodbye()))
+        self._outgoing.put(None)
+        # The gateway may be gone already, or hang.
+        with suppress(grpc.RpcError, ValueError), _within(_GOODBYE_SECONDS, self._answers):
+            for _ in self._answers:
+                pass
+        self._hang_up()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        self.close()
+
+    def _exchange(
+        self, agents: Iterable[pb.Rows], continuing: Iterable[int] = ()
+    ) -> pb.ActionBatch:
         """Send a batch of steps, and wait for the actions.
 
         Raises:
             GatewayError: the session is over.
         """
+        self._seq += 1
+        steps = pb.StepBatch(seq=self._seq, agents=agents, continuing=continuing)
         message = pb.FromSimulator(steps=steps)
-        self.send(message)
+        self._send(message)
         while True:
-            answer = self.hear([message])
-            if answer.WhichOneof("message") == "actions" and answer.actions.seq == steps.seq:
+            answer = self._hear([message])
+            if answer.WhichOneof("message") == "actions" and answer.actions.seq == self._seq:
                 return answer.actions
 
-    def send(self, message: pb.FromSimulator) -> None:
+    def _send(self, message: pb.FromSimulator) -> None:
         self._outgoing.put(message)
 
-    def hear(self, unanswered: Iterable[pb.FromSimulator]) -> pb.ToSimulator:
+    def _hear(self, unanswered: Iterable[pb.FromSimulator]) -> pb.ToSimulator:
         """Wait for the next message.
 
         Args:
-            unanswered: messages to send again if the connection breaks.
+            unanswered: messages to send again if the stream breaks.
 
         Raises:
             GatewayError: the session is over.
@@ -129,29 +142,17 @@ class Connection:
         while True:
             try:
                 return self._next()
-            except grpc.RpcError as caught:
-                broken = caught
-            self._resume(broken)
+            except grpc.RpcError as error:
+                if error.code() not in _BROKEN:
+                    raise _told(error, self._address) from None
+            self.welcome = self._dial(self.welcome.resume_seconds)
             for message in unanswered:
-                self.send(message)
-
-    def close(self) -> None:
-        """Say goodbye."""
-        self._outgoing.put(pb.FromSimulator(goodbye=pb.Goodbye()))
-        self._outgoing.put(None)
-        try:
-            with _within(_GOODBYE_SECONDS, self._answers):
-                for _ in self._answers:
-                    pass
-        except (grpc.RpcError, ValueError):
-            pass  # the gateway is gone already, or hangs
-        self._hang_up()
+                self._send(message)
 
     def _next(self) -> pb.ToSimulator:
-        try:
-            answer: pb.ToSimulator | None = next(self._answers, None)
-        except ValueError:  # the channel was closed
-            raise _Ended from None
+        answer: pb.ToSimulator | None = None
+        with suppress(ValueError):  # the channel was closed
+            answer = next(self._answers, None)
         if answer is None:
             raise _Ended
         if answer.HasField("notice"):
@@ -161,25 +162,20 @@ class Connection:
             raise GatewayError(pb.Error.Code.Name(error.code), error.message, error.retryable)
         return answer
 
-    def _resume(self, error: grpc.RpcError) -> None:
-        if not isinstance(error, _Ended) and _code(error) not in _BROKEN:
-            raise _told(error, self._address) from None
-        self.welcome = self._dial(time.monotonic() + self.welcome.resume_seconds)
-
-    def _dial(self, deadline: float) -> pb.Welcome:
-        """Open a stream, with as many attempts as it takes."""
-        told, said = None, time.monotonic()
+    def _dial(self, seconds: float) -> pb.Welcome:
+        """Open a stream, with as many attempts as there is time for."""
+        said = time.monotonic()
+        deadline, told = said + seconds, None
         try:
             while True:
                 try:
                     return self._open(deadline)
                 except grpc.RpcError as error:
-                    broken = isinstance(error, _Ended) or _code(error) in _BROKEN
                     # An attempt that was cut off tells less than the one before it.
-                    if told is None or _code(error) is not grpc.StatusCode.CANCELLED:
+                    if told is None or error.code() is not grpc.StatusCode.CANCELLED:
                         told = _told(error, self._address)
                     now = time.monotonic()
-                    if not broken or now >= deadline:
+                    if error.code() not in _BROKEN or now >= deadline:
                         raise told from None
                 if now - said > _LINE_SECONDS:
                     said = now
@@ -189,86 +185,42 @@ class Connection:
             self._hang_up()
             raise
 
-    def _hang_up(self) -> None:
-        if self._channel is not None:
-            self._outgoing.put(None)  # else a thread of gRPC waits for more
-            self._channel.close()
-
     def _open(self, deadline: float) -> pb.Welcome:
         self._hang_up()
         self._channel = _channel(self._address, self._tls)
         self._outgoing: queue.SimpleQueue[pb.FromSimulator | None] = queue.SimpleQueue()
-        self._outgoing.put(pb.FromSimulator(hello=self._hello))
+        self._send(pb.FromSimulator(hello=self._hello))
         method = self._channel.stream_stream(
             _METHOD,
             request_serializer=pb.FromSimulator.SerializeToString,
             response_deserializer=pb.ToSimulator.FromString,
         )
-        outgoing: Iterator[pb.FromSimulator | None] = iter(self._outgoing.get, None)
-        self._answers = method(outgoing, metadata=self._metadata)
+        self._answers = method(iter(self._outgoing.get, None), metadata=self._metadata)
         with _within(deadline - time.monotonic(), self._answers):
             answer = self._next()
         if answer.WhichOneof("message") != "welcome":
             raise GatewayError("BAD_MESSAGE", "the gateway's first message was no welcome")
         return answer.welcome
 
-
-class AnySession:
-    """A session with a gateway, as a context manager. If the connection breaks, the session
-    continues over another one, provided that it is made within `welcome.resume_seconds`.
-
-    Args:
-        connection: the session's connection.
-
-    Attributes:
-        welcome: the gateway's first message, a `Welcome` of simulator.proto.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._seq = 0
-        self.welcome = connection.welcome
-
-    def close(self) -> None:
-        """Say goodbye. Running episodes end as truncated."""
-        self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
-        self.close()
-
-
-class OneAgentSession(AnySession):
-    """A session of a simulator with one agent.
-
-    Args:
-        connection: the session's connection.
-        observations: values of the simulator's observations.
-        actions: values of its actions.
-        environments: N; None: one environment, without a dimension for it.
-    """
-
-    def __init__(
-        self,
-        connection: Connection,
-        observations: Values,
-        actions: Values,
-        environments: int | None,
-    ) -> None:
-        super().__init__(connection)
-        self._observations, self._actions = observations, actions
-        self._count = environments
+    def _hang_up(self) -> None:
+        if self._channel is not None:
+            self._outgoing.put(None)  # else a thread of gRPC waits for more
+            self._channel.close()
 
 
 class _Ended(grpc.RpcError):
     """The gateway ended the stream without a message."""
 
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "it ended the stream"
+
 
 @contextmanager
 def _within(seconds: float, call: Any) -> Iterator[None]:
-    """Cancels a call that takes longer."""
+    """Cancel a call that takes longer."""
     overdue = threading.Timer(max(0.0, seconds), call.cancel)
     overdue.daemon = True
     overdue.start()
@@ -278,22 +230,16 @@ def _within(seconds: float, call: Any) -> Iterator[None]:
         overdue.cancel()
 
 
-def _code(error: Any) -> Any:
-    return error.code() if hasattr(error, "code") else None
-
-
 def _told(error: Any, address: str) -> GatewayError:
-    if isinstance(error, _Ended):
-        return GatewayError("UNAVAILABLE", f"the gateway at {address} ended the stream", True)
-    if error.code() is grpc.StatusCode.CANCELLED:
+    code, text = error.code(), f"the gateway at {address}: {error.details()}"
+    if code is grpc.StatusCode.CANCELLED:
         text = f"the gateway at {address} does not answer. Is the address right, or does it hang?"
         return GatewayError("DEADLINE_EXCEEDED", text, True)
-    text = f"the gateway at {address}: {error.details()}"
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
+    if code is grpc.StatusCode.UNAVAILABLE:
         text += ". Does it run, is the address right, and do both sides use TLS or neither?"
     if _TOO_LARGE in text:
         text += ". Send fewer environments or steps in one message, or smaller observations"
-    return GatewayError(error.code().name, text, error.code() in _BROKEN)
+    return GatewayError(code.name, text, code in _BROKEN)
 
 
 def _channel(address: str, tls: str) -> Any:

@@ -1,84 +1,39 @@
-"""A simulator's session with a gateway."""
+"""Sessions of simulators, with one agent or several."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack, overload
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 
-from juggler.client.connection import PROTOCOL, Connection, OneAgentSession
-from juggler.client.local import LocalSession
-from juggler.client.recording import RecordingSession
+from juggler.client.connection import Connection, GatewayError
+from juggler.client.local import LocalPolicy, Version
 from juggler.client.spaces import (
+    Arrays,
     Values,
-    as_first,
     as_message,
+    as_tensors,
     for_each,
-    names_of_infos,
-    one_of,
-    rows_of,
-    told,
+    numbers_of,
 )
 from juggler.runtime.wire.flags import as_flag
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
+_PROTOCOL = 1
+_POLICY_REQUEST = pb.FromSimulator(policy=pb.PolicyRequest())
 _MODES = {"remote": pb.REMOTE_INFERENCE, "local": pb.LOCAL_INFERENCE, "logged": pb.LOGGED_DATA}
 
 
-class _Options(TypedDict, total=False):
-    """Of every mode; see `connect`."""
-
-    environments: int | None
-    token: str | None
-    tls: str | None
-    timeout: float
-    name: str
-    info_names: Sequence[str]
-
-
-@overload
 def connect(
     address: str,
     observation_space: Any,
     action_space: Any,
     *,
-    mode: Literal["remote"] = "remote",
-    real_time: bool = False,
-    **options: Unpack[_Options],
-) -> Session: ...
-
-
-@overload
-def connect(
-    address: str,
-    observation_space: Any,
-    action_space: Any,
-    *,
-    mode: Literal["local"],
-    pull: bool = True,
-    seed: int | None = None,
-    **options: Unpack[_Options],
-) -> LocalSession: ...
-
-
-@overload
-def connect(
-    address: str,
-    observation_space: Any,
-    action_space: Any,
-    *,
-    mode: Literal["logged"],
-    **options: Unpack[_Options],
-) -> RecordingSession: ...
-
-
-def connect(
-    address: str,
-    observation_space: Any,
-    action_space: Any,
-    *,
-    mode: str = "remote",
+    mode: Literal["remote", "local", "logged"] = "remote",
     environments: int | None = None,
     real_time: bool = False,
     pull: bool = True,
@@ -88,14 +43,14 @@ def connect(
     timeout: float = 60.0,
     name: str = "juggler.client",
     info_names: Sequence[str] = (),
-) -> Session | LocalSession | RecordingSession:
+) -> Session:
     """Begin a session.
 
     Args:
         address: address of the gateway, "host:port".
         observation_space: of one environment; from `juggler.client` or Gymnasium.
         action_space: likewise.
-        mode: who acts: "remote", the gateway; "local", this process, with onnxruntime and policies
+        mode: what acts: "remote", the gateway; "local", this process, with onnxruntime and policies
             from the gateway; "logged", another policy has acted before.
         environments: N, stepped together; None: one environment, without a dimension for it.
         real_time: the simulator cannot wait. While no samples are requested, it gets actions all
@@ -119,37 +74,110 @@ def connect(
         raise ValueError(f"mode = {mode!r}: must be one of {', '.join(_MODES)}")
     if environments is not None and environments < 1:
         raise ValueError(f"environments = {environments}: must be at least 1, or None for one")
-    observations, actions = as_message(observation_space), as_message(action_space)
-    hello = pb.Hello(
-        protocol_min=PROTOCOL,
-        protocol_max=PROTOCOL,
+    agents = {"0": (observation_space, action_space)}
+    hello = _hello(agents, name, real_time, info_names)
+    hello.mode, hello.environments = _MODES[mode], environments or 1
+    return Session(hello, environments is not None, pull, seed, address, token, tls, timeout)
+
+
+def connect_agents(
+    address: str,
+    agents: Mapping[str, tuple[Any, Any]],
+    *,
+    real_time: bool = False,
+    token: str | None = None,
+    tls: str | None = None,
+    timeout: float = 60.0,
+    name: str = "juggler.client",
+    info_names: Sequence[str] = (),
+) -> AgentsSession:
+    """Begin a session with several agents in one environment.
+
+    The gateway acts for all of them.
+
+    Args:
+        address: address of the gateway, "host:port".
+        agents: by the id of each agent, its observation space and its action space. The table
+            `agents` of the run's configuration says which module acts for which agent.
+        real_time, token, tls, timeout, name: as in `connect`.
+        info_names: names of numbers that agents may be told of, which are in the run's metrics as
+            `info/AGENT/NAME`: at most 32, and of up to 32 agents at most 128 in all.
+
+    Raises:
+        GatewayError: the gateway does not answer, or refuses the simulator.
+        TypeError: info_names is one text.
+        ValueError: the address is not valid, or there is no agent.
+    """
+    if not agents:
+        raise ValueError("agents is empty: give the spaces of each agent by its id")
+    return AgentsSession(_hello(agents, name, real_time, info_names), address, token, tls, timeout)
+
+
+def _hello(
+    agents: Mapping[str, tuple[Any, Any]], name: str, real_time: bool, info_names: Sequence[str]
+) -> pb.Hello:
+    """Describe a simulator with one environment that the gateway acts in."""
+    if isinstance(info_names, str):  # whose letters would be taken for the names
+        raise TypeError(f"info_names must be a list of names, as in [{info_names!r}]")
+    return pb.Hello(
+        protocol_min=_PROTOCOL,
+        protocol_max=_PROTOCOL,
         client=name,
-        mode=_MODES[mode],
-        environments=environments or 1,
+        mode=pb.REMOTE_INFERENCE,
+        environments=1,
         real_time=real_time,
-        info_names=names_of_infos(info_names),
-        agents=[pb.Agent(id="0", observation_space=observations, action_space=actions)],
+        info_names=info_names,
+        agents=[
+            pb.Agent(id=key, observation_space=as_message(seen), action_space=as_message(acted))
+            for key, (seen, acted) in agents.items()
+        ],
     )
-    values = Values(observations), Values(actions)
-    connection = Connection(address, hello, token, tls, timeout)
-    parts = connection, *values, environments
-    try:
-        if mode == "local":
-            return LocalSession(*parts, pull=pull, seed=seed)
-        return RecordingSession(*parts) if mode == "logged" else Session(*parts)
-    except BaseException:
-        connection.close()
-        raise
 
 
-class Session(OneAgentSession):
-    """Asks for actions, step by step.
+class Session(Connection):
+    """A session of a simulator with one agent, which `connect` begins.
+
+    With mode="remote", `step` asks the gateway for actions. With mode="local", it acts without a
+    round trip, and sends steps whenever every environment may have made `welcome.fragment_steps` of
+    them. With mode="logged", `record` sends episodes. At the end of a with statement, a session
+    waits until the gateway has accepted everything.
+
+    Args:
+        hello: as in `Connection`.
+        many: arrays have a first dimension, of environments.
+        pull, seed: as in `connect`.
+        dialing: the other arguments of `Connection`.
 
     Attributes:
-        version: generation and update of the weights that acted last.
+        version: generation and update of the weights that acted last; with "local", that act.
+        newest: generation and update of the newest weights that the gateway has announced.
+        steps_recorded: number of accepted steps, of those in recordings.
+        steps_stale: number of steps in recordings that were too old, completely or from some step
+            on.
     """
 
-    version = (0, 0)
+    def __init__(
+        self, hello: pb.Hello, many: bool, pull: bool, seed: int | None, *dialing: Any
+    ) -> None:
+        self._observations = Values(hello.agents[0].observation_space)
+        self._actions = Values(hello.agents[0].action_space)
+        self._one, self._places = not many, range(hello.environments)
+        self.version: Version = (0, 0)
+        self.newest: Version = (0, 0)
+        self.steps_recorded = self.steps_stale = 0
+        self._unanswered: dict[int, pb.FromSimulator] = {}  # recordings, by seq
+        self._chunks = bytearray()  # what has arrived of a policy
+        self._due = False  # a policy was asked for
+        self._pulls, self._calls = pull, 0
+        local = hello.mode == pb.LOCAL_INFERENCE
+        self._policy = LocalPolicy(hello.environments, seed) if local else None
+        super().__init__(hello, *dialing)
+        if local:
+            try:
+                self.pull()
+            except BaseException:
+                self.close()
+                raise
 
     def step(
         self,
@@ -161,8 +189,7 @@ class Session(OneAgentSession):
         environments: Sequence[int] | None = None,
         infos: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Report what the last action led to and the current observation, and wait for the next
-        action.
+        """Report what the last action led to, and get the next action.
 
         With one environment: at the end of an episode, give its last observation, and get None;
         then give the first one of the next episode. Or save that round trip: give the first
@@ -180,7 +207,7 @@ class Session(OneAgentSession):
             final_observation: see above; ignored in rows without an end.
             environments: numbers of R environments, if only some of the N report; everything is [R,
                 ...] then.
-            infos: numbers of the last action, by those `info_names` that have one. Other names are
+            infos: numbers of the last action, by the `info_names` that have one. Other names are
                 passed over.
 
         Returns:
@@ -190,62 +217,371 @@ class Session(OneAgentSession):
             GatewayError: the session is over.
             ValueError: something does not fit the spaces.
         """
-        if self._count is not None:
-            count = self._count if environments is None else len(environments)
-            rows = self._rows(
-                count, observation, reward, terminated, truncated, final_observation, infos
-            )
-            rows.environments.extend(() if environments is None else environments)
-            return self._actions.from_tensors(self._exchange(rows))
-        ended = as_flag("terminated", terminated) or as_flag("truncated", truncated)
-        paused = False
-        if ended and final_observation is None:
-            final_observation, paused = observation, True
-        finals = as_first(final_observation) if ended else None
-        rows = self._rows(1, as_first(observation), reward, terminated, truncated, finals, infos)
-        if paused:
-            rows.paused.append(True)
-        actions = self._exchange(rows)
-        return None if paused else one_of(self._actions.from_tensors(actions))
-
-    def _rows(
-        self,
-        count: int,
-        observation: Any,
-        reward: Any,
-        terminated: Any,
-        truncated: Any,
-        finals: Any,
-        infos: Mapping[str, Any] | None,
-    ) -> pb.Rows:
-        rows = pb.Rows(observations=self._observations.tensors(observation))
-        rows.rewards.extend(for_each("reward", reward, count, np.float32).tolist())
-        if infos:
-            rows.infos.extend(told(self._connection.info_names, infos, count).ravel().tolist())
+        places: Sequence[int] = self._places
+        if environments is not None:
+            places = [int(each) for each in environments]
+            if len({*places}) < len(places) or not all(each in self._places for each in places):
+                most = len(self._places) - 1
+                raise ValueError(f"environments = {places}: name each at most once, 0 to {most}")
+        count = len(places)
+        seen = self._observations.arrays(observation, count, one=self._one)
         over = for_each("terminated", terminated, count, np.bool_)  # [R]
         cut = for_each("truncated", truncated, count, np.bool_)  # [R]
-        if over.any():
+        rows = pb.Rows(rewards=for_each("reward", reward, count, np.float32).tolist())
+        rows.infos.extend(numbers_of(self._hello.info_names, infos or {}, count))
+        if environments is not None:
+            rows.environments.extend(places)
+        last: Arrays = {}
+        paused = False
+        if over.any() or cut.any():
             rows.terminated.extend(over.tolist())
-        if cut.any():
             rows.truncated.extend(cut.tolist())
-            if finals is None:
+            if paused := self._one and final_observation is None:
+                rows.paused.append(True)
+            elif final_observation is None and cut.any():
                 raise ValueError("an episode was truncated: give its final_observation, too")
-            places = np.flatnonzero(cut)
-            rows.final_rows.extend(places.tolist())
-            last = _dense(rows_of(finals, places))
-            rows.final_observations.extend(self._observations.tensors(last))
+            # A gateway passes over last observations of terminated episodes; recordings have them.
+            final_rows = np.flatnonzero(cut if self._policy is None else over | cut)  # [K]
+            if len(final_rows):
+                rows.final_rows.extend(final_rows.tolist())
+                finals = observation if final_observation is None else final_observation
+                last = self._observations.arrays(finals, count, one=self._one, rows=final_rows)
+        if self._policy is None:
+            rows.observations.extend(as_tensors(seen))
+            rows.final_observations.extend(as_tensors(last))
+            (given,) = self._exchange([rows]).agents
+            self.version = given.version.generation, given.version.update
+            if not paused:
+                return self._actions.from_tensors(given.actions, one=self._one)
+        else:
+            self._policy.take(places, rows, seen, last)
+            self._end_fragment()
+            if not paused:
+                return self._actions.from_arrays(self._policy.act(places), one=self._one)
+        return None
+
+    def record(
+        self,
+        observations: Any,
+        actions: Any,
+        rewards: Any,
+        action_logp: Any = None,
+        *,
+        terminated: bool = False,
+        truncated: bool = False,
+        starts: bool = True,
+        environment: int = 0,
+        version: Version | None = None,
+    ) -> None:
+        """Send an episode, or a part of one.
+
+        Waits if many are under way.
+
+        Args:
+            observations: [L + 1, ...] before each step and after the last one.
+            actions: [L, ...] as the policy chose them.
+            rewards: [L]
+            action_logp: [L] log-probabilities of the actions, under the policy that chose them.
+            terminated: the last step ended the episode.
+            truncated: the last step cut the episode off, as a time limit does.
+            starts: the first step begins an episode; otherwise it continues the last one.
+            environment: number of the environment.
+            version: of the gateway's weights, if they acted.
+
+        Raises:
+            GatewayError: the session is over.
+            ValueError: something does not fit the spaces.
+        """
+        rewards = np.asarray(rewards, np.float32)  # [L]
+        count, most = len(rewards), self.welcome.fragment_steps
+        seen = self._observations.arrays(observations, count + 1)
+        chosen = self._actions.arrays(actions, count)
+        for begin in range(0, count, most):
+            end = min(begin + most, count)
+            recording = pb.Recording(
+                environment=environment,
+                starts=starts and begin == 0,
+                terminated=terminated and end == count,
+                truncated=truncated and end == count,
+                observations=as_tensors({path: a[begin : end + 1] for path, a in seen.items()}),
+                actions=as_tensors({path: a[begin:end] for path, a in chosen.items()}),
+                rewards=rewards[begin:end],
+                action_logp=() if action_logp is None else np.ravel(action_logp)[begin:end],
+            )
+            if version is not None:
+                recording.version.generation, recording.version.update = version
+            self._send_recording(recording)
+
+    def pull(self) -> Version:
+        """Act with the newest weights from now on, and return their version.
+
+        Only with mode="local".
+
+        Raises:
+            GatewayError: the session is over.
+        """
+        self._hand_in()
+        self._due = True
+        self._send(_POLICY_REQUEST)
+        while self._due:
+            self._take_answer()
+        return self.version
+
+    def flush(self) -> None:
+        """Send all steps, and wait until the gateway has accepted them."""
+        self._hand_in()
+        self._wait()
+
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        try:
+            if failed is None:
+                self.flush()
+        finally:
+            self.close()
+
+    def _end_fragment(self) -> None:
+        """Send a fragment once the one before has been accepted."""
+        self._calls += 1
+        if self._calls > self.welcome.fragment_steps:
+            self._calls = 1
+            self._wait()
+            self._hand_in()
+            if self._pulls and self.newest > self.version:
+                self.pull()
+
+    def _hand_in(self) -> None:
+        for recording in self._policy.hand_in() if self._policy else ():
+            self._send_recording(recording)
+
+    def _send_recording(self, recording: pb.Recording) -> None:
+        while len(self._unanswered) >= self.welcome.batches_in_flight:
+            self._take_answer()
+        self._seq += 1
+        recording.seq = self._seq
+        message = self._unanswered[self._seq] = pb.FromSimulator(recording=recording)
+        self._send(message)
+
+    def _wait(self) -> None:
+        while self._unanswered:
+            self._take_answer()
+
+    def _take_answer(self) -> None:
+        answer = self._hear([*self._unanswered.values(), *[_POLICY_REQUEST] * self._due])
+        kind = answer.WhichOneof("message")
+        if kind == "recorded":
+            self._announced(answer.recorded.newest)
+            message = self._unanswered.pop(answer.recorded.seq, None)  # it may come twice
+            steps = 0 if message is None else len(message.recording.rewards)
+            self.steps_recorded += steps
+            self.steps_stale += steps if answer.recorded.stale else 0
+        elif kind == "new_policy":
+            self._announced(answer.new_policy.version)
+        elif kind == "policy" and self._due:  # it may come twice
+            self._take_chunk(answer.policy)
+
+    def _announced(self, version: pb.PolicyVersion) -> Version:
+        announced = version.generation, version.update
+        self.newest = max(self.newest, announced)
+        return announced
+
+    def _take_chunk(self, chunk: pb.PolicyChunk) -> None:
+        """Add a piece of a policy, and use complete ones."""
+        if chunk.offset == 0:  # of another policy, after a connection broke
+            self._chunks.clear()
+        self._chunks += chunk.data
+        if len(self._chunks) < chunk.size:
+            return
+        model = bytes(self._chunks)
+        if hashlib.sha256(model).digest() != chunk.sha256:
+            raise GatewayError("BAD_MESSAGE", "the policy is not what its digest says")
+        self._due = False
+        self.version = self._announced(chunk.version)
+        if self._policy is not None:
+            self._policy.use(model, self.version)
+
+
+#: Names from when each mode had a class.
+LocalSession = RecordingSession = Session
+
+
+@dataclass
+class _Agent:
+    """One agent of a session, in the running episode."""
+
+    name: str
+    index: int  # in the hello
+    observations: Values
+    actions: Values
+    acted: bool = False  # it has had an action, and its part is not over
+    ended: bool = False  # its part is over
+    reward: float = 0.0  # since its last action, or since the episode began
+    infos: dict[str, Any] = field(default_factory=dict)  # told since then, by name
+
+
+class AgentsSession(Connection):
+    """A session of an environment with several agents, which `connect_agents` begins.
+
+    Each agent acts at its own pace.
+
+    Args:
+        hello: as in `Connection`.
+        dialing: its other arguments.
+
+    Attributes:
+        versions: by agent, generation and update of the weights that acted last for it.
+    """
+
+    def __init__(self, hello: pb.Hello, *dialing: Any) -> None:
+        self._agents = {
+            each.id: _Agent(each.id, i, Values(each.observation_space), Values(each.action_space))
+            for i, each in enumerate(hello.agents)
+        }
+        self.versions: dict[str, Version] = {}
+        self._held: dict[str, pb.Rows] = {}  # last rows of a continuing episode without an agent
+        super().__init__(hello, *dialing)
+
+    def step(
+        self,
+        observations: Mapping[str, Any] | None = None,
+        rewards: Mapping[str, float] | None = None,
+        terminated: Mapping[str, bool] | bool = False,
+        truncated: Mapping[str, bool] | bool = False,
+        infos: Mapping[str, Mapping[str, Any]] | None = None,
+        continues: bool = False,
+    ) -> dict[str, Any]:
+        """Report what happened, and get the actions of agents that act next.
+
+        An agent acts next if it is among `observations` and does not end. In a turn-based game that
+        is the one on turn. An agent that has ended acts again in the next episode, which begins
+        when all have ended.
+
+        Args:
+            observations: by agent, what it observes: of all that act next, and of all that are
+                truncated.
+            rewards: by agent, since the last call. An agent's rewards between two of its actions
+                add up to the reward of the first one. Rewards before its first action are part of
+                its return, and no step has them. Rewards after its end, and rewards that come with
+                the beginning of an episode, are ignored.
+            terminated: by agent, whether its episode ended; true: of everyone.
+            truncated: by agent, whether its episode was cut off, as by a time limit; true: of
+                everyone.
+            infos: by agent, numbers of its last action, by the `info_names` that have one. Other
+                names are passed over. Of calls between two of its actions, the last number counts.
+            continues: the episode continues with the agents that act next, in this call or a later
+                one, even if all agents that acted in it end now. If false, these agents begin the
+                next episode. An episode without an agent is over with the next end that is not
+                marked, even of an agent that never acted.
+
+        Returns:
+            By agent, the action of each that acts next.
+
+        Raises:
+            GatewayError: the session is over.
+            ValueError: an agent is not known, or something does not fit its spaces. The call
+                counts nowhere then.
+        """
+        shown = observations or {}
+        self._check_known(shown, rewards, terminated, truncated, infos)
+        # The agents stay as they are if an argument is refused, so that the call may be repeated.
+        agents = {name: replace(agent) for name, agent in self._agents.items()}
+        self._add(agents, rewards or {}, infos or {})
+        parts: dict[str, pb.Rows] = {}
+        ending: set[str] = set()
+        for name, agent in agents.items():
+            over = _is_set("terminated", terminated, name)
+            cut = _is_set("truncated", truncated, name) and not over
+            if over or cut:
+                ending.add(name)
+                if agent.acted:
+                    parts[name] = self._row(agent, shown.get(name), over, cut)
+                agent.ended |= agent.acted
+                agent.acted, agent.reward, agent.infos = False, 0.0, {}
+        acting = [name for name in agents if name in shown and name not in ending]
+        left = any(agent.acted for agent in agents.values())
+        # A gateway ends an episode that has no agent left, unless one acts in the same message.
+        marked = continues or bool(self._held)
+        if ending and not left and not continues and not (acting and marked):
+            for agent in agents.values():
+                agent.ended, agent.reward = False, 0.0
+        parts |= {name: self._row(agents[name], shown[name]) for name in acting}
+        self._agents = agents
+        parts, self._held = {**self._held, **parts}, {}
+        if not (acting or left) and (continues or not ending):
+            self._held = parts
+            return {}
+        if not parts:
+            return {}
+        answer = self._exchange(parts.values(), [0] * marked)
+        given = {each.agent: each for each in answer.agents}
+        return {name: self._acted(name, given[agents[name].index]) for name in acting}
+
+    def close(self) -> None:
+        """Say goodbye.
+
+        Ends that were held back are sent first; running episodes are truncated.
+        """
+        held, self._held = self._held, {}
+        try:
+            if held:
+                with suppress(GatewayError):  # then nothing is left to end
+                    self._exchange(held.values())
+        finally:
+            super().close()
+
+    def _add(
+        self,
+        agents: Mapping[str, _Agent],
+        rewards: Mapping[str, float],
+        infos: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """Keep rewards and numbers for the next row of their agents."""
+        running = any(agent.acted or agent.ended for agent in agents.values())
+        for name, reward in rewards.items():
+            if running and not agents[name].ended:
+                agents[name].reward += float(reward)
+        for name, info in infos.items():
+            known = {each: info[each] for each in self._hello.info_names if each in info}
+            agents[name].infos = agents[name].infos | known
+
+    def _row(self, agent: _Agent, shown: Any, over: bool = False, cut: bool = False) -> pb.Rows:
+        """Make the row of an agent that ends, or acts next."""
+        if cut and shown is None:
+            raise ValueError(f"agent {agent.name!r} was truncated: give its last observation, too")
+        values, names, infos = agent.observations, self._hello.info_names, agent.infos
+        try:
+            seen = as_tensors(values.zeros() if shown is None else values.arrays(shown, one=True))
+            numbers = numbers_of(names, infos, 1) if infos else []
+        except ValueError as error:
+            raise ValueError(f"agent {agent.name!r}: {error}") from error
+        early = 0.0 if agent.acted else agent.reward
+        reward = agent.reward - early
+        rows = pb.Rows(agent=agent.index, rewards=[reward], observations=seen, infos=numbers)
+        if early:
+            rows.early_rewards.append(early)
+        if over or cut:
+            rows.paused.append(True)
+            (rows.terminated if over else rows.truncated).append(True)
+        if cut:
+            rows.final_rows.append(0)
+            rows.final_observations.extend(seen)
         return rows
 
-    def _exchange(self, rows: pb.Rows) -> Sequence[pb.NamedTensor]:
-        self._seq += 1
-        answer = self._connection.exchange(pb.StepBatch(seq=self._seq, agents=[rows]))
-        version = answer.agents[0].version
-        self.version = (version.generation, version.update)
-        return answer.agents[0].actions
+    def _acted(self, name: str, given: pb.Actions) -> Any:
+        agent = self._agents[name]
+        agent.acted, agent.reward, agent.infos = True, 0.0, {}
+        self.versions[name] = (given.version.generation, given.version.update)
+        return agent.actions.from_tensors(given.actions, one=True)
+
+    def _check_known(self, *given: Any) -> None:
+        for mapping in given:
+            for name in mapping if isinstance(mapping, Mapping) else ():
+                if name not in self._agents:
+                    raise ValueError(
+                        f"agent {name!r} is none of this session's: {', '.join(self._agents)}"
+                    )
 
 
-def _dense(values: Any) -> Any:
-    """Gymnasium's final observations are an array of arrays; stack them."""
-    if isinstance(values, np.ndarray) and values.dtype == object:
-        return np.stack(list(values))
-    return values
+def _is_set(what: str, flags: Mapping[str, bool] | bool, name: str) -> bool:
+    if isinstance(flags, Mapping):
+        return as_flag(f"{what} of agent {name!r}", flags.get(name, False))
+    return as_flag(what, flags)

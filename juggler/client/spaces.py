@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,24 +11,26 @@ from numpy.typing import NDArray
 
 from juggler.runtime.wire.flags import as_flags
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
-from juggler.runtime.wire.v1.spaces_pb2 import Space
+from juggler.runtime.wire.v1.spaces_pb2 import (
+    BoxSpace,
+    DictSpace,
+    DiscreteSpace,
+    MultiBinarySpace,
+    MultiDiscreteSpace,
+    Space,
+    TupleSpace,
+)
 from juggler.runtime.wire.v1.tensors_pb2 import DType
 
-_DTYPES: dict[int, str] = {
-    DType.DTYPE_BOOL: "?",
-    DType.DTYPE_INT8: "i1",
-    DType.DTYPE_INT16: "<i2",
-    DType.DTYPE_INT32: "<i4",
-    DType.DTYPE_INT64: "<i8",
-    DType.DTYPE_UINT8: "u1",
-    DType.DTYPE_UINT16: "<u2",
-    DType.DTYPE_UINT32: "<u4",
-    DType.DTYPE_UINT64: "<u8",
-    DType.DTYPE_FLOAT16: "<f2",
-    DType.DTYPE_FLOAT32: "<f4",
-    DType.DTYPE_FLOAT64: "<f8",
+Path = tuple[str, ...]
+Arrays = dict[Path, NDArray[Any]]  # [R, ...] by path
+
+_DTYPES: dict[int, np.dtype[Any]] = {
+    number: np.dtype(name.removeprefix("DTYPE_").lower()).newbyteorder("<")
+    for name, number in DType.items()
+    if name not in ("DTYPE_UNSPECIFIED", "DTYPE_BFLOAT16")
 }
-_NUMBERS: dict[np.dtype[Any], Any] = {np.dtype(code): n for n, code in _DTYPES.items()}
+_NUMBERS: dict[np.dtype[Any], Any] = {dtype: number for number, dtype in _DTYPES.items()}
 
 
 def box(
@@ -50,64 +52,48 @@ def box(
     number = _NUMBERS.get(np.dtype(dtype).newbyteorder("<"))
     if number is None:
         raise ValueError(f"dtype = {np.dtype(dtype)}: must be bool, an integer or a float")
-    space = Space()
-    space.box.shape.extend(shape)
-    space.box.dtype = number
+    message = BoxSpace(shape=shape, dtype=number)
     whole = np.dtype(dtype).kind != "f"
     for name, bound in (("low", low), ("high", high)):
         if whole and not np.isfinite(bound).all():
             raise ValueError(f"{name} = {bound}: a box of {np.dtype(dtype)} needs finite bounds")
-        values = np.ravel(bound).tolist()
-        getattr(space.box, f"int_{name}" if whole else name).extend(values)
-    return space
+        getattr(message, f"int_{name}" if whole else name).extend(np.ravel(bound).tolist())
+    return Space(box=message)
 
 
 def discrete(n: int, start: int = 0) -> Space:
     """One of n integers."""
-    space = Space()
-    space.discrete.n, space.discrete.start, space.discrete.dtype = n, start, DType.DTYPE_INT64
-    return space
+    return Space(discrete=DiscreteSpace(n=n, start=start, dtype=DType.DTYPE_INT64))
 
 
 def multi_discrete(nvec: Sequence[int]) -> Space:
     """Several integers, each from 0 to below its number in `nvec`."""
-    space = Space()
-    space.multi_discrete.nvec.extend(nvec)
-    space.multi_discrete.start.extend([0] * len(nvec))
-    space.multi_discrete.shape.append(len(nvec))
-    space.multi_discrete.dtype = DType.DTYPE_INT64
-    return space
+    start, shape, dtype = [0] * len(nvec), [len(nvec)], DType.DTYPE_INT64
+    message = MultiDiscreteSpace(nvec=nvec, start=start, shape=shape, dtype=dtype)
+    return Space(multi_discrete=message)
 
 
 def multi_binary(n: int) -> Space:
     """n numbers, each 0 or 1, int8."""
-    space = Space()
-    space.multi_binary.shape.append(n)
-    return space
+    return Space(multi_binary=MultiBinarySpace(shape=[n]))
 
 
 def dict_of(spaces: Mapping[str, Space]) -> Space:
-    """Values by key. The key "action_mask", with `multi_binary(n)`, says which of n actions are
-    legal."""
-    space = Space()
-    space.dict.SetInParent()
-    for key in sorted(spaces):
-        entry = space.dict.entries.add(key=key)
-        entry.space.CopyFrom(spaces[key])
-    return space
+    """Values by key.
+
+    The key "action_mask", with `multi_binary(n)`, says which of n actions are legal.
+    """
+    entries = [DictSpace.Entry(key=key, space=spaces[key]) for key in sorted(spaces)]
+    return Space(dict=DictSpace(entries=entries))
 
 
 def tuple_of(spaces: Sequence[Space]) -> Space:
     """Values in order."""
-    space = Space()
-    space.tuple.SetInParent()
-    for each in spaces:
-        space.tuple.spaces.add().CopyFrom(each)
-    return space
+    return Space(tuple=TupleSpace(spaces=spaces))
 
 
 def as_message(space: Any) -> Space:
-    """A space of this module, or a Gymnasium space, as a message.
+    """Return a space of this module or of Gymnasium as a message.
 
     Raises:
         TypeError: it is neither.
@@ -120,7 +106,7 @@ def as_message(space: Any) -> Space:
             f"{space!r} is not a space: make one with juggler.client.box, discrete, …, or give "
             "a Gymnasium space"
         )
-    # A process with such a space has Gymnasium.
+    # A process with a Gymnasium space has Gymnasium.
     from juggler.runtime.wire.spaces import space_to_message
 
     return space_to_message(space)
@@ -131,119 +117,124 @@ class Values:
 
     Args:
         space: space of one value.
+
+    Raises:
+        TypeError: the space has parts that cannot be sent.
     """
 
     def __init__(self, space: Space) -> None:
         self._space = space
-        self.leaves = list(_leaves(space, ()))
+        self._leaves = list(_leaves(space, ()))
 
-    def tensors(self, values: Any) -> list[pb.NamedTensor]:
-        """Values [R, ...] as tensors; they are dicts and tuples where the space is."""
-        return [tensor_of(path, array) for path, array in self.arrays(values).items()]
+    def arrays(
+        self,
+        values: Any,
+        count: int | None = None,
+        *,
+        one: bool = False,
+        rows: NDArray[np.intp] | None = None,
+    ) -> Arrays:
+        """Return values as arrays by path, in the space's dtypes.
 
-    def arrays(self, values: Any) -> dict[tuple[str, ...], NDArray[Any]]:
-        """Values [R, ...] as arrays by path, in the dtypes of the space.
+        Args:
+            values: dicts and tuples where the space is, of arrays [R, ...].
+            count: R; None: any number.
+            one: they have no dimension R, and get one.
+            rows: [K] of which R to return copies; `values` may be an array of R objects then.
 
         Raises:
             ValueError: they do not fit the space.
         """
-        return {
-            path: _fitted(path, dtype, np.asarray(_at(values, path)), shape)
-            for path, dtype, shape in self.leaves
-        }
+        if rows is not None and isinstance(values, np.ndarray) and values.dtype.kind == "O":
+            if count is not None and len(values) != count:
+                raise ValueError(f"values have {len(values)} rows: give {count} rows")
+            parts = [self.arrays(values[row], one=True) for row in rows]
+            return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
+        found: Arrays = {}
+        for path, dtype, shape in self._leaves:
+            array = np.asarray(_at(values, path))
+            array = array[None] if one else array
+            where = f" at {'/'.join(path)}" if path else ""
+            if array.shape[1:] != shape:
+                has, says = list(array.shape[1:]), list(shape)
+                raise ValueError(f"values{where} have shape {has}, and their space says {says}")
+            if count is not None and array.shape[:1] != (count,):
+                all_of = list(array.shape)
+                raise ValueError(f"values{where} have shape {all_of}: give {count} rows")
+            if array.dtype != dtype:
+                if not np.can_cast(array.dtype, dtype, "same_kind"):
+                    kind = array.dtype
+                    raise ValueError(f"values{where} are {kind}, where their space says {dtype}")
+                array = array.astype(dtype)
+            found[path] = array if rows is None else array[rows]
+        return found
 
-    def blank(self) -> Any:
-        """Zeros [1, ...]."""
-        arrays = {path: np.zeros((1, *shape), dtype) for path, dtype, shape in self.leaves}
-        return self.from_arrays(arrays)
+    def tensors(self, values: Any) -> list[pb.NamedTensor]:
+        """Return values [R, ...] as messages."""
+        return as_tensors(self.arrays(values))
 
-    def from_tensors(self, tensors: Sequence[pb.NamedTensor]) -> Any:
-        """Values [R, ...] of tensors, in newly allocated memory."""
-        arrays = {
-            tuple(tensor.path): np.frombuffer(
-                bytearray(tensor.data), _DTYPES[tensor.dtype]
-            ).reshape(tuple(tensor.shape))
-            for tensor in tensors
-        }
-        return self.from_arrays(arrays)
+    def zeros(self) -> Arrays:
+        """Return zeros [1, ...] by path."""
+        return {path: np.zeros((1, *shape), dtype) for path, dtype, shape in self._leaves}
 
-    def from_arrays(self, arrays: Mapping[tuple[str, ...], Any]) -> Any:
-        """Values [R, ...] of arrays by path."""
+    def from_tensors(self, tensors: Sequence[pb.NamedTensor], *, one: bool = False) -> Any:
+        """Return the values [R, ...] of messages, in newly allocated memory.
+
+        With `one`, return the first value, for a Discrete space as an int.
+        """
+        arrays: Arrays = {}
+        for tensor in tensors:
+            flat = np.frombuffer(bytearray(tensor.data), _DTYPES[tensor.dtype])
+            arrays[tuple(tensor.path)] = flat.reshape(tuple(tensor.shape))
+        return self.from_arrays(arrays, one=one)
+
+    def from_arrays(self, arrays: Arrays, *, one: bool = False) -> Any:
+        """Return the values [R, ...] of arrays by path, likewise."""
+        if one:
+            first = {path: each[0] for path, each in arrays.items()}
+            arrays = {path: each if each.ndim else each.item() for path, each in first.items()}
         return _value(self._space, arrays, ())
 
 
-def for_each(name: str, given: Any, count: int, dtype: Any) -> NDArray[Any]:
-    """One value for each of R environments -> [R].
+def as_tensors(arrays: Arrays) -> list[pb.NamedTensor]:
+    """Return arrays as messages."""
+    return [
+        pb.NamedTensor(
+            path=path, dtype=_NUMBERS[a.dtype.newbyteorder("<")], shape=a.shape, data=a.tobytes()
+        )
+        for path, a in arrays.items()
+    ]
 
-    Args:
-        name: name of the argument, for errors.
-        given: [R], or one value for all.
-        count: R.
-        dtype: dtype of the result.
+
+def for_each(name: str, given: Any, count: int, dtype: Any) -> NDArray[Any]:
+    """Return one value for each of R = `count` environments [R].
 
     Raises:
-        ValueError: `given` has another shape, or is neither true nor false where the dtype is bool.
+        ValueError: `given` is neither [R] nor one value, or not true or false where the dtype is
+            bool.
     """
     values = as_flags(name, given) if dtype is np.bool_ else np.asarray(given, dtype)
-    if values.shape not in ((), (count,)):
+    if values.shape == (count,):
+        return values
+    if values.shape:
         whose = "one number" if count == 1 else f"one for each of {count} environments"
         raise ValueError(f"{name} has shape {list(values.shape)}: give {whose}")
-    return np.broadcast_to(values, count)
+    return np.full(count, values)
 
 
-def names_of_infos(given: Sequence[str]) -> Sequence[str]:
-    """As given.
-
-    Raises:
-        TypeError: it is one text, whose letters would be taken for the names.
-    """
-    if isinstance(given, str):
-        raise TypeError(f"info_names must be a list of names, as in [{given!r}]")
-    return given
-
-
-def told(names: Sequence[str], infos: Mapping[str, Any], count: int) -> NDArray[np.float64]:
-    """Numbers of R environments -> [R, K], NaN where there is none.
-
-    Args:
-        names: of the K numbers.
-        infos: by name, [R] or one for all; other names are passed over.
-        count: R.
+def numbers_of(names: Sequence[str], infos: Mapping[str, Any], count: int) -> list[float]:
+    """Return the named numbers of `infos` as `Rows.infos` of simulator.proto.
 
     Raises:
         TypeError: something is no number.
-        ValueError: something is no number, or there are not R of them.
+        ValueError: something is no number, or there is not one for each of `count` environments.
     """
-    each = [for_each(name, infos.get(name, np.nan), count, np.float64) for name in names]  # K * [R]
-    return np.reshape(each, (len(names), count)).T
+    each = [for_each(name, infos.get(name, np.nan), count, np.float64) for name in names]
+    return np.transpose(each).ravel().tolist() if each else []
 
 
-def one_of(values: Any) -> Any:
-    """The first of values [1, ...]; an int for a Discrete space."""
-    return _each(lambda array: array[0].item() if np.ndim(array) == 1 else array[0], values)
-
-
-def as_first(value: Any) -> Any:
-    """A value as values [1, ...]."""
-    return _each(lambda leaf: np.asarray(leaf)[None], value)
-
-
-def rows_of(values: Any, rows: Any) -> Any:
-    """Some of values [R, ...]."""
-    return _each(lambda array: np.asarray(array)[rows], values)
-
-
-def _each(function: Callable[[Any], Any], values: Any) -> Any:
-    """The same dicts and tuples, with the function applied to what is in them."""
-    if isinstance(values, Mapping):
-        return {key: _each(function, value) for key, value in values.items()}
-    if isinstance(values, tuple):
-        return tuple(_each(function, value) for value in values)
-    return function(values)
-
-
-def _leaves(space: Space, path: tuple[str, ...]) -> Any:
-    """Path, dtype and shape of each array."""
+def _leaves(space: Space, path: Path) -> Iterator[tuple[Path, np.dtype[Any], tuple[int, ...]]]:
+    """Yield path, dtype and shape of each array."""
     kind = space.WhichOneof("kind")
     if kind == "dict":
         for entry in space.dict.entries:
@@ -256,48 +247,25 @@ def _leaves(space: Space, path: tuple[str, ...]) -> Any:
         number = DType.DTYPE_INT8 if kind == "multi_binary" else getattr(leaf, "dtype", 0)
         if number not in _DTYPES:
             raise TypeError(f"a space of the kind {kind} cannot be sent: use others, or pad it")
-        yield path, np.dtype(_DTYPES[number]), tuple(getattr(leaf, "shape", ()))
+        yield path, _DTYPES[number], tuple(getattr(leaf, "shape", ()))
 
 
-def _at(values: Any, path: tuple[str, ...]) -> Any:
+def _at(values: Any, path: Path) -> Any:
     found = values
     try:
         for key in path:
             found = found[int(key)] if isinstance(found, tuple) else found[key]
     except (LookupError, TypeError):
-        raise ValueError(
-            f"values have nothing at {'/'.join(path)}, which their space has"
-        ) from None
+        name = "/".join(path)
+        raise ValueError(f"values have nothing at {name}, which their space has") from None
     return found
 
 
-def tensor_of(path: tuple[str, ...], array: NDArray[Any]) -> pb.NamedTensor:
-    number = _NUMBERS[array.dtype.newbyteorder("<")]
-    return pb.NamedTensor(path=path, dtype=number, shape=array.shape, data=array.tobytes())
-
-
-def _fitted(
-    path: tuple[str, ...], dtype: np.dtype[Any], array: NDArray[Any], shape: tuple[int, ...]
-) -> NDArray[Any]:
-    where = f" at {'/'.join(path)}" if path else ""
-    if array.shape[1:] != shape:
-        raise ValueError(
-            f"values{where} have shape {list(array.shape[1:])}, and their space says {list(shape)}"
-        )
-    if array.dtype != dtype:
-        if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise ValueError(f"values{where} are {array.dtype}, where their space says {dtype}")
-        array = array.astype(dtype)
-    return array
-
-
-def _value(space: Space, arrays: Mapping[tuple[str, ...], Any], path: tuple[str, ...]) -> Any:
+def _value(space: Space, arrays: Arrays, path: Path) -> Any:
     kind = space.WhichOneof("kind")
     if kind == "dict":
         return {e.key: _value(e.space, arrays, (*path, e.key)) for e in space.dict.entries}
     if kind == "tuple":
-        return tuple(
-            _value(each, arrays, (*path, str(place)))
-            for place, each in enumerate(space.tuple.spaces)
-        )
+        parts = enumerate(space.tuple.spaces)
+        return tuple(_value(each, arrays, (*path, str(place))) for place, each in parts)
     return arrays[path]

@@ -1,17 +1,17 @@
-"""The agents that preflight found in an environment, and what they mean for a configuration."""
+"""Settles what the agents of an environment mean for a configuration."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.json_format import ParseDict
 
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.driver_config import who_plays
+from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league_players import players_of
-from juggler.driver.who_plays import who_plays
 from juggler.envrunner.agent_returns import MOST_WITH_METRICS, has_metrics_by_agent
 from juggler.envrunner.multi_agent.openspiel import SCHEME as OPENSPIEL
 from juggler.envrunner.multi_agent.pettingzoo_games import SCHEME as PETTINGZOO
@@ -23,22 +23,16 @@ from juggler.runtime.wire.v1 import spaces_pb2
 
 @dataclass(frozen=True, slots=True)
 class FoundGroup:
-    """Agents of an environment with equal spaces, as the rehearsal reports them.
+    """Agents of an environment with equal spaces, as the rehearsal reports them."""
 
-    Attributes:
-        agents: their names; (): the environment has one agent, which has no name.
-        observation: space of their observations, before any connector; None: it has no message, as
-            where a connector replaces it.
-        action: space of their actions, likewise.
-    """
-
-    agents: tuple[str, ...]
+    agents: tuple[str, ...]  # their names; (): the environment has one agent, which has no name
+    # Space of their observations, before any connector; None: it has no message, as where a
+    # connector replaces it
     observation: spaces_pb2.Space | None
-    action: spaces_pb2.Space | None
+    action: spaces_pb2.Space | None  # space of their actions, likewise
 
     def other_space(self, spaces: Mapping[str, Any]) -> tuple[str, str, str] | None:
-        """The first space that is not as a checkpoint has it; None: they are equal, as far as that
-        is known.
+        """Return the first space that differs from a checkpoint; None: none does.
 
         Args:
             spaces: of the checkpoint, by "observation" and "action", as JSON.
@@ -55,36 +49,8 @@ class FoundGroup:
         return None
 
 
-def to_bytes(groups: Sequence[FoundGroup]) -> bytes:
-    """What the process of a rehearsal tells of an environment, as JSON."""
-    plain = [
-        {
-            "agents": group.agents,
-            "observation": group.observation and MessageToDict(group.observation),
-            "action": group.action and MessageToDict(group.action),
-        }
-        for group in groups
-    ]
-    return json.dumps(plain).encode()
-
-
-def from_bytes(told: bytes) -> tuple[FoundGroup, ...]:
-    """The groups that `to_bytes` was given."""
-    return tuple(
-        FoundGroup(
-            tuple(group["agents"]),
-            *(
-                group[side] if group[side] is None else ParseDict(group[side], spaces_pb2.Space())
-                for side in ("observation", "action")
-            ),
-        )
-        for group in json.loads(told)
-    )
-
-
 def needs_environment(config: RunConfig) -> bool:
-    """Whether only the environment says which modules a run has, so that it has to be made before
-    the run begins, on the driver's host, wherever EnvRunners are."""
+    """Whether the driver must make an environment to know the modules."""
     if config.env_runner.gateway:
         return False  # simulators tell their agents when they dial
     tables = config.agents
@@ -93,11 +59,11 @@ def needs_environment(config: RunConfig) -> bool:
 
 
 def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
-    """A configuration whose table `agents` names every agent of its environment, if it is here.
+    """Name every agent of the environment in the table `agents`.
 
     Args:
         config: may have patterns there, or nothing. With a gateway they stay.
-        groups: of the environment; (): nobody here knows it.
+        groups: of the environment; (): unknown here.
 
     Raises:
         ConfigError: the tables `agents` and `modules` do not suit the environment, or need to know
@@ -129,7 +95,7 @@ def _playing(config: RunConfig, played_by: dict[str, str | list[str]]) -> RunCon
     for module_id, table in config.agents.modules.items():
         modules[module_id] = dict(table)
         if "algorithm" in table:
-            # Whoever acts reads this without the algorithm, which may bring a module of its own.
+            # Actors read this without the algorithm, which may bring a module of its own.
             modules[module_id]["module"] = config.of(module_id).module.module or "none"
     found = replace(config, agents=replace(tables, agents=played_by, modules=modules))
     found.have_needed_learners()
@@ -147,25 +113,43 @@ def _league_in(config: RunConfig, groups: Sequence[FoundGroup]) -> dict[str, str
             "league can play every agent: make their spaces equal with a wrapper of the "
             "environment, or leave out the table league, and each has a module of its own"
         )
-    agents = groups[0].agents
+    return _playing_a_league(config, groups[0].agents)
+
+
+def _playing_a_league(config: RunConfig, agents: Sequence[str]) -> dict[str, str | list[str]]:
     players = players_of(config.agents.league, agents, config.agents.modules)
     found: dict[str, str | list[str]] = {agent: list(players) for agent in agents}
     if config.agents.agents and config.agents.agents != found:
         raise ConfigError(
-            f"agents: a league says who plays, here {listed(players)}: leave out the table agents; "
-            "and in a run that is resumed, leave the players of its league as they were"
+            f"agents: a league maps its players, here {listed(players)}: leave out the table "
+            "agents; and in a resumed run, leave the players of its league as they were"
         )
     return found
 
 
 def _with_simulators(config: RunConfig) -> RunConfig:
-    """Of a run whose simulators tell their agents when they dial: patterns stay."""
+    """Complete the tables for simulators, whose agents' patterns stay."""
     tables = config.agents
+    if tables.league:
+        teams = LeagueConfig.from_table(tables.league).teams
+        if not teams:
+            raise ConfigError(
+                "league: simulators tell their agents when they dial, and a league has to know "
+                'them before: name every agent in teams, as in teams = [["player_0"], '
+                '["player_1"]]'
+            )
+        agents = [agent for team in teams for agent in team]
+        return _playing(config, _playing_a_league(config, agents))
     if tables.agents:
         return _playing(config, tables.agents)
+    if tables.mapping:
+        raise ConfigError(
+            f"mapping = {tables.mapping!r} with a gateway: add the table agents, which lists the "
+            'modules that may act for each agent, as in "player_*" = ["main", "random"]'
+        )
     if others := [each for each in tables.modules if each != DEFAULT_MODULE]:
         raise ConfigError(
-            f"modules: simulators have one agent, unless the table agents says who acts for whom: "
+            "modules: simulators have one agent, unless the table agents has several: "
             f"add it, or leave out {listed(others)}"
         )
     _check_goals(config)
@@ -174,45 +158,24 @@ def _with_simulators(config: RunConfig) -> RunConfig:
 
 def _with_one_agent(config: RunConfig) -> RunConfig:
     tables, env = config.agents, config.env_runner.env
-    if seen := config.critics_see:
-        raise ConfigError(
-            f"critic_sees = {seen[0]!r}: the environment {env} has one agent, whose value function "
-            "sees its observation; leave it out"
-        )
-    if tables.agents:
-        raise ConfigError(
-            f"agents: the environment {env} has one agent, and not several to be mapped: leave "
-            "out the table agents"
-        )
-    if tables.league:
-        raise ConfigError(
-            f"league: the environment {env} has one agent, and nobody to play against: leave out "
-            "the table league"
-        )
-    if tables.mapping:
-        raise ConfigError(
-            f"mapping: the environment {env} has one agent, and not several to be mapped: leave it "
-            "out"
-        )
-    if others := [each for each in tables.modules if each != DEFAULT_MODULE]:
-        raise ConfigError(
-            f"modules: the environment {env} has one agent, which the module {DEFAULT_MODULE!r} "
-            f"plays: leave out {listed(others)}"
-        )
-    if tables.shared:
-        raise ConfigError(
-            f"shared: the environment {env} has one agent, and so one module, which shares parts "
-            "with none: leave out the table shared"
-        )
+    others = [each for each in tables.modules if each != DEFAULT_MODULE]
+    seen = f"critic_sees = {''.join(config.critics_see[:1])!r}"
+    for key, given, why in (
+        (seen, config.critics_see, "whose value function sees its observation: leave it out"),
+        ("agents", tables.agents, "and not several to be mapped: leave out the table agents"),
+        ("league", tables.league, "and no opponent: leave out the table league"),
+        ("mapping", tables.mapping, "and not several to be mapped: leave it out"),
+        ("modules", others, f"which {DEFAULT_MODULE!r} plays: leave out {listed(others)}"),
+        ("shared", tables.shared, "and one module, which shares nothing: leave out the table"),
+    ):
+        if given:
+            raise ConfigError(f"{key}: the environment {env} has one agent, {why}")
     _check_goals(config)
     return config
 
 
 def _check_goals(config: RunConfig) -> None:
-    """
-    Raises:
-        ConfigError: `stop_return` names neither a module nor an agent.
-    """
+    """Check that every name in `stop_return` is a module or an agent."""
     goals, agents = config.driver.stop_return, config.agent_names
     for name, goal in goals.items() if isinstance(goals, dict) else ():
         if not config.played_by:

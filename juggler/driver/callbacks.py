@@ -1,4 +1,4 @@
-"""Callbacks: code of a script that hears of a run while it trains, and may end it."""
+"""Callbacks: code of a script that hears of a run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from juggler.driver.changed_values import ChangedValues
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.driver_config import ConfigError
 from juggler.driver.record.episode_returns import WithReturns
-from juggler.driver.record.event_file import flat
 from juggler.driver.record.metrics import Metrics
-from juggler.driver.record.progress import Progress
-from juggler.driver.record.run_directory import to_json
-from juggler.driver.record.wording import Level
+from juggler.driver.record.run_directory import flat, to_json
+from juggler.driver.record.wording import Level, Progress
 from juggler.driver.run_end import OWN_REASONS, RunEnd
 from juggler.driver.signals import SecondSignal
 from juggler.runtime.annotations import signature
@@ -92,8 +90,9 @@ class Run:
         return self._core.updates
 
     def message(self, text: str, level: Level = "info") -> None:
-        """Show people a message as the run shows its own; `events.jsonl` has it too. Only callbacks
-        call this.
+        """Show a message as the run shows its own.
+
+        `events.jsonl` has it too. Only callbacks call this.
 
         Args:
             text: one line or more.
@@ -127,8 +126,9 @@ class Run:
         self._gathered.custom[short] = float(value)
 
     def stop(self, reason: str = "stopped") -> None:
-        """End the run in order, with a last checkpoint, before its next update. Any thread may call
-        this; the first reason stands.
+        """End the run in order before its next update.
+
+        It writes a last checkpoint. Any thread may call this; the first reason stands.
 
         Args:
             reason: the `reason_for_stop` of the summary.
@@ -144,9 +144,10 @@ class Run:
         self._stop(reason)
 
     def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
-        """Put a number in the place of a schedule, such as "lr", "entropy_coefficient" or
-        "exploration_epsilon", from the next update that the run asks for on. All learners change at
-        the same update. Checkpoints have the number, so that a resumed run goes on with it, unless
+        """Replace a schedule, such as "lr" or "entropy_coefficient", by a number.
+
+        The number counts from the next update that the run asks for. All learners change at the
+        same update. Checkpoints have the number, so that a resumed run continues with it, unless
         the key has another value in its configuration then. Only callbacks call this.
 
         Args:
@@ -163,7 +164,9 @@ class Run:
 
 
 class Callback:
-    """What a script does while a run trains: override what you need. All methods do nothing here.
+    """What a script does while a run trains: override what you need.
+
+    All methods do nothing here.
 
     They are called in the driver's process, by the thread that drives the run, in the order in
     which things happened. Workers go on meanwhile, but get no new work, so a callback should be
@@ -200,23 +203,26 @@ class Callback:
         """An evaluation beside training is done (`evaluation_seconds`)."""
 
     def on_checkpoint(self, run: Run, path: Path) -> None:
-        """A checkpoint is on the disk. The run deletes it when it has newer ones
-        (`keep_checkpoints`)."""
+        """A checkpoint is on the disk.
+
+        The run deletes it when it has newer ones (`keep_checkpoints`).
+        """
 
     def on_worker_lost(self, run: Run, worker_id: str, reason: str) -> None:
-        """A worker, such as "envrunner-3", has died, hung, failed or left during training. Local
-        workers are started again."""
+        """A worker, such as "envrunner-3", died, hung, failed or left during training.
+
+        Local workers are started again.
+        """
 
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
-        """The run is over, however it ended; `summary` is the content of `summary.json`."""
+        """The run has ended, for any reason.
+
+        `summary` is the content of `summary.json`.
+        """
 
 
 def checked(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
-    """
-    Raises:
-        ConfigError: one of them is no callback, or has a method that nothing calls, or one that
-            takes other arguments than it is called with.
-    """
+    """Check callbacks, and that their methods take their arguments."""
     if isinstance(callbacks, Callback):
         raise ConfigError("callbacks: give a list, such as callbacks=[MyCallback()]")
     found = tuple(callbacks)
@@ -236,10 +242,7 @@ def checked(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
 
 
 def _must_take_its_arguments(callback: Callback, method: str) -> None:
-    """
-    Raises:
-        ConfigError: it takes others; names those that it is called with.
-    """
+    """Check that a method takes the arguments that it is called with."""
     names = [*signature(getattr(Callback, method)).parameters][1:]  # without self
     try:
         takes = signature(getattr(callback, method))
@@ -254,51 +257,40 @@ def _must_take_its_arguments(callback: Callback, method: str) -> None:
 
 @dataclass(slots=True)
 class Callbacks:
-    """Notes what happens in a turn of the loop, and tells callbacks of it between two turns.
-
-    Attributes:
-        error: the first exception of a callback, which ends the run; None: there was none.
-    """
+    """Notes what happens in a turn, and tells callbacks between turns."""
 
     run: Run
     end: RunEnd
     progress: Progress
     callbacks: Sequence[Callback]
+    # The first exception of a callback, which ends the run; None: there was none
     error: BaseException | None = None
     _noted: deque[tuple[str, tuple[Any, ...]]] = field(default_factory=deque)
-    _slow: set[str] = field(default_factory=set)  # those that were named
+    _slow: set[str] = field(default_factory=set)  # names in warnings so far
 
     def metrics(self, line: Mapping[str, Any]) -> None:
         if self.callbacks:
             self.run.metrics = flat(to_json(line))
-            self._note("on_metrics", self.run.metrics)
+            self.note("on_metrics", self.run.metrics)
 
     def updated(self, module_id: str, metrics: Mapping[str, Mapping[str, float]]) -> None:
         """`metrics`: of the learner, by module."""
         if self.callbacks:
             of_one = dict(next(iter(metrics.values()))) if len(metrics) == 1 else flat(metrics)
-            self._note("on_update", module_id, of_one)
+            self.note("on_update", module_id, of_one)
 
-    def evaluated(self, evaluation: Evaluation) -> None:
-        self._note("on_evaluation", evaluation)
-
-    def checkpoint(self, path: Path) -> None:
-        self._note("on_checkpoint", path)
-
-    def worker_lost(self, worker_id: str, reason: str) -> None:
-        self._note("on_worker_lost", worker_id, reason)
-
-    def _note(self, method: str, *arguments: Any) -> None:
+    def note(self, method: str, *arguments: Any) -> None:
+        """Have callbacks called with what happened, between two turns."""
         if self.callbacks:
             self._noted.append((method, arguments))
 
     def start(self) -> None:
         """The run begins."""
-        self._note("on_start")
+        self.note("on_start")
         self.tell()
 
     def tell(self) -> None:
-        """Tell all callbacks of what was noted. Nobody is told of anything after an error."""
+        """Tell all callbacks what was noted, unless one has raised an error."""
         while self._noted and self.error is None:
             method, arguments = self._noted.popleft()
             for callback in self.callbacks:

@@ -1,4 +1,4 @@
-"""Numbers that callbacks have put in the place of schedules while a run trains."""
+"""Keeps the numbers that callbacks have put in the place of schedules."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from juggler.driver.config import RunConfig
-from juggler.driver.config_keys import plain
+from juggler.driver.config import RunConfig, plain
 from juggler.learner.config import LearnerConfig
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.nearest import closest, nearest
@@ -21,14 +20,14 @@ _ALL: Final = ""  # modules
 
 
 class ChangedValues:
-    """Every update tells its learners which numbers are in force, so that all learners of a group
-    change at the same update.
+    """Numbers in force, by module.
+
+    Every update has them, so that all learners of a group change at the same update.
 
     Args:
-        config: of the run.
         trained: by id of each module that is trained, that of the module of the configuration whose
             settings it has. Players of a league come and go in it.
-        resume: the checkpoint that the run goes on from. What somebody has changed in the
+        resume: the checkpoint that the run goes on from. What has changed in the
             configuration since then is not overridden.
     """
 
@@ -43,7 +42,7 @@ class ChangedValues:
             self._follow_changes(RunConfig.from_flat(resume.config))
 
     def _follow_changes(self, before: RunConfig) -> None:
-        """Forget the number of each key that had another value in an earlier configuration."""
+        """Forget numbers of keys whose configured value has changed."""
         for key in dict.fromkeys(key for values in self._values.values() for key in values):
             able = self._able(key, self._trained)
             changed = [
@@ -59,11 +58,9 @@ class ChangedValues:
                     self._put(key, None, module_id)
 
     def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
-        """Put a number in the place of a schedule, or (None) follow the configuration again.
+        """Replace a schedule by a number; None: follow the configuration again.
 
         Args:
-            key: of the learner.
-            value: of the key from the next update on.
             module_id: of one of several modules; None: of all that have the key.
 
         Raises:
@@ -101,7 +98,6 @@ class ChangedValues:
         """The numbers in force for a module, by key.
 
         Args:
-            module_id: of the module.
             settings_of: the module of the configuration whose settings it has.
         """
         both = {**self._values.get(_ALL, {}), **self._values.get(module_id, {})}
@@ -142,23 +138,20 @@ def _kept(checkpoint: Checkpoint) -> dict[str, dict[str, float | None]]:
 
 
 def _schedules(config: LearnerConfig) -> list[str]:
-    """The keys of an algorithm that are schedules, those of its optimizers' tables among them."""
+    """List the keys that are schedules, also of optimizers' tables."""
     own = [spec.lr_key for spec in config.optimizer_specs()]
     return list(dict.fromkeys([*own, *config.schedules()]))
 
 
 def _configured(config: LearnerConfig, key: str) -> Any:
-    """What a configuration says of such a key; None: it has no such key."""
+    """Return the configured value of this key; None: it is missing."""
     if key in config.schedules():
         return getattr(config, key)
     return next((spec.config.lr for spec in config.optimizer_specs() if spec.lr_key == key), None)
 
 
 def _must_be_allowed(config: LearnerConfig, key: str, value: float, where: str) -> None:
-    """
-    Raises:
-        ValueError: the configuration refuses this value of this key.
-    """
+    """Check that the configuration accepts this value of this key."""
     if not math.isfinite(value):
         raise ValueError(f"{where}: expected a finite number")
     try:

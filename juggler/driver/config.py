@@ -1,333 +1,46 @@
-"""A run's configuration: what the rooms own, side by side, under one flat set of keys."""
+"""A run's configuration: parts of all rooms under flat keys."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any
+from types import NoneType
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from juggler.driver.agents_config import OWN_KEYS, WAITED_FOR, AgentsConfig
-from juggler.driver.config_keys import (
-    converted,
-    plain,
-    said_of,
-    tell,
-    unknown_key,
-    without_retired,
-    wrong_keys,
-)
-from juggler.driver.core.room import Room
-from juggler.driver.core.staleness import StalenessBudget
+import msgspec
+import numpy as np
+
+from juggler.driver.core.room import Room, StalenessBudget
+from juggler.driver.driver_config import OWN_KEYS, WAITED_FOR, AgentsConfig, who_plays
 from juggler.driver.driver_config import ConfigError as ConfigError
 from juggler.driver.driver_config import DriverConfig as DriverConfig
-from juggler.driver.league.builders import NO_BUILDER
+from juggler.driver.league.builders import BUILDERS, NO_BUILDER
 from juggler.driver.league.config import LeagueConfig
-from juggler.driver.who_plays import who_plays
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.setup import RANDOM, may_play
-from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
-from juggler.learner.algorithms.registry import ALGORITHMS, find_algorithm
+from juggler.learner.algorithms.off_policy import OffPolicyConfig
+from juggler.learner.algorithms.registry import ALGORITHMS, algorithms_with, find_algorithm
 from juggler.learner.config import LearnerConfig
-from juggler.runtime.checkpoints.frozen import is_frozen
-from juggler.runtime.connectors.built_in import Place
-from juggler.runtime.connectors.config import ConnectorsConfig, ConnectorsTable
+from juggler.learner.optim.config import Scheduled
+from juggler.runtime.checkpoints.checkpoint import RETIRED_KEYS, without_retired
+from juggler.runtime.checkpoints.weights import is_frozen
+from juggler.runtime.connectors.config import BUILT_IN, ConnectorsTable, Place
+from juggler.runtime.elsewhere import called_here
 from juggler.runtime.modules.by_name import name_of
-from juggler.runtime.modules.config import ModuleConfig
-from juggler.runtime.nearest import all_of, listed, one_of
-from juggler.runtime.wrong_value import errors_in, errors_of
+from juggler.runtime.modules.config import ModuleConfig, QNetworkConfig
+from juggler.runtime.nearest import all_of, listed, nearest, one_of
+from juggler.runtime.wrong_value import WrongValue, errors_in, errors_of, misfit
 
 #: Connectors that change neither what a policy sees nor what it does.
 _HARMLESS = ("clip_actions", "discounted_returns")
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What is read of a run's configuration; see `RunConfig` for what each of these is."""
-
-    driver: DriverConfig
-    env_runner: EnvRunnerConfig
-    learner: LearnerConfig
-    agents: AgentsConfig
-    connectors: ConnectorsConfig
-    critics_see: Sequence[str]
-    others: Sequence[str]
-    played_by: Mapping[str, Sequence[str]]
-
-
-def runners_without_room(
-    driver: DriverConfig, env_runner: EnvRunnerConfig, learner: LearnerConfig, open_updates: int
-) -> list[str]:
-    """What people are told where some EnvRunners of one agent would always wait for requests.
-
-    Args:
-        driver: of a run.
-        env_runner: of its EnvRunners.
-        learner: of its only module.
-        open_updates: that batches may be open for.
-    """
-    if driver.synchronous or env_runner.gateway:
-        return []
-    fragment = env_runner.envs_per_runner * env_runner.fragment_steps
-    at_once = Room(open_updates, learner.batch_size, driver.learners).batches(fragment)
-    if driver.num_env_runners <= at_once:
-        return []
-    # Whole fragments, so many that room is left while all the others' are open.
-    enough = ((driver.num_env_runners - 1) // open_updates + 1) * fragment
-    return [
-        f"at most {at_once} of the {driver.num_env_runners} EnvRunners sample at a time: "
-        f"max_staleness = {learner.max_staleness} leaves room for {open_updates} updates of "
-        f"batch_size = {learner.batch_size}, which {at_once} fragments of {fragment} steps fill. "
-        f"batch_size = {enough} would let all of them sample at once; so would shorter "
-        "fragment_steps or a higher max_staleness"
-    ]
-
-
-def without_effect(driver: DriverConfig, agents: AgentsConfig) -> list[str]:
-    """Keys that make no difference beside others, in words."""
-    found = []
-    episodes = driver.evaluation_episodes
-    if episodes != type(driver).evaluation_episodes and not driver.evaluation_seconds:
-        found.append(
-            f"evaluation_episodes = {episodes} has no effect: there are no evaluations; set "
-            "evaluation_seconds, or leave evaluation_episodes out"
-        )
-    if driver.synchronous:
-        found += [
-            f"modules.{module_id}: {WAITED_FOR} = false with synchronous = true has no effect: "
-            f"each turn waits for all modules; leave {WAITED_FOR} out, or set synchronous = false"
-            for module_id, table in agents.modules.items()
-            if not table.get(WAITED_FOR, True)
-        ]
-    return found
-
-
-def must_go_together(config: Checked) -> None:
-    """
-    Raises:
-        ConfigError: two keys contradict each other; names both.
-    """
-    if config.driver.synchronous and (interval := config.learner.weights_interval) != 1:
-        raise ConfigError(
-            f"weights_interval = {interval} with synchronous = true: each turn acts with the "
-            "weights that the last one made; set weights_interval = 1, or synchronous = false"
-        )
-    for name in ("intrinsic", "imitation"):
-        if table := getattr(config.learner, name):
-            _check_rewards(config, f"{name} = {table!r}")
-    if config.learner.imitation:
-        _check_imitation(config)
-    if config.agents.own_learners:
-        _check_learners(config)
-    if config.agents.league:
-        _check_league(config)
-    if config.env_runner.gateway:
-        _check_gateway(config)
-    _check_videos(config)
-    if config.env_runner.dataset:
-        _check_dataset(config)
-    runner = config.env_runner
-    if runner.record:
-        _check_record(config)
-    elif runner.record_gb is not None:
-        raise ConfigError(
-            f"record_gb = {runner.record_gb:g} without record: nothing is recorded; name a "
-            "directory with record = ..., or leave out record_gb"
-        )
-    if (runner.gateway or runner.is_served) and (seen := config.critics_see):
-        raise ConfigError(
-            f"critic_sees = {seen[0]!r}: simulators send what an agent observes, and no more "
-            "that a value function could see; leave it out"
-        )
-    is_served = runner.is_served and not runner.gateway  # else env is only a name
-    if is_served and (key := config.agents.first_given):
-        raise ConfigError(
-            f"{key} with env = {runner.env!r}: its environments have one agent; leave out {key}"
-        )
-
-
-def _check_rewards(config: Checked, given: str) -> None:
-    """
-    Raises:
-        ConfigError: other rewards make no difference, or the module shares parts.
-    """
-    algorithm = config.learner.algorithm
-    if find_algorithm(algorithm).offline:
-        raise ConfigError(
-            f"{given} with algorithm = {algorithm!r}: it learns from a data set, so that nothing "
-            "that it does is ever rewarded; leave it out"
-        )
-    if config.agents.shared:
-        raise ConfigError(
-            f"{given} with shared: modules that share parts cannot have rewards of their own; "
-            "leave one of them out"
-        )
-
-
-def _check_imitation(config: Checked) -> None:
-    """
-    Raises:
-        ConfigError: policy and demonstrations would not see and do the same.
-    """
-    places: tuple[Place, ...] = ("env_to_module", "module_to_env")
-    for place in places:
-        pieces = [piece.use for piece in config.connectors.pipeline(place)]
-        if other := [piece for piece in pieces if piece not in _HARMLESS]:
-            raise ConfigError(
-                f"imitation with {other[0]!r} in connectors.{place}: demonstrations have what the "
-                "environment showed and got, and the policy would have something else; leave it out"
-            )
-
-
-def _check_videos(config: Checked) -> None:
-    """
-    Raises:
-        ConfigError: no video can be recorded of its evaluations.
-    """
-    if not (every := config.driver.evaluation_video):
-        return
-    if config.agents.league or config.agents.frozen_ids:
-        what = "a league" if config.agents.league else "modules that are not trained"
-        raise ConfigError(
-            f"evaluation_video = {every} with {what}: only evaluations in which every module is "
-            "trained are recorded; leave it out, and use `juggler evaluate --video`"
-        )
-
-
-def _check_learners(config: Checked) -> None:
-    """
-    Raises:
-        ConfigError: the learners of single modules are not those that the run has.
-    """
-    counts, has = config.agents.own_learners, config.driver.learners
-    named = all_of(f"modules.{each} has {count}" for each, count in counts.items())
-    given = f"num_learners: {named}"
-    others = [each for each in config.agents.module_ids if each not in counts]
-    needed = config.agents.needed_learners
-    if needed > has:
-        each_of = "each of " if len(others) > 1 else ""
-        rest = f", and at least one for {each_of}{listed(others)}" if others else ""
-        raise ConfigError(
-            f"{given}{rest}: that is {needed}, and the run has {has}; set num_learners = {needed} "
-            "outside of the tables"
-        )
-    if not others and needed < has:
-        raise ConfigError(
-            f"{given}, and the run {has}, so that some would train nothing: set num_learners = "
-            f"{needed} outside of the tables"
-        )
-
-
-def _check_gateway(config: Checked) -> None:
-    """
-    Raises:
-        ConfigError: a key is for environments that EnvRunners have.
-    """
-    gateway, tables = config.env_runner.gateway, config.agents
-    if config.driver.evaluation_seconds > 0:
-        raise ConfigError(
-            f"evaluation_seconds = {config.driver.evaluation_seconds:g} with gateway = "
-            f"{gateway!r}: an evaluation plays environments, and this run has those of simulators "
-            "alone; set evaluation_seconds = 0"
-        )
-    if drawn := tables.mapping or config.others:
-        what = f"mapping = {drawn!r}" if tables.mapping else f"module {config.others[0]!r}"
-        raise ConfigError(
-            f"agents: {what} with gateway = {gateway!r}: simulators play with modules that are "
-            "trained, the same ones in every episode"
-        )
-    if any(len(ids) > 1 for ids in config.played_by.values()):
-        raise ConfigError(
-            f"agents: a list of modules with gateway = {gateway!r}: simulators play with the same "
-            "module in every episode; name one for each pattern"
-        )
-    if tables.shared and not tables.agents:
-        raise ConfigError(
-            f"shared with gateway = {gateway!r}: simulators have one agent, unless the table "
-            "agents says who acts for whom: add it, or leave out shared"
-        )
-
-
-def _check_dataset(config: Checked) -> None:
-    """
-    Raises:
-        ConfigError: the algorithm, or another key, is for steps that a policy takes in training.
-    """
-    dataset, goal = config.env_runner.dataset, config.driver.stop_return
-    algorithm = config.learner.algorithm
-    if not find_algorithm(algorithm).offline:
-        able = one_of(key for key, each in ALGORITHMS.items() if each.offline)
-        raise ConfigError(
-            f"dataset = {dataset!r} with algorithm = {algorithm!r}, which learns from steps that "
-            f"its own policy takes: choose {able}, or leave out dataset"
-        )
-    if gateway := config.env_runner.gateway:
-        raise ConfigError(
-            f"dataset = {dataset!r} with gateway = {gateway!r}: EnvRunners take steps from one of "
-            "them; leave out the other"
-        )
-    if key := config.agents.first_given:
-        raise ConfigError(
-            f"{key} with dataset = {dataset!r}: a data set has the steps of one agent; leave out "
-            f"{key}"
-        )
-    if goal is not None:
-        raise ConfigError(
-            f"stop_return = {goal} with dataset = {dataset!r}: nobody plays in training, so there "
-            "is no training return; set stop_steps, and evaluation_seconds to keep the best "
-            "checkpoint"
-        )
-
-
-def _check_record(config: Checked) -> None:
-    """
-    Raises:
-        ConfigError: there are several agents, or the steps are those of a data set.
-    """
-    record = config.env_runner.record
-    if key := config.agents.first_given:
-        raise ConfigError(
-            f"record = {record!r} with {key}: a data set has the steps of one agent; leave out "
-            "record"
-        )
-    if dataset := config.env_runner.dataset:
-        raise ConfigError(
-            f"record = {record!r} with dataset = {dataset!r}: the steps are in that data set; "
-            "leave out record"
-        )
-
-
-def _check_league(config: Checked) -> None:
-    """
-    Raises:
-        ConfigError: its table is wrong, or another key does not go with it.
-    """
-    try:
-        wrong = errors_in(config.agents.league, LeagueConfig.from_table)
-    except TypeError as error:
-        raise ConfigError(f"league: {error}") from error
-    if wrong:
-        raise ConfigError("\n".join(f"league: {each}" for each in wrong)) from wrong[0]
-    if config.agents.mapping:
-        raise ConfigError(
-            f"mapping = {config.agents.mapping!r} with a league, which says who plays: leave one "
-            "of them out"
-        )
-    if config.driver.synchronous:
-        raise ConfigError(
-            "synchronous = true with a league: players copy and reset each other at moments that "
-            "nobody can repeat; leave synchronous out"
-        )
-    if config.env_runner.gateway:
-        raise ConfigError(
-            f"league with gateway = {config.env_runner.gateway!r}: simulators play with the same "
-            "modules in every episode; leave the table league out"
-        )
-
-
 @dataclass(kw_only=True)
 class RunConfig:
-    """All of a run's configuration. Its keys, in files and on the command line, are flat."""
+    """A run's configuration; in files and commands, its keys are flat."""
 
     driver: DriverConfig = field(default_factory=DriverConfig)
     env_runner: EnvRunnerConfig = field(default_factory=EnvRunnerConfig)
@@ -349,13 +62,18 @@ class RunConfig:
 
     @property
     def module_ids(self) -> tuple[str, ...]:
-        """The modules that the run trains, in the order of its configuration. Preflight settles
-        them."""
+        """The modules that the run trains, in the order of its configuration.
+
+        Preflight settles them.
+        """
         return self.agents.module_ids
 
     @property
     def trained_together(self) -> tuple[tuple[str, ...], ...]:
-        """The same modules, in groups that share parts; most are alone in theirs."""
+        """Groups of modules that share parts.
+
+        Most modules are alone in theirs.
+        """
         return self.agents.trained_together
 
     @property
@@ -370,22 +88,28 @@ class RunConfig:
 
     @property
     def critics_see(self) -> tuple[str, ...]:
-        """What value functions see beside the observations of their own agents: values of
-        `critic_sees`, without "observation"."""
+        """Names of what value functions see beside observations.
+
+        They are the values of `critic_sees` without "observation".
+        """
         tables = self.agents.modules.values()
         seen = [self.module.critic_sees, *(table.get("critic_sees") for table in tables)]
         return tuple(sorted({str(each) for each in seen if each not in (None, "observation")}))
 
     @property
     def played_by(self) -> dict[str, tuple[str, ...]]:
-        """By agent, the modules that may play it, trained or not, as preflight has found them; {}:
-        the environments have one agent. With a gateway it may have patterns."""
+        """Modules that may play each agent, trained or not.
+
+        Preflight has found them. {}: the environments have one agent. With a gateway, keys may be
+        patterns.
+        """
         return _all_ids(self.agents.agents)
 
     @property
     def agent_names(self) -> tuple[str, ...]:
-        """Of several agents; (): there is one, or simulators tell their agents later."""
-        return () if self.env_runner.gateway else tuple(self.played_by)
+        """Names of agents; (): one agent, or simulators name theirs later."""
+        later = self.env_runner.gateway and self.agents.has_patterns
+        return () if later else tuple(self.played_by)
 
     def played_by_in(self, groups: Sequence[Sequence[str]]) -> dict[str, tuple[str, ...]]:
         """By agent of an environment, the modules that may play it.
@@ -405,7 +129,9 @@ class RunConfig:
         return bool(self.agents.modules.get(module_id, {}).get(WAITED_FOR, True))
 
     def of(self, module_id: str) -> RunConfig:
-        """This configuration as one module has it: with its algorithm, module and connectors.
+        """Return the configuration of one module.
+
+        It has the algorithm, the module and the connectors of that module.
 
         Raises:
             ConfigError: its table has a wrong key or value.
@@ -430,9 +156,11 @@ class RunConfig:
         return replace(made, driver=self.driver, env_runner=self.env_runner)
 
     def validate(self) -> None:
-        """Raises:
-        ConfigError: values are out of their ranges, one in each line, or do not go together; names
-            the keys.
+        """Check all values and their combinations.
+
+        Raises:
+            ConfigError: values are out of their ranges, one in each line, or do not go together;
+                names the keys.
         """
         try:
             find_algorithm(self.learner.algorithm)
@@ -446,17 +174,12 @@ class RunConfig:
         return [error for part in _parts(self).values() for error in errors_of(part)]
 
     def _must_go_together(self) -> None:
-        """
-        Raises:
-            ConfigError: parts of it contradict each other, or tables of modules are wrong.
-        """
+        """Check that parts, and tables of modules, do not contradict each other."""
         try:
             self.learner.validate_rows(self.env_runner.fragment_steps)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        parts = self.driver, self.env_runner, self.learner, self.agents, self.connectors.parsed()
-        must_go_together(Checked(*parts, self.critics_see, self.others, self.played_by))
-        wrong: list[ValueError] = []
+        wrong: list[ValueError] = [ConfigError(text) for text in _contradictions(self)]
         for module_id, table in self.agents.modules.items():
             if is_frozen(table):
                 continue
@@ -468,8 +191,10 @@ class RunConfig:
         tell(wrong)
 
     def flat(self) -> dict[str, Any]:
-        """Every key with its value, without the tables of `AgentsConfig` where they are empty: a
-        run with one agent has none."""
+        """Return every key with its value.
+
+        Tables of `AgentsConfig` that are empty are left out: a run with one agent has none.
+        """
         merged: dict[str, Any] = {}
         for part in _parts(self).values():
             merged.update(asdict(part))
@@ -479,7 +204,10 @@ class RunConfig:
         return merged
 
     def doubts(self) -> list[str]:
-        """Settings that are allowed but probably not meant; people are told as a run starts."""
+        """Return settings that are allowed but probably not meant.
+
+        They are reported as a run starts.
+        """
         scale = self.learner.reward_scale
         pieces = [piece.use for piece in self.connectors.parsed().pipeline("learner")]
         doubts = [
@@ -501,7 +229,7 @@ class RunConfig:
                 f"max_staleness = {stale} with synchronous = true has no effect: each update "
                 "learns from the steps sampled just before it"
             )
-        doubts += without_effect(self.driver, self.agents)
+        doubts += _without_effect(self.driver, self.agents)
         if RANDOM not in self.others:
             doubts += [
                 f"module {each!r} learns like any other: did you mean {RANDOM!r}, which draws "
@@ -515,9 +243,7 @@ class RunConfig:
                 "their ratings do, which `juggler league RUN_DIR` shows"
             )
         if not self.agents.first_given:
-            doubts += runners_without_room(
-                self.driver, self.env_runner, self.learner, self.staleness.open_updates
-            )
+            doubts += _runners_without_room(self)
         return doubts + self.learner.doubts()
 
     @classmethod
@@ -525,7 +251,7 @@ class RunConfig:
         """The defaults, with `values` in place of some.
 
         Raises:
-            ConfigError: keys that nobody knows (the nearest right ones are named), or values of
+            ConfigError: unknown keys (the nearest right ones are named), or values of
                 the wrong type or out of range, one in each line.
         """
         values = without_retired(plain(values))
@@ -557,8 +283,10 @@ class RunConfig:
         return config
 
     def have_needed_learners(self) -> None:
-        """A run that does not say how many learners it has gets as many as its modules need, where
-        some of them say how many are their own."""
+        """Give the run as many learners as its modules need.
+
+        This is for a run without `num_learners` of its own, some of whose modules name theirs.
+        """
         own = self.agents.own_learners.values()
         if own and self.driver.num_learners is None and all(type(each) is int for each in own):
             most = max(self.agents.needed_learners, self.driver.learners)
@@ -566,14 +294,16 @@ class RunConfig:
 
     @classmethod
     def to_act(cls, values: Mapping[str, Any], where: str = "configuration") -> RunConfig:
-        """As `from_flat`, of all that acting needs: no algorithm has to be importable here.
+        """Read what acting needs, as `from_flat` reads everything.
+
+        No algorithm has to be importable here.
 
         Raises:
             ConfigError: as `from_flat`.
         """
         of_module = {key.name for part in (ModuleConfig, ConnectorsTable) for key in fields(part)}
         of_run = {key.name for part in (DriverConfig, EnvRunnerConfig) for key in fields(part)}
-        # Whoever acts plays the environment, and not what the run may have learned from.
+        # A policy plays the environment, and not what the run may have learned from.
         without = {"dataset", "record", "record_gb"}
         known = (of_module | of_run | {"agents", "mapping", "league"}) - without
         acting = {key: values[key] for key in values if key in known}
@@ -587,11 +317,9 @@ class RunConfig:
 
 
 def _for_algorithm(config: RunConfig, algorithm: object, where: str) -> dict[str, Any]:
-    """The keys of a configuration for a module with another algorithm. What is not the default of
-    the run's algorithm was meant, and goes over where the other algorithm has such a key.
+    """Return the keys for a module with another algorithm.
 
-    Raises:
-        ConfigError: there is no such algorithm.
+    Values other than the defaults of the run's algorithm are kept if the other one has these keys.
     """
     try:
         other = find_algorithm(algorithm)
@@ -610,11 +338,7 @@ def _for_algorithm(config: RunConfig, algorithm: object, where: str) -> dict[str
 
 
 def _owners(config: RunConfig, where: str) -> dict[str, str]:
-    """By key, the part of a configuration that has it.
-
-    Raises:
-        ConfigError: an algorithm has a key that all runs have.
-    """
+    """By key, the part of a configuration that has it."""
     owners: dict[str, str] = {}
     for name, part in _parts(config).items():
         for key in fields(part):
@@ -633,3 +357,395 @@ def _parts(config: RunConfig) -> dict[str, Any]:
 def _all_ids(agents: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
     """By agent or pattern, the modules that may play."""
     return {agent: may_play(said) for agent, said in agents.items()}
+
+
+# -- keys that contradict each other --------------------------------------------------------------
+
+
+def _contradictions(config: RunConfig) -> Iterator[str]:
+    """Yield an error for each pair of keys that contradict each other."""
+    driver, runner, agents, learner = (
+        config.driver,
+        config.env_runner,
+        config.agents,
+        config.learner,
+    )
+    if driver.synchronous and (interval := learner.weights_interval) != 1:
+        yield (
+            f"weights_interval = {interval} with synchronous = true: each turn acts with the "
+            "weights that the last one made; set weights_interval = 1, or synchronous = false"
+        )
+    yield from _of_other_rewards(config)
+    if agents.own_learners:
+        yield from _of_own_learners(config)
+    if agents.league:
+        yield from _of_league(config)
+    if runner.gateway:
+        yield from _of_gateway(config)
+    if (every := driver.evaluation_video) and (agents.league or agents.frozen_ids):
+        what = "a league" if agents.league else "modules that are not trained"
+        yield (
+            f"evaluation_video = {every} with {what}: only evaluations in which every module is "
+            "trained are recorded; leave it out, and use `juggler evaluate --video`"
+        )
+    if runner.dataset:
+        yield from _of_dataset(config)
+    if (record := runner.record) and (key := agents.first_given):
+        yield (
+            f"record = {record!r} with {key}: a data set has the steps of one agent; leave out "
+            "record"
+        )
+    elif record and runner.dataset:
+        yield (
+            f"record = {record!r} with dataset = {runner.dataset!r}: the steps are in that data "
+            "set; leave out record"
+        )
+    elif not record and runner.record_gb is not None:
+        yield (
+            f"record_gb = {runner.record_gb:g} without record: nothing is recorded; name a "
+            "directory with record = ..., or leave out record_gb"
+        )
+    if (runner.gateway or runner.is_served) and (seen := config.critics_see):
+        yield (
+            f"critic_sees = {seen[0]!r}: simulators send what an agent observes, and no more "
+            "that a value function could see; leave it out"
+        )
+    is_served = runner.is_served and not runner.gateway  # else env is only a name
+    if is_served and (key := agents.first_given):
+        yield (f"{key} with env = {runner.env!r}: its environments have one agent; leave out {key}")
+
+
+def _of_other_rewards(config: RunConfig) -> Iterator[str]:
+    """Yield why a module cannot have other rewards."""
+    algorithm = config.learner.algorithm
+    for name in ("intrinsic", "imitation"):
+        if not (table := getattr(config.learner, name)):
+            continue
+        if find_algorithm(algorithm).offline:
+            yield (
+                f"{name} = {table!r} with algorithm = {algorithm!r}: it learns from a data set, so "
+                "that nothing that it does is ever rewarded; leave it out"
+            )
+        if config.agents.shared:
+            yield (
+                f"{name} = {table!r} with shared: modules that share parts cannot have rewards of "
+                "their own; leave one of them out"
+            )
+    places: tuple[Place, ...] = ("env_to_module", "module_to_env")
+    for place in places if config.learner.imitation else ():
+        pieces = [piece.use for piece in config.connectors.parsed().pipeline(place)]
+        if other := [piece for piece in pieces if piece not in _HARMLESS]:
+            yield (
+                f"imitation with {other[0]!r} in connectors.{place}: demonstrations have what the "
+                "environment showed and got, and the policy would have something else; leave it out"
+            )
+
+
+def _of_own_learners(config: RunConfig) -> Iterator[str]:
+    """Yield why modules' learners do not add up to the run's."""
+    counts, has = config.agents.own_learners, config.driver.learners
+    named = all_of(f"modules.{each} has {count}" for each, count in counts.items())
+    others = [each for each in config.agents.module_ids if each not in counts]
+    needed = config.agents.needed_learners
+    if needed > has:
+        each_of = "each of " if len(others) > 1 else ""
+        rest = f", and at least one for {each_of}{listed(others)}" if others else ""
+        yield (
+            f"num_learners: {named}{rest}: that is {needed}, and the run has {has}; set "
+            f"num_learners = {needed} outside of the tables"
+        )
+    if not others and needed < has:
+        yield (
+            f"num_learners: {named}, and the run {has}, so that some would train nothing: set "
+            f"num_learners = {needed} outside of the tables"
+        )
+
+
+def _of_gateway(config: RunConfig) -> Iterator[str]:
+    """Yield keys that are for environments of EnvRunners."""
+    driver, tables = config.driver, config.agents
+    gateway = f"gateway = {config.env_runner.gateway!r}"
+    if (seconds := driver.evaluation_seconds) > 0 and tables.agents:
+        yield (
+            f"evaluation_seconds = {seconds:g} with {gateway} and the table agents: a gateway "
+            "evaluates simulators with one agent; set evaluation_seconds = 0"
+        )
+    for key in ("num_evaluators", "evaluation_video"):
+        if (value := getattr(driver, key)) != getattr(type(driver), key):
+            yield f"{key} = {value} with {gateway}, which evaluates by itself: leave it out"
+    if tables.shared and not tables.agents:
+        yield (
+            f"shared with {gateway}: simulators have one agent, unless the table agents has "
+            "several: add it, or leave out shared"
+        )
+
+
+def _of_dataset(config: RunConfig) -> Iterator[str]:
+    """Yield keys that are for steps that a policy takes in training."""
+    dataset, algorithm = f"dataset = {config.env_runner.dataset!r}", config.learner.algorithm
+    if not find_algorithm(algorithm).offline:
+        able = one_of(key for key, each in ALGORITHMS.items() if each.offline)
+        yield (
+            f"{dataset} with algorithm = {algorithm!r}, which learns from steps that its own "
+            f"policy takes: choose {able}, or leave out dataset"
+        )
+    if gateway := config.env_runner.gateway:
+        yield (
+            f"{dataset} with gateway = {gateway!r}: EnvRunners take steps from one of them; leave "
+            "out the other"
+        )
+    if key := config.agents.first_given:
+        yield f"{key} with {dataset}: a data set has the steps of one agent; leave out {key}"
+    if (goal := config.driver.stop_return) is not None:
+        yield (
+            f"stop_return = {goal} with {dataset}: training steps no environment, so it has "
+            "no return; set stop_steps, and evaluation_seconds to keep the best checkpoint"
+        )
+
+
+def _of_league(config: RunConfig) -> Iterator[str]:
+    """Yield errors in the table of a league, and keys against it."""
+    try:
+        yield from (
+            f"league: {e}" for e in errors_in(config.agents.league, LeagueConfig.from_table)
+        )
+    except TypeError as error:
+        yield f"league: {error}"
+    if config.agents.mapping:
+        yield (
+            f"mapping = {config.agents.mapping!r} with a league, which maps its players: leave one "
+            "of them out"
+        )
+    if config.driver.synchronous:
+        yield (
+            "synchronous = true with a league: players copy and reset each other at moments that "
+            "differ between runs; leave synchronous out"
+        )
+
+
+def _runners_without_room(config: RunConfig) -> list[str]:
+    """Warn if some EnvRunners of one agent would always wait for requests."""
+    driver, runner, learner = config.driver, config.env_runner, config.learner
+    if driver.synchronous or runner.gateway:
+        return []
+    open_updates = config.staleness.open_updates
+    fragment = runner.envs_per_runner * runner.fragment_steps
+    at_once = Room(open_updates, learner.batch_size, driver.learners).batches(fragment)
+    if driver.num_env_runners <= at_once:
+        return []
+    # Whole fragments, enough that room is left while all the others' are open.
+    enough = ((driver.num_env_runners - 1) // open_updates + 1) * fragment
+    return [
+        f"at most {at_once} of the {driver.num_env_runners} EnvRunners sample at a time: "
+        f"max_staleness = {learner.max_staleness} leaves room for {open_updates} updates of "
+        f"batch_size = {learner.batch_size}, which {at_once} fragments of {fragment} steps fill. "
+        f"batch_size = {enough} would let all of them sample at once; so would shorter "
+        "fragment_steps or a higher max_staleness"
+    ]
+
+
+def _without_effect(driver: DriverConfig, agents: AgentsConfig) -> list[str]:
+    """Keys that make no difference beside others, in words."""
+    found = []
+    episodes = driver.evaluation_episodes
+    if episodes != type(driver).evaluation_episodes and not driver.evaluation_seconds:
+        found.append(
+            f"evaluation_episodes = {episodes} has no effect: there are no evaluations; set "
+            "evaluation_seconds, or leave evaluation_episodes out"
+        )
+    if driver.synchronous:
+        found += [
+            f"modules.{module_id}: {WAITED_FOR} = false with synchronous = true has no effect: "
+            f"each turn waits for all modules; leave {WAITED_FOR} out, or set synchronous = false"
+            for module_id, table in agents.modules.items()
+            if not table.get(WAITED_FOR, True)
+        ]
+    return found
+
+
+#: Values of the keys whose default shows nothing of what can be in them, as in TOML.
+_EXAMPLES: Final = {
+    "agents": '{"*" = "default"}',
+    "burn_in": "8",
+    "connectors": '{learner = ["clip_rewards"]}',
+    "env_kwargs": "{size = 8}",
+    "env_wrappers": '["FlattenObservation"]',
+    "from_parameters": '["encoder.*"]',
+    "imitation": '{demonstrations = "demonstrations/cartpole"}',
+    "intrinsic": '{kind = "rnd"}',
+    "league": '{builder = "self_play"}',
+    "model": "{hidden_sizes = [128]}",
+    "modules": "{default = {lr = 1e-3}}",
+    "num_learners": "2",
+    "optimizers": '{value = {parameters = ["value_*"]}}',
+    "shared": '{"encoder.*" = ["first", "second"]}',
+}
+#: Examples for all other keys, by type.
+_BY_KIND: Final[Mapping[Any, str]] = {bool: "true", int: "100", float: "0.5", str: '"..."'}
+
+
+def must_suit(key: str, algorithm: str, where: str) -> None:
+    """Check that the algorithm has this key."""
+    if others := _of_others(key, algorithm):
+        raise ConfigError(f"{where}: {others}")
+
+
+def _of_others(key: str, algorithm: str) -> str:
+    """Word that only other algorithms have a key; "" otherwise."""
+    having = algorithms_with(key)
+    if not having or key in (each.name for each in fields(find_algorithm(algorithm).config)):
+        return ""
+    why = find_algorithm(algorithm).lacks.get(key, "")
+    return f"{key!r} is a key of {all_of(having)}, and algorithm = {algorithm!r}" + (
+        f": {why}" if why else ""
+    )
+
+
+def unknown_key(key: str, known: Iterable[str], algorithm: str, where: str) -> WrongValue:
+    """Make the error about an unknown key."""
+    if others := _of_others(key, algorithm):
+        return WrongValue(key, f"{where}: {others}")
+    keys_of = "" if algorithm == LearnerConfig.algorithm else f"--algorithm {algorithm} "
+    near = nearest(key, known, listed_by=f"`juggler train {keys_of}--help`")
+    return WrongValue(key, f"{where}: unknown key {key!r}{instead_of(key) or near}")
+
+
+def wrong_keys(module_id: str, table: Mapping[str, Any], of_run: str) -> list[ValueError]:
+    """Return an error for each wrong key in a module's table.
+
+    Args:
+        of_run: the algorithm of the run.
+    """
+    where, algorithm = f"modules.{module_id}", table.get("algorithm", of_run)
+    try:
+        kinds = find_algorithm(algorithm).config, ModuleConfig, ConnectorsTable
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    known = [*OWN_KEYS, *(key.name for kind in kinds for key in fields(kind))]
+    shared = {key.name for kind in (DriverConfig, EnvRunnerConfig) for key in fields(kind)}
+    wrong: list[ValueError] = []
+    for key in table:
+        if key in shared and key not in OWN_KEYS:
+            said = "is a key of the run as a whole, and the same for all modules"
+            wrong.append(WrongValue(key, f"{where}: {key} {said}: set it outside of [{where}]"))
+        elif key not in known:
+            wrong.append(unknown_key(key, known, algorithm, where))
+    return wrong
+
+
+def tell(errors: Sequence[ValueError]) -> None:
+    """Raise one error that lists all of these.
+
+    Raises:
+        ConfigError: of all these errors, if there are any, one in each line. Where values are wrong
+            by themselves, the others may only follow from these, and are left out.
+    """
+    if told := [each for each in errors if isinstance(each, WrongValue)] or errors:
+        raise ConfigError("\n".join(map(str, told))) from told[0]
+
+
+def said_of(where: str, error: ConfigError) -> ConfigError:
+    """Begin each line of an error with the table it is about."""
+    lines = str(error).splitlines()
+    return ConfigError(
+        "\n".join(each if each.startswith(where) else f"{where}: {each}" for each in lines)
+    )
+
+
+def instead_of(key: str) -> str:
+    """Word what to use instead of another library's key, or ""."""
+    if key in RETIRED_KEYS:
+        return f": {RETIRED_KEYS[key][1]}"
+    hidden = {"distribution", "critic_space"}
+    own_keys = [each.name for each in fields(QNetworkConfig) if each.name not in hidden]
+    if key == "population":
+        return (
+            ": a run has none; a script trains many learners of one algorithm together with "
+            "juggler.Population, and docs/cores.md says how"
+        )
+    if "." in key:
+        table, _, of_table = key.partition(".")
+        option, alone = table.replace("_", "-"), of_table.replace("_", "-")
+        return (
+            ": names of options have no dots. A key of a table is given in JSON, as in "
+            f"--{option} '{{\"{of_table}\": ...}}'; any other stands alone, as in --{alone}"
+        )
+    if key in own_keys:
+        return f": it is a key of the table model, as in model = {{{key} = ...}}"
+    if answer := called_here(key):
+        return answer
+    if key in BUILT_IN:
+        place = BUILT_IN[key].place
+        return f": it is the connector {key}, as in connectors = {{{place} = [{key!r}]}}"
+    if key in BUILDERS.keys() - {NO_BUILDER}:
+        return f": it builds a league, as in league = {key!r}"
+    return ""
+
+
+def plain(value: Any) -> Any:
+    """Convert NumPy numbers and paths to types of configuration files."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {plain(key): plain(each) for key, each in value.items()}
+    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
+
+
+def converted(
+    kind: type[Any], values: Mapping[str, Any], where: str
+) -> tuple[Any, list[WrongValue]]:
+    """Make a part of a configuration, and errors about wrong types.
+
+    Args:
+        values: by key, as a file or a script has them; others have their defaults.
+    """
+    hints = get_type_hints(kind)
+    of_kind = {each.name: each for each in fields(kind)}
+    made, wrong = {}, []
+    # By field: of a class that it knows, msgspec keeps what cannot be pickled with the class.
+    for key, value in values.items():
+        try:
+            made[key] = _value(of_kind[key], value, hints[key], where)
+        except WrongValue as error:
+            wrong.append(error)
+    return kind(**made), wrong
+
+
+def _value(of_kind: Field[Any], value: Any, hint: Any, where: str) -> Any:
+    key = of_kind.name
+    # A script may give arrays, which are no text, and have an == of their own.
+    said = value if isinstance(value, str) and NoneType in get_args(hint) else ""
+    if said == "none":  # TOML has no word for None
+        value = None
+    kinds = {hint, *get_args(hint)}
+    if type(value) is float and value.is_integer() and int in kinds and float not in kinds:
+        value = int(value)  # 1e6, which is a whole number, too
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        text = misfit(hint, value)
+        if said == "auto":
+            text += f': "auto" is "none" here, or {key} left out'
+        elif hint == list[str] and isinstance(value, str):
+            text = f"this is a list: {key} = {[value]}"
+        elif get_origin(hint) is Literal and isinstance(value, str):
+            pass  # all words that it takes, or the nearest one, are named
+        elif example := _example(of_kind, value, hint):
+            text += f", as in {key} = {example}"
+        raise WrongValue(key, f"{where}: {key}: {text}") from error
+
+
+def _example(key: Field[Any], given: Any, hint: Any) -> str:
+    """Return an example of a key's value as TOML, or ""."""
+    if hint == Scheduled and isinstance(given, list):
+        return "[[0, 1e-3], [1000000, 1e-4]]"
+    made = key.default_factory
+    default = key.default if made is MISSING else made()
+    if default and default is not MISSING and not isinstance(default, Mapping):
+        return json.dumps(default)
+    if key.name in _EXAMPLES:
+        return _EXAMPLES[key.name]
+    kinds = [get_origin(each) or each for each in (hint, *get_args(hint))]
+    return next((_BY_KIND[each] for each in kinds if each in _BY_KIND), "")

@@ -1,6 +1,6 @@
-"""Values for keys that nobody gave, by the algorithm and by what is observed.
+"""Chooses values of missing keys by algorithm and observations.
 
-The dataclasses have general defaults. Those here are for an environment that somebody tries for the
+The dataclasses have general defaults. Those here are for an environment that is tried for the
 first time. They were chosen by measurement over fifteen environments (benchmarks/defaults.py, with
 its table in benchmarks/sample-efficiency.md), and learn from few steps: by small batches and many
 steps of the optimizer.
@@ -11,15 +11,15 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from gymnasium import spaces
 
 from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import RunConfig
 from juggler.driver.hosting import Hosting
-from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
-from juggler.learner.algorithms.registry import find_algorithm
+from juggler.learner.algorithms.off_policy import OffPolicyConfig
+from juggler.learner.algorithms.registry import ALGORITHMS, find_algorithm
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import name_of
 from juggler.runtime.wire.spaces import space_from_message
@@ -27,85 +27,9 @@ from juggler.runtime.wire.structures import space_leaves, two_bounds
 from juggler.runtime.wire.v1 import spaces_pb2
 from juggler.runtime.wire.v1.tensors_pb2 import DType
 
-_WIDE = {"hidden_sizes": [256, 256], "activation": "relu"}
-_REMEMBERING = {"recurrent": "lstm"}
-#: By algorithm, whatever the environment.
-CHOSEN: dict[str, dict[str, Any]] = {
-    "impala": {
-        "envs_per_runner": 8,
-        # IMPALA uses a step once, so short fragments and small batches are what gives its optimizer
-        # enough steps.
-        "fragment_steps": 8,
-        "lr": 2e-3,
-        # A run that was solved falls where its value function lags behind the policy: see "What
-        # was learned" in benchmarks/sample-efficiency.md.
-        "value_lr_scale": 3.0,
-        "lambda_": 0.95,
-        "grad_clip": 0.5,
-        # Normalized rewards make small advantages, beside which any bonus for entropy is large.
-        "entropy_coefficient": 0.0,
-    },
-    "appo": {
-        "envs_per_runner": 8,
-        "fragment_steps": 16,
-        "lr": 1e-3,
-        "value_lr_scale": 3.0,
-        "lambda_": 0.95,
-        "grad_clip": 0.5,
-        "batch_uses": 4,
-    },
-    # One EnvRunner reads a data set faster than a learner learns from it.
-    "bc": {"num_env_runners": 1, "envs_per_runner": 16, "fragment_steps": 16, "lr": 1e-3},
-    "iql": {"num_env_runners": 1, "envs_per_runner": 16, "fragment_steps": 16, "model": _WIDE},
-    "dqn": {"envs_per_runner": 8, "fragment_steps": 16, "lr": 5e-4, "model": _WIDE},
-    "pqn": {"envs_per_runner": 8, "fragment_steps": 32, "lr": 1e-3},
-    "r2d2": {"envs_per_runner": 8, "fragment_steps": 32, "lr": 5e-4, "model": _REMEMBERING},
-    "sac": {"envs_per_runner": 4, "fragment_steps": 8, "model": _WIDE},
-    "td3": {"envs_per_runner": 4, "fragment_steps": 8, "model": _WIDE},
-    "ppo": {
-        "envs_per_runner": 8,
-        "fragment_steps": 64,
-        # So many steps of the optimizer change the policy a lot: requests wait for the update.
-        "max_staleness": 2,
-        "epochs": 10,
-        "entropy_coefficient": 0.0,
-        "value_coefficient": 1.0,
-    },
-}
-#: In place of some of these, by what is observed.
-CHOSEN_FOR: dict[str, dict[str, dict[str, Any]]] = {
-    "a vector of floats": {"impala": {"lr": 5e-4, "value_lr_scale": 6.0}},
-    # Without the bonus for entropy, Catch's policy was settled before its values were learned.
-    "an image": {"impala": {"lr": 1e-3, "entropy_coefficient": 0.01}},
-    # With values learned three times as fast as the policy, CliffWalking's goal was seldom found.
-    "a Discrete": {"impala": {"value_lr_scale": 1.0}},
-}
-#: In place of those, where the action is a Box: APPO needs more uses of a step there, and of older
-#: steps, to learn Pendulum at all.
-CHOSEN_FOR_BOX_ACTIONS: dict[str, dict[str, Any]] = {
-    "appo": {
-        "fragment_steps": 8,
-        "batch_uses": 8,
-        "buffer_batches": 16,
-        "target_period": 16,
-        "entropy_coefficient": 0.0,
-        "gamma": 0.95,
-        "batch_size": 64,
-    }
-}
-#: Steps in an update, at least; PPO splits them into minibatches of `_MINIBATCH`.
-_BATCH = {
-    "impala": 64,
-    "appo": 128,
-    "bc": 256,
-    "iql": 256,
-    "ppo": 2048,
-    "pqn": 256,
-    "dqn": 128,
-    "r2d2": 256,
-    "sac": 32,
-    "td3": 32,
-}
+#: A key of `Algorithm.chosen_for`.
+_BOX_ACTION: Final = "a Box action"
+#: Live steps in a minibatch of PPO, which splits an update into these.
 _MINIBATCH = 64
 _UNKNOWN = (
     "the spaces of the environment are not known on this host: what was not given has its general "
@@ -113,31 +37,21 @@ _UNKNOWN = (
 )
 #: Keys of these tables that all modules of a run share.
 _SHARED = ("envs_per_runner", "fragment_steps")
-#: Algorithms whose modules squash actions to the bounds.
-_SQUASHING = ("sac", "td3")
 _FLOATS = (DType.DTYPE_FLOAT16, DType.DTYPE_FLOAT32, DType.DTYPE_FLOAT64)
 
 
 def may_be_chosen(config: RunConfig) -> set[str]:
-    """The keys that change what `settled` chooses where they are given, even as by default."""
+    """Return the keys that change, once given, what `settled` chooses."""
     algorithms: set[str] = {config.learner.algorithm}
     algorithms |= {table.get("algorithm", "") for table in config.agents.modules.values()}
     found = {"batch_size", "connectors", "minibatches", "reward_scale"}
-    for algorithm in algorithms & CHOSEN.keys():
-        found |= CHOSEN[algorithm].keys() | CHOSEN_FOR_BOX_ACTIONS.get(algorithm, {}).keys()
-        for special in CHOSEN_FOR.values():
-            found |= special.get(algorithm, {}).keys()
+    for algorithm in (ALGORITHMS[name] for name in algorithms & ALGORITHMS.keys()):
+        found = found.union(algorithm.chosen, *algorithm.chosen_for.values())
     return found
 
 
 def with_models(config: RunConfig, given: Collection[str]) -> RunConfig:
-    """A configuration with the models that `settled` will choose, which depend on no space: some
-    algorithms cannot even be tried with another.
-
-    Args:
-        config: as given.
-        given: keys that somebody gave a value to.
-    """
+    """Choose models, without which some algorithms cannot be tried."""
     algorithm, module = config.learner.algorithm, config.module.module
     changed: dict[str, Any] = {}
     if "model" not in given and (model := _model(algorithm, module)):
@@ -153,10 +67,11 @@ def with_models(config: RunConfig, given: Collection[str]) -> RunConfig:
 
 
 def _model(algorithm: str, module: str | None) -> dict[str, Any]:
-    """What is chosen of the model, where the module is the algorithm's own; {} if nothing is."""
-    chosen: dict[str, Any] = CHOSEN.get(algorithm, {}).get("model", {})
-    is_own = algorithm in CHOSEN and module in (None, name_of(find_algorithm(algorithm).module))
-    return chosen if is_own else {}
+    """Return the chosen model if the module is the algorithm's own."""
+    ships = ALGORITHMS.get(algorithm)
+    if ships is None or module not in (None, name_of(ships.module)):
+        return {}
+    return dict(ships.chosen.get("model", {}))
 
 
 def settled(
@@ -165,12 +80,12 @@ def settled(
     groups: Sequence[FoundGroup],
     rescaled: Mapping[str, bool] = MappingProxyType({}),
 ) -> tuple[RunConfig, str]:
-    """A configuration with values chosen for keys that nobody gave, and lines that name them.
+    """Choose values for keys that were not given, and name them.
 
     Args:
         config: has the general defaults for those keys; `with_agents` has made it.
-        given: keys that somebody gave a value to, even if it is the default.
-        groups: the agents of the environment and their spaces; (): nobody here knows them.
+        given: keys that were given a value, even if it is the default.
+        groups: the agents of the environment and their spaces; (): unknown here.
         rescaled: for each module with weights of another run, whether that run had rescale_actions.
     """
     if groups and groups[0].agents:
@@ -181,8 +96,8 @@ def settled(
         together = all(rescaled.values()) if rescaled else None
         pieces = {} if "connectors" in given else _action_connectors(config, None, together)
         chosen: dict[str, Any] = {"connectors": pieces} if pieces else {}
-        open_keys = CHOSEN.get(config.learner.algorithm, {}).keys() - set(given)
-        said = _told(config, chosen), _UNKNOWN if open_keys else ""
+        ships = ALGORITHMS.get(config.learner.algorithm)
+        said = _told(config, chosen), _UNKNOWN if ships and {*ships.chosen} - {*given} else ""
         changed = RunConfig.from_flat({**config.flat(), **chosen}) if chosen else config
         return changed, "\n".join(filter(None, said))
     sides = groups[0].observation, groups[0].action
@@ -196,7 +111,7 @@ def _settled_by_module(
     groups: Sequence[FoundGroup],
     rescaled: Mapping[str, bool],
 ) -> tuple[RunConfig, str]:
-    """As `settled`, where there are several agents: for each module what suits it.
+    """Choose values for each module, as `settled` does.
 
     What concerns environments is chosen for the first module, since all modules share them.
     """
@@ -206,7 +121,7 @@ def _settled_by_module(
         (group,) = (group for group in groups if agents[0] in group.agents)
         of_module, own = config.of(module_id), config.agents.modules.get(module_id, {})
         if group.observation is None or group.action is None:
-            if of_module.learner.algorithm in CHOSEN:
+            if of_module.learner.algorithm in ALGORITHMS:
                 said.append(f"module {module_id!r}: {_UNKNOWN}")
             continue
         known = {*given, *own}
@@ -245,16 +160,12 @@ def _chosen(
     """Values by key; none of a key that was given.
 
     Args:
-        config: of a module.
-        given: keys that have a value.
-        observation: space of what its agents observe.
-        action: space of what they do.
         learners: how many processes train it together.
         agents: how many of an environment's agents it plays.
         rescaled: whether the run that its weights come from had rescale_actions; None: new weights.
     """
     actions = _action_connectors(config, action, rescaled)
-    if config.learner.algorithm not in CHOSEN:  # your own algorithm, with its own keys
+    if (ships := ALGORITHMS.get(config.learner.algorithm)) is None:  # one with its own keys
         return {"connectors": actions} if actions and "connectors" not in given else {}
     chosen: dict[str, Any] = {}
 
@@ -262,14 +173,13 @@ def _chosen(
         if key not in given:
             chosen[key] = value
 
-    algorithm = config.learner.algorithm
     observed = _kind(observation)
-    special = CHOSEN_FOR.get(observed, {}).get(algorithm, {})
-    boxed = CHOSEN_FOR_BOX_ACTIONS.get(algorithm, {}) if action.HasField("box") else {}
-    for key, value in {**CHOSEN[algorithm], **special, **boxed}.items():
+    special = ships.chosen_for.get(observed, {})
+    boxed = ships.chosen_for.get(_BOX_ACTION, {}) if action.HasField("box") else {}
+    for key, value in {**ships.chosen, **special, **boxed}.items():
         choose(key, value)
-    if config.module.module != name_of(find_algorithm(algorithm).module):
-        chosen.pop("model", None)  # somebody's own module has keys of its own
+    if config.module.module != name_of(ships.module):
+        chosen.pop("model", None)  # a user's own module has keys of its own
     if config.flat().get("burn_in") or config.module.model.get("recurrent", "none") != "none":
         chosen.pop("fragment_steps", None)  # a memory is trained within a fragment
     if config.learner.weights_interval > 1 or config.driver.synchronous:
@@ -280,10 +190,10 @@ def _chosen(
     flat = {**config.flat(), **chosen}
     # Requests stop at some updates' worth of steps: many EnvRunners need larger updates.
     fragment = flat["envs_per_runner"] * flat["fragment_steps"] * agents
-    least = boxed.get("batch_size", _BATCH[algorithm])
+    least = boxed.get("batch_size", ships.least_batch)
     batch = max(least, fragment * max(1, config.driver.num_env_runners // 2))
     choose("batch_size", batch * learners)
-    if algorithm == "ppo":
+    if config.learner.algorithm == "ppo":
         choose("minibatches", max(1, {**flat, **chosen}["batch_size"] // _MINIBATCH))
     return chosen
 
@@ -294,12 +204,12 @@ def _action_connectors(
     """Choose the connectors of actions.
 
     Args:
-        config: of a module.
         action: space of its actions; None: unknown, so rescale_actions may change nothing.
-        rescaled: as in `_chosen`.
     """
     if rescaled is None:
-        squashes = config.learner.algorithm in _SQUASHING or config.module.model.get("squash")
+        squashes = find_algorithm(config.learner.algorithm).squashes or config.module.model.get(
+            "squash"
+        )
         # The actions of demonstrations already have the environment's bounds.
         rescaled = not squashes and not config.learner.imitation
     suits = action is None or _has_other_bounds(action)
@@ -316,7 +226,7 @@ def _has_other_bounds(action: spaces_pb2.Space) -> bool:
 
 
 def _kind(observation: spaces_pb2.Space) -> str:
-    """A key of CHOSEN_FOR, or ""."""
+    """A key of `Algorithm.chosen_for`, or ""."""
     box = observation.box
     if len(box.shape) == 1 and box.dtype in _FLOATS:
         return "a vector of floats"
@@ -336,10 +246,7 @@ def _connectors(
     """Choose the connectors of observations and rewards.
 
     Args:
-        config: of a module.
-        given: keys that have a value.
-        observed: a key of CHOSEN_FOR, or "".
-        gamma: the discount of rewards.
+        observed: a key of `Algorithm.chosen_for`, or "".
     """
     # A replay keeps rewards as they are. Demonstrations have unfiltered observations. A
     # discriminator's rewards are scaled already.

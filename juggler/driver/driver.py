@@ -5,40 +5,42 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from juggler.driver.callbacks import Callback
-from juggler.driver.checkpoint.beginning import Beginning
-from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
 from juggler.driver.core.events import Finish, StopRequested
 from juggler.driver.loop import Event, Loop, StopAsked
 from juggler.driver.monitoring import MonitoringOptions, MonitoringServices
-from juggler.driver.parts import RunParts
-from juggler.driver.record.driver_file import announce, withdraw
-from juggler.driver.record.journal import Journal, LineWriter
-from juggler.driver.record.progress import Progress
-from juggler.driver.record.run_directory import RunDirectory, RunDirectoryError
-from juggler.driver.record.wording import IN_PYTHON, Level, resuming
-from juggler.driver.run_clock import RunClock
+from juggler.driver.parts import Inherited, RunParts
+from juggler.driver.record.progress import Journal
+from juggler.driver.record.run_directory import (
+    LineWriter,
+    RunDirectory,
+    RunDirectoryError,
+    announce,
+    withdraw,
+)
+from juggler.driver.record.wording import IN_PYTHON, Level, Progress, resuming
+from juggler.driver.run_end import RunClock
 from juggler.driver.script_classes import is_of_a_script
 from juggler.driver.signals import REASONS, signals_become, way_out
 from juggler.driver.status import StatusReader
 from juggler.driver.upkeep import Upkeep
-from juggler.driver.workers.learners import PEER_SILENCE_SECONDS
 from juggler.driver.workers.local_workers import LocalWorkers
+from juggler.driver.workers.trained_modules import PEER_SILENCE_SECONDS
 from juggler.driver.workers.worker_events import WorkerEvents
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.wire.v1 import attach_pb2
 
 #: What the end of a run may take: usually less than the 5 s that people wait after a Ctrl-C. A
 #: large last checkpoint takes up to 40 s, recordings up to 30 s, and trackers up to two minutes.
@@ -50,20 +52,12 @@ _RECORDING_SECONDS = 30.0  # for EnvRunners that still write what they have reco
 _LAST_CHECKPOINT_SECONDS = 40.0
 _TELL_SECONDS = 2.0  # until people are told what is waited for
 
-#: Reasons to stop for which nobody has to have learned anything.
+#: Reasons to stop that need no learning before them.
 _IN_PART = ("stop_steps", "stop_seconds")
 
 
 class Ending:
-    """Winds a run down, and closes its books.
-
-    Args:
-        parts: of the run.
-        loop: hears what comes meanwhile.
-        upkeep: writes the last line of metrics.
-        hub: knows which learners still say something.
-        directory: where the summary goes.
-    """
+    """Winds a run down, and closes its books."""
 
     def __init__(
         self, parts: RunParts, loop: Loop, upkeep: Upkeep, hub: Hub, directory: RunDirectory
@@ -96,12 +90,14 @@ class Ending:
         self._wait_for_confirmation()
         deadline = time.monotonic() + _LAST_CHECKPOINT_SECONDS
         self._wait_for_snapshot(deadline)
+        synchronous = parts.config.driver.synchronous  # it saves between two turns alone
+        has_saved = synchronous and self._newest_update() == parts.core.updates
         if parts.confirmation.kept is not None:
             if problem := snapshots.keep(parts.confirmation.kept):
                 parts.progress.message(problem, "error")
             elif snapshots.newest:
-                parts.callbacks.checkpoint(snapshots.newest)
-        elif parts.core.updates and not self._has_saved() and parts.checkpointing.begin():
+                parts.callbacks.note("on_checkpoint", snapshots.newest)
+        elif parts.core.updates and not has_saved and parts.checkpointing.begin():
             self._wait_for_snapshot(deadline)
         parts.evaluations.give_up()
         self._see_what_failed()
@@ -110,25 +106,25 @@ class Ending:
         parts.callbacks.tell()
         # One that leaves at once would be replaced while another still takes its time.
         parts.local.stop_restarting()
-        parts.commands.dismiss_all()
+        for worker in list(parts.registry.attached.values()):
+            parts.commands.send(worker, attach_pb2.Stop())
         self._loop.drain(_LEAVE_SECONDS, lambda: not parts.registry.attached)
 
     def _wait_for_confirmation(self) -> None:
-        """A run that has made its last step may have solved its task with it."""
+        """Wait until it is known whether the last steps solved the task."""
         parts, confirmation = self._parts, self._parts.confirmation
         if parts.end.reason == "stop_steps":
             confirmation.look()
             if confirmation.under_way and parts.only_local:
                 parts.local.start_evaluators()  # the run may have ended with its first update
-            patience = parts.config.driver.worker_timeout_seconds
-            confirmation.wait(self._loop.drain, self._seconds_left(), patience)
+            driver = parts.config.driver
+            left = math.inf
+            if driver.stop_seconds is not None:
+                left = driver.stop_seconds - parts.clock.now().training
+            confirmation.wait(self._loop.drain, left, driver.worker_timeout_seconds)
             if confirmation.outcome is not None:
                 parts.end.solved_after_all()
         confirmation.give_up()
-
-    def _seconds_left(self) -> float:
-        limit = self._parts.config.driver.stop_seconds
-        return math.inf if limit is None else limit - self._parts.clock.now().training
 
     def _wait_for_snapshot(self, deadline: float) -> None:
         drain: Callable[[float, Callable[[], bool]], None] = self._loop.drain
@@ -147,21 +143,15 @@ class Ending:
             self._parts.progress.message(f"waiting for the last checkpoint{how}", "info")
 
     def _no_snapshot_comes(self) -> bool:
-        """None is under way, or the learners that it should come from say nothing more."""
+        """Whether no snapshot is under way, or its learners are silent."""
         snapshots = self._parts.snapshots
         if snapshots.writing or not snapshots.under_way:
             return not snapshots.under_way
         learners = [each for name, each in self._hub.vitals().items() if name.startswith(LEARNER)]
         return all(each.seconds_silent > _SILENCE_SECONDS for each in learners)
 
-    def _has_saved(self) -> bool:
-        """Whether a synchronous run has a checkpoint of its last update: taken between two turns,
-        as no other could be now."""
-        synchronous = self._parts.config.driver.synchronous
-        return synchronous and self._newest_update() == self._parts.core.updates
-
     def _newest(self) -> Path | None:
-        """The newest checkpoint, unless somebody has removed it."""
+        """The newest checkpoint, unless it was removed."""
         newest = self._parts.snapshots.newest
         return newest if newest and newest.is_dir() else None
 
@@ -170,7 +160,7 @@ class Ending:
         return int(newest.stem) if newest else None
 
     def _see_what_failed(self) -> None:
-        """A run that trained on nothing, or has no checkpoint of its end, did not end well."""
+        """Mark a run as failed that trained nothing or was not saved."""
         parts, end = self._parts, self._parts.end
         last = (parts.confirmation.outcome or {}).get("update", parts.core.updates)
         if end.reason == "stop_seconds" and not parts.core.has_updated:
@@ -189,7 +179,7 @@ class Ending:
             end.failed_at(f"the last checkpoint, of update {last}, was not written")
 
     def close_books(self) -> dict[str, Any]:
-        """Write the summary. Also for a loop that was left in its middle."""
+        """Write the summary, also after an unexpected end of the loop."""
         parts = self._parts
         if self._last_line is None:
             parts.happened(Finish())
@@ -219,8 +209,7 @@ class Ending:
         return summary
 
     def how_to_go_on(self) -> str:
-        """For people, behind the text of a failure. A resumed run that made no update has failed
-        at what it would do again, so nothing is said."""
+        """Word how to resume after a failure, if updates were made."""
         update = self._newest_update()
         if not self._parts.core.has_updated:
             return ""
@@ -231,27 +220,35 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where a driver takes workers of other hosts.
+    """Where a driver takes workers of other hosts."""
 
-    Attributes:
-        address: "host:port".
-        insecure: beyond loopback even without TLS or without a token.
-        token: that every worker has to show; empty admits all.
-        tls: of this host; None: connections are plain.
-    """
+    address: str  # "host:port"
+    insecure: bool = False  # beyond loopback even without TLS or without a token
+    token: str = field(default="", repr=False)  # that every worker has to show; empty admits all
+    tls: Tls | None = None  # of this host; None: connections are plain
 
-    address: str
-    insecure: bool = False
-    token: str = field(default="", repr=False)
-    tls: Tls | None = None
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How any run is begun or resumed."""
+
+    started: float  # when the command was given, in seconds of `time.monotonic`
+    own_code: bytes = b""  # cloudpickled factories for local workers; see `EnvRunnerProgram`
+    listen: Listen | None = None  # take workers of other hosts there, and start none here
+    # What the driver serves besides its status
+    monitoring: MonitoringOptions = field(default_factory=MonitoringOptions)
+    callbacks: Sequence[Callback] = ()
 
 
 class RunFailed(RuntimeError):
-    """A run that could not go on; the message says why. Its directory holds what it got to."""
+    """A run that could not go on; the message says why.
+
+    Its directory holds what it got to.
+    """
 
 
 class Driver:
-    """One run: puts its parts together, starts its workers, runs its loop, and closes everything.
+    """One run, from its parts and workers to its summary.
 
     Attributes:
         signal: that came while it ran; 0: none.
@@ -262,47 +259,30 @@ class Driver:
         config: RunConfig,
         directory: RunDirectory,
         progress: Progress,
-        *,
-        started: float,
-        own_code: bytes = b"",
-        resume: Checkpoint | None = None,
-        beginning: Beginning | None = None,
-        frozen: Mapping[str, FrozenModule] | None = None,
-        listen: Listen | None = None,
-        monitoring: MonitoringOptions | None = None,
-        callbacks: Sequence[Callback] = (),
-        before: Sequence[tuple[str, Level]] = (),
+        how: Start,
+        inherited: Inherited,
+        before: Sequence[tuple[str, Level]],
     ) -> None:
-        """
+        """Hold the parts of a run.
+
         Args:
-            config: of the run.
-            directory: where it writes.
-            progress: shows people what happens.
-            started: when the command was given, in seconds of `time.monotonic`.
-            own_code: cloudpickled factories for local workers; see `EnvRunnerProgram`.
-            resume: a state to go on from.
-            beginning: what the run began with that another one has learned.
-            frozen: its modules that are not trained, by id.
-            listen: take workers of other hosts there, and start none here.
-            monitoring: what else it serves besides its status; None: nothing.
-            callbacks: of the script.
-            before: what people are to be told first: it came up before the run had a directory.
+            inherited: what it goes on from, or begins with.
+            before: messages from before the run had a directory, which are shown first.
         """
+        listen, resume = how.listen, inherited.resume
         self.signal = 0
         self._config = config
         self._directory = directory
         self._before = before
-        self._beginning = None if resume else beginning  # to be told of
+        self._beginning = None if resume else inherited.beginning  # to be told of
         self._listen = listen
         self._bound: list[str] = []  # the addresses that this driver listens at
         self._run_id = secrets.token_hex(6)
         token = listen.token if listen else secrets.token_hex(16)
-        clock = RunClock(started, resume)
+        clock = RunClock(how.started, resume)
         journal = Journal(progress, directory.path, self._run_id)
         self._mailbox: Mailbox[Event] = Mailbox()
-        self._monitoring = MonitoringServices(
-            monitoring or MonitoringOptions(), token, self._mailbox.put
-        )
+        self._monitoring = MonitoringServices(how.monitoring, token, self._mailbox.put)
         most_learners = config.driver.most_learners(dialled=listen is not None)
         settings = HubSettings(
             run_id=self._run_id,
@@ -316,7 +296,7 @@ class Driver:
             services=self._monitoring.services,
         )
         self._hub = Hub(settings, self._mailbox)
-        self._local = LocalWorkers(self._mailbox, self._run_id, token, own_code)
+        self._local = LocalWorkers(self._mailbox, self._run_id, token, how.own_code)
         newest = resume.path if resume else None
         self._parts = parts = RunParts(
             config,
@@ -326,11 +306,9 @@ class Driver:
             SnapshotWriter(self._mailbox, directory.checkpoints, config, clock, newest),
             clock,
             directory.path,
-            resume,
+            inherited,
             only_local=listen is None,
-            beginning=beginning,
-            frozen=frozen,
-            callbacks=callbacks,
+            callbacks=how.callbacks,
             stop=lambda reason: self._mailbox.put(StopAsked(reason)),
         )
         status = StatusReader(self._run_id, directory.path, parts, journal)
@@ -340,15 +318,10 @@ class Driver:
         self._ending = Ending(parts, self._loop, upkeep, self._hub, directory)
 
     def run(self) -> dict[str, Any]:
-        """Train until a stop condition holds, somebody interrupts, or nothing can go on.
-
-        Returns:
-            The summary, which `summary.json` holds too.
+        """Train until a stop condition, an interrupt or a failure.
 
         Raises:
-            RunFailed: the run ended because something failed.
             Exception: what a callback raised; SystemExit if it called `sys.exit`.
-            EndpointError: the driver cannot listen where it should.
         """
         summary: dict[str, Any] = {}
         self._begin_to_listen()
@@ -379,7 +352,7 @@ class Driver:
             finally:
                 caught.no_more()
                 self.signal = caught.number
-                # Each of these is done whatever becomes of the one before.
+                # Each of these is done, also if the one before fails.
                 with ExitStack() as last:
                     last.callback(lambda: summary.update(self._ending.close_books()))
                     last.callback(self._hub.close)

@@ -1,22 +1,39 @@
-"""How a run as a whole is driven: the keys of a configuration that concern no part alone."""
+"""Keys for the run as a whole, and for its agents."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Final, Literal
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import takewhile
+from typing import Any, Final, Literal
 
-from juggler.learner.process.devices import parse_devices
-from juggler.runtime.nearest import nearest
+from juggler.envrunner.agent_names import matches
+from juggler.envrunner.setup import RANDOM, may_play
+from juggler.learner.process.program import parse_devices
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS, IMITATION, PIPELINES, REPLAY, RND
+from juggler.runtime.checkpoints.weights import DIGEST, FROM, TRAIN, is_frozen
+from juggler.runtime.episodes.version import DEFAULT_MODULE
+from juggler.runtime.nearest import closest, listed, nearest
 from juggler.runtime.wrong_value import WrongValue, wrong_where
 
 TENSORBOARD: Final = "tensorboard"
+#: Learners that may take part at once.
+MOST_LEARNERS: Final = 64
+#: Sample requests in flight at one EnvRunner: it finds the next one waiting.
+REQUESTS_PER_RUNNER: Final = 2
+#: Updates issued and not finished: the learner finds the next one waiting.
+UPDATES_IN_FLIGHT: Final = 2
 #: What `track` may name. For all but the first, `juggler.driver.trackers` has a tracker.
 TRACKERS: Final = (TENSORBOARD, "mlflow", "wandb")
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be run; the message names the key and what to do."""
+    """A configuration that cannot be run.
+
+    The message names the key and what to do.
+    """
 
 
 @dataclass(kw_only=True)
@@ -24,135 +41,119 @@ class DriverConfig:
     """How the run as a whole is driven, and when it stops."""
 
     seed: int = 0
-    """All randomness of the run derives from it."""
+    """Seed of all randomness of the run."""
 
     run_dir: str | None = None
-    """Where the run writes; none: a new directory under runs/."""
+    """Directory of the run; none: a new one under runs/."""
 
     from_checkpoint: str | None = None
-    """Begin with the weights in this checkpoint, or in the newest one of this run's directory:
-    `--from` on the command line. All else, such as counts and the optimizer, begins anew."""
+    """Checkpoint, or run directory with checkpoints, whose weights the run begins with (`--from`).
+    Counts and the optimizer start new."""
 
     from_parameters: list[str] = field(default_factory=list)
-    """With from_checkpoint, take only parameters and buffers whose names fit one of these patterns,
-    such as encoder.*; the rest is drawn from the seed. Empty: take all of them, and what connectors
-    have learned of observations."""
+    """Patterns of parameters and buffers to take from from_checkpoint, such as encoder.*; the rest
+    is drawn from the seed. Empty: all, and what connectors have learned."""
 
     num_env_runners: int = 2
     """EnvRunner processes on this host."""
 
     num_learners: int | None = None
-    """Learner processes that a run begins with; none: one for each of `devices`. It waits for them
-    up to worker_timeout_seconds once the first is ready, and then begins with those that are."""
+    """Number of learner processes at the start, at most 64; none: one for each of `devices`. The
+    run waits up to worker_timeout_seconds for them once the first is ready."""
 
     learner_threads: int = 1
-    """Threads in which each learner computes on a CPU. More of them pay where cores are idle, above
-    all with images and large networks: `juggler tune` tries them. The last bits of a sum depend on
-    how many threads it is spread over."""
-
-    max_learners: int = 64
-    """Learners that may take part at once: beyond num_learners, they may come and go at any time
-    where they dial in (`juggler driver`), and elsewhere by `juggler scale`."""
+    """Number of CPU threads of each learner. More pay if cores are idle: try `juggler tune`. The
+    last bits of sums depend on it."""
 
     devices: str = "auto"
-    """Where learners compute: auto (a GPU of their host, in turn, or its CPU), cpu, cuda:0, several
-    with commas between them, or fake:4 (four processes on the CPU that stand for GPUs)."""
+    """Devices of the learners, separated by commas: auto (a GPU of their host, in turn, or the
+    CPU), cpu, cuda:0, or fake:4 (four CPU processes that stand for GPUs)."""
 
     synchronous: bool = False
-    """Sample, wait for all, update, wait: slower, on-policy, and the same numbers every time."""
-
-    requests_per_runner: int = 2
-    """Sample requests in flight at one EnvRunner."""
-
-    updates_in_flight: int = 2
-    """Updates issued and not finished: the learner finds the next one waiting."""
+    """Whether sampling and updates take turns: slower, on-policy, and the same numbers every time.
+    """
 
     stop_return: float | dict[str, float] | None = None
-    """Stop when the mean return of the last 100 training episodes gets there, and `confirm` agrees:
-    solved. With several agents, a number is for the sum over all of them. A table, such as
-    {main = 20.0}, has goals by module or by agent, all of which must be reached: by id of a module,
-    for the mean return of one agent that it plays; by name of an agent, for its own."""
+    """Mean return of the last 100 training episodes at which the run stops, if `confirm` agrees:
+    solved. With several agents it is their sum. A table such as {main = 20.0} has goals by module
+    or by agent, which must all be reached."""
 
     confirm: bool = True
-    """A run is solved when the very weights that are kept have a mean return of `stop_return` in
-    100 episodes of an evaluation beside training, or more where others before them had not."""
+    """Whether 100 further episodes with the kept weights must confirm `stop_return`; more after
+    refused attempts."""
 
     stop_steps: int | None = None
-    """Stop after so many environment steps trained on; with several agents, the steps of all
-    of them together."""
+    """Number of environment steps trained on, of all agents, after which the run stops."""
 
     stop_seconds: float | None = None
-    """Stop after so many seconds of training, which begin with the first sample request and not
-    with the command, and go on where a run is resumed. Updates that were begun (updates_in_flight)
-    are still finished, with a last checkpoint. A run whose workers do not come ends when it has
-    waited for them that long, and not before worker_timeout_seconds."""
+    """Seconds of training, from the first sample request on, after which the run stops. Updates in
+    flight and a last checkpoint still finish. If workers never connect, the run ends after this
+    long or worker_timeout_seconds, whichever is greater."""
 
     metrics_steps: int | None = None
-    """Environment steps trained on between two lines of metrics, beside the line each second; 0: no
-    such lines; none: a hundredth of stop_steps. In a synchronous run, equal seeds have these lines
-    at equal steps."""
+    """Environment steps between two lines of metrics, besides the line each second; 0: no such
+    lines; none: 1 % of stop_steps. Synchronous runs with equal seeds have these lines at equal
+    steps."""
 
     checkpoint_seconds: float = 30.0
-    """Between checkpoints of an asynchronous run; there is always one at the end."""
+    """Seconds between checkpoints of an asynchronous run; there is always one at the end."""
 
     checkpoint_updates: int = 1000
-    """Updates between checkpoints of a synchronous run. Episodes do not go on beyond one: all
-    environments are reset, so that a run that is resumed there gives the same numbers."""
+    """Updates between checkpoints of a synchronous run. All environments are reset there, so that a
+    resumed run gives the same numbers."""
 
     keep_checkpoints: int = 3
-    """How many to keep, the newest first."""
+    """Number of newest checkpoints to keep."""
 
     evaluation_seconds: float = 0.0
-    """Between evaluations, on an EnvRunner of their own beside training; 0: none. Each plays a
-    checkpoint that is written for it, and the one with the highest mean return is kept: it is in
-    `best`, in the run's directory."""
+    """Seconds between evaluations, which run alongside training; 0: none. The checkpoint with the
+    highest mean return is kept in `best`."""
 
     evaluation_episodes: int = 10
-    """Episodes in one evaluation."""
+    """Number of episodes in one evaluation."""
 
     num_evaluators: int = 1
-    """Processes on this host that share the episodes of an evaluation among them."""
+    """Number of local processes that share an evaluation."""
 
     evaluation_video: int = 0
-    """Every so many evaluations, the first one among them, a video of one more episode is recorded,
-    into `videos` in the run's directory; 0: none."""
+    """Number of evaluations from one video to the next, from the first on, in `videos` of the run's
+    directory; 0: none."""
 
     worker_timeout_seconds: float = 60.0
-    """How long to wait for workers to attach and set up, and for anything else that must come; up
-    to ten times that while workers of this host are at work."""
+    """Seconds to wait for workers to attach and set up; up to ten times that while local workers
+    are busy."""
 
     hang_seconds: float = 120.0
-    """A worker whose main loop makes no progress for so long is killed and replaced."""
+    """Seconds without progress of its main loop after which a worker is killed and replaced."""
 
     track: list[str] = field(default_factory=lambda: [TENSORBOARD])
-    """Trackers that record the run's configuration and metrics, some of: tensorboard (events in the
-    run's directory), wandb and mlflow (checkpoints, too)."""
+    """Trackers of configuration and metrics, some of: tensorboard (events in the run's directory),
+    wandb and mlflow (checkpoints, too)."""
 
     web: bool = False
-    """Serve a page about the run, for a browser of this host, while it goes on: at
-    http://127.0.0.1:7070/, or at the first port after that which is free."""
+    """Whether the run serves a page for a local browser, at http://127.0.0.1:7070/ or the next free
+    port."""
 
     progress: Literal["auto", "live", "plain", "json", "off"] = "auto"
-    """What is shown meanwhile; auto: live in a terminal, one line in a notebook, plain lines
-    elsewhere; json: those as objects."""
+    """Display of progress. auto: live in a terminal, one line in a notebook, plain lines elsewhere;
+    json: lines as objects."""
 
     def validate(self) -> None:
         at_least = {
             "num_env_runners": 1,
             "learner_threads": 1,
-            "max_learners": 1,
-            "requests_per_runner": 1,
-            "updates_in_flight": 1,
             "checkpoint_updates": 1,
             "keep_checkpoints": 1,
             "evaluation_episodes": 1,
             "num_evaluators": 1,
+            "evaluation_seconds": 0,
             "evaluation_video": 0,
+            "metrics_steps": 0,
             "seed": 0,
         }
         for key, minimum in at_least.items():
-            if getattr(self, key) < minimum:
-                raise WrongValue(key, f"{key} = {getattr(self, key)}: must be at least {minimum}")
+            if (value := getattr(self, key)) is not None and not value >= minimum:  # NaN is not
+                raise WrongValue(key, f"{key} = {value}: must be at least {minimum}")
         with wrong_where("devices"):
             self.device_names()
         for name in self.track:
@@ -162,14 +163,8 @@ class DriverConfig:
                 )
         above_0 = ("checkpoint_seconds", "worker_timeout_seconds", "hang_seconds")
         for key in (*above_0, "stop_steps", "stop_seconds"):
-            if (value := getattr(self, key)) is not None and not value > 0:  # NaN is not
+            if (value := getattr(self, key)) is not None and not value > 0:
                 raise WrongValue(key, f"{key} = {value}: must be above 0")
-        if self.metrics_steps is not None and self.metrics_steps < 0:
-            text = f"metrics_steps = {self.metrics_steps}: must be at least 0"
-            raise WrongValue("metrics_steps", text)
-        if not self.evaluation_seconds >= 0:
-            key, value = "evaluation_seconds", self.evaluation_seconds
-            raise WrongValue(key, f"{key} = {value}: must be at least 0")
         if self.stop_return == {}:
             said = "stop_return = {}: name a module or an agent, or leave it out"
             raise WrongValue("stop_return", said)
@@ -178,44 +173,36 @@ class DriverConfig:
             if goal is not None and math.isnan(goal):
                 where = f"stop_return.{name}" if name else "stop_return"
                 raise WrongValue("stop_return", f"{where} = nan: no return ever gets there")
-        self._must_go_together()
+        if wrong := list(self._contradictions()):
+            raise ConfigError("\n".join(wrong))
 
-    def _must_go_together(self) -> None:
-        """
-        Raises:
-            ConfigError: two keys contradict each other; names both.
-        """
+    def _contradictions(self) -> Iterator[str]:
+        """Yield an error for each pair of keys that contradict each other."""
         if self.from_parameters and self.from_checkpoint is None:
-            raise ConfigError(
-                f"from_parameters = {self.from_parameters}: set from_checkpoint, which they are of"
-            )
+            names = self.from_parameters
+            yield f"from_parameters = {names}: set from_checkpoint, which they are of"
         devices = self.device_names()
         if self.num_learners is not None and self.num_learners < len(devices):
-            raise ConfigError(
+            yield (
                 f"num_learners = {self.num_learners}: must be at least {len(devices)}, for "
                 f"devices = {self.devices!r}"
             )
-        if self.learners > self.max_learners:
-            raise ConfigError(
-                f"num_learners = {self.learners}: must be at most max_learners = "
-                f"{self.max_learners}"
-            )
+        if self.learners > MOST_LEARNERS:
+            yield f"num_learners = {self.learners}: must be at most {MOST_LEARNERS}"
         idle, instead = "checkpoint_updates", "checkpoint_seconds"
         if self.synchronous:
             idle, instead = instead, idle
         if (value := getattr(self, idle)) != (default := getattr(DriverConfig, idle)):
-            raise ConfigError(
+            yield (
                 f"{idle} = {value} with synchronous = {str(self.synchronous).lower()}: set "
                 f"{instead}, and leave {idle} at {default}"
             )
         for key in ("num_evaluators", "evaluation_video"):
             value, default = getattr(self, key), getattr(DriverConfig, key)
             if value != default and not self.evaluation_seconds:
-                raise ConfigError(
-                    f"{key} = {value}: there are no evaluations; set evaluation_seconds"
-                )
+                yield f"{key} = {value}: there are no evaluations; set evaluation_seconds"
         if self.num_evaluators > self.evaluation_episodes:
-            raise ConfigError(
+            yield (
                 f"num_evaluators = {self.num_evaluators}: there are more evaluators than "
                 f"evaluation_episodes = {self.evaluation_episodes}"
             )
@@ -231,13 +218,13 @@ class DriverConfig:
         return len(self.device_names()) if self.num_learners is None else self.num_learners
 
     def most_learners(self, *, dialled: bool) -> int:
-        """How many learners may take part at once in a run that begins.
+        """Return how many learners may take part at once.
 
         Args:
             dialled: workers dial in; else the driver starts its own, and `juggler scale` alone has
                 it start others.
         """
-        return self.max_learners if dialled else self.learners
+        return MOST_LEARNERS if dialled else self.learners
 
     def device_name(self, index: int) -> str:
         """Where the learner process of this index computes."""
@@ -245,12 +232,372 @@ class DriverConfig:
         return names[index % len(names)]
 
     def device_names(self) -> list[str]:
-        """Where learners compute, one after the other.
-
-        Raises:
-            ConfigError: one of them is no device.
-        """
+        """Where learners compute, one after the other."""
         try:
             return parse_devices(self.devices)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+
+
+_MODULE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+#: Ids that no module can have, and why.
+RESERVED: Final = {
+    **dict.fromkeys(
+        (CONNECTORS, PIPELINES, REPLAY, RND, IMITATION),
+        "checkpoints use this name for something else",
+    ),
+    RANDOM: "it is the module that draws every action at random",
+}
+
+
+def check_module_id(module_id: object, where: str) -> None:
+    """Check a module's id."""
+    if not isinstance(module_id, str) or not _MODULE_ID.fullmatch(module_id):
+        raise ConfigError(
+            f"{where}: {module_id!r} cannot be a module's id: use 1 to 64 letters, digits, _ and -"
+        )
+    if module_id in RESERVED:
+        raise ConfigError(
+            f"{where}: {module_id!r} cannot be a module's id, because {RESERVED[module_id]}: "
+            "choose another"
+        )
+
+
+def instead(module_id: str, module_ids: Sequence[str]) -> str:
+    """End an error about an unknown module with known ones."""
+    near, known = closest(module_id, module_ids), listed(dict.fromkeys(module_ids))
+    return f": did you mean {near!r}? There are {known}" if near else f"; there are {known}"
+
+
+#: Keys of a module's table that no other part of a configuration has.
+WAITED_FOR: Final = "waited_for"
+NUM_LEARNERS: Final = "num_learners"
+OWN_KEYS: Final = (WAITED_FOR, NUM_LEARNERS, TRAIN, FROM, DIGEST)
+#: The keys of a module that is not trained.
+_FROZEN_KEYS: Final = (TRAIN, FROM, DIGEST)
+
+
+@dataclass(kw_only=True)
+class AgentsConfig:
+    """Modules by agent, and settings of each module.
+
+    ```toml
+    env = "my_package.games:tag"
+    algorithm = "ppo"
+    lr = 1e-4
+
+    [agents]
+    "adversary_*" = "hunters"
+    "*" = "runner"
+
+    [modules.hunters]
+    algorithm = "impala"
+    model = {hidden_sizes = [128]}
+    ```
+
+    Every module is trained by a learner group of its own, with its own algorithm, optimizer and
+    connectors. It has the keys of the run, except for those in its table. Where its table names
+    another algorithm, it has the defaults of that one, and takes from the run what differs from the
+    defaults there: above, `hunters` has the run's `lr`, and IMPALA's `batch_size`.
+
+    A module whose table has `train = false` plays and is not trained: with the weights, the network
+    and the connectors of the module that `from` names. The module "random" draws every action at
+    random, and has no table.
+
+    A module's id consists of letters, digits, "_" and "-", at most 64 of them, and cannot be
+    "connectors", "learner_pipelines" or "random". In a run's `config.toml`, `agents` has every
+    agent by name.
+    """
+
+    agents: dict[str, str | list[str]] = field(default_factory=dict)
+    """By pattern of agents' names, with `*`, `?` and `[...]`, the id of a module, or a list of ids
+    to draw from for each episode; the first match counts. Empty: agents with equal spaces share a
+    module, default, or one named by what their names begin with."""
+
+    mapping: str = ""
+    """Function as "package.module:function" that chooses the modules of an episode: it gets the
+    agents' names and a NumPy generator, and returns a module id for each agent."""
+
+    modules: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By module id, keys in place of the run's: algorithm and its keys, module, model,
+    distribution, critic_sees, check_specs, connectors. Also from (a run or checkpoint to begin
+    with, with `:MODULE`), train = false, digest (SHA-256 of kept weights), num_learners, and
+    waited_for (false: sampling does not wait for this module)."""
+
+    league: dict[str, Any] = field(default_factory=dict)
+    """League whose players are the modules of the run: a table, whose keys are listed in
+    docs/configuration.md, or the name of a builder. All agents have equal spaces."""
+
+    shared: dict[str, list[str]] = field(default_factory=dict)
+    """By pattern of parameters' names, such as encoder.*, the ids of modules that share them. The
+    same learner process trains these modules."""
+
+    def __post_init__(self) -> None:
+        # As in a file: a table in TOML cannot hold None.
+        if isinstance(self.modules, Mapping):
+            self.modules = {
+                module_id: (
+                    {key: "none" if value is None else value for key, value in table.items()}
+                    if isinstance(table, Mapping)
+                    else table
+                )
+                for module_id, table in self.modules.items()
+            }
+
+    def validate(self) -> None:
+        """Check ids and tables of modules."""
+        for pattern, said in self.agents.items():
+            if not may_play(said):
+                raise ConfigError(f"agents: {pattern!r} = []: name at least one module")
+            for module_id in may_play(said):
+                if module_id != RANDOM:
+                    check_module_id(module_id, f"agents: {pattern!r}")
+        for module_id, table in self.modules.items():
+            check_module_id(module_id, "modules")
+            if not isinstance(table, Mapping):
+                raise ConfigError(f"modules.{module_id} = {table!r}: expected a table of keys")
+            if not isinstance(table.get(WAITED_FOR, True), bool):
+                raise ConfigError(
+                    f"modules.{module_id}: {WAITED_FOR} = {table[WAITED_FOR]!r}: expected true or "
+                    "false"
+                )
+            _check_learners(module_id, table)
+            if NUM_LEARNERS in table and self.league:
+                raise ConfigError(
+                    f"modules.{module_id}: {NUM_LEARNERS} with league: players come and go, and "
+                    f"are spread over all learners; leave {NUM_LEARNERS} out"
+                )
+            _check_frozen(module_id, table)
+        for pattern, module_ids in self.shared.items():
+            where = f"shared: {pattern!r}"
+            for module_id in module_ids:
+                check_module_id(module_id, where)
+                if NUM_LEARNERS in self.modules.get(module_id, {}):
+                    raise ConfigError(
+                        f"modules.{module_id}: {NUM_LEARNERS} with {where}: modules that share "
+                        f"parts are trained by the same processes; leave {NUM_LEARNERS} out"
+                    )
+            if len(set(module_ids)) < 2 or len(set(module_ids)) < len(module_ids):
+                raise ConfigError(f"{where} = {module_ids}: name at least two modules, each once")
+            for module_id in module_ids:
+                if is_frozen(self.modules.get(module_id)):
+                    raise ConfigError(
+                        f"{where}: module {module_id!r} is not trained, so its parameters never "
+                        "change: leave it out"
+                    )
+        if self.agents:
+            self.must_be_used(self.acting_ids)
+        if self.agents or not self.modules.keys() - {DEFAULT_MODULE}:
+            self._must_train()
+
+    @property
+    def acting_ids(self) -> tuple[str, ...]:
+        """The modules that agents are mapped to, or "default" alone."""
+        said = (module_id for each in self.agents.values() for module_id in may_play(each))
+        return tuple(dict.fromkeys(said)) or (DEFAULT_MODULE,)
+
+    @property
+    def frozen_ids(self) -> tuple[str, ...]:
+        """The acting modules that are not trained, but for "random"."""
+        return tuple(each for each in self.acting_ids if is_frozen(self.modules.get(each)))
+
+    @property
+    def module_ids(self) -> tuple[str, ...]:
+        """Those of them that are trained."""
+        others = {RANDOM, *self.frozen_ids}
+        return tuple(each for each in self.acting_ids if each not in others)
+
+    @property
+    def own_learners(self) -> dict[str, int]:
+        """By module id, its number of learners, if its table has one."""
+        tables = ((each, self.modules.get(each, {})) for each in self.module_ids)
+        return {each: table[NUM_LEARNERS] for each, table in tables if NUM_LEARNERS in table}
+
+    @property
+    def needed_learners(self) -> int:
+        """Minimum number of learner processes if some modules have their own."""
+        own = self.own_learners
+        return sum(own.values()) + len(self.trained_together) - len(own)
+
+    @property
+    def trained_together(self) -> tuple[tuple[str, ...], ...]:
+        """The trained modules, in groups that share parts."""
+        groups = [{module_id} for module_id in self.module_ids]
+        for module_ids in self.shared.values():
+            joined = [group for group in groups if group & set(module_ids)]
+            groups = [group for group in groups if group not in joined]
+            groups += [set().union(*joined)] if joined else []
+        in_order = [tuple(each for each in self.module_ids if each in group) for group in groups]
+        return tuple(sorted(in_order, key=lambda group: self.module_ids.index(group[0])))
+
+    @property
+    def first_given(self) -> str:
+        """The first of these tables that is not empty, or ""."""
+        return next((table.name for table in fields(self) if getattr(self, table.name)), "")
+
+    @property
+    def has_patterns(self) -> bool:
+        """Whether an environment must settle the agents or modules."""
+        if not self.agents:
+            tables = self.modules.keys() - {DEFAULT_MODULE}
+            return bool(self.shared or self.mapping or self.league or tables)
+        return any(set(pattern) & set("*?[") for pattern in self.agents)
+
+    def must_be_used(self, module_ids: Sequence[str]) -> None:
+        """Check that agents are mapped to all modules named in tables."""
+        for pattern, sharing in self.shared.items():
+            for module_id in sharing:
+                if module_id not in module_ids:
+                    raise ConfigError(
+                        f"shared: {pattern!r}: there is no module {module_id!r}"
+                        f"{instead(module_id, module_ids)}"
+                    )
+        missing = "the league has no player" if self.league else "no agent is mapped to module"
+        for module_id in self.modules:
+            if module_id not in module_ids:
+                raise ConfigError(
+                    f"modules.{module_id}: {missing} {module_id!r}{instead(module_id, module_ids)}"
+                )
+
+    def _must_train(self) -> None:
+        if not self.module_ids:
+            raise ConfigError(
+                f"agents: no module of this run is trained, since {listed(self.acting_ids)} only "
+                "play: map an agent to a module without train = false"
+            )
+
+
+def _check_learners(module_id: str, table: Mapping[str, Any]) -> None:
+    """Check that a module's number of learners is an integer above 0."""
+    count = table.get(NUM_LEARNERS, 1)
+    if type(count) is not int or count < 1:
+        raise ConfigError(
+            f"modules.{module_id}: {NUM_LEARNERS} = {count!r}: expected an integer of at least 1"
+        )
+
+
+def _check_frozen(module_id: str, table: Mapping[str, Any]) -> None:
+    """Check that the keys about a module's weights go together."""
+    where = f"modules.{module_id}"
+    kinds = ((TRAIN, bool, "true or false"), (FROM, str, "a path"), (DIGEST, str, "a SHA-256"))
+    for key, kind, expected in kinds:
+        if not isinstance(table.get(key, kind()), kind):
+            raise ConfigError(f"{where}: {key} = {table[key]!r}: expected {expected}")
+    if not is_frozen(table):
+        if DIGEST in table:
+            raise ConfigError(f"{where}: digest is for a module with train = false: leave it out")
+        return
+    if not table.get(FROM):
+        raise ConfigError(
+            f"{where}: train = false needs from: the run or checkpoint whose weights it plays with"
+        )
+    if others := [key for key in table if key not in _FROZEN_KEYS]:
+        raise ConfigError(
+            f"{where}: {others[0]} with train = false: a module that is not trained is what it was "
+            "in its checkpoint; leave it out"
+        )
+
+
+_LONGEST_PREFIX: Final = 60  # leaves room for a number behind it
+
+
+def who_plays(tables: AgentsConfig, groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:
+    """Return the module, or the possible modules, of each agent.
+
+    Args:
+        groups: the agents of an environment; those of a group have equal spaces.
+
+    Raises:
+        ConfigError: an agent has no module, a pattern matches no agent, agents with different
+            spaces are mapped to one module, or a module has a table and no agent.
+    """
+    if tables.agents:
+        found = _matched(tables, groups)
+    elif tables.mapping:
+        found = _any_of_the_tables(tables, groups)
+    else:
+        found = _named_by_prefix(groups)
+    first_of: dict[str, tuple[str, Sequence[str]]] = {}  # an agent, and its group
+    for group in groups:
+        for agent, module_id in ((a, m) for a in group for m in may_play(found[a])):
+            if module_id == RANDOM:
+                continue  # it plays in any spaces
+            first, of_first = first_of.setdefault(module_id, (agent, group))
+            if of_first is not group:
+                raise ConfigError(
+                    f"agents: {first!r} and {agent!r} have different spaces, and both are "
+                    f"mapped to module {module_id!r}: map them to different modules"
+                )
+    tables.must_be_used([each for said in found.values() for each in may_play(said)])
+    return found
+
+
+def _any_of_the_tables(
+    tables: AgentsConfig, groups: Sequence[Sequence[str]]
+) -> dict[str, str | list[str]]:
+    """What `mapping` chooses from where there is no table of agents."""
+    if not tables.modules:
+        raise ConfigError(
+            f"mapping = {tables.mapping!r}: there is no module to choose from: give each a "
+            "table, such as [modules.main], or list them in the table agents"
+        )
+    if len(groups) > 1:
+        raise ConfigError(
+            f"mapping = {tables.mapping!r}: agents {groups[0][0]!r} and {groups[1][0]!r} have "
+            "different spaces, so not every module can play every agent: list in the table "
+            "agents the modules that may play each"
+        )
+    return {agent: [*tables.modules, RANDOM] for agent in groups[0]}
+
+
+def _matched(tables: AgentsConfig, groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:
+    agents = [agent for group in groups for agent in group]
+    found: dict[str, str | list[str]] = {}
+    deciding: set[str] = set()
+    for agent in agents:
+        matching = [pattern for pattern in tables.agents if matches(agent, pattern)]
+        if not matching:
+            add = f'add one for it, such as "*" = "{DEFAULT_MODULE}" as the last one'
+            idle = [each for each in tables.agents if not any(matches(a, each) for a in agents)]
+            near = closest(agent, idle)
+            hint = f"did you mean it with {near!r}, which matches none?" if near else add
+            raise ConfigError(f"agents: no pattern matches agent {agent!r}: {hint}")
+        deciding.add(matching[0])
+        found[agent] = tables.agents[matching[0]]
+    for pattern in tables.agents:
+        if pattern in deciding:
+            continue
+        if any(matches(agent, pattern) for agent in agents):
+            raise ConfigError(
+                f"agents: {pattern!r} decides nothing, since every agent that it matches is "
+                "matched by a pattern before it: move it up, or leave it out"
+            )
+        raise ConfigError(
+            f"agents: {pattern!r} matches no agent: the environment has {listed(agents)}"
+        )
+    return found
+
+
+def _named_by_prefix(groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:
+    """Name a module for each group after its agents' common prefix."""
+    if len(groups) == 1:
+        return dict.fromkeys(groups[0], DEFAULT_MODULE)
+    found: dict[str, str | list[str]] = {}
+    taken = set(RESERVED)
+    for group in groups:
+        prefix = _common_prefix(group)
+        module_id, number = prefix, 1
+        while module_id in taken:
+            number += 1
+            module_id = f"{prefix}_{number}"
+        taken.add(module_id)
+        found.update(dict.fromkeys(group, module_id))
+    return found
+
+
+def _common_prefix(names: Sequence[str]) -> str:
+    """Return the common prefix of names, without numbers, as an id."""
+    shared = takewhile(lambda at: len(set(at)) == 1, zip(*names, strict=False))
+    prefix = "".join(letters[0] for letters in shared).rstrip("0123456789")
+    prefix = re.sub(r"[^A-Za-z0-9_-]", "_", prefix)
+    return prefix.strip("_-")[:_LONGEST_PREFIX] or "agents"

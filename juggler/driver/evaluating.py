@@ -1,36 +1,45 @@
-"""Evaluates a checkpoint in this process, without workers or streams."""
+"""Plays a checkpoint in this process: evaluations, matches and data sets."""
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from juggler.driver.checkpoint.frozen_modules import FrozenModule, frozen_modules
+from juggler.driver.checkpoint.frozen_modules import FrozenModule, frozen_modules, parts_in
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.league.config import LeagueConfig
 from juggler.driver.record.episode_returns import WithReturns
 from juggler.driver.script_classes import must_be_given_again
 from juggler.driver.with_dataset import must_be_playable
+from juggler.envrunner.agent_names import matches as fits
+from juggler.envrunner.setup import RANDOM
 from juggler.runtime.checkpoints.checkpoint import read_or_warn
-from juggler.runtime.checkpoints.frozen import run_of
-from juggler.runtime.connectors.pipeline import own_connectors
+from juggler.runtime.checkpoints.weights import DIRECTORY, place_and_module, run_of
+from juggler.runtime.connectors.config import own_connectors
 from juggler.runtime.episodes.version import DEFAULT_MODULE
-from juggler.runtime.modules.by_name import given_or_named, name_of
+from juggler.runtime.modules.by_name import name_of
+from juggler.runtime.nearest import listed, nearest, one_of
+from juggler.runtime.wire.spaces import space_to_message
 
 if TYPE_CHECKING:
     from gymnasium import Space
     from gymnasium.vector import VectorEnv
 
-    from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
     from juggler.envrunner.evaluation import PlayedEpisodes
 
-    #: Gives a recorder for a run's configuration, a checkpoint and the environments it plays.
     Recording = Callable[
-        [RunConfig, Path, VectorEnv[Any, Any, Any]], AbstractContextManager[EpisodeRecorder]
+        [RunConfig, Path, VectorEnv[Any, Any, Any]],
+        AbstractContextManager[VectorEnv[Any, Any, Any]],
     ]
+    from juggler.envrunner.multi_agent.turns import AgentGroup
+    from juggler.policies.matches import Match, Player, Record
+    from juggler.policies.policy import Policy
+
 
 _MANY_STEPS: Final = 10_000  # longer than most episodes
 
@@ -70,8 +79,10 @@ def evaluate(
     watch: Callable[[int, int], None] | None = None,
     recording: Recording | None = None,
 ) -> Evaluated:
-    """Play whole episodes with the policy in a checkpoint, without exploration. Where there are
-    several agents, each is played by its module. A warning comes if episodes do not end.
+    """Play whole episodes with the policy in a checkpoint, without exploration.
+
+    Where there are several agents, each is played by its module. A warning comes if episodes do not
+    end.
 
     Args:
         checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is taken, with a
@@ -86,7 +97,7 @@ def evaluate(
         videos: how many episodes `video` films, from the first on.
         watch: called after each step of all environments, with the number of finished episodes and
             of steps so far.
-        recording: makes what hears of every step, as `juggler.record` does; None: nobody does.
+        recording: makes what hears of every step, as `juggler.record` does; None: nothing does.
 
     Raises:
         ConfigError: `episodes` is below 1, the run needs something of a script again, or a run with
@@ -99,7 +110,6 @@ def evaluate(
     from juggler.envrunner.environments.vector import make_vector_env
     from juggler.envrunner.environments.video import record_videos, shares_of
     from juggler.envrunner.evaluation import evaluate as play
-    from juggler.policies.loading import PolicyConfig, restore_parts
     from juggler.runtime.acting.actor import Actor
 
     watch = warns_of_endless(watch)
@@ -125,41 +135,35 @@ def evaluate(
     factory = env if callable(env) else None
 
     def parts(module_id: str, observed: Space[Any], acted: Space[Any]) -> Any:
-        """A module, and the connectors on both sides of it."""
-        of_module = config.of(module_id)
-        given = given_or_named(of_module.module.module, module if callable(module) else None, own)
-        policy_config = PolicyConfig(
-            of_module.module, of_module.connectors.parsed(), given if callable(given) else None, own
-        )
-        return restore_parts(found, policy_config, observed, acted, module_id)
+        made_by = module if callable(module) else None
+        return parts_in(found, module_id, config.of(module_id), observed, acted, made_by, own)
 
     if config.played_by and recording is not None:
         raise ConfigError(
             f"the environment {config.env_runner.env} has several agents, and a Minari data set "
             "has the steps of one: nothing can be recorded of this run"
         )
+    if video is not None:
+        shares = shares_of(Path(video), config.env_runner.envs_per_runner, filmed)
+        films = [path for share in shares for path in share]
+        several = bool(config.played_by)
+        factory = record_videos(config.env_runner, factory, shares, several_agents=several)
+        config.env_runner.vectorize = "sync"
     if config.played_by:
-        if video is not None:
-            from juggler.envrunner.multi_agent.game_videos import record_games
-
-            shares = shares_of(Path(video), config.env_runner.envs_per_runner, filmed)
-            films = [path for share in shares for path in share]
-            factory = record_games(config.env_runner, factory, shares)
         frozen = frozen_modules(config, run_of(where))
         given = module if callable(module) else None
         played = _play_together(config, factory, parts, frozen, given, own, episodes, seed, watch)
         return Evaluated(where, played.returns, played.lengths, films, played.agent_returns)
-    if video is not None:
-        factory, films = record_videos(config.env_runner, factory, Path(video), filmed)
-        config.env_runner.vectorize = "sync"
     environments = make_vector_env(config.env_runner, factory)
     try:
         built, env_to_module, module_to_env = parts(
             DEFAULT_MODULE, environments.single_observation_space, environments.single_action_space
         )
         policy = Actor(built, environments.num_envs, 1, seed, module_to_env, env_to_module)
-        with recording(config, where, environments) if recording else nullcontext() as recorder:
-            played = play(environments, policy, episodes, seed, watch, recorder=recorder)
+        with (
+            recording(config, where, environments) if recording else nullcontext(environments)
+        ) as playing:
+            played = play(playing, policy, episodes, seed, watch)
     finally:
         environments.close()
     return Evaluated(where, played.returns, played.lengths, films)
@@ -199,12 +203,11 @@ def _play_together(
     watch: Callable[[int, int], None] | None,
 ) -> PlayedEpisodes:
     """Episodes of several agents, each played by its module."""
-    from juggler.driver.frozen_policies import frozen_parts
+    from juggler.envrunner.evaluation import play_whole_episodes
     from juggler.envrunner.multi_agent.casting import cast, random_roles
     from juggler.envrunner.multi_agent.line_up import line_ups_of
     from juggler.envrunner.multi_agent.making import make_multi_agent_envs
     from juggler.envrunner.multi_agent.module_slots import ModuleSlots
-    from juggler.envrunner.multi_agent.whole_episodes import play_whole_episodes
     from juggler.runtime.acting.actor import Actor
 
     envs = make_multi_agent_envs(config.env_runner, factory)
@@ -216,7 +219,7 @@ def _play_together(
         for module_id, role in cast(envs, played_by, ids).items():
             spaces = role.spaces.observation_space, role.spaces.action_space
             built, connectors, module_to_env = (
-                frozen_parts(frozen[module_id], *spaces, module, own)
+                frozen[module_id].parts(*spaces, module, own)
                 if module_id in frozen
                 else parts(module_id, *spaces)
             )
@@ -230,3 +233,289 @@ def _play_together(
         return play_whole_episodes(envs, modules, episodes, seed, watch, line_ups=line_ups)
     finally:
         envs.close()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PlayedMatches:
+    """Matches between given players.
+
+    Attributes:
+        checkpoint: path of the checkpoint whose environment and modules were played.
+        players: names of the players, by agent.
+        matches: in the order in which they began.
+        records: by agent, its returns, wins, draws and losses.
+        videos: paths of the videos, in the order of the matches; empty if none were recorded.
+    """
+
+    checkpoint: Path
+    players: dict[str, str]
+    matches: list[Match]
+    records: dict[str, Record]
+    videos: list[Path]
+
+    def __repr__(self) -> str:
+        lines = [f"checkpoint: {self.checkpoint}"]
+        for agent, record in self.records.items():
+            low, high = record.interval()
+            known = not math.isnan(record.error)
+            error = f" (standard error {record.error:.2f})" if known else ""
+            lines.append(
+                f"{agent} ({self.players[agent]}): return {record.mean:.2f}{error}; "
+                f"{record.wins} won, {record.draws} drawn, {record.losses} lost: "
+                f"score {record.score:.2f} (95 %: {low:.2f} to {high:.2f})"
+            )
+        return "\n".join(lines)
+
+
+def play_matches(
+    checkpoint: str | Path,
+    players: Mapping[str, str | Policy],
+    episodes: int = 100,
+    seed: int = 0,
+    *,
+    explore: bool = False,
+    env: str | Callable[..., Any] | None = None,
+    video: str | Path | None = None,
+    videos: int = 1,
+    watch: Callable[[int, int], None] = lambda *_: None,
+) -> PlayedMatches:
+    """Play whole episodes of a run's environment with given players.
+
+    Args:
+        checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is taken.
+        players: by agent, or by a pattern of agents' names with `*`, `?` and `[...]`, its player:
+            the id of a module in the checkpoint; "random"; the path of another checkpoint or run,
+            with ":" and the id of a module behind it if it has several; or a policy. The first
+            pattern that matches counts. Other agents are played by their own modules.
+        episodes: how many matches to play.
+        seed: of the environments and of the draws. Each player draws numbers of its own: given
+            policies are seeded again, too, so that the same seed gives the same matches.
+        explore: policies draw their actions as in training, instead of taking the most likely ones.
+            Without it, policies repeat the same match if neither they nor the game draw anything.
+        env: another environment than the run's; required if the run was trained on a callable.
+        video: a directory for videos.
+        videos: how many matches `video` films, from the first on.
+        watch: called after each step of all environments, with the number of matches that are over
+            and of steps so far.
+
+    Raises:
+        ConfigError: the run has environments with one agent, or there is no player of a given name.
+        CheckpointError: a checkpoint is missing or damaged.
+        EnvironmentFailed: an environment failed.
+        ValueError: a policy does not fit an agent's spaces; or the environment cannot be recorded,
+            or a package for videos is missing.
+    """
+    # Imported here because they import torch, which the driver does without.
+    from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+    from juggler.policies import matches
+
+    if episodes < 1:
+        raise ConfigError(f"episodes = {episodes}: must be at least 1")
+    if videos < 1:
+        raise ConfigError(f"videos = {videos}: must be at least 1")
+    found = read_or_warn(checkpoint)
+    where = found.path or Path(checkpoint)
+    named = {"env": env} if isinstance(env, str) else {}
+    config = RunConfig.to_act({**found.config, **named}, where=str(where))
+    config.agents.mapping = ""  # players are given here
+    must_be_given_again(config, env, None, {})
+    if not config.played_by:
+        raise ConfigError(
+            f"{where}: its environment {config.env_runner.env} has one agent, so there are no "
+            "matches: use juggler evaluate without --play"
+        )
+    config.env_runner.envs_per_runner = min(config.env_runner.envs_per_runner, episodes)
+    factory, films = env if callable(env) else None, list[Path]()
+    if video is not None:
+        from juggler.envrunner.environments.video import record_videos
+
+        films = [Path(video) / f"match-{number}.mp4" for number in range(min(videos, episodes))]
+        factory = record_videos(config.env_runner, factory, [[*films]], several_agents=True)
+    envs = make_multi_agent_envs(config.env_runner, factory)
+    try:
+        own = config.played_by_in([group.agents for group in envs.groups])
+        chosen = _chosen(envs.agents, players, own)
+        known = tuple(dict.fromkeys([*config.agents.acting_ids, *found.modules]))
+        seats = _Seats(where, known, seed, explore)
+        group_of = {agent: group for group in envs.groups for agent in group.agents}
+        seated = {agent: seats.player(chosen[agent], group_of[agent]) for agent in envs.agents}
+        played = matches.play_matches(envs, seated, episodes, seed, warns_of_endless(watch))
+    finally:
+        envs.close()
+    league = LeagueConfig.from_table(config.agents.league)
+    records = matches.records(played, league.teams, league.draw_margin)
+    words = {agent: each if isinstance(each, str) else repr(each) for agent, each in chosen.items()}
+    return PlayedMatches(where, words, played, records, films)
+
+
+def _chosen(
+    agents: tuple[str, ...], players: Mapping[str, str | Policy], own: Mapping[str, Sequence[str]]
+) -> dict[str, str | Policy]:
+    """Find the player of each agent.
+
+    Args:
+        own: by agent, the modules that may play it where none is given.
+    """
+    for pattern in players:
+        if not any(fits(agent, pattern) for agent in agents):
+            raise ConfigError(f"no agent is called {pattern!r}{nearest(pattern, agents)}")
+    chosen = {}
+    for agent in agents:
+        named = next((each for pattern, each in players.items() if fits(agent, pattern)), None)
+        if named is None and len(own[agent]) > 1:
+            raise ConfigError(
+                f"agent {agent!r} is played by {listed(own[agent], one_of)} in each episode of "
+                "this run: name a player for it"
+            )
+        chosen[agent] = own[agent][0] if named is None else named
+    return chosen
+
+
+class _Seats:
+    """The players, each made once, so that they act in batches."""
+
+    def __init__(
+        self, checkpoint: Path, module_ids: tuple[str, ...], seed: int, explore: bool
+    ) -> None:
+        self._checkpoint, self._module_ids = checkpoint, module_ids
+        self._seed, self._explore = seed, explore
+        self._made: dict[Any, Player] = {}
+
+    def player(self, given: str | Policy, group: AgentGroup) -> Player:
+        """Return the player of this id, path or policy."""
+        from juggler.envrunner.environments.seeding import player_seed
+        from juggler.policies.matches import PolicyPlayer, RandomPlayer
+        from juggler.policies.policy import Policy
+
+        key = (given, group.agents) if given == RANDOM else given
+        if key not in self._made:
+            # With one seed for all, equal policies would always do the same.
+            own_seed = player_seed(self._seed, len(self._made))
+            if given == RANDOM:
+                self._made[key] = RandomPlayer(group.action_space, own_seed)
+            else:
+                policy = self._policy(given) if isinstance(given, str) else given
+                if not isinstance(policy, Policy):
+                    raise ConfigError(
+                        f"{given!r} cannot play {', '.join(group.agents)}: a player is a name, the "
+                        "path of a checkpoint, or what juggler.load_policy returns"
+                    )
+                _must_fit(policy, given, group)
+                policy.seed(own_seed)
+                self._made[key] = PolicyPlayer(policy, self._explore)
+        return self._made[key]
+
+    def _policy(self, player: str) -> Policy:
+        from juggler.policies.policy import load_policy
+
+        if player in self._module_ids:
+            return load_policy(self._checkpoint, module_id=player)
+        kept = run_of(self._checkpoint) / DIRECTORY  # has the copies of a league
+        if found := place_and_module(player) or place_and_module(str(kept / player)):
+            return load_policy(found[0], module_id=found[1])
+        copies = sorted(each.name for each in kept.iterdir()) if kept.is_dir() else []
+        known = dict.fromkeys([*self._module_ids, *copies, RANDOM])
+        kinds = "a module or a copy" if copies else "a module"
+        raise ConfigError(
+            f"{player!r} is neither {kinds} of this run nor the path of a checkpoint"
+            f"{nearest(player, known)}"
+        )
+
+
+def _must_fit(policy: Policy, player: str | Policy, group: AgentGroup) -> None:
+    for name in ("observation_space", "action_space"):
+        has, needs = getattr(policy, name), getattr(group, name)
+        # Messages are compared, since a checkpoint holds MultiBinary([5]) as MultiBinary(5).
+        if has != needs and space_to_message(has) != space_to_message(needs):
+            raise ValueError(
+                f"{player} cannot play {', '.join(group.agents)}: its {name} is {has}, and theirs "
+                f"is {needs}"
+            )
+
+
+#: Where demonstrations are in a run's directory, unless told otherwise.
+DEMONSTRATIONS: Final = "demonstrations"
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrations(Evaluated):
+    """A data set of episodes that a checkpoint's policy played deterministically.
+
+    Attributes:
+        dataset: its directory.
+    """
+
+    dataset: Path = Path()
+
+
+def record(
+    checkpoint: str | Path,
+    episodes: int = 100,
+    seed: int = 0,
+    *,
+    to: str | Path | None = None,
+    env: str | Callable[..., Any] | None = None,
+    module: str | Callable[..., Any] | None = None,
+    connectors: Mapping[str, Any] | None = None,
+    watch: Callable[[int, int], None] | None = None,
+) -> Demonstrations:
+    """Record whole episodes of a policy as a Minari data set.
+
+    The policy plays as in `evaluate`. The data set has observations as the environment gave them,
+    and actions as it got them.
+
+    The data set is there when all episodes are; if recording fails, there is none.
+
+    Args:
+        checkpoint: as in `evaluate`; so are all others.
+        episodes: number of episodes.
+        seed: of the environments.
+        to: the data set's directory, which must not exist; None: `demonstrations` in the run's
+            directory.
+        env: another environment than the run's.
+        module: the class that the run trained, if it cannot be imported by name.
+        connectors: the run's connectors again.
+        watch: as in `evaluate`.
+
+    Raises:
+        ConfigError: as `evaluate`, or the run has several agents.
+        CheckpointError: as `evaluate`.
+        EnvironmentFailed: an environment failed.
+        DatasetError: the data set cannot be written.
+    """
+    places: list[Path] = []
+
+    @contextmanager
+    def recording(
+        config: RunConfig, where: Path, envs: VectorEnv[Any, Any, Any]
+    ) -> Iterator[VectorEnv[Any, Any, Any]]:
+        from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
+        from juggler.envrunner.datasets.writing import spec_of, words_of, writing
+        from juggler.envrunner.evaluation import shares
+
+        place = Path(to).expanduser() if to is not None else run_of(where) / DEMONSTRATIONS
+        about = {
+            "algorithm_name": "juggler",
+            "description": f"{episodes} episodes of the policy in {where.name}, which took its "
+            "most likely actions",
+        }
+        spaces = envs.single_observation_space, envs.single_action_space
+        spec = spec_of(config.env_runner, env if callable(env) else None)
+        dataset_id = f"juggler/{words_of(config.env_runner.env)}-v0"
+        with writing(place, dataset_id, *spaces, spec, about) as writer:
+            yield EpisodeRecorder(envs, writer.add, shares(episodes, envs.num_envs))
+        places.append(place)
+
+    played = evaluate(
+        checkpoint,
+        episodes,
+        seed,
+        env=env,
+        module=module,
+        connectors=connectors,
+        watch=watch,
+        recording=recording,
+    )
+    return Demonstrations(
+        played.checkpoint, played.returns, played.lengths, [], {}, dataset=places[0]
+    )

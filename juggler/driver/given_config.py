@@ -1,18 +1,20 @@
-"""Configurations as people give them: files, and names of those that ship."""
+"""Configurations as people give them: files, and names of shipped ones."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import msgspec
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.defaults import may_be_chosen
-from juggler.driver.shipped import read_shipped, shipped_configs
 from juggler.envrunner.environments.naming import is_name
 from juggler.learner.algorithms.registry import find_algorithm, must_act_in
 from juggler.runtime.nearest import closest
@@ -26,7 +28,7 @@ def load_config(name: str | Path | None, algorithm: str | None = None) -> RunCon
 def load_given(
     name: str | Path | None, algorithm: str | None = None
 ) -> tuple[RunConfig, frozenset[str]]:
-    """Load a configuration and the keys that it gives. Shipped configurations give all keys.
+    """Load a configuration and the keys it gives; shipped ones give all.
 
     Args:
         name: a file, or the name of a shipped configuration; None: the defaults. "cartpole" with
@@ -55,8 +57,8 @@ def load_given(
         near = closest(found, shipped)
         hint = f" (did you mean {near!r}?)" if near else ""
         raise ConfigError(
-            f"there is no configuration {found!r}{hint}: give a .toml file or one "
-            f"of those that ship: {', '.join(shipped)}"
+            f"there is no configuration {found!r}{hint}: give a .toml file, or one "
+            f"of the shipped ones: {', '.join(shipped)}"
         )
     config = read_shipped(found).config
     if algorithm not in (None, config.learner.algorithm):
@@ -74,10 +76,9 @@ def load_given(
 
 
 def _must_act_in(env: str, algorithm: object) -> None:
-    """
-    Raises:
-        ConfigError: the algorithm cannot choose the actions of an environment, as far as this can
-            be told without what the environment may need; names algorithms that can.
+    """Check that an algorithm can choose the actions of an environment.
+
+    Without the package of the environment, nothing is checked.
     """
     with suppress(gymnasium.error.Error, ImportError):
         made = gymnasium.make(env)
@@ -90,15 +91,10 @@ def _must_act_in(env: str, algorithm: object) -> None:
 
 
 def differing(values: Mapping[str, Any], wanted: Collection[str] = ()) -> dict[str, Any]:
-    """What is to be said of a configuration for a run of it to be the same: the environment, the
-    algorithm, what differs from the defaults, and what the run would choose if nobody said it.
+    """Return the keys that a file needs to reproduce this configuration.
 
     Args:
-        values: of the configuration, flat.
         wanted: keys that are said anyway; with a dot, keys of tables.
-
-    Raises:
-        ConfigError: a value is wrong.
     """
     config = RunConfig.from_flat(dict(values))
     whole = config.flat()
@@ -114,7 +110,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """What a file gives, by key.
 
     Raises:
-        ConfigError: the file is missing, is not TOML, or tells what only those that ship tell.
+        ConfigError: the file is missing, is not TOML, or has what only shipped ones have.
     """
     try:
         values = tomllib.loads(path.read_text("utf-8-sig"))
@@ -134,3 +130,49 @@ def read_toml(path: Path) -> dict[str, Any]:
             "reach: leave it out of a file of your own"
         )
     return values
+
+
+_CONFIGS = resources.files("juggler.driver.configs")
+
+
+class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Results of runs of a configuration, as medians over the seeds."""
+
+    episode_return: float  # mean return of the last 100 training episodes
+    env_steps: int  # trained steps
+    seconds: float  # duration from the command on
+    seeds: int  # number of seeds, from 0 on
+    machine: str  # the machine that they ran on
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """A configuration in the package."""
+
+    name: str  # its name for `juggler train`
+    config: RunConfig  # the configuration
+    # The table `seen` of its file, or a sentence with figures from a page of benchmarks/. None:
+    # there were no full runs.
+    seen: Seen | str | None
+
+
+def shipped_configs() -> list[str]:
+    """Return the names of the configurations in the package."""
+    return sorted(
+        Path(file.name).stem for file in _CONFIGS.iterdir() if file.name.endswith(".toml")
+    )
+
+
+def read_shipped(name: str) -> Shipped:
+    """Read one of `shipped_configs()`."""
+    file = f"{name}.toml"
+    values: dict[str, Any] = tomllib.loads((_CONFIGS / file).read_text(encoding="utf-8"))
+    seen = values.pop("seen", None)
+    try:
+        return Shipped(
+            name,
+            RunConfig.from_flat(values, where=file),
+            None if seen is None else msgspec.convert(seen, Seen | str),
+        )
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{file}: seen: {error}") from error

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import cycle, islice
 
-from juggler.driver.config import RunConfig
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.learner.process.program import CPU
+from juggler.runtime.actors.resources import usable_memory
 
 
 def hosted(
     processes: int, together: Sequence[Sequence[str]], counts: Mapping[str, int]
 ) -> list[list[str]]:
-    """The modules that each of a run's learner processes hosts; those beyond begin with the first.
+    """Return the modules that each learner process hosts.
 
     Modules that share parts are in the same process, and count as one here. With at least as many
-    processes as modules, each process hosts one, and those that host the same one update it
+    processes as modules, each process hosts one, and processes of the same one update it
     together. With fewer, the modules are spread over the processes.
 
     Args:
-        processes: that the run begins with.
         together: the modules of the run, in groups that share parts.
         counts: by id of some modules, which share no parts: how many processes host each. There are
             enough, and the others have what is left. {}: all modules have as many as there are.
@@ -36,15 +37,14 @@ def hosted(
 
 
 class Hosting:
-    """Which modules each of a run's learner processes hosts, while modules come and go.
+    """The modules of each learner process, while modules come and go.
 
     Processes whose indices differ by a multiple of the number of shards host the same ones. That
     number stays what it is at the beginning, so that no module ever moves.
 
     Args:
-        config: of the run.
-        trained: the modules that are trained now, some of which may not be in the configuration,
-            as some of that may not be trained any more.
+        trained: the modules that are trained now, some of which may not be in the configuration, as
+            some of that may not be trained any more.
     """
 
     def __init__(self, config: RunConfig, trained: Iterable[str]) -> None:
@@ -70,7 +70,6 @@ class Hosting:
         """Place another module where the fewest are.
 
         Args:
-            module_id: of the module.
             here: indices of processes that are here, one of which is to host it; (): any.
         """
         able = {index % len(self._shards) for index in here} or range(len(self._shards))
@@ -82,3 +81,89 @@ class Hosting:
         for shard in self._shards:
             if module_id in shard:
                 shard.remove(module_id)
+
+
+def must_fit_together(
+    config: RunConfig,
+    kept: Mapping[str, float],
+    devices: Sequence[str],
+    free_on: Callable[[str], int | None],
+) -> None:
+    """Check that kept steps fit into memory of host and GPUs.
+
+    Args:
+        kept: bytes of steps that each learner of a module keeps, by module id.
+        free_on: returns free bytes of a GPU; None: unknown. Called only for several replays on one.
+    """
+    hosting = Hosting(config, config.module_ids)
+    hosted = [hosting.modules_of(index) for index in range(len(devices))]
+    for gpu in sorted({*devices} - {CPU}):
+        sizes = [
+            kept[module_id]
+            for module_ids, device in zip(hosted, devices, strict=True)
+            for module_id in module_ids
+            if device == gpu and kept[module_id]
+        ]
+        free = free_on(gpu) if len(sizes) > 1 else None  # a single one is checked by its learner
+        if free is not None and sum(sizes) > free:
+            total, each = sum(sizes) / 1e9, ", ".join(f"{size / 1e9:.1f}" for size in sizes)
+            raise ConfigError(
+                f"replay_capacity: the {len(sizes)} replays on {gpu} keep steps of {total:.1f} GB "
+                f"in all ({each}), and {free / 1e9:.1f} GB of its memory are free. Lower it, limit "
+                "each replay with replay_memory, or keep the steps on disk with replay_directory"
+            )
+    here = {module_id for module_ids in hosted for module_id in module_ids}
+    must_have_room(
+        [
+            sum(kept[module_id] for module_id in module_ids)
+            for module_ids, device in zip(hosted, devices, strict=True)
+            if device == CPU
+        ],
+        copies=bytes_of_copies(config, {module_id: kept[module_id] for module_id in here}),
+    )
+
+
+def bytes_of_copies(config: RunConfig, kept: Mapping[str, float]) -> float:
+    """Return bytes of copies of kept steps during a checkpoint.
+
+    One learner of each module whose replay is saved makes one, and the driver takes it.
+    """
+    saved = (
+        size
+        for module_id, size in kept.items()
+        if getattr(config.of(module_id).learner, "save_replay", False)
+    )
+    return 2 * sum(saved)
+
+
+def must_have_room(of_processes: Sequence[float], taken: float = 0.0, copies: float = 0.0) -> None:
+    """Check that kept steps, and copies, fit into the host's memory.
+
+    Args:
+        of_processes: bytes that each learner process keeps in this memory.
+        taken: bytes that they have taken of it already.
+        copies: bytes for copies of them while a checkpoint is made.
+    """
+    total, free = sum(of_processes), usable_memory()
+    if free is None or total + copies <= (room := free + taken):
+        return
+    takes, instead = [], "keep the steps on disk with replay_directory"
+    if of_processes:
+        each = ", ".join(f"{size / 1e9:.1f}" for size in of_processes)
+        takes.append(
+            f"the {len(of_processes)} learners on this host keep steps of {total / 1e9:.1f} GB in "
+            f"all ({each})"
+        )
+    if copies:
+        takes.append(
+            f"while a checkpoint is made, {copies / 1e9:.1f} GB are taken by copies of kept steps, "
+            "at a learner and at the driver"
+        )
+        if total > room:
+            instead += ", and set save_replay = false"
+        else:
+            instead = "set save_replay = false"
+    raise ConfigError(
+        f"replay_capacity: {'; '.join(takes)}, and {room / 1e9:.1f} GB of this host's memory are "
+        f"free for that. Lower it, limit each replay with replay_memory, or {instead}"
+    )

@@ -12,7 +12,7 @@ from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
 from juggler.driver.league.roster import Player
 from juggler.envrunner.setup import RANDOM
-from juggler.runtime.checkpoints.frozen import is_frozen
+from juggler.runtime.checkpoints.weights import is_frozen
 from juggler.runtime.nearest import nearest
 
 #: What a checkpoint's counters call the league, the digests of its copies, and by player the
@@ -25,12 +25,7 @@ RESETS: Final = "resets"
 def players_of(
     table: Mapping[str, Any], agents: Sequence[str], modules: Mapping[str, Any]
 ) -> list[str]:
-    """The modules that a league begins with: players that learn, then those that do not.
-
-    Args:
-        table: `league` of a configuration.
-        agents: of the environment.
-        modules: the table `modules`: some of them may not be trained.
+    """Return the modules a league begins with, learning ones first.
 
     Raises:
         ConfigError: the table has a wrong key or value, or does not suit the agents.
@@ -55,11 +50,7 @@ def players_of(
 
 
 def league_of(config: RunConfig, state: Mapping[str, Any] | None) -> League:
-    """The league of a run: a new one, which has not begun, or one that goes on from a checkpoint.
-
-    Raises:
-        ValueError: the state is not that of a league.
-    """
+    """Make the league of a run, or restore it from a checkpoint."""
     settings, agents = LeagueConfig.from_table(config.agents.league), config.agent_names
     if state is None:
         return League(settings, agents, config.driver.seed)
@@ -67,11 +58,9 @@ def league_of(config: RunConfig, state: Mapping[str, Any] | None) -> League:
 
 
 def trained_now(config: RunConfig, counters: Mapping[str, Any] | None) -> dict[str, str]:
-    """The modules that a run trains now: those of its configuration, unless players of its league
-    have come and gone.
+    """Return the modules that are trained now; a league changes them.
 
     Args:
-        config: of the run.
         counters: of the checkpoint that it goes on from; None: it is new.
 
     Returns:
@@ -92,7 +81,7 @@ def trained_now(config: RunConfig, counters: Mapping[str, Any] | None) -> dict[s
 
 
 def module_of(player: Player) -> str:
-    """The module with which a player plays: its own, the one that it stands for, or `random`."""
+    """Return the module that acts for a player."""
     if player.learning or player.parent:
         return player.player_id
     return RANDOM if player.source == events.RANDOM else player.source
@@ -101,15 +90,9 @@ def module_of(player: Player) -> str:
 def copies_of(counters: Mapping[str, Any]) -> dict[str, str]:
     """The copies that a league had when it was saved.
 
-    Args:
-        counters: of a sound checkpoint.
-
     Returns:
         By id of a copy, the digest of what it plays with; "": the checkpoint does not say, since it
         is of an earlier version, or the copy had just been asked for.
-
-    Raises:
-        ConfigError: this is no state of a league.
     """
     try:
         players = counters[LEAGUE]["players"]

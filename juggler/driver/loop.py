@@ -1,29 +1,36 @@
-"""The training loop: keep requests in flight, gather what comes, issue updates, keep books."""
+"""The training loop: keeps requests in flight, issues updates, keeps books."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from juggler.driver.checkpoint.snapshots import SnapshotWritten
-from juggler.driver.core.events import Proceed
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.core.events import BeginWithFewer, LearnerLeaves, Proceed
+from juggler.driver.core.group import worker_order
+from juggler.driver.driver_config import MOST_LEARNERS
+from juggler.driver.hosting import bytes_of_copies, must_have_room
 from juggler.driver.monitoring import ScaleAsked, StatusAsked
 from juggler.driver.parts import RunParts
-from juggler.driver.scaling import scale
 from juggler.driver.status import StatusReader
 from juggler.driver.upkeep import Upkeep
+from juggler.driver.workers.trained_modules import PEER_SILENCE_SECONDS
 from juggler.driver.workers.worker_events import WorkerEvents
-from juggler.runtime.actors.hub_events import HubEvent
-from juggler.runtime.actors.mailbox import Mailbox
+from juggler.envrunner.program import ENVRUNNER
+from juggler.learner.process.program import LEARNER
+from juggler.runtime.actors.hub_events import HubEvent, Mailbox
 from juggler.runtime.actors.supervisor import Exited
+from juggler.runtime.wire.v1 import attach_pb2
 
 _LOOK_SECONDS = 0.2  # at most, between two looks whether something that is waited for holds
 
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Somebody outside of the loop wants the run to end."""
+    """A request from outside of the loop to end the run."""
 
     reason: str
 
@@ -33,16 +40,9 @@ Event = HubEvent | Exited | SnapshotWritten | StopAsked | StatusAsked | ScaleAsk
 
 
 class Loop:
-    """A run from its first worker until there is a reason to stop.
+    """A run until there is a reason to stop.
 
-    Nothing polls: the loop sleeps in `gather`, and whatever comes wakes it.
-
-    Args:
-        parts: of the run.
-        worker_events: understands what workers say.
-        mailbox: where everything comes in.
-        upkeep: what is due on intervals.
-        status: answers those who watch.
+    Nothing polls: the loop sleeps in `gather`, and any event wakes it.
 
     Attributes:
         first_update: seconds of the run until its first update; None before that.
@@ -74,14 +74,14 @@ class Loop:
             self._parts.callbacks.tell()
 
     def top_up(self) -> None:
-        """Ask EnvRunners for batches, wherever the staleness budget of a module has room."""
+        """Ask EnvRunners for batches as far as staleness budgets allow."""
         parts = self._parts
         parts.carry_out(parts.core.top_up())
         if parts.core.requests_in_flight and not parts.clock.training:
             parts.clock.begin_training()
 
     def gather(self, seconds: float) -> None:
-        """Sleep until something comes, for so many seconds at most, and book all that came.
+        """Sleep until something comes, and book it.
 
         Batches become *sampled* here, and *trained* or *dropped* by learners' answers.
         """
@@ -89,9 +89,9 @@ class Loop:
             self._hear(event)
 
     def issue_updates(self) -> None:
-        """Have a group make an update where all its learners hold their share of `batch_size`.
+        """Start updates of groups that hold enough steps.
 
-        In synchronous mode an update is of what the turn has brought. Groups admit who came first.
+        In synchronous mode an update is of what the turn has brought.
         """
         parts = self._parts
         if parts.end.reached:
@@ -106,7 +106,7 @@ class Loop:
         parts.leaving_learners.look()
 
     def finish_updates(self) -> None:
-        """Do what follows from the updates that were answered: end the run, or begin a turn."""
+        """End the run, or begin a turn, after answered updates."""
         parts, driver = self._parts, self._parts.config.driver
         if parts.core.trained_enough:
             parts.end.stop("stop_steps")
@@ -125,7 +125,7 @@ class Loop:
                 parts.happened(Proceed(module_id))
 
     def drain(self, seconds: float, done: Callable[[], bool]) -> None:
-        """Hear what comes for so many seconds, or until something holds; issue nothing."""
+        """Gather until something holds or time is up; issue nothing."""
         deadline = time.monotonic() + seconds
         while not done() and (left := deadline - time.monotonic()) > 0:
             self.gather(min(left, _LOOK_SECONDS))
@@ -150,7 +150,7 @@ class Loop:
                 if event.problem:
                     parts.progress.message(event.problem, "error")
                 elif event.path and not event.aside:
-                    parts.callbacks.checkpoint(event.path)
+                    parts.callbacks.note("on_checkpoint", event.path)
                 parts.confirmation.written(event)
                 parts.evaluations.written(event)
             case _:
@@ -164,3 +164,129 @@ class Loop:
             evaluates = parts.only_local and parts.config.driver.evaluation_seconds > 0
             if not parts.end.reached and (evaluates or parts.confirmation.wants_evaluator):
                 parts.local.start_evaluators()
+
+
+def scale(parts: RunParts, asked: ScaleAsked) -> None:
+    """Start or end workers of this host as requested, and answer."""
+    why = _why_fixed(parts)
+    if asked.env_runners:
+        why = why or _why_not_these_runners(parts.config)
+    if asked.learners:
+        why = why or _why_not_these_learners(parts, asked.learners)
+    if why:
+        asked.answer.set_exception(ValueError(why))
+        return
+    before = (
+        _scale_runners(parts, asked.env_runners) if asked.env_runners else 0,
+        _scale_learners(parts, asked.learners) if asked.learners else 0,
+    )
+    asked.answer.set_result(before)
+
+
+def _scale_runners(parts: RunParts, wanted: int) -> int:
+    attached = parts.registry.attached
+    before, leaving = parts.local.scale(ENVRUNNER, wanted)
+    for worker_id in leaving:
+        if worker_id in attached:
+            parts.commands.send(attached[worker_id], attach_pb2.Stop())
+        parts.local.end(worker_id, was_told=worker_id in attached)
+    _tell(parts, "EnvRunners", wanted, before)
+    return before
+
+
+def _scale_learners(parts: RunParts, wanted: int) -> int:
+    if wanted > 1:
+        parts.registry.most_learners = max(parts.registry.most_learners, wanted)
+        parts.hub.lose_after(LEARNER, PEER_SILENCE_SECONDS)
+    before, leaving = parts.local.scale(LEARNER, wanted)
+    for worker_id in leaving:
+        learner = parts.registry.attached.get(worker_id)
+        if learner is None:
+            parts.local.end(worker_id, was_told=False)
+            continue
+        parts.happened(LearnerLeaves(worker_id, learner.incarnation))
+        parts.leaving_learners.add(learner)
+    if wanted < parts.config.driver.learners:  # no module is to wait for the others
+        for module_id, module in parts.core.modules.items():
+            if module.missing_learners:
+                parts.happened(BeginWithFewer(module_id))
+    _tell(parts, "learners", wanted, before)
+    return before
+
+
+def _tell(parts: RunParts, what: str, wanted: int, before: int) -> None:
+    if wanted != before:
+        text = f"{what}: {wanted} instead of {before}"
+        parts.progress.message(text, "info")
+
+
+def _why_fixed(parts: RunParts) -> str:
+    """Why the workers of this run cannot change, or ""."""
+    if parts.end.reached:
+        return "the run is ending"
+    if not parts.only_local:
+        return (
+            "the workers of this run dial in: start or end them where they are; a run of `juggler "
+            "launch` is scaled where it was launched"
+        )
+    if parts.config.driver.synchronous:
+        return "a synchronous run has the same workers in each turn: resume it with more or fewer"
+    return ""
+
+
+def _why_not_these_runners(config: RunConfig) -> str:
+    """Why no EnvRunner can come or go, or ""."""
+    if config.env_runner.dataset:
+        return "EnvRunners that play a data set share it out when the run begins"
+    if config.env_runner.gateway:
+        return "simulators dial the gateway of this run, of which there is one"
+    return ""
+
+
+def _why_not_these_learners(parts: RunParts, wanted: int) -> str:
+    """Why the run cannot continue with this number of learners, or ""."""
+    config = parts.config
+    for what, has in (
+        ("num_learners in its tables of modules", config.agents.own_learners),
+        ("modules that share parts", config.agents.shared),
+        ("a league", config.agents.league),
+    ):
+        if has:
+            return f"a run with {what} keeps its learners: resume it with more or fewer"
+    if wanted > MOST_LEARNERS:
+        return f"{wanted} learners: must be at most {MOST_LEARNERS}"
+    hosts = Counter(
+        module_id
+        for worker_id in parts.local.wanted(LEARNER, wanted)
+        for module_id in parts.registry.modules_of(worker_order(worker_id)[1])
+    )
+    try:
+        _must_fit(parts, parts.local.wanted(LEARNER, wanted))
+    except ConfigError as error:
+        return str(error)
+    if orphans := [each for each in parts.core.modules if each not in hosts]:
+        return (
+            f"module {orphans[0]!r} would have no learner: modules stay with their learner "
+            "processes, so keep more of them"
+        )
+    return ""
+
+
+def _must_fit(parts: RunParts, learners: Sequence[str]) -> None:
+    """Check that what these learners keep fits into this host's memory."""
+    registry, driver, vitals = parts.registry, parts.config.driver, parts.hub.vitals()
+    if all(map(parts.local.is_up, learners)):
+        return  # no worker comes
+    sizes, taken, kept_by = [], 0.0, dict[str, float]()
+    for worker_id in learners:
+        _, index = worker_order(worker_id)
+        device = driver.device_name(index)
+        kept = {
+            each: float(registry.kept_bytes.get((device, each), 0))
+            for each in registry.modules_of(index)
+        }
+        kept_by |= kept
+        sizes.append(sum(kept.values()))
+        if worker_id in vitals:  # at most: the process has other memory, too
+            taken += min(sizes[-1], vitals[worker_id].resident_bytes)
+    must_have_room(sizes, taken, bytes_of_copies(parts.config, kept_by))

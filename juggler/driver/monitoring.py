@@ -12,12 +12,11 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health
 
-from juggler.runtime.actors.credentials import why_not_admitted
-from juggler.runtime.actors.health import AsyncHealth, Health
+from juggler.runtime.actors.credentials import bearer, why_not_admitted
+from juggler.runtime.actors.health import AsyncHealth, Health, add_reflection
 from juggler.runtime.actors.hub import ATTACH_METHOD
-from juggler.runtime.actors.reflection import add_reflection
+from juggler.runtime.actors.hub_events import Service
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.actors.vitals import Service
 from juggler.runtime.wire.v1 import status_pb2
 
 STATUS_METHOD = "/juggler.v1.Run/Status"
@@ -34,23 +33,14 @@ _STATUS_SERVICE = STATUS_METHOD.split("/")[1]
 
 @dataclass(frozen=True, slots=True)
 class MonitoringOptions:
-    """Which services a driver offers, besides its status, so that it can be monitored.
+    """Services for monitoring besides the status."""
 
-    Attributes:
-        metrics_bind: "host:port" of /metrics; "": not served.
-        health_bind: "host:port" of health for probes without TLS; "": not served.
-        reflection: whether tools may list the services of the driver's server.
-        insecure: whether other machines may read /metrics without TLS and a token.
-        token: the token that /metrics requires; "": none.
-        tls: the driver's TLS files, which /metrics uses; None: plain HTTP.
-    """
-
-    metrics_bind: str = ""
-    health_bind: str = ""
-    reflection: bool = False
-    insecure: bool = False
-    token: str = field(default="", repr=False)
-    tls: Tls | None = None
+    metrics_bind: str = ""  # "host:port" of /metrics; "": not served
+    health_bind: str = ""  # "host:port" of health for probes without TLS; "": not served
+    reflection: bool = False  # whether tools may list the services of the driver's server
+    insecure: bool = False  # whether other machines may read /metrics without TLS and a token
+    token: str = field(default="", repr=False)  # the token that /metrics requires; "": none
+    tls: Tls | None = None  # the driver's TLS files, which /metrics uses; None: plain HTTP
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +52,10 @@ class StatusAsked:
 
 @dataclass(frozen=True, slots=True)
 class ScaleAsked:
-    """A request for another number of workers on this host; 0: as many as there are. The driver's
-    loop answers with the numbers so far of those that were asked for, EnvRunners and learners, or
-    with a ValueError where it cannot have so many."""
+    """A request for other numbers of local workers; 0: unchanged.
+
+    The answer has the numbers before, or a ValueError.
+    """
 
     env_runners: int
     learners: int
@@ -72,11 +63,7 @@ class ScaleAsked:
 
 
 class MonitoringServices:
-    """Serves a run's status, and what the options list. The driver's loop answers requests.
-
-    Attributes:
-        services: services for the driver's hub.
-    """
+    """Serves a run's status, which the driver's loop answers."""
 
     def __init__(
         self,
@@ -89,16 +76,11 @@ class MonitoringServices:
         self._health, self._health_beside = AsyncHealth(_ATTACH_SERVICE, _STATUS_SERVICE), Health()
         self._open = ExitStack()
         reflection = (_Reflection(),) if options.reflection else ()
-        status = _RunService(self.question, self._scale, token)
-        self.services: tuple[Service, ...] = (self._health, status, *reflection)
+        self._token = token
+        self.services: tuple[Service, ...] = (self._health, self, *reflection)
 
     def question(self) -> Future[status_pb2.RunStatus]:
         asked = StatusAsked(Future())
-        self._ask(asked)
-        return asked.answer
-
-    def _scale(self, env_runners: int, learners: int) -> Future[tuple[int, int]]:
-        asked = ScaleAsked(env_runners, learners, Future())
         self._ask(asked)
         return asked.answer
 
@@ -113,14 +95,14 @@ class MonitoringServices:
                 # Imported here because it imports prometheus_client.
                 from juggler.driver.record.prometheus import serve_metrics
 
-                close = serve_metrics(
+                served = serve_metrics(
                     self._options.metrics_bind,
                     lambda: self.question().result(ANSWER_SECONDS),
                     token=self._options.token,
                     tls=self._options.tls,
                     insecure=self._options.insecure,
                 )
-                opened.callback(close)
+                opened.enter_context(served)
             if self._options.health_bind:
                 self._health_beside.serve(self._options.health_bind)
                 opened.callback(self._health_beside.close)
@@ -134,20 +116,8 @@ class MonitoringServices:
     def close(self) -> None:
         self._open.close()
 
-
-class _RunService:
-    """`juggler.v1.Run` on the hub's server."""
-
-    def __init__(
-        self,
-        question: Callable[[], Future[status_pb2.RunStatus]],
-        scale: Callable[[int, int], Future[tuple[int, int]]],
-        token: str,
-    ) -> None:
-        self._question, self._ask_for = question, scale
-        self._token = token
-
     async def add_to(self, server: Any) -> None:
+        """Add `juggler.v1.Run` to the hub's server."""
         # A stream, because gRPC would read a unary request before the token is checked.
         status: Any = grpc.stream_stream_rpc_method_handler(
             self._status, response_serializer=status_pb2.RunStatus.SerializeToString
@@ -165,7 +135,7 @@ class _RunService:
             metadata = context.invocation_metadata() or ()
             if (refusal := why_not_admitted(metadata, self._token)) is not None:
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
-        await context.write(await _answered(self._question(), context))
+        await context.write(await _answered(self.question(), context))
 
     async def _scale(self, requests: Any, context: Any) -> None:
         if not context.peer().startswith("unix:"):
@@ -180,8 +150,9 @@ class _RunService:
             reason = f"{numbers}: must be from 1 to {MOST_WORKERS}, or 0 for one of them"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
         try:
-            asked = self._ask_for(wanted.env_runners, wanted.learners)
-            env_runners, learners = await _answered(asked, context)
+            asked = ScaleAsked(wanted.env_runners, wanted.learners, Future())
+            self._ask(asked)
+            env_runners, learners = await _answered(asked.answer, context)
         except ValueError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         else:
@@ -201,3 +172,38 @@ async def _answered(future: Future[Any], context: Any) -> Any:
 class _Reflection:
     async def add_to(self, server: Any) -> None:
         add_reflection(server, (_ATTACH_SERVICE, _STATUS_SERVICE, health.SERVICE_NAME))
+
+
+def ask_status(channel: grpc.Channel, seconds: float, token: str = "") -> status_pb2.RunStatus:
+    """A run's status.
+
+    Args:
+        token: of the run; "": none, as on the driver's Unix socket.
+    """
+    ask: Any = channel.unary_unary(
+        STATUS_METHOD,
+        request_serializer=status_pb2.StatusRequest.SerializeToString,
+        response_deserializer=status_pb2.RunStatus.FromString,
+    )
+    answer: status_pb2.RunStatus = ask(
+        status_pb2.StatusRequest(), timeout=seconds, metadata=bearer(token)
+    )
+    return answer
+
+
+def to_plain(message: Any) -> dict[str, Any]:
+    """Convert a message to plain JSON data by field names."""
+    plain: dict[str, Any] = {}
+    for part in message.DESCRIPTOR.fields:
+        value = getattr(message, part.name)
+        if part.has_presence and not message.HasField(part.name):
+            plain[part.name] = None
+        elif part.message_type is None:
+            plain[part.name] = list(value) if part.is_repeated else value
+        elif part.message_type.GetOptions().map_entry:
+            plain[part.name] = dict(value)
+        elif part.is_repeated:
+            plain[part.name] = [to_plain(each) for each in value]
+        else:
+            plain[part.name] = to_plain(value)
+    return plain

@@ -2,77 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from google.protobuf.message import Message
 
 from juggler.driver.callbacks import Callback, Callbacks, Run
 from juggler.driver.changed_values import ChangedValues
 from juggler.driver.checkpoint.beginning import Beginning
-from juggler.driver.checkpoint.best import BestCheckpoint
-from juggler.driver.checkpoint.checkpointing import Checkpointing
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
-from juggler.driver.checkpoint.restoring import core_of, metrics_of
-from juggler.driver.checkpoint.snapshots import SnapshotWriter
+from juggler.driver.checkpoint.restoring import core_of, metrics_of, restores
+from juggler.driver.checkpoint.snapshots import Checkpointing, SnapshotWriter
 from juggler.driver.config import RunConfig
 from juggler.driver.core.events import Command, Event
 from juggler.driver.league_players import trained_now
-from juggler.driver.record.progress import Progress
-from juggler.driver.run_clock import RunClock
-from juggler.driver.run_end import RunEnd
-from juggler.driver.workers.command_sender import CommandSender
-from juggler.driver.workers.confirmation import Confirmation
-from juggler.driver.workers.connector_state import ConnectorState
-from juggler.driver.workers.departures import Departures
-from juggler.driver.workers.evaluations import Evaluations, Evaluators
-from juggler.driver.workers.frozen_parts import FrozenParts
+from juggler.driver.record.wording import Progress
+from juggler.driver.run_end import RunClock, RunEnd
+from juggler.driver.workers.command_sender import CommandSender, ConnectorState
+from juggler.driver.workers.evaluations import BestCheckpoint, Confirmation, Evaluations, Evaluators
 from juggler.driver.workers.league_run import LeagueRun
-from juggler.driver.workers.learners import Learners
-from juggler.driver.workers.leaving_learners import LeavingLearners
 from juggler.driver.workers.local_workers import LocalWorkers
-from juggler.driver.workers.registry import WorkerRegistry
-from juggler.driver.workers.stale_runners import StaleRunners
+from juggler.driver.workers.registry import Departures, LeavingLearners, WorkerRegistry
 from juggler.driver.workers.trained_modules import TrainedModules
 from juggler.runtime.actors.hub import Hub
+from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
 
+class FrozenParts:
+    """Sends workers parts one by one, so that few are in flight.
+
+    What comes before its Setup is followed by that, and then by what came up meanwhile.
+    """
+
+    def __init__(self, frozen: Mapping[str, FrozenModule]) -> None:
+        self._frozen = frozen
+        self._to_send: dict[Worker, deque[Iterator[Message]]] = {}
+        self._on_its_way: set[Worker] = set()  # have not answered to the last part
+
+    def first(self, worker: Worker, setup: Message) -> Message:
+        """Return the first message for a worker that is set up."""
+        parts = (
+            part
+            for module_id, module in list(self._frozen.items())
+            for part in restores(module_id, module.tree, {})
+        )
+        self._to_send[worker] = deque([parts, iter([setup])])
+        self._on_its_way.add(worker)
+        first = self.next(worker)
+        assert first is not None  # the setup at least
+        return first
+
+    def append(
+        self, worker: Worker, messages: Iterable[Message], send: Callable[[Worker, Message], None]
+    ) -> None:
+        """Send a worker something behind all of that."""
+        self._to_send.setdefault(worker, deque()).append(iter(messages))
+        if worker not in self._on_its_way and (message := self.next(worker)) is not None:
+            send(worker, message)
+
+    def next(self, worker: Worker) -> Message | None:
+        """Return the next part for a worker; None: it has all."""
+        queue = self._to_send.get(worker, deque())
+        while queue:
+            if (message := next(queue[0], None)) is not None:
+                self._on_its_way.add(worker)
+                return message
+            queue.popleft()
+        self._on_its_way.discard(worker)
+        return None
+
+    def left(self, worker: Worker) -> None:
+        self._to_send.pop(worker, None)
+        self._on_its_way.discard(worker)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inherited:
+    """What a run has from before it."""
+
+    resume: Checkpoint | None = None  # a state to go on from; None: the run is new
+    beginning: Beginning | None = None  # what the run began with that another one has learned
+    # Its modules that are not trained, by id
+    frozen: Mapping[str, FrozenModule] = field(default_factory=dict)
+
+
 class RunParts:
-    """What the loop, the events of workers, the status and the end of a run share.
+    """The parts that loop, events, status and end of a run share.
 
     Each part is written to by its own methods alone.
 
     Args:
-        run_dir: where the run writes.
-        resume: a state to go on from.
         only_local: all workers are processes of this host that the driver starts.
-        beginning: what the run began with that another one has learned.
-        frozen: the modules that are not trained, by id.
-        callbacks: of the script.
         stop: asks the loop, from any thread, to end the run for a reason.
 
     Attributes:
-        core: what becomes of batches, module by module.
-        end: why the run is to end.
-        clock: how long it has taken.
-        local: the worker processes of this host.
-        registry: who is here.
         league: what is told to the league of a run; None: it has none.
         frozen_parts: the weights of modules that are not trained, on their way to EnvRunners.
-        commands: what workers are told.
         values: numbers that callbacks have put in the place of schedules.
-        trained: the modules that are trained, which may come and go.
         connectors: by module id, what the connectors of EnvRunners have learned.
-        learners: by module id, the group that trains it.
-        leaving_learners: those that go because fewer are wanted.
-        metrics: what receipts and updates said.
-        snapshots: cuts of the state on their way to the disk.
-        checkpointing: when such a cut is made.
-        evaluations: how well the newest weights play.
-        confirmation: whether the run is solved.
-        departures: workers that leave, and processes that end.
-        callbacks: tells those of the script what happens.
-        stale_runners: by module id, EnvRunners whose steps come too late.
     """
 
     def __init__(
@@ -84,21 +115,16 @@ class RunParts:
         snapshots: SnapshotWriter,
         clock: RunClock,
         run_dir: Path,
-        resume: Checkpoint | None = None,
+        inherited: Inherited = Inherited(),
         only_local: bool = True,
-        beginning: Beginning | None = None,
-        frozen: Mapping[str, FrozenModule] | None = None,
         callbacks: Sequence[Callback] = (),
         stop: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.config = config
-        self.hub = hub
-        self.local = local
-        self.progress = progress
-        self.snapshots = snapshots
-        self.clock = clock
+        self.config, self.run_dir, self.hub, self.local = config, run_dir, hub, local
+        self.progress, self.snapshots, self.clock = progress, snapshots, clock
         self.only_local = only_local
         self.end = RunEnd(clock)
+        resume, beginning = inherited.resume, inherited.beginning
         self.core = core_of(config, resume)
         trained = trained_now(config, resume.counters if resume else None)
         self.values = ChangedValues(config, trained, resume)
@@ -108,100 +134,31 @@ class RunParts:
         run = Run(run_dir, config.flat(), self.core, progress, stop, self.values, self.metrics)
         self.callbacks = Callbacks(run, self.end, progress, callbacks)
         most_learners = config.driver.most_learners(dialled=not only_local)
-        present = dict(frozen or {})
+        present = dict(inherited.frozen)
         self.registry = WorkerRegistry(
-            config,
-            self.core.updates_before,
-            most_learners,
-            frozen=present,
-            trained=trained,
+            config, self.core.updates_before, most_learners, frozen=present, trained=trained
         )
         self.frozen_parts = FrozenParts(present)
         self.connectors: dict[str, ConnectorState] = {}
-        self.commands = CommandSender(hub, self.registry, self.connectors, self.values)
-        self.trained = TrainedModules(
-            config,
-            self.core,
-            self.registry,
-            self.commands,
-            self.frozen_parts,
-            self.connectors,
-            snapshots,
-            progress,
-            resume,
-            beginning,
-        )
-        self.leaving_learners = LeavingLearners(
-            self.core,
-            self.registry,
-            self.commands,
-            local,
-            config.driver.worker_timeout_seconds,
-        )
         self.league: LeagueRun | None = None
+        # Each of these reaches the others through this object.
+        self.commands = CommandSender(self)
+        self.trained = TrainedModules(self, resume, beginning)
+        self.learners = self.trained.learners
+        self.stale_runners = self.trained.stale_runners
+        self.leaving_learners = LeavingLearners(self)
         if config.agents.league:
-            self.league = self.commands.league = LeagueRun(
-                config,
-                run_dir,
-                self.core,
-                self.registry,
-                self.commands,
-                self.trained,
-                self.frozen_parts,
-                progress,
-                resume,
-                beginning,
-            )
-        self.checkpointing = Checkpointing(
-            config.driver,
-            self.core,
-            self.registry,
-            self.commands,
-            snapshots,
-            self.core.updates_before,
-            self.league.learners.needed if self.league else tuple,
-        )
-        evaluators = Evaluators(
-            self.registry, self.commands, self.frozen_parts, self.metrics, only_local=only_local
-        )
-        self.evaluations = Evaluations(
-            config,
-            evaluators,
-            self.core,
-            self.connectors,
-            self.metrics,
-            self.checkpointing,
-            snapshots,
-            BestCheckpoint(run_dir),
-            self.callbacks,
-            progress,
-        )
-        self.confirmation = Confirmation(
-            config, evaluators, self.metrics, self.checkpointing, snapshots, progress
-        )
-        self.departures = Departures(
-            config,
-            self.end,
-            self.registry,
-            local,
-            self.confirmation,
-            self.metrics,
-            progress,
-            only_local,
-        )
-
-    @property
-    def learners(self) -> Mapping[str, Learners]:
-        return self.trained.learners
+            self.league = LeagueRun(self, resume, beginning)
+        self.checkpointing = Checkpointing(self)
+        evaluators = Evaluators(self)
+        self.evaluations = Evaluations(self, evaluators, BestCheckpoint(run_dir))
+        self.confirmation = Confirmation(self, evaluators)
+        self.departures = Departures(self)
 
     @property
     def restarts(self) -> int:
-        """Workers that took the place of others, on this host and on others."""
+        """Number of workers that replaced others, on all hosts."""
         return self.local.restarts + self.metrics.workers.remote_restarts()
-
-    @property
-    def stale_runners(self) -> Mapping[str, StaleRunners]:
-        return self.trained.stale_runners
 
     def more_counters(self) -> dict[str, Any]:
         """What a checkpoint has of the run beside its books."""

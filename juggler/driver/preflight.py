@@ -1,4 +1,4 @@
-"""Checks a run before it has a directory: names, environment, module and learner."""
+"""Checks a run before it has a directory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -20,21 +20,21 @@ from typing import Any, TypeAlias
 import cloudpickle
 import numpy as np
 
-from juggler.driver.agents_found import FoundGroup, from_bytes
+from juggler.driver.agents_found import FoundGroup
+from juggler.driver.checkpoint.beginning import Origins
+from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.checkpoint.restoring import learner_state
 from juggler.driver.config import ConfigError, DriverConfig, RunConfig
 from juggler.envrunner.environments.naming import check_name
 from juggler.runtime.actors.processes import WorkerProgram, ended, forkserver_pid, start
-from juggler.runtime.actors.processor_time import seconds_used
+from juggler.runtime.actors.resources import seconds_used
 from juggler.runtime.actors.supervisor import how_it_ended
 from juggler.runtime.checkpoints.checkpoint import REPLAY, Checkpoint
-from juggler.runtime.checkpoints.frozen import is_frozen
-from juggler.runtime.checkpoints.weights import weights_in
-from juggler.runtime.connectors.built_in import PLACES
+from juggler.runtime.checkpoints.weights import is_frozen, weights_in
+from juggler.runtime.connectors.config import PLACES
 from juggler.runtime.modules.by_name import check_there
 from juggler.runtime.wire.trees import Path as TreePath
 from juggler.runtime.wire.trees import flatten
-from juggler.runtime.wire.v1 import attach_pb2
 
 #: The shape and dtype of an array.
 Layout: TypeAlias = tuple[tuple[int, ...], np.dtype[Any]]
@@ -42,8 +42,8 @@ Layout: TypeAlias = tuple[tuple[int, ...], np.dtype[Any]]
 _LOOK_SECONDS = 0.2
 _ABORT_SECONDS = 2.0  # for an aborted process to write its stack
 _STACK_BYTES = 1 << 16
-#: What called these interests nobody.
-_OF_REHEARSALS = "juggler/driver/rehearsal.py", "juggler/driver/trial_"
+#: Stacks are cut at this file: neither it nor its callers are shown.
+_OF_REHEARSALS = "juggler/driver/rehearsal.py"
 _STACK_OF_MAIN = "(most recent call first):\n"  # that of the main thread is the last one
 _STACK_OF_C = "C stack trace ("  # below those of Python, from 3.14 on
 
@@ -64,27 +64,21 @@ class PreflightError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class GoesOn:
-    """What a run that is resumed goes on from.
+    """What a run that is resumed goes on from."""
 
-    Attributes:
-        run_dir: has kept what modules play with that are not trained.
-        checkpoint: where it is.
-        layouts: by module id, the shape and dtype of each of its parameters and buffers. Modules
-            that keep none by name are missing.
-        states: by module id, the same of all that its learner keeps but for its replay, by path.
-        spaces: by module id, those of its agents, as a checkpoint has them.
-        algorithms: by module id, the name of the core whose state it is; "": nobody knows it.
-    """
-
-    run_dir: Path
     checkpoint: Path | None
+    # By module id, the shape and dtype of each of its parameters and buffers. Modules that keep
+    # none by name are missing.
     layouts: Mapping[str, Mapping[str, Layout]]
+    # By module id, the same of all that its learner keeps but for its replay, by path
     states: Mapping[str, Mapping[TreePath, Layout]]
+    # By module id, those of its agents, as a checkpoint has them
     spaces: Mapping[str, Mapping[str, Any]]
+    # By module id, the name of the core whose state it is; "": unknown
     algorithms: Mapping[str, str]
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, run_dir: Path) -> GoesOn:
+    def of(cls, checkpoint: Checkpoint) -> GoesOn:
         layouts = {
             module_id: {name: (array.shape, array.dtype) for name, array in arrays.items()}
             for module_id, arrays in weights_in(checkpoint.tree).items()
@@ -102,31 +96,33 @@ class GoesOn:
             module_id: str(module.get("extra", {}).get("algorithm", ""))
             for module_id, module in checkpoint.modules.items()
         }
-        return cls(run_dir, checkpoint.path, layouts, states, spaces, algorithms)
+        return cls(checkpoint.path, layouts, states, spaces, algorithms)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A configuration to try, and what the driver has read for it."""
+
+    config: RunConfig
+    before: GoesOn | None = None  # what the run continues from; None: it is new
+    origins: Origins | None = None  # the checkpoints that modules begin with
+    # The modules that are not trained
+    frozen: Mapping[str, FrozenModule] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """The arguments of the process that tries a configuration out.
+    """The arguments of the process that makes a trial."""
 
-    Attributes:
-        config: of the run, cloudpickled: an algorithm's may be of a class of a script.
-        own_code: as in `EnvRunnerProgram`.
-        told: receives what the process is doing, and what it warns of, as text, and then the agents
-            of its environment or a Failure.
-        stack: receives the stack if the process crashes.
-        before: what the run goes on from; None: it is new.
-    """
-
-    config: bytes
+    trial: bytes  # cloudpickled, as an algorithm's config may be of a class of a script
     own_code: bytes
+    # Receives pairs: (DOES or WARNS, text), and then (FOUND, the agents of its environment) or
+    # (FAILED, (message, traceback))
     told: Connection
-    stack: Connection
-    before: GoesOn | None
+    stack: Connection  # receives the stack if the process crashes
 
 
-#: First bytes of a rehearsal's messages.
-DOES, WARNS, FOUND, FAILED = b"d", b"w", b"a", b"f"
+DOES, WARNS, FOUND, FAILED = "does", "warns", "found", "failed"
 
 
 def check_names(config: RunConfig) -> None:
@@ -160,8 +156,7 @@ def named_parts(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def parts_of(config: RunConfig) -> list[tuple[str, object]]:
-    """What a module's configuration may name as "package.module:Class": kinds, and what they are
-    there."""
+    """Return kinds and values of parts that a module may name."""
     module, connectors = config.module, config.connectors.parsed()
     return [
         ("module", module.module),
@@ -172,23 +167,19 @@ def parts_of(config: RunConfig) -> list[tuple[str, object]]:
 
 
 def rehearse(
-    config: RunConfig,
+    trial: Trial,
     own_code: bytes = b"",
     tell: Callable[[str], None] = lambda _: None,
-    before: GoesOn | None = None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> tuple[FoundGroup, ...]:
-    """Make the environment, and each module with its learner, once, in a process of their own.
+    """Try environment, modules and learners in a process of their own.
 
     The process comes from the forkserver, as workers do, and may crash or hang without harm to this
     one. It counts as hung after worker_timeout_seconds without processor time, or after
     hang_seconds of processor time in one step, so that a loaded host does not fail it.
 
     Args:
-        config: of a run whose workers are on this host.
-        own_code: as in `EnvRunnerProgram`.
         tell: called again and again with what the process is doing.
-        before: as in `Rehearsal`.
         warn: called with each thing that people should know, and that does not stop the run.
 
     Returns:
@@ -202,10 +193,10 @@ def rehearse(
     stack, writes = Pipe(duplex=False)
     with told, stack:
         with tells, writes:
-            rehearsal = Rehearsal(cloudpickle.dumps(config), own_code, tells, writes, before)
-            process = _started(rehearsal, config.driver, tell)
+            rehearsal = Rehearsal(cloudpickle.dumps(trial), own_code, tells, writes)
+            process = _started(rehearsal, trial.config.driver, tell)
         try:
-            return _Watched(process, told, stack, config.driver, tell, warn).outcome()
+            return _outcome(process, told, stack, trial.config.driver, tell, warn)
         finally:
             process.kill()
             process.join()
@@ -256,76 +247,59 @@ class _Progress:
         return ""
 
 
-class _Watched:
-    """Watches a running rehearsal for the driver."""
+def _outcome(
+    process: ForkServerProcess,
+    told: Connection,
+    stack: Connection,
+    driver: DriverConfig,
+    tell: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> tuple[FoundGroup, ...]:
+    """Watch a rehearsal until it has found the agents of the environment."""
+    doing = "trying the environment and the module in a process of their own"
+    progress = _Progress(process.pid or 0, driver)
 
-    def __init__(
-        self,
-        process: ForkServerProcess,
-        told: Connection,
-        stack: Connection,
-        driver: DriverConfig,
-        tell: Callable[[str], None],
-        warn: Callable[[str], None],
-    ) -> None:
-        self._process, self._told, self._stack = process, told, stack
-        self._driver = driver
-        self._tell, self._warn = tell, warn
-        self._begins("trying the environment and the module in a process of their own")
+    def written() -> str:
+        """What the process wrote as it ended: its stack, if anything."""
+        with suppress(OSError):
+            if stack.poll():
+                return os.read(stack.fileno(), _STACK_BYTES).decode(errors="backslashreplace")
+        return ""
 
-    def outcome(self) -> tuple[FoundGroup, ...]:
-        while True:
-            self._tell(self._doing)
-            is_over = self._process.sentinel in wait(
-                [self._told, self._process.sentinel], _LOOK_SECONDS
-            )
-            if said := self._said():  # messages come before the process's end
-                kind, rest = said[:1], said[1:]
-                if kind == FOUND:
-                    return from_bytes(rest)
-                if kind == FAILED:
-                    failure = attach_pb2.Failure.FromString(rest)
-                    raise PreflightError(failure.message, failure.traceback)
-                (self._warn if kind == WARNS else self._begins)(rest.decode())
-            elif is_over:
-                self._process.join(_ABORT_SECONDS)
-                how, words = how_it_ended(self._process.exitcode), ended(self._process)
-                how = f"{how}, {words}" if words else how
-                told = f"its process ended while {self._doing}: {how}"
-                raise PreflightError(told, self._written())
-            elif problem := self._progress.problem():
-                with suppress(ProcessLookupError):
-                    os.kill(self._process.pid or 0, signal.SIGABRT)  # makes it write its stack
-                self._process.join(_ABORT_SECONDS)
-                raise PreflightError(
-                    f"{self._doing} hangs: {problem}", _where_it_was(self._written())
-                )
-
-    def _begins(self, doing: str) -> None:
-        self._doing = doing
-        self._progress = _Progress(self._process.pid or 0, self._driver)
-
-    def _said(self) -> bytes:
-        try:
-            return self._told.recv_bytes() if self._told.poll() else b""
-        except (EOFError, OSError):
-            return b""
-
-    def _written(self) -> str:
-        """What the process has written as it ended: its stack, if anything."""
-        try:
-            stack = os.read(self._stack.fileno(), _STACK_BYTES) if self._stack.poll() else b""
-        except OSError:
-            stack = b""
-        return stack.decode(errors="backslashreplace")
+    while True:
+        tell(doing)
+        is_over = process.sentinel in wait([told, process.sentinel], _LOOK_SECONDS)
+        said: tuple[str, Any] | None = None
+        with suppress(EOFError, OSError):
+            said = told.recv() if told.poll() else None
+        if said is not None:  # messages come before the process's end
+            kind, what = said
+            if kind == FOUND:
+                return tuple(what)
+            if kind == FAILED:
+                raise PreflightError(*what)
+            if kind == WARNS:
+                warn(what)
+            else:
+                doing, progress = what, _Progress(process.pid or 0, driver)
+        elif is_over:
+            process.join(_ABORT_SECONDS)
+            how, words = how_it_ended(process.exitcode), ended(process)
+            how = f"{how}, {words}" if words else how
+            raise PreflightError(f"its process ended while {doing}: {how}", written())
+        elif problem := progress.problem():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid or 0, signal.SIGABRT)  # makes it write its stack
+            process.join(_ABORT_SECONDS)
+            raise PreflightError(f"{doing} hangs: {problem}", _where_it_was(written()))
 
 
 def _where_it_was(written: str) -> str:
-    """For people: where a process was that was aborted because it hung; "": it has not said.
+    """Word where an aborted process hung, or "".
 
     It writes the stacks of all its threads, below words that suit a crash: "Fatal Python error".
     """
     of_python = written.partition(_STACK_OF_C)[0]
     main = of_python.rpartition(_STACK_OF_MAIN)[2].partition("\n\n")[0].splitlines()
-    calls = list(takewhile(lambda line: not any(each in line for each in _OF_REHEARSALS), main))
+    calls = list(takewhile(lambda line: _OF_REHEARSALS not in line, main))
     return "\n".join(["It was here, in the call of the first line:", *calls]) if calls else ""

@@ -1,25 +1,36 @@
-"""The process that tries a configuration out before its run starts; see `preflight.rehearse`."""
+"""Tries a configuration out, in a process, before its run begins.
+
+It sets up what the first EnvRunner and the learners of the run would have, with their functions.
+"""
 
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
+import signal
+import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final, cast
 
 import cloudpickle
 import numpy as np
 import torch
 from google.protobuf.json_format import ParseDict
-from gymnasium import Space
+from gymnasium import Space, spaces
+from gymnasium.vector import VectorEnv, VectorWrapper
+from numpy.typing import NDArray
 
-from juggler.driver.agents_found import FoundGroup, to_bytes, with_agents
-from juggler.driver.checkpoint.frozen_modules import frozen_modules, must_fit
+from juggler.driver.agents_found import FoundGroup, with_agents
+from juggler.driver.checkpoint.beginning import Beginning, Origins
+from juggler.driver.checkpoint.frozen_modules import FrozenModule, must_fit
+from juggler.driver.checkpoint.restoring import restores
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.hosting import must_fit_together
 from juggler.driver.league.builders import give_builder
-from juggler.driver.learners_here import must_fit_together
 from juggler.driver.preflight import (
     DOES,
     FAILED,
@@ -28,171 +39,116 @@ from juggler.driver.preflight import (
     GoesOn,
     Layout,
     Rehearsal,
+    Trial,
     named_parts,
+    parts_of,
 )
-from juggler.driver.trial_modules import ModuleFailed, begin, build_each, build_frozen, try_updates
-from juggler.driver.trial_steps import try_steps
-from juggler.driver.trial_updates import Built
 from juggler.driver.with_dataset import is_of_another
+from juggler.driver.workers.module_setups import Spaces, acting_setup, add_module, env_runner_setup
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.environments.seeding import line_up_generator
 from juggler.envrunner.environments.vector import make_vector_env
-from juggler.envrunner.environments.video import must_be_filmable
+from juggler.envrunner.environments.video import record_videos
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.multi_agent.game_videos import record_games
+from juggler.envrunner.finiteness import NonFinite, rule_for
+from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.multi_agent.line_up import line_ups_of
 from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
-from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
+from juggler.envrunner.multi_agent.multi_agent_stage import MultiAgentStage
+from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs, Turn
+from juggler.envrunner.program import ENVRUNNER
+from juggler.envrunner.single_agent_stage import SingleAgentStage
+from juggler.envrunner.stage import OwnCode, Stage
+from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.population import Population
 from juggler.learner.core.state import StateMismatch
 from juggler.learner.data.replay.memory import memory_of
 from juggler.learner.learner import Learner
-from juggler.learner.process.devices import device_for, devices_here
-from juggler.learner.process.hosted_module import REMEDY
+from juggler.learner.process.hosted_module import REMEDY, begin_with, learner_for
+from juggler.learner.process.program import device_for, devices_here
+from juggler.learner.shared_parts import SharedParts
 from juggler.runtime.actors.attachment import describe
+from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.modules.by_name import found
+from juggler.runtime.nearest import all_of, listed
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
-from juggler.runtime.wire.trees import Path, unflatten
-from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2
+from juggler.runtime.wire.structures import choices_of, find_outside, space_leaves, to_tree
+from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
+from juggler.runtime.wire.v1 import spaces_pb2
 
-#: Agents of simulators, whose spaces are those of the checkpoint.
-_UNKNOWN = FoundGroup((), None, None)
+Envs = VectorEnvironment | MultiAgentEnvs
+Say = Callable[[str], None]
 
-
-def must_go_on(
-    config: RunConfig, built: Mapping[str, Built], groups: Sequence[FoundGroup], before: GoesOn
-) -> None:
-    """
-    Args:
-        config: of the run.
-        built: its modules with their learners, which stay as they are.
-        groups: the agents of the environment; (): nobody here knows them.
-        before: what the run goes on from.
-
-    Raises:
-        ConfigError: the weights of a module are of another network, of other spaces, or of another
-            algorithm, such as one without an intrinsic reward; or its optimizer or its learner
-            connectors were others.
-    """
-    for module_id, each in built.items():
-        agents = {agent for agent, ids in config.played_by.items() if module_id in ids}
-        groups_of_it = (each for each in groups if not agents or agents & {*each.agents})
-        group = next(groups_of_it, _UNKNOWN)
-        which = f"module {module_id!r}: " if agents else ""
-        if why := _misfit(each, module_id, group, before):
-            raise ConfigError(
-                f"{which}the run cannot go on from {before.checkpoint}: {why}. {REMEDY}"
-            )
-
-
-def groups_before(config: RunConfig, before: GoesOn) -> dict[str, AgentGroup]:
-    """By id of a module, the spaces that its agents had when the run was saved. Modules of which
-    the checkpoint has none are missing."""
-    found = {}
-    for module_id in config.module_ids:
-        spaces = before.spaces.get(module_id, {})
-        if {*spaces} >= {"observation", "action"}:
-            both = (
-                space_from_message(ParseDict(spaces[side], spaces_pb2.Space()))
-                for side in ("observation", "action")
-            )
-            found[module_id] = AgentGroup((), *both)
-    return found
-
-
-def _misfit(built: Built, module_id: str, group: FoundGroup, before: GoesOn) -> str:
-    """Why a module cannot go on with its weights; "": it can, or nobody knows before."""
-    layouts, learner = before.layouts.get(module_id), built.learner
-    was, now = before.algorithms.get(module_id), learner.core.name
-    if was and was != now:
-        return f"its state is of {was!r}, and with what is given it would be of {now!r}"
-    if layouts is None:
-        return ""  # the module came later, or its core has no parameters by name
-    weights = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layouts.items()}
-    try:
-        learner.core.with_weights(learner.state, weights, 0, whole=True)
-    except StateMismatch as error:
-        if other := group.other_space(before.spaces[module_id]):
-            side, was, here = other
-            return f"the {side} space of its environment was {was}, and now it is {here}"
-        return str(error)
-    except ValueError:
-        return ""  # a core of somebody's own that takes over no weights, and restores its state
-    return _unfit_state(learner, before.states[module_id])
-
-
-def _unfit_state(learner: Learner, layouts: Mapping[Path, Layout]) -> str:
-    """Why a learner cannot go on with its state, whose weights fit; "": it can."""
-    state = unflatten((path, np.zeros(*layout)) for path, layout in layouts.items())
-    try:
-        learner.must_fit(state)
-    except StateMismatch as error:
-        what = "its optimizer was another" if "moments/" in error.what else "its state differs"
-        return f"{what}: {error.what}" if error.what else str(error)
-    except Exception:  # a core of somebody's own may read the numbers, which are not there yet
-        return ""
-    return ""
-
-
-_TRIED_LINE_UPS = 10
+_ROUNDING: Final = 1e-5  # of a bound, and of 1: float32 may be beyond it by as much
+_SHIPPED: Final = ("juggler.", "juggler:")
+_STEPS: Final = 4
+_STEP_SECONDS: Final = 3.0  # for all of them: errors of a slower environment show in the run
+_UPDATE_SECONDS = 10.0  # with algorithms that ship: errors of slower modules show in the run
+_ROUNDS: Final = 10  # until every module should have acted
+_MORE_SECONDS = 5.0  # to sample as many steps as an update of the run has
+_TRIED_LINE_UPS: Final = 10
 
 
 def main(rehearsal: Rehearsal) -> None:
-    """Report each step and the outcome, then end the process, even if threads still run."""
+    """Report steps and outcome, then end the process with its threads."""
     faulthandler.enable(rehearsal.stack.fileno())
     warnings.simplefilter("ignore")  # workers will show them
     torch.set_num_threads(1)
+    said: tuple[str, Any]
     try:
-        said = FOUND + to_bytes(_rehearse(rehearsal))
+        own_code = cloudpickle.loads(rehearsal.own_code) if rehearsal.own_code else (None, None, {})
+        trial: Trial = cloudpickle.loads(rehearsal.trial)
+        told = rehearsal.told
+        said = (
+            FOUND,
+            _rehearse(
+                trial,
+                *own_code,
+                does=lambda what: told.send((DOES, what)),
+                warn=lambda text: told.send((WARNS, text)),
+            ),
+        )
     except BaseException as error:  # user code may call sys.exit
-        said = FAILED + _failure(error).SerializeToString()
-    rehearsal.told.send_bytes(said)
+        failure = describe(error)
+        if module_id := getattr(error, "module_id", ""):
+            failure.message = f"module {module_id!r}: {failure.message}"
+        said = FAILED, (failure.message, failure.traceback)
+    rehearsal.told.send(said)
     os._exit(0)
 
 
-def _failure(error: BaseException) -> attach_pb2.Failure:
-    if not isinstance(error, ModuleFailed) or error.__cause__ is None:
-        return describe(error)
-    failure = describe(error.__cause__)
-    failure.message = f"module {error.module_id!r}: {failure.message}"
-    return failure
-
-
-def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
-    own_code = cloudpickle.loads(rehearsal.own_code) if rehearsal.own_code else (None, None, {})
-    env_factory, module_factory, own_classes = own_code
-    config: RunConfig = cloudpickle.loads(rehearsal.config)
+def _rehearse(
+    trial: Trial, env_factory: Any, module: Any, own_classes: Any, *, does: Say, warn: Say
+) -> list[FoundGroup]:
+    """Set up an EnvRunner and the learners; return the agents."""
+    config, before, own = trial.config, trial.before, OwnCode(module, own_classes)
     if (builder := config.agents.league.get("builder")) in own_classes:
         give_builder(own_classes[builder])
-
-    def does(what: str) -> None:
-        rehearsal.told.send_bytes(DOES + what.encode())
-
-    def warn(text: str) -> None:
-        rehearsal.told.send_bytes(WARNS + text.encode())
-
     here = devices_here()
     devices = [
         device_for(config.driver.device_name(index), index, here)
         for index in range(config.driver.learners)
     ]
-    if not rehearsal.own_code:
+    if not (env_factory or module or own_classes):
         for what, name in named_parts(config):
             does(f"importing {name}")
             found(name, what)
-    runner, before = config.env_runner, rehearsal.before
+    runner = config.env_runner
     if runner.gateway or runner.env.startswith(SCHEME):  # its environments are on other hosts
         if before is not None:
-            known = groups_before(config, before)
-            built = build_each(config, known, {}, module_factory, own_classes, does)
-            must_go_on(config, built, (), before)
+            learners = learners_of(config, groups_before(config, before), {}, own, does)
+            must_go_on(config, learners, (), before)
         return []
-    if runner.dataset:
-        does(f"reading the data set {runner.dataset}")
-    else:
-        does(f"making the environment {runner.env}")
+    does(
+        f"reading the data set {runner.dataset}"
+        if runner.dataset
+        else f"making the environment {runner.env}"
+    )
     try:
         groups, critic_spaces, env = _made(config, env_factory)
     except EnvironmentFailed as error:
@@ -207,35 +163,43 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
         does(f"rendering the environment {runner.env}")
         _must_render(config, env_factory)
     config = with_agents(config, said)
-    frozen = frozen_modules(config, before.run_dir if before else None)
-    must_fit(config, frozen, said)
-    group_of = _groups_by_module(config, groups)
-    built = build_each(config, group_of, critic_spaces, module_factory, own_classes, does)
-    kept = {module_id: each.learner.kept_bytes for module_id, each in built.items()}
+    must_fit(config, trial.frozen, said)
+    group_of = {agent: group for group in groups for agent in group.agents}
+    played = {id: group_of[agent] for agent, ids in config.played_by.items() for id in ids}
+    group_by_id = {module_id: played.get(module_id, groups[0]) for module_id in config.module_ids}
+    learners = learners_of(config, group_by_id, critic_spaces, own, does)
+    kept = {module_id: learner.kept_bytes for module_id, learner in learners.items()}
     must_fit_together(config, kept, devices, lambda gpu: memory_of(torch.device(gpu)))
-    if before is None:
-        begin(config, built, does)
+    if before is not None:
+        must_go_on(config, learners, said, before)
     else:
-        must_go_on(config, built, said, before)
+        does("looking for weights that modules begin with")
+        begin(config, learners, (trial.origins or Origins.of(config)).beginning(config))
+    _build_frozen(config, groups, trial.frozen, own, does)
+    _try_line_ups(config, groups, own_classes, does)
+
+    def stage(env: Envs, steps: int) -> Stage:
+        return stage_of(config, env, trial.frozen, own, steps)
+
     is_whole = True
     if not runner.dataset:
         does(f"making a few steps of the environment {runner.env}")
-        is_whole = try_steps(config, env, built, warn)
-    if is_whole:
-        is_whole = try_updates(config, env, built, does, warn)
-    build_frozen(config, groups, frozen, module_factory, own_classes, does)
-    _try_line_ups(config, groups, own_classes, does)
-    if is_whole:
+        is_whole = try_steps(config, stage, env, warn)
+        if not is_whole and any(_is_own(config.of(module_id)) for module_id in learners):
+            warn(f"no update was tried: the first steps took longer than {_STEP_SECONDS:g} s")
+    if is_whole and try_updates(config, stage, env, learners, does, warn):
         does(f"closing the environment {runner.env}")
         env.close()
     return said
 
 
+# -- the environment ------------------------------------------------------------------------------
+
+
 def _made(
     config: RunConfig, env_factory: Any
-) -> tuple[list[AgentGroup], Mapping[str, Space[Any]], VectorEnvironment | MultiAgentEnvs]:
-    """The agents of an environment, the spaces of what critics see by values of `critic_sees`, and
-    the environment itself."""
+) -> tuple[list[AgentGroup], Mapping[str, Space[Any]], Envs]:
+    """Make an environment; return agents, critics' spaces and itself."""
     runner = config.env_runner
     if runner.dataset:
         recorded = RecordedEnvs.of(replace(runner, envs_per_runner=1))
@@ -243,44 +207,35 @@ def _made(
             played = make_vector_env(replace(runner, dataset=""), env_factory, just_one=True)
             recorded.dataset.must_have_the_spaces_of(runner.env, played)
             played.close()
-        return [_group_of(recorded)], {}, recorded
+        return [_alone_in(recorded)], {}, recorded
     if has_several_agents(runner, env_factory):
         seen = config.critics_see
         envs = make_multi_agent_envs(runner, env_factory, just_one=True, critics_see=seen)
         return list(envs.groups), envs.critic_spaces, envs
     env = make_vector_env(runner, env_factory, just_one=True)
-    return [_group_of(env)], {}, env
+    return [_alone_in(env)], {}, env
 
 
-def _must_render(config: RunConfig, env_factory: Any) -> None:
-    """
-    Raises:
-        ValueError: no video can be recorded of the environment, or a package is missing.
-    """
-    runner = replace(config.env_runner, envs_per_runner=1, dataset="")
-    if has_several_agents(runner, env_factory):
-        record_games(runner, env_factory, [[]])
-    else:
-        must_be_filmable(runner, env_factory)
-
-
-def _group_of(env: VectorEnvironment) -> AgentGroup:
-    """The only agent of each environment."""
+def _alone_in(env: VectorEnvironment) -> AgentGroup:
     return AgentGroup((), env.single_observation_space, env.single_action_space)
 
 
-def _groups_by_module(config: RunConfig, groups: Sequence[AgentGroup]) -> dict[str, AgentGroup]:
-    """The agents that each module plays, by the module's id."""
-    group_of = {agent: group for group in groups for agent in group.agents}
-    played = {id: group_of[agent] for agent, ids in config.played_by.items() for id in ids}
-    return {module_id: played.get(module_id, groups[0]) for module_id in config.module_ids}
+def _must_render(config: RunConfig, env_factory: Any) -> None:
+    """Check that videos of the environment can be recorded."""
+    runner = replace(config.env_runner, envs_per_runner=1, dataset="")
+    several = has_several_agents(runner, env_factory)
+    record_videos(runner, env_factory, [], several_agents=several)
+
+
+def _message(space: Space[Any]) -> spaces_pb2.Space | None:
+    try:
+        return space_to_message(space)
+    except WireError:  # a connector replaces this space
+        return None
 
 
 def _try_line_ups(
-    config: RunConfig,
-    groups: list[AgentGroup],
-    own_classes: Mapping[str, type[Any]],
-    does: Callable[[str], None],
+    config: RunConfig, groups: Sequence[AgentGroup], own_classes: Any, does: Say
 ) -> None:
     """Draw some line-ups, to find errors in a user's own function."""
     if not config.agents.mapping:
@@ -293,8 +248,510 @@ def _try_line_ups(
         line_ups.draw(line_up_generator(config.driver.seed, 0, episode))
 
 
-def _message(space: Space[Any]) -> spaces_pb2.Space | None:
+class _Checks:
+    """What both kinds of environments check.
+
+    Args:
+        warn: called with the first number outside of a Box, and with the first unread infos.
+    """
+
+    def __init__(self, name: str, warn: Say) -> None:
+        self._name, self._warn = name, warn
+        self._warned: set[str] = set()
+
+    def warn(self, about: str, text: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            self._warn(text)
+
+    def check(
+        self, space: Space[Any], observations: Tree, call: str, named: Callable[[int], str]
+    ) -> None:
+        """Refuse observations [B, ...] outside of their discrete spaces; warn about Boxes.
+
+        Args:
+            space: of one observation.
+            call: what gave them, "reset" or "step".
+            named: names the environment of a row, and the agent.
+        """
+        if outside := find_outside(choices_of(space_leaves(space)), observations):
+            (row, *_), what = outside
+            raise EnvironmentFailed(f"{named(row)} ({self._name})", call, f"its observation{what}")
+        for row, what in () if "boxes" in self._warned else _beyond_boxes(space, observations):
+            self.warn(
+                "boxes",
+                f"{named(row)} ({self._name}) gives observations outside of its observation_space: "
+                f"after {call}, one{what}. The run takes them as they are; correct the bounds of "
+                "the space if they are wrong",
+            )
+
+
+class _CheckedVector(VectorWrapper):
+    """Environments with one agent, whose observations are checked."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], checks: _Checks) -> None:
+        super().__init__(env)
+        self._checks = checks
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        observations, infos = super().reset(**arguments)
+        self._check(observations, "reset")
+        return observations, infos
+
+    def step(self, actions: Any) -> Any:
+        observations, *results = super().step(actions)
+        self._check(observations, "step")
+        return (observations, *results)
+
+    def _check(self, observations: Any, call: str) -> None:
+        space = self.single_observation_space
+        tree = to_tree(space, observations)
+        self._checks.check(space, tree, call, lambda row: f"environment {row}")
+
+
+class _CheckedGames:
+    """Environments with several agents, whose observations and infos are checked."""
+
+    def __init__(self, envs: MultiAgentEnvs, checks: _Checks) -> None:
+        self._envs, self._checks = envs, checks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._envs, name)
+
+    def reset(self, seed: int) -> Turn:
+        return self._checked(self._envs.reset(seed), "reset")
+
+    def step(self, actions: Sequence[Any]) -> Turn:
+        return self._checked(self._envs.step(actions), "step")
+
+    def _checked(self, turn: Turn, call: str) -> Turn:
+        agents = self._envs.agents
+        for group, said in zip(self._envs.groups, turn.groups, strict=True):
+
+            def named(row: int, acting: NDArray[Any] = said.acting) -> str:
+                environment, agent = divmod(int(acting[row]), len(agents))
+                return f"agent {agents[agent]!r} in environment {environment}"
+
+            self._checks.check(group.observation_space, said.observations, call, named)
+        if turn.unread:
+            self._checks.warn("infos", f"infos after {call} have {turn.unread()}")
+        return turn
+
+
+def _beyond_boxes(space: Space[Any], observations: Tree) -> Iterator[tuple[int, str]]:
+    """Yield rows of observations [B, ...] outside of a Box, in words."""
+    arrays = dict(flatten(observations))
+    for path, leaf in space_leaves(space):
+        if not isinstance(leaf, spaces.Box):
+            continue
+        array = arrays[path].astype(np.float64)  # [B, ...]
+        low, high = leaf.low.astype(np.float64), leaf.high.astype(np.float64)  # [...] both
+        # The difference to a bound that is infinite may be no number, which is not greater.
+        with np.errstate(invalid="ignore"):
+            short = low - array > _ROUNDING * np.maximum(np.abs(low), 1.0)  # [B, ...]
+            over = array - high > _ROUNDING * np.maximum(np.abs(high), 1.0)  # [B, ...]
+        for row, *place in np.argwhere(short | over).tolist():
+            at = tuple(place)
+            where = f" at {path_name(path)}" if path else ""
+            where += f" has {array[(row, *at)]:g}" + (f" at {place}" if place else "")
+            yield row, f"{where}, where the bounds are {low[at]:g} and {high[at]:g}"
+
+
+# -- modules and learners -------------------------------------------------------------------------
+
+
+def learners_of(
+    config: RunConfig,
+    group_of: Mapping[str, AgentGroup],
+    critic_spaces: Mapping[str, Space[Any]],
+    own: OwnCode,
+    does: Say,
+) -> dict[str, Learner]:
+    """Build the learners of modules, given agents that they play."""
+    shared = SharedParts(config.agents.shared)
+    learners: dict[str, Learner] = {}
+    for module_id, group in group_of.items():
+        which = f"module {module_id!r}" if config.played_by else "the module"
+        does(f"building {which} and its learner")
+        of_module = config.of(module_id)
+        critic_space = critic_spaces.get(of_module.module.critic_sees)
+        with _failures_of(module_id if config.played_by else ""):
+            learners[module_id] = learner_of(of_module, group, critic_space, own)
+        shared.add(module_id, learners[module_id])
+    return learners
+
+
+def learner_of(
+    config: RunConfig,
+    group: AgentGroup,
+    critic_space: Space[Any] | None,
+    own: OwnCode,
+) -> Learner:
+    """Build a learner as its process does."""
+    env_to_module, module_to_env = build_runner_pipelines(
+        config.connectors.parsed(), group.observation_space, group.action_space, own.classes
+    )
+    in_batches = Spaces(
+        space_to_message(env_to_module.observation_space),
+        space_to_message(module_to_env.action_space),
+        critic=spaces_pb2.Space() if critic_space is None else space_to_message(critic_space),
+    )
+    # Compiling takes a minute, and finds no error of the algorithm.
+    config = replace(config, learner=replace(config.learner, compile=False))
+    command = add_module(config, DEFAULT_MODULE, in_batches, seed=0)
+    learner = learner_for(command, own.module_factory, own.classes, "cpu")
+    if isinstance(learner.core, Population):
+        raise ValueError(
+            f"algorithm {config.learner.algorithm!r}: its core is a Population, of which a run "
+            "cannot act with one member: it is for scripts, as docs/cores.md shows"
+        )
+    return learner
+
+
+def begin(config: RunConfig, learners: Mapping[str, Learner], beginning: Beginning | None) -> None:
+    """Give each learner the weights from elsewhere that its module begins with."""
+    for module_id, weights in beginning.weights.items() if beginning else ():
+        assert beginning is not None
+        source = beginning.sources[module_id]
+        with _failures_of(module_id if config.played_by else ""):
+            begin_with(
+                learners[module_id],
+                weights,
+                source.words,
+                whole=module_id in beginning.whole,
+                selectable=source.selectable,
+            )
+
+
+def _build_frozen(
+    config: RunConfig,
+    groups: Sequence[AgentGroup],
+    frozen: Mapping[str, FrozenModule],
+    own: OwnCode,
+    does: Say,
+) -> None:
+    """Build every module that is not trained, with its weights."""
+    for module_id in config.agents.frozen_ids:
+        does(f"building module {module_id!r}, which is not trained")
+        agents = [agent for agent, ids in config.played_by.items() if module_id in ids]
+        (group,) = (group for group in groups if agents[0] in group.agents)
+        seen = group.observation_space, group.action_space
+        with _failures_of(module_id):
+            frozen[module_id].parts(*seen, own.module_factory, own.classes)
+
+
+@contextmanager
+def _failures_of(module_id: str) -> Iterator[None]:
+    """Name the module in errors; "": there is only one."""
     try:
-        return space_to_message(space)
-    except WireError:  # a connector replaces this space
-        return None
+        yield
+    except Exception as error:
+        error.module_id = module_id  # type: ignore[attr-defined]
+        raise
+
+
+# -- a run that is resumed ------------------------------------------------------------------------
+
+
+def groups_before(config: RunConfig, before: GoesOn) -> dict[str, AgentGroup]:
+    """Return modules' spaces as a checkpoint has them."""
+    known = {}
+    for module_id in config.module_ids:
+        sides = before.spaces.get(module_id, {})
+        if {*sides} >= {"observation", "action"}:
+            both = (
+                space_from_message(ParseDict(sides[side], spaces_pb2.Space()))
+                for side in ("observation", "action")
+            )
+            known[module_id] = AgentGroup((), *both)
+    return known
+
+
+def must_go_on(
+    config: RunConfig, learners: Mapping[str, Learner], groups: Sequence[FoundGroup], before: GoesOn
+) -> None:
+    """Check that learners can continue from a checkpoint.
+
+    Raises:
+        ConfigError: the weights of a module are of another network, other spaces or another
+            algorithm, or its optimizer or its learner connectors were others.
+    """
+    unknown = FoundGroup((), None, None)
+    for module_id, learner in learners.items():
+        agents = {agent for agent, ids in config.played_by.items() if module_id in ids}
+        groups_of_it = (each for each in groups if not agents or agents & {*each.agents})
+        which = f"module {module_id!r}: " if agents else ""
+        if why := _misfit(learner, module_id, next(groups_of_it, unknown), before):
+            raise ConfigError(
+                f"{which}the run cannot continue from {before.checkpoint}: {why}. {REMEDY}"
+            )
+
+
+def _misfit(learner: Learner, module_id: str, group: FoundGroup, before: GoesOn) -> str:
+    """Return why a module cannot continue with its weights, or ""."""
+    layouts = before.layouts.get(module_id)
+    was, now = before.algorithms.get(module_id), learner.core.name
+    if was and was != now:
+        return f"its state is of {was!r}, and with what is given it would be of {now!r}"
+    if layouts is None:
+        return ""  # the module came later, or its core has no parameters by name
+    weights = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layouts.items()}
+    try:
+        learner.core.with_weights(learner.state, weights, 0, whole=True)
+    except StateMismatch as error:
+        if other := group.other_space(before.spaces[module_id]):
+            side, had, here = other
+            return f"the {side} space of its environment was {had}, and now it is {here}"
+        return str(error)
+    except ValueError:
+        return ""  # a core of a user's own that takes over no weights, and restores its state
+    return _unfit_state(learner, before.states[module_id])
+
+
+def _unfit_state(learner: Learner, layouts: Mapping[Path, Layout]) -> str:
+    """Return why a learner cannot continue with its state, or ""."""
+    state = unflatten((path, np.zeros(*layout)) for path, layout in layouts.items())
+    try:
+        learner.must_fit(state)
+    except StateMismatch as error:
+        what = "its optimizer was another" if "moments/" in error.what else "its state differs"
+        return f"{what}: {error.what}" if error.what else str(error)
+    except Exception:  # a core of a user's own may read the numbers, which are not there yet
+        return ""
+    return ""
+
+
+# -- steps and updates ----------------------------------------------------------------------------
+
+
+def stage_of(
+    config: RunConfig, env: Envs, frozen: Mapping[str, FrozenModule], own: OwnCode, steps: int
+) -> Stage:
+    """Set up environment and modules as an EnvRunner does."""
+    # Rows are handed in after each round, also those of agents that rarely act.
+    trained = {
+        module_id: replace(acting_setup(config.of(module_id), own.classes), row_age=0)
+        for module_id in config.module_ids
+    }
+    others = {module_id: module.acting_setup() for module_id, module in frozen.items()}
+    setup = env_runner_setup(config, ENVRUNNER, trained, others)
+    runner = replace(setup.env_runner, envs_per_runner=env.num_envs, fragment_steps=steps)
+    if not setup.agents:
+        return SingleAgentStage(replace(setup, env_runner=runner), cast(Any, env), 0, own)
+    weights = FrozenWeights()
+    for module_id, module in frozen.items():
+        for part in restores(module_id, module.tree, {}):
+            weights.take(part)
+    # Line-ups of a league come with requests; here any player may play any agent.
+    setup = replace(setup, env_runner=runner, league=False)
+    return MultiAgentStage(setup, cast(Any, env), 0, own, weights)
+
+
+class _TimeIsUp(BaseException):
+    """Not an Exception, because the code of an environment may catch those."""
+
+
+def in_time(work: Callable[[], None], seconds: float) -> bool:
+    """Do something, unless it takes longer. The main thread calls this."""
+
+    def is_up(*_: object) -> None:
+        raise _TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, is_up)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        work()
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+    except _TimeIsUp:
+        return False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    return True
+
+
+def try_steps(config: RunConfig, stage: Callable[[Envs, int], Stage], env: Envs, warn: Say) -> bool:
+    """Reset an environment and make a few steps, as an EnvRunner does.
+
+    Returns:
+        Whether there was time for it. If not, the environment was left in the middle of a call.
+
+    Raises:
+        EnvironmentFailed: the environment failed, gave a number that is not finite, or an
+            observation outside of its Discrete, MultiDiscrete or MultiBinary space.
+        NonFinite: a module with its first weights gives log-probabilities that are not finite.
+    """
+    name = config.env_runner.env
+
+    def work() -> None:
+        checks = _Checks(name, warn)
+        checked: Any = (
+            _CheckedVector(env, checks)
+            if isinstance(env, VectorEnv)
+            else _CheckedGames(env, checks)
+        )
+        rounds = _played(config, stage(checked, 1))
+        for number in range(1, _STEPS + 1):
+            try:
+                next(rounds)
+            except NonFinite as error:
+                raise _failure(error, name, number) from error
+
+    return in_time(work, _STEP_SECONDS)
+
+
+def _played(config: RunConfig, stage: Stage) -> Iterator[dict[str, EpisodeBatch]]:
+    """Yield the batches of each round, by module id."""
+    versions = dict.fromkeys(config.module_ids, Version(0, 0))
+    while True:
+        results = stage.play(versions.keys(), versions).modules
+        for result in results.values():
+            if isinstance(result, NonFinite):
+                raise result
+        yield {
+            module_id: result.batch
+            for module_id, result in results.items()
+            if not isinstance(result, NonFinite) and result.batch is not None
+        }
+
+
+def _failure(error: NonFinite, env: str, number: int) -> Exception:
+    """Word at which step a number was not finite."""
+    if error.column == "action_logp":
+        return error
+    whose = f"agent {error.agent!r} in " if error.agent else ""
+    value = "not finite" if error.value is None else f"{error.value}"
+    # A fragment of one step begins with what the step before gave, which was looked at, or a reset.
+    call, when = "step", f"in step {number} after its first reset"
+    if error.column.startswith(("observations", "critic_observations")) and not error.agent:
+        call, when = "reset", f"before step {number}"
+    column = error.column.removeprefix("last_").removeprefix("final_")
+    return EnvironmentFailed(
+        f"{whose}environment {error.environment} ({env})",
+        call,
+        f"{column} are {value} {when}: {rule_for(error.value)}",
+    )
+
+
+def try_updates(
+    config: RunConfig,
+    stage: Callable[[Envs, int], Stage],
+    env: Envs,
+    learners: Mapping[str, Learner],
+    does: Say,
+    warn: Say,
+) -> bool:
+    """Update each trained module that has code of the user's own.
+
+    Returns:
+        Whether there was time for it, which is limited if all algorithms ship. If not, the
+        environment may have been left in the middle of a call.
+    """
+    own = [module_id for module_id in learners if _is_own(config.of(module_id))]
+    if not own:
+        return True
+
+    def work() -> None:
+        if config.played_by:
+            does(f"sampling for an update of {listed(own)}")
+        rounds = _rounds(config, stage(env, config.env_runner.fragment_steps))
+        batches = next(rounds)
+        for module_id in own:
+            of_module, which = config.of(module_id), module_id if config.played_by else ""
+            if module_id not in batches:  # none of its agents has acted
+                continue
+            named = f" of module {module_id!r}" if which else ""
+            does(f"trying an update{named} with {of_module.learner.algorithm}")
+            more = (again.get(module_id) for again in rounds)
+            with _failures_of(which):
+                doubt = try_update(of_module, learners[module_id], batches[module_id], more)
+            if doubt:
+                warn(f"module {module_id!r}: {doubt}" if which else doubt)
+
+    if any(":" in config.of(module_id).learner.algorithm for module_id in own):
+        work()
+        return True
+    return in_time(work, _UPDATE_SECONDS)
+
+
+def _is_own(config: RunConfig) -> bool:
+    """Whether updates of a module call code of a user's own."""
+    named = [config.learner.algorithm, *(name for _, name in parts_of(config))]
+    return any(
+        callable(name) or (isinstance(name, str) and ":" in name and not name.startswith(_SHIPPED))
+        for name in named
+    )
+
+
+def _rounds(config: RunConfig, stage: Stage) -> Iterator[dict[str, EpisodeBatch]]:
+    """Yield batches of each module that acts in a few rounds."""
+    played = _played(config, stage)
+    while True:
+        batches: dict[str, EpisodeBatch] = {}
+        for _ in range(_ROUNDS):
+            batches = {**next(played), **batches}
+            if len(batches) == len(config.module_ids):
+                break
+        yield batches
+
+
+def try_update(
+    config: RunConfig, learner: Learner, batch: EpisodeBatch, more: Iterator[EpisodeBatch | None]
+) -> str:
+    """Make an update, and return what people should know of it.
+
+    Args:
+        batch: to learn from. Its numbers are finite, as those of all batches are.
+        more: what each further round brings; None: the module has not acted in it. A loss may be
+            finite only with several rows, as one is that divides by a deviation over rows; so
+            another update is made where the first one is not, if there is more in time.
+
+    Raises:
+        ValueError: the gradient of the loss is not finite, with several batches either.
+    """
+
+    def updated(batches: Sequence[EpisodeBatch]) -> Mapping[str, float] | None:
+        return fetch_metrics(learner.update_from_episodes(batches)) or None
+
+    algorithm = config.learner.algorithm
+    learner.data.try_out()
+    made = updated([batch])
+    if _not_finite(made):
+        batches = [batch, *_further(batch.live_steps, config.learner.batch_size, more)]
+        if len(batches) == 1:
+            return ""  # a run may give an update more rows, with which it is finite
+        made = updated(batches)
+        if odd := _not_finite(made):
+            live = sum(each.live_steps for each in batches)
+            raise ValueError(
+                f"algorithm {algorithm!r}: in an update from {live} steps, all of whose numbers "
+                f"are finite, {odd}. No update with this loss changes anything: look for a "
+                "logarithm or a root of 0, or a division by 0"
+            )
+    if made is not None or learner.data.books().get("replay_rows") != 0:
+        return ""
+    return (
+        f"algorithm = {algorithm!r}: `rows` of its replay kept none of the "
+        f"{int(batch.live.sum())} steps of a fragment. If it never keeps any, nothing is ever "
+        "learned"
+    )
+
+
+def _further(
+    live: int, batch_size: int, more: Iterator[EpisodeBatch | None]
+) -> Iterator[EpisodeBatch]:
+    """Yield further batches until an update is full, or time is up."""
+    end = time.monotonic() + _MORE_SECONDS
+    for batch in more:
+        if batch is not None:
+            live += batch.live_steps
+            yield batch
+        if live >= batch_size or time.monotonic() >= end:
+            return
+
+
+def _not_finite(made: Mapping[str, float] | None) -> str:
+    """Name metrics that are not finite, if no step was taken."""
+    if made is None or made.get("skipped") != 1.0:
+        return ""
+    return all_of(f"{name} is {made[name]}" for name in made if not math.isfinite(made[name]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.metrics_file import metrics_table
-from juggler.driver.record.run_state import last_summary
+from juggler.driver.record.run_directory import last_summary
 from juggler.driver.record.wording import best_checkpoint, here, outcome, restarted
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.nearest import listed
@@ -20,7 +20,9 @@ _OF_COMMANDS = ("run_dir", "progress")  # keys that say nothing of how a run tra
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Result:
-    """How a run ended. It prints as a few lines, and as a table in a notebook.
+    """Result of a run: where it is, how it ended, its metrics.
+
+    It prints as a few lines, and as a table in a notebook.
 
     Attributes:
         summary: the content of `summary.json`.
@@ -38,15 +40,18 @@ class Result:
 
     @property
     def best(self) -> Path | None:
-        """The checkpoint that played best in an evaluation beside training; None: there was none,
-        since a run has them only with `evaluation_seconds` above 0."""
+        """Checkpoint with the best evaluation during training.
+
+        None: there was none, since a run has them only with `evaluation_seconds` above 0.
+        """
         best = self.summary.get("best")
         return Path(best["checkpoint"]) if best else None
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics as a flat table, for `pandas.DataFrame(result.metrics())`: a dict
-        for each line, whose keys are joined with "/". Steps that a resumed run made again
-        count once.
+        """Return the lines of metrics as a flat table.
+
+        For `pandas.DataFrame(result.metrics())`: a dict for each line, whose keys are joined with
+        "/". Steps that a resumed run made again count once.
 
         Raises:
             RunDirectoryError: the run's `metrics.jsonl` cannot be read.
@@ -72,7 +77,7 @@ class Result:
 
 
 def goal_reached(run_dir: Path, before: RunConfig, now: RunConfig) -> str:
-    """Return the stop condition that ended a run; "" if there was none, or it has changed since."""
+    """Return the stop condition that ended a run, if unchanged."""
     summary, _ = last_summary(run_dir)
     reason = str(summary.get("reason_for_stop", ""))
     goal = _GOALS.get(reason, "")
@@ -80,12 +85,7 @@ def goal_reached(run_dir: Path, before: RunConfig, now: RunConfig) -> str:
 
 
 def goals_behind(checkpoint: Checkpoint, before: RunConfig, now: RunConfig) -> list[str]:
-    """Find a stop condition that a resumed run was given and has reached already.
-
-    Args:
-        checkpoint: that the run goes on from.
-        before: its configuration.
-        now: that which it goes on with.
+    """Find a given stop condition that a resumed run has passed.
 
     Returns:
         A warning for stop_steps, with which the run ends after one more update.
@@ -109,8 +109,7 @@ def goals_behind(checkpoint: Checkpoint, before: RunConfig, now: RunConfig) -> l
 
 
 def nothing_to_do(run_dir: Path, reached: str, before: RunConfig, now: RunConfig) -> str:
-    """Say that a run has reached its goal, and how to go further; and which changes of its
-    configuration have no effect because of that."""
+    """Word that a run has reached its goal, and how to continue."""
     goal, was, given = _GOALS[reached], before.flat(), now.flat()
     changed = [key for key in given if given[key] != was.get(key) and key not in _OF_COMMANDS]
     so = f", so that what was given for {listed(changed)} has no effect" if changed else ""

@@ -1,4 +1,4 @@
-"""Classes of a script or a notebook in a run's configuration, which cannot be imported by name."""
+"""Hands classes of scripts and notebooks, which cannot be imported, to workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league.builders import give_builder
 from juggler.envrunner.environments.naming import registered_in_script
 from juggler.learner.algorithms.registry import give_algorithm
-from juggler.runtime.connectors.pipeline import own_connectors
+from juggler.runtime.connectors.config import own_connectors
 from juggler.runtime.modules import by_name
 
 
@@ -40,7 +40,7 @@ def must_be_given_again(
 
 
 def is_of_a_script(config: RunConfig) -> bool:
-    """Whether the run needs something of a script, and so goes on in that script alone."""
+    """Whether the run needs its script to continue."""
     try:
         must_be_given_again(config, None, None, {})
     except ConfigError:
@@ -49,9 +49,7 @@ def is_of_a_script(config: RunConfig) -> bool:
 
 
 def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
-    """Put names among the keys, and in the tables of modules, in place of classes: of connectors,
-    algorithms and the modules that these bring; in place of the function `mapping`, and of the
-    builder of a league. Returns all of these by their names."""
+    """Replace classes and functions in keys by names; return them."""
     own = own_connectors(keys)
     algorithm = keys.get("algorithm")
     if algorithm is not None and not isinstance(algorithm, str):
@@ -75,6 +73,15 @@ def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
         own[keys["league"]["builder"]] = builder
     if isinstance(wrappers := keys.get("env_wrappers"), list | tuple):
         keys["env_wrappers"] = [_wrapper(each) for each in wrappers]
+    model = keys.get("model")
+    if isinstance(model, Mapping) and isinstance(encoder := model.get("encoder"), type):
+        name = str(by_name.name_of(encoder))
+        if name.startswith(by_name.SCRIPT) or "<locals>" in name:
+            raise ConfigError(
+                f"model.encoder: {encoder.__name__} is of a script or a function, from which "
+                f"workers cannot import it: name it as 'package.module:{encoder.__name__}'"
+            )
+        keys["model"] = {**model, "encoder": name}
     tables = keys.get("modules")
     if isinstance(tables, dict):
         keys["modules"] = {module_id: _named_in(table, own) for module_id, table in tables.items()}
@@ -82,11 +89,7 @@ def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
 
 
 def _wrapper(piece: Any) -> Any:
-    """Replace the class in an entry of `env_wrappers` by its name.
-
-    Raises:
-        ConfigError: no other process can import the class.
-    """
+    """Replace the class in an entry of `env_wrappers` by its name."""
     if isinstance(piece, Mapping):
         return {**piece, "use": _wrapper(piece.get("use"))}
     if not isinstance(piece, type):
@@ -101,7 +104,7 @@ def _wrapper(piece: Any) -> Any:
 
 
 def _named_in(table: Any, own: dict[str, type[Any]]) -> Any:
-    """A module's table with names in place of classes, which go to `own`."""
+    """Replace classes in a module's table by names."""
     if not isinstance(table, dict):
         return table
     table = dict(table)
@@ -118,7 +121,7 @@ def give_names(
     module: str | Callable[..., Any] | None,
     keys: dict[str, Any],
 ) -> None:
-    """Put the names of these two among the keys, as config.toml has them."""
+    """Put the names of these two into the keys."""
     makers = {"env": "function, such as lambda: gymnasium.make(...)", "module": "class"}
     for key, value in (("env", env), ("module", module)):
         if callable(value) or isinstance(value, str):
@@ -128,11 +131,9 @@ def give_names(
 
 
 def own_module(
-    config: RunConfig,
-    module: str | Callable[..., Any] | None,
-    own: Mapping[str, type[Any]],
+    config: RunConfig, module: str | Callable[..., Any] | None, own: Mapping[str, type[Any]]
 ) -> str | Callable[..., Any] | None:
-    """What was given, else the class that an algorithm of a script brings, if the run has it."""
+    """Return the given module, else the class its algorithm brings."""
     algorithm = own.get(config.learner.algorithm)
     brought = getattr(algorithm, "module", None)
     if module is None and by_name.name_of(brought) == config.module.module:
@@ -167,7 +168,7 @@ def pack(
                 raise ConfigError(
                     f"{key} = {name} cannot be sent to the processes of the run ({why})"
                     + (f", because it uses {used}" if used else "")
-                    + ". Create such things where they are used, or write the code into a module "
+                    + ". Create them where they are used, or write the code into a module "
                     'and name it as "module:name"'
                 ) from error
         raise

@@ -36,13 +36,9 @@ class _Terminated(SystemExit, SecondSignal):
 
 @dataclass(slots=True)
 class Caught:
-    """What came meanwhile.
+    """What came meanwhile."""
 
-    Attributes:
-        number: of the first signal; 0: there was none.
-    """
-
-    number: int = 0
+    number: int = 0  # of the first signal; 0: there was none
     _no_more: bool = False
 
     def no_more(self) -> None:
@@ -56,25 +52,24 @@ def as_exception(number: int) -> BaseException:
 
 
 def takes_signals() -> bool:
-    """Whether signals reach this thread. Those of a program go to its main thread alone."""
+    """Whether signals reach this thread, which must be the main one."""
     return threading.current_thread() is threading.main_thread()
 
 
 def way_out(words: str) -> str:
-    """What to add, for people, where a run waits: how a signal ends that; "" where none comes."""
+    """Return words on how to end a wait, if signals come here."""
     return f"; {words}" if takes_signals() else ""
 
 
 def ending_signals() -> tuple[signal.Signals, ...]:
-    """Those that end a run. One that nohup started outlives its terminal."""
+    """Return signals that end a run; under nohup, SIGHUP does not."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return tuple(each for each in REASONS if each != signal.SIGHUP or not ignored)
 
 
 @contextmanager
 def signals_become(stop: Callable[[str], None]) -> Iterator[Caught]:
-    """Call `stop` at the first signal, and raise `SecondSignal` at the second.
-    Any more do nothing.
+    """Call `stop` at the first signal, raise `SecondSignal` at the second.
 
     `stop` is called in a thread of its own: a handler may interrupt the main thread while that
     holds a lock that `stop` wants. In other threads than the main one signals stay as they are.

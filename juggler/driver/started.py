@@ -13,7 +13,7 @@ from typing import Any
 from juggler.driver.callbacks import Callback, MetricsLine, Run, checked
 from juggler.driver.config import RunConfig
 from juggler.driver.result import Result
-from juggler.driver.training import train
+from juggler.driver.starting import train
 from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
 from juggler.runtime.importing import must_not_be_imported
 
@@ -22,13 +22,14 @@ _ANSWER_SECONDS = 60.0  # for the run to take a number
 
 
 class StartedRun:
-    """A run that trains in a thread of this process, as `juggler.start` returns it.
+    """A run in a thread, as `juggler.start` returns it.
 
     When the program ends before the run does, the run ends in order, with a last checkpoint.
     """
 
     def __init__(self, train_with: Callable[[Callback], Result]) -> None:
-        """
+        """Begin to train.
+
         Args:
             train_with: trains with one callback, and returns when the run is over.
         """
@@ -63,12 +64,17 @@ class StartedRun:
         return not self._result.done()
 
     def metrics(self) -> Iterator[MetricsLine]:
-        """The newest line of metrics, and then each one as it comes, until the run is over. The
-        keys are those that callbacks get. The newest 1000 lines wait for a reader."""
+        """Yield the lines of metrics until the run ends.
+
+        The first is the newest. The keys are the same as in callbacks. The newest 1000 lines wait
+        for a reader.
+        """
         return self._follower.lines()
 
     def stop(self, reason: str = "stopped") -> None:
-        """End the run in order, with a last checkpoint. This does not wait: `result` does.
+        """End the run in order, with a last checkpoint.
+
+        This does not wait: `result` does.
 
         Args:
             reason: the `reason_for_stop` of the summary.
@@ -79,8 +85,9 @@ class StartedRun:
         self._follower.stop(reason)
 
     def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
-        """Put a number in the place of a schedule, as `juggler.Run.set` does. This waits until the
-        run has taken it, which is usually within a second.
+        """Put a number in the place of a schedule, as `juggler.Run.set` does.
+
+        This waits until the run has taken it, which is usually within a second.
 
         Args:
             key: as there.
@@ -189,7 +196,7 @@ class _Follower(Callback):
     def on_start(self, run: Run) -> None:
         with self._lock:
             self.run = run
-        if self._stop:  # nobody waits for it any more
+        if self._stop:  # it is not waited for any more
             run.stop(self._stop)
         self.begun.set()
 

@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from juggler.driver.agents_found import FoundGroup, needs_environment, with_agents
-from juggler.driver.callbacks import Callback
+from juggler.driver.callbacks import Callback, checked
 from juggler.driver.checkpoint import beginning as beginnings
-from juggler.driver.checkpoint.beginning import (
-    Beginning,
-    beginning_of,
-    other_run,
-    own_checkpoints,
-    rescaled_before,
-)
-from juggler.driver.checkpoint.books import must_be_sound
+from juggler.driver.checkpoint.beginning import Beginning, Origins, shared_parts_must_agree
 from juggler.driver.checkpoint.frozen_modules import (
     frozen_modules,
     kept_modules,
     must_fit,
     with_digests,
 )
+from juggler.driver.checkpoint.restoring import must_be_sound
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.defaults import settled, with_models
-from juggler.driver.driver import Driver, Listen
+from juggler.driver.driver import Driver, Start
 from juggler.driver.driver_config import DriverConfig
-from juggler.driver.league_players import copies_of
-from juggler.driver.learners_here import must_be_alone
-from juggler.driver.monitoring import MonitoringOptions
-from juggler.driver.preflight import GoesOn, check_names, rehearse
-from juggler.driver.record.progress import Progress, make_progress
+from juggler.driver.given_config import load_given
+from juggler.driver.league_players import copies_of, players_of
+from juggler.driver.parts import Inherited
+from juggler.driver.preflight import GoesOn, Trial, check_names, rehearse
+from juggler.driver.record.progress import make_progress
 from juggler.driver.record.run_directory import (
     CONFIG_FILE,
     SUMMARY_FILE,
@@ -43,46 +36,41 @@ from juggler.driver.record.run_directory import (
     must_be_free,
     must_go_on,
 )
-from juggler.driver.record.wording import Level
+from juggler.driver.record.wording import Level, Progress
 from juggler.driver.result import Result, goal_reached, goals_behind, nothing_to_do
-from juggler.driver.same_run import changes, must_be_of_one_run
+from juggler.driver.script_classes import (
+    give_names,
+    must_be_given_again,
+    own_classes,
+    own_module,
+    pack,
+)
 from juggler.driver.signals import as_exception
 from juggler.driver.trackers.tracking import tracking
-from juggler.driver.watching.beside import PageBeside
+from juggler.driver.watching.serving import PageBeside
 from juggler.driver.with_dataset import with_dataset
 from juggler.runtime.actors.endpoints import EndpointError
-from juggler.runtime.actors.open_files import allow_many_open_files
 from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
-from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
+from juggler.runtime.actors.resources import allow_many_open_files
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
+from juggler.runtime.checkpoints.weights import FROM, TRAIN
+from juggler.runtime.connectors.config import PLACES, Piece
 from juggler.runtime.importing import must_not_be_imported
+from juggler.runtime.nearest import all_of, listed
 from juggler.runtime.plain_files import read_json
 
 
-def callbacks_of(config: DriverConfig) -> tuple[Callback, ...]:
-    """Those of the keys `track` and `web`.
-
-    Raises:
-        ConfigError: a tracker is not usable.
-    """
+def with_callbacks(how: Start, config: DriverConfig) -> Start:
+    """Add callbacks of `track` and `web` before those of the script."""
     page = (PageBeside(),) if config.web else ()
-    return (*tracking(config.track), *page)
+    return replace(how, callbacks=(*tracking(config.track), *page, *how.callbacks))
 
 
-def start_run(
-    config: RunConfig,
-    given: Collection[str],
-    *,
-    started: float,
-    own_code: bytes = b"",
-    over: bool = False,
-    listen: Listen | None = None,
-    monitoring: MonitoringOptions | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> Result:
-    """Start a new run of a complete configuration. See `Driver` for the other arguments.
+def start_run(config: RunConfig, given: Collection[str], how: Start, over: bool = False) -> Result:
+    """Start a new run of a complete configuration.
 
     Args:
-        given: the keys that somebody gave; the run may choose values for the others.
+        given: the keys that were given; the run may choose values for the others.
         over: start over in the directory of a run that was killed before its first checkpoint.
 
     Raises:
@@ -90,7 +78,7 @@ def start_run(
             or weights that the run cannot begin with.
     """
     must_not_be_imported()
-    callbacks = (*callbacks_of(config.driver), *callbacks)
+    listen, how = how.listen, with_callbacks(how, config.driver)
     progress = make_progress(config.driver.progress)
     path = Path(config.driver.run_dir) if config.driver.run_dir else None
     before = path if over and path and (path / CONFIG_FILE).is_file() else None
@@ -99,54 +87,32 @@ def start_run(
     else:
         must_be_free(path, "train" if listen is None else "driver")
     config = with_dataset(config, given, is_here=listen is None, is_new=before is None)
-    other, frozen = other_run(config), frozen_modules(config)
+    origins, frozen = Origins.of(config), frozen_modules(config)
     config = with_digests(config, frozen)
-    rehearsed = with_models(config, given)
+    trial = Trial(with_models(config, given), None, origins, frozen)
     said = list[tuple[str, Level]]()
-    with _checked(rehearsed, own_code, listen, progress, started, said) as groups:
+    with _checked(trial, how, progress, said) as groups:
         config = with_agents(config, groups)
         must_fit(config, frozen, groups)
-        own = own_checkpoints(config)
-        config, chosen = settled(config, given, groups, rescaled_before(config, other, own))
+        config, chosen = settled(config, given, groups, origins.rescaled(config))
         if chosen:
             said.append((chosen, "info"))
-        beginning = beginning_of(config, other, own)
-        drive = partial(
-            _drive,
-            config,
-            progress=progress,
-            started=started,
-            own_code=own_code,
-            beginning=beginning,
-            frozen=frozen,
-            listen=listen,
-            monitoring=monitoring,
-            callbacks=callbacks,
-            before=said,
-        )
+        inherited = Inherited(None, origins.beginning(config), frozen)
         if before:
-            return drive(RunDirectory.open(before, config.flat()))
-        name = config.env_runner.env.rpartition(":")[2]
-        directory = RunDirectory.create(path, config.flat(), name)
+            directory = RunDirectory.open(before, config.flat())
+        else:
+            name = config.env_runner.env.rpartition(":")[2]
+            directory = RunDirectory.create(path, config.flat(), name)
         try:
-            return drive(directory)
+            return _drive(config, directory, progress, how, inherited, said)
         except EndpointError:
-            directory.discard()
+            if not before:
+                directory.discard()
             raise
 
 
-def resume_run(
-    run_dir: Path,
-    checkpoint: Checkpoint,
-    config: RunConfig,
-    *,
-    started: float,
-    own_code: bytes = b"",
-    listen: Listen | None = None,
-    monitoring: MonitoringOptions | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> Result:
-    """Resume a run, unless it has reached its goal. See `Driver` for the arguments.
+def resume_run(run_dir: Path, checkpoint: Checkpoint, config: RunConfig, how: Start) -> Result:
+    """Resume a run, unless it has reached its goal.
 
     Raises:
         CheckpointError: the checkpoint has content that no run writes.
@@ -165,7 +131,7 @@ def resume_run(
             "with its own weights; to begin with others, start a new run"
         )
     must_be_of_one_run(config, checkpoint)
-    config = with_dataset(config, config.flat(), is_here=listen is None, is_new=False)
+    config = with_dataset(config, config.flat(), is_here=how.listen is None, is_new=False)
     progress = make_progress(config.driver.progress)
     before = RunConfig.from_flat(checkpoint.config)
     if reached := goal_reached(run_dir, before, config):
@@ -174,7 +140,7 @@ def resume_run(
         return Result(summary, run_dir, checkpoint.path)
     behind = goals_behind(checkpoint, before, config)
     must_go_on(run_dir)
-    callbacks = (*callbacks_of(config.driver), *callbacks)
+    how = with_callbacks(how, config.driver)
     frozen = frozen_modules(config, run_dir)
     config = with_digests(config, frozen)
     beginning, said = None, list[tuple[str, Level]]()
@@ -186,51 +152,33 @@ def resume_run(
 
         frozen |= kept_modules(run_dir, copies_of(checkpoint.counters), warn)
         beginning = _kept_beginning(config, run_dir, warn)
-    goes_on = GoesOn.of(checkpoint, run_dir)
-    with _checked(config, own_code, listen, progress, started, said, goes_on) as groups:
+    trial = Trial(config, GoesOn.of(checkpoint), frozen=frozen)
+    with _checked(trial, how, progress, said) as groups:
         config = with_agents(config, groups)
         must_fit(config, frozen, groups)
-        must_be_of_one_run(config, checkpoint)  # now that it is known who plays which agent
-        return _drive(
-            config,
-            RunDirectory.open(run_dir, config.flat()),
-            progress,
-            started=started,
-            own_code=own_code,
-            resume=checkpoint,
-            beginning=beginning,
-            frozen=frozen,
-            listen=listen,
-            monitoring=monitoring,
-            callbacks=callbacks,
-            before=said,
-        )
+        must_be_of_one_run(config, checkpoint)  # now that agents are known
+        directory = RunDirectory.open(run_dir, config.flat())
+        inherited = Inherited(checkpoint, beginning, frozen)
+        return _drive(config, directory, progress, how, inherited, said)
 
 
 def _kept_beginning(
     config: RunConfig, run_dir: Path, warn: Callable[[str], None]
 ) -> Beginning | None:
-    """What the players of a run's league began with that another run had learned."""
+    """Read what the players of a run's league began with."""
     try:
         return beginnings.kept(config, run_dir)
     except CheckpointError as error:
-        text = "what the players began with is lost, so who is reset begins with new weights"
+        text = "what the players began with is lost, so a reset player begins with new weights"
         warn(f"league: {text}: {error}")
         return None
 
 
 @contextmanager
 def _checked(
-    config: RunConfig,
-    own_code: bytes,
-    listen: Listen | None,
-    progress: Progress,
-    started: float,
-    said: list[tuple[str, Level]],
-    goes_on: GoesOn | None = None,
+    trial: Trial, how: Start, progress: Progress, said: list[tuple[str, Level]]
 ) -> Iterator[tuple[FoundGroup, ...]]:
-    """Check a configuration before its run has a directory, and yield the agents of its
-    environment if they are known.
+    """Check a configuration before its directory exists; yield known agents.
 
     A run with workers on other hosts is not checked, since what it names is on those hosts, unless
     its modules depend on which agents there are: then its environment has to be here too.
@@ -238,21 +186,21 @@ def _checked(
     Args:
         said: receives what the run is to warn of.
     """
-    must_be_alone(config)
-    allow_many_open_files(_files_open(config))  # before starting processes, which inherit the limit
-    if listen is not None and not needs_environment(config):
+    config = trial.config
+    workers = config.driver.num_env_runners + config.driver.learners
+    allow_many_open_files(32 + 4 * workers)  # before starting processes, which inherit the limit
+    if how.listen is not None and not needs_environment(config):
         yield ()
         return
-    if not own_code:
+    if not how.own_code:
         check_names(config)
     share_forkserver()  # the workers will come from it too
     try:
         try:
             groups = rehearse(
-                config,
-                own_code,
-                lambda text: progress.waiting(text, time.monotonic() - started),
-                goes_on,
+                trial,
+                how.own_code,
+                lambda text: progress.waiting(text, time.monotonic() - how.started),
                 lambda text: said.append((text, "warning")),
             )
         finally:
@@ -262,24 +210,24 @@ def _checked(
         let_go_of_forkserver()
 
 
-def _files_open(config: RunConfig) -> int:
-    """Estimate the files that the driver has open at once with its own workers."""
-    driver = config.driver
-    return 32 + 4 * (driver.num_env_runners + driver.learners)
-
-
 def _drive(
-    config: RunConfig, directory: RunDirectory, progress: Progress, **arguments: Any
+    config: RunConfig,
+    directory: RunDirectory,
+    progress: Progress,
+    how: Start,
+    inherited: Inherited,
+    said: Sequence[tuple[str, Level]],
 ) -> Result:
-    resume, before = arguments.get("resume"), list[tuple[str, Level]](arguments.pop("before"))
-    before += [(problem, "error") for problem in (resume.problems if resume else ())]
+    before = [*said]
+    if resume := inherited.resume:
+        before += [(problem, "error") for problem in resume.problems]
     before += [(doubt, "warning") for doubt in config.doubts()]
     if resume is None:
-        for module in arguments["frozen"].values():
+        for module in inherited.frozen.values():
             module.keep(directory.path)
-        if config.agents.league and (beginning := arguments["beginning"]) is not None:
-            beginnings.keep(beginning, config, directory.path)
-    driver = Driver(config, directory, progress, before=before, **arguments)
+        if config.agents.league and inherited.beginning is not None:
+            beginnings.keep(inherited.beginning, config, directory.path)
+    driver = Driver(config, directory, progress, how, inherited, before)
     summary = driver.run()
     newest = summary["checkpoint"]
     result = Result(summary, directory.path, Path(newest) if newest else None)
@@ -288,3 +236,199 @@ def _drive(
         end.result = result  # a subclass would change how Python ends the program
         raise end
     return result
+
+
+def train(
+    config: str | Path | RunConfig | None = None,
+    *,
+    env: str | Callable[..., Any] | None = None,
+    module: str | Callable[..., Any] | None = None,
+    callbacks: Iterable[Callback] = (),
+    **keys: Any,
+) -> Result:
+    """Train until the run's stop conditions hold.
+
+    Ctrl-C and SIGTERM end the run with a checkpoint, and then raise KeyboardInterrupt and
+    SystemExit, which have the run's result as their `result`.
+
+    Args:
+        config: a shipped configuration's name ("cartpole"), a TOML file, or a `RunConfig`. Keys
+            that a file leaves out are chosen as the guide to algorithms says.
+        env: a Gymnasium id, "module:callable", or any callable that makes an environment.
+        module: "package.module:Class", an RLModule or Catalog class of this script or notebook, or
+            an `RLModuleSpec` whose config has one.
+        callbacks: hear of the run while it trains, and may end it. What one of them raises ends the
+            run in order, and then comes out of here.
+        keys: of the configuration, in place of what it says: `lr=1e-3, stop_return=475`.
+            `algorithm`, and what `connectors` names, may be classes of this script or notebook.
+
+    Returns:
+        The summary, and the paths of the run directory and the newest checkpoint.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is wrong.
+        RunFailed: something failed; the message says what.
+        KeyboardInterrupt: on Ctrl-C.
+        SystemExit: on SIGTERM or SIGHUP; its status is 128 plus the signal's number.
+    """
+    started = time.monotonic()
+    told = checked(callbacks)
+    _must_be_keys(keys)
+    own = own_classes(keys)
+    give_names(env, module, keys)
+    if isinstance(config, RunConfig):
+        base, given = config, frozenset(config.flat())
+    else:
+        base, given = load_given(config, keys.get("algorithm"))
+    final = RunConfig.from_flat({**base.flat(), **keys})
+    own_code = pack(final, env, own_module(final, module, own), own)
+    return start_run(final, given | keys.keys(), Start(started, own_code, callbacks=told))
+
+
+def resume(
+    run_dir: str | Path,
+    *,
+    env: str | Callable[..., Any] | None = None,
+    module: str | Callable[..., Any] | None = None,
+    callbacks: Iterable[Callback] = (),
+    **keys: Any,
+) -> Result:
+    """Resume a run from its newest good checkpoint.
+
+    Signals end it as in `train`.
+
+    Args:
+        run_dir: of the run.
+        env: as in `train`; a run that was trained on a callable needs it again.
+        module: likewise.
+        callbacks: as in `train`.
+        keys: of the configuration, to be other than before; an `algorithm` that is a class of a
+            script is needed again.
+
+    Raises:
+        CheckpointError: there is no good checkpoint.
+        RunFailed: something failed; the message says what.
+    """
+    started = time.monotonic()
+    told = checked(callbacks)
+    _must_be_keys(keys)
+    own = own_classes(keys)
+    give_names(env, module, keys)
+    checkpoint = read(run_dir)
+    if "algorithm" in keys and "algorithm" in checkpoint.config:
+        must_keep_its_algorithm(checkpoint.config["algorithm"], keys["algorithm"])
+    where = f"{checkpoint.path}, with what is given" if keys else str(checkpoint.path)
+    config = RunConfig.from_flat({**checkpoint.config, **keys}, where=where)
+    module = own_module(config, module, own)
+    must_be_given_again(config, env, module, own)
+    how = Start(started, pack(config, env, module, own), callbacks=told)
+    return resume_run(Path(run_dir), checkpoint, config, how)
+
+
+def _must_be_keys(keys: Mapping[str, Any]) -> None:
+    """Refuse what is an argument of these functions, and no key."""
+    if "resume" in keys:
+        raise ConfigError(
+            "resume is no key of a configuration: to go on with a run, call "
+            f"juggler.resume({str(keys['resume'])!r})"
+        )
+    if "callback" in keys:
+        raise ConfigError("there is no key 'callback': did you mean callbacks=[...], a list?")
+
+
+def must_keep_its_algorithm(before: str, now: str, where: str = "") -> None:
+    """Check that a run or module is resumed with its algorithm."""
+    if before != now:
+        raise ConfigError(
+            f"{where}algorithm = {now!r}: this run is one of {before!r}, and a run that is resumed "
+            "keeps its algorithm. To begin another run with its weights, give from_checkpoint, "
+            "or --from"
+        )
+
+
+def must_be_of_one_run(config: RunConfig, checkpoint: Checkpoint) -> None:
+    """Check that modules, and their algorithms, are those of the checkpoint."""
+    before = RunConfig.from_flat(checkpoint.config)
+    _league_must_be_the_same(config, before)
+    had, has = before.agents.acting_ids, config.agents.acting_ids
+    if {*has} != {*had}:
+        raise ConfigError(
+            f"agents: this run has the modules {listed(had)}, and with what is given "
+            f"{listed(has)}: a run that is resumed keeps its modules"
+        )
+    if config.agents.shared != before.agents.shared:
+        raise ConfigError(
+            f"shared = {config.agents.shared}: this run has {before.agents.shared}, and a run that "
+            "is resumed keeps what its modules share"
+        )
+    shared_parts_must_agree(checkpoint, config.agents.shared)
+    for module_id in has:
+        tables = [each.agents.modules.get(module_id, {}) for each in (before, config)]
+        if any(tables[0].get(key) != tables[1].get(key) for key in (TRAIN, FROM)):
+            raise ConfigError(
+                f"modules.{module_id}: a run that is resumed keeps its modules: leave train and "
+                "from as they were"
+            )
+    for where, was, now in _modules(config, before):
+        must_keep_its_algorithm(was.learner.algorithm, now.learner.algorithm, where)
+
+
+def changes(config: RunConfig, before: RunConfig) -> list[str]:
+    """Word changes of connectors or replay keys in a resumed run."""
+    connectors, sums = [], []
+    for where, was, now in _modules(config, before):
+        for place in PLACES:
+            had, has = (list(each.connectors.parsed().pipeline(place)) for each in (was, now))
+            if had != has:
+                connectors.append(
+                    f"{where}connectors.{place} had {_named(had)}, and has {_named(has)} now: the "
+                    "weights were learned with the former"
+                    + ("; statistics of new connectors start again" if has else "")
+                )
+        for key in now.learner.keys_of_kept_steps():
+            if key not in was.learner.keys_of_kept_steps():
+                continue
+            old, new = (getattr(each.learner, key) for each in (was, now))
+            if old != new:
+                sums.append(
+                    f"{where}{key} was {old}, and is {new} now: steps in the replay of the "
+                    "checkpoint keep the sums of rewards that were made with the former; "
+                    "save_replay = false begins without them"
+                )
+    return connectors + sums
+
+
+def _modules(config: RunConfig, before: RunConfig) -> Iterator[tuple[str, RunConfig, RunConfig]]:
+    """Yield each module's place for people, and configurations before and now."""
+    for module_id in config.module_ids:
+        where = f"modules.{module_id}: " if before.agents.agents else ""
+        yield where, before.of(module_id), config.of(module_id)
+
+
+def _named(pieces: Sequence[Piece]) -> str:
+    return (
+        all_of(
+            f"{piece.name} with {dict(piece.options)}" if piece.options else piece.name
+            for piece in pieces
+        )
+        or "nothing"
+    )
+
+
+def _league_must_be_the_same(config: RunConfig, before: RunConfig) -> None:
+    """Check that a league has the same first players as before."""
+    had, has = before.agents, config.agents
+    if bool(had.league) != bool(has.league):
+        raise ConfigError(
+            f"league: this run has {'a' if had.league else 'no'} league, and a run that is resumed "
+            "keeps to that"
+        )
+    if not has.league:
+        return
+    began_with = had.acting_ids
+    players = players_of(has.league, before.agent_names, had.modules)
+    if {*players} != {*began_with}:
+        raise ConfigError(
+            f"league: this run began with the players {listed(began_with)}, and with what is given "
+            f"it would be {listed(players)}: a run that is resumed keeps its players"
+        )

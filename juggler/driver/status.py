@@ -1,4 +1,4 @@
-"""Reads the status of a run for those who watch it."""
+"""Reads the status of a run for its watchers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 from juggler.driver.core.ledger import Counters
 from juggler.driver.parts import RunParts
-from juggler.driver.record.journal import Journal
+from juggler.driver.record.progress import Journal
 from juggler.driver.record.workers import WorkerRecord
 from juggler.envrunner.agent_returns import has_metrics_by_agent
-from juggler.runtime.actors.histogram import Histogram
-from juggler.runtime.actors.memory import resident_bytes
-from juggler.runtime.actors.vitals import Vitals
+from juggler.runtime.actors.hub_events import Vitals
+from juggler.runtime.actors.requests import Histogram
+from juggler.runtime.actors.resources import resident_bytes
 from juggler.runtime.wire.v1 import status_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class StatusReader:
-    """Reads from the parts of a run what it is doing. For the driver's own thread."""
+    """Reads a run's status from its parts, in the driver's thread."""
 
     run_id: str
     run_dir: Path
@@ -63,7 +63,7 @@ class StatusReader:
         return status
 
     def _modules(self) -> Iterator[status_pb2.ModuleStatus]:
-        """Each module, if there are several: those that are trained, and then the others."""
+        """Yield each of several modules, the trained ones first."""
         modules, others = self.parts.core.modules, self.parts.config.others
         if len(modules) + len(others) < 2:
             return
@@ -82,7 +82,7 @@ class StatusReader:
 
     def _agents(self) -> Iterator[status_pb2.AgentStatus]:
         """Each agent, if there are several and not many."""
-        agents = self.parts.config.agent_names
+        agents = self.parts.config.agent_names or tuple(self.parts.metrics.by_agent)
         for agent in agents if has_metrics_by_agent(agents) else ():
             metrics = self.parts.metrics.of_agent(agent)
             yield status_pb2.AgentStatus(

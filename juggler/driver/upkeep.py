@@ -1,20 +1,25 @@
-"""What a run does on intervals: a line of metrics, a checkpoint, an evaluation, a look around."""
+"""What a run does on intervals: metrics, checkpoints, evaluations, a look around."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from juggler.driver.core.ledger import Counters
 from juggler.driver.parts import RunParts
-from juggler.driver.record.goals import ReturnGoals
-from juggler.driver.record.journal import LineWriter
-from juggler.driver.workers.idle_cores import IdleCores, Used
-from juggler.driver.workers.standstill import EndlessEpisodes, Standstill, waits_for
+from juggler.driver.record.episode_returns import ReturnGoals
+from juggler.driver.record.run_directory import LineWriter
 from juggler.envrunner.agent_returns import has_metrics_by_agent
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.program import ENVRUNNER
+from juggler.learner.process.program import LEARNER
+from juggler.runtime.actors.hub_events import Vitals
+from juggler.runtime.actors.resources import seconds_idle, usable_cores
 from juggler.runtime.nearest import listed
+from juggler.runtime.wire.v1 import training_pb2
 
 _LINE_SECONDS = 1.0
 _IDLE_SECONDS = 20.0  # long beside an update
@@ -45,24 +50,14 @@ class Intervals:
 
 
 class Upkeep:
-    """What is due every so often, whatever comes.
+    """Does what is due at intervals.
 
     Args:
-        parts: of the run.
-        lines: takes lines of metrics.
         bound: the addresses that the driver listens at; one whose socket was removed is taken out.
-        announce: tells other processes where the run is found.
-
-    Attributes:
-        standstill: looks whether the run gets on.
     """
 
     def __init__(
-        self,
-        parts: RunParts,
-        lines: LineWriter,
-        bound: list[str],
-        announce: Callable[[], None],
+        self, parts: RunParts, lines: LineWriter, bound: list[str], announce: Callable[[], None]
     ) -> None:
         self.standstill = Standstill(parts)
         self._parts = parts
@@ -137,8 +132,7 @@ class Upkeep:
             parts.end.stop("stop_seconds")
 
     def _want_checkpoint(self) -> None:
-        """One is due. People are told, once, if the one before still waits because a module has no
-        learner, unless there is nothing new to keep."""
+        """Note that a checkpoint is due; warn once if none is possible."""
         parts = self._parts
         missing = parts.checkpointing.waits_for
         is_old = self._checkpoint_due and parts.core.has_updated
@@ -157,7 +151,7 @@ class Upkeep:
         parts.callbacks.metrics(line)
         renewed = self._lines.append(line)
         parts.checkpointing.suspended = self._lines.taken
-        if renewed:  # into a new directory: nobody finds the run there yet
+        if renewed:  # into a new directory: the run is not found there yet
             self._announce()
             if not parts.config.driver.synchronous and not parts.end.reached:
                 parts.checkpointing.begin()
@@ -188,7 +182,7 @@ class Upkeep:
             parts.progress.message(text, "warning")
 
     def _look_for_sockets(self) -> None:
-        """Without them no worker of this host can take the place of one that dies."""
+        """End or warn if the sockets that local workers need are gone."""
         parts = self._parts
         gone = parts.local.directory_is_gone()
         if not gone or parts.end.reached:
@@ -233,7 +227,7 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
         line["by_module"] |= {each: parts.metrics.of(each).played_line() for each in others}
     if parts.league:
         line["league"] = parts.league.standings.now().line()
-    agents = parts.config.agent_names
+    agents = parts.config.agent_names or tuple(parts.metrics.by_agent)  # of simulators
     if has_metrics_by_agent(agents):
         line["by_agent"] = {agent: parts.metrics.of_agent(agent).line() for agent in agents}
     stop_return = parts.config.driver.stop_return
@@ -243,11 +237,7 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
 
 
 def _module_line(parts: RunParts, module_id: str) -> dict[str, Any]:
-    """What is said of one of several modules.
-
-    Raises:
-        LedgerError: its books do not balance.
-    """
+    """What is said of one of several modules."""
     module = parts.core.modules[module_id]
     counters = module.ledger.counters()
     counters.check()
@@ -276,3 +266,260 @@ def _steps(counters: Counters) -> dict[str, Any]:
     books = {f"env_steps_{name}": value for name, value in asdict(counters).items()}
     books["env_steps_dropped"] = {why: n for why, n in counters.dropped.items() if n}
     return books
+
+
+#: Of an interval that local workers have to be at work so that they are waited for once more; on a
+#: busy host they get no more. And how many intervals that helps for.
+_AT_WORK = 0.01
+_MOST_LOOKS = 10
+
+#: All environments hang where EnvRunners take this many times as long as ever before, and at least
+#: this many seconds.
+_TIMES_AS_LONG = 3
+_HUNG_SECONDS = 5.0
+
+#: A group usually forms in a fraction of it.
+_FORMING_SECONDS = 5.0
+
+#: Steps of each environment in which an episode should have ended.
+_MANY = 5000
+_TIMES = 2  # the longest of the last episodes
+
+_LIMIT = 1000  # in the hint
+
+
+class Standstill:
+    """Looks every now and then whether the run gets on.
+
+    Attributes:
+        starting: nothing was trained on, but workers that are missing are at work on their start.
+    """
+
+    def __init__(self, parts: RunParts) -> None:
+        self.starting = False
+        self._config = parts.config
+        self._parts = parts
+        self._trained_at_last_look = 0
+        self._silent: set[str] = set()  # EnvRunners that people have been told of
+        self._forming: set[str] = set()  # learners that people have been told of
+        self._cpu_at_last_look = 0.0
+        self._looks = 0  # without anything that was trained on
+
+    def look(self) -> str:
+        """Word what is missing if nothing was trained since the last look."""
+        trained, before = self._parts.core.trained, self._trained_at_last_look
+        self._trained_at_last_look = trained
+        cpu, cpu_before = self._parts.local.cpu_seconds(), self._cpu_at_last_look
+        self._cpu_at_last_look = cpu
+        if trained != before:
+            self._looks = 0
+            return ""
+        self._looks += 1
+        seconds = self._config.driver.worker_timeout_seconds
+        self.starting = cpu - cpu_before > _AT_WORK * seconds and self._looks < _MOST_LOOKS
+        return f"no update in the last {seconds:.0f} s. {self.what_is_there()}"
+
+    def silent_runners(self) -> list[str]:
+        """Warn of EnvRunners that have begun to bring nothing."""
+        silent = self._by_silent_runner()
+        new = [text for name, text in silent.items() if name not in self._silent]
+        self._silent = set(silent)
+        seconds = self._config.driver.hang_seconds
+        then = "is killed and replaced" if self._parts.only_local else "ends itself"
+        return [
+            f"{text}. Others are asked for less meanwhile. Are its environments slow, or stuck? An "
+            f"EnvRunner that makes no progress for {seconds:g} s (hang_seconds) {then}"
+            for text in new
+        ]
+
+    def slow_groups(self) -> str:
+        """Word which learners have begun to form a group slowly."""
+        requests = self._parts.commands.pool.waiting(training_pb2.Group)
+        slow = {
+            worker.worker_id: seconds
+            for worker, (_, seconds) in requests.items()
+            if seconds >= _FORMING_SECONDS
+        }
+        new = sorted(slow.keys() - self._forming)
+        self._forming = set(slow)
+        if not new:
+            return ""
+        return (
+            f"a group of learners has not formed {max(slow[name] for name in new):.0f} s after it "
+            f"was to: {', '.join(new)}. Learners finish what they do, and hash and hand over their "
+            "state, which takes long where a replay is large"
+        )
+
+    def hung_runners(self, vitals: Mapping[str, Vitals]) -> str:
+        """Word where all asked EnvRunners hang in their environments, or ""."""
+        requests = self._parts.commands.pool.waiting(training_pb2.SampleRequest)
+        longest = self._parts.commands.sample_request_seconds.most
+        found = []
+        for worker, (_, seconds) in requests.items():
+            vital = vitals.get(worker.worker_id)
+            is_long = seconds > max(_HUNG_SECONDS, _TIMES_AS_LONG * longest)
+            if vital is None or not vital.held_up_by or not is_long:
+                return ""
+            found.append(f"{worker.worker_id} for {seconds:.0f} s, in {vital.held_up_by}")
+        return "; ".join(found)
+
+    def _by_silent_runner(self) -> dict[str, str]:
+        """Word, by worker id, which requests have been open for long."""
+        requests = self._parts.commands.pool.waiting(training_pb2.SampleRequest)
+        return {
+            worker.worker_id: f"{worker.worker_id} on {worker.host} has been asked for {count} "
+            f"batch{'' if count == 1 else 'es'} and has brought none for {seconds:.0f} s"
+            for worker, (count, seconds) in requests.items()
+            if seconds >= self._config.driver.worker_timeout_seconds
+        }
+
+    def what_is_there(self) -> str:
+        """Word what updates wait for."""
+        core, registry = self._parts.core, self._parts.registry
+        parts = [registry.describe(), *self._by_silent_runner().values()]
+        if core.missing_learners:
+            parts.append(f"waits for learners: {core.missing_learners} more")
+        for module_id, module in core.modules.items():
+            if module.members:
+                of_module = f" of module {module_id}" if len(core.modules) > 1 else ""
+                size, held = module.settings.batch_size, module.held_steps
+                more = ", beside those of an update under way" if module.updates_in_flight else ""
+                parts.append(f"an update{of_module} takes {size} steps, {held} are there{more}")
+        if self._parts.confirmation.under_way and self._config.driver.synchronous:
+            parts.append("sampling waits until it is known whether the run is solved")
+        if self._parts.departures.last_failure:
+            parts.append(f"the last failure: {self._parts.departures.last_failure}")
+        return "; ".join(parts)
+
+
+class EndlessEpisodes:
+    """Tells people once how episodes are ended where none has for long."""
+
+    def __init__(self, config: EnvRunnerConfig) -> None:
+        self._config = config
+        self._told = False
+        self._steps = 0  # at the last look, of all environments since an episode ended
+        self._runners = 0  # the most that were here since then
+
+    def look(self, parts: RunParts) -> list[str]:
+        """For people: the hint, if it is due now."""
+        if parts.config.played_by and not self._config.gateway:
+            return []  # EnvRunners know which agent does not end, and tell
+        if self._config.dataset:
+            return []  # no worker plays
+        metrics = parts.metrics
+        steps = metrics.steps_without_an_end
+        if steps < self._steps:  # one has ended
+            self._runners = 0
+        self._steps, self._runners = steps, max(self._runners, parts.core.num_runners)
+        environments = self._runners * self._config.envs_per_runner
+        trained = set(parts.config.module_ids)
+        counted = [ids for ids in parts.config.played_by.values() if trained.intersection(ids)]
+        agents = environments * max(1, len(counted))  # whose steps are counted
+        steps //= max(1, agents)  # of each
+        if self._told or steps < max(_MANY, _TIMES * max(metrics.lengths, default=0)):
+            return []
+        self._told = True
+        old = ", and the return is that of earlier ones" if metrics.returns else ""
+        return [
+            f"no episode has ended in the last {steps:,} steps of each environment{old}. "
+            f"Where episodes may go on for ever, {self._remedy()}"
+        ]
+
+    def _remedy(self) -> str:
+        config = self._config
+        if config.gateway or config.is_elsewhere:
+            return "have the simulator truncate them"
+        return f"set a limit: max_episode_steps = {_LIMIT}"
+
+
+def waits_for(parts: RunParts) -> str:
+    """For people, in a few words: what comes before the first update."""
+    config, registry, core = parts.config, parts.registry, parts.core
+    here = [worker.role for worker in registry.attached.values()]
+    if ENVRUNNER not in here:
+        return f"waiting for EnvRunners (0 of {config.driver.num_env_runners} are here)"
+    if not registry.of_role(ENVRUNNER):
+        if config.env_runner.gateway:
+            return "waiting for a simulator to dial in"
+        return f"EnvRunners make their environments, {config.env_runner.env}"
+    if LEARNER not in here:
+        return "waiting for a learner"
+    if not registry.of_role(LEARNER):
+        return "the learner builds its module"
+    if not core.members:
+        return "the learners publish their first weights"
+    if core.updates_in_flight:
+        return "the first update is under way"
+    # The module that has the largest part of what it needs makes the first update.
+    module = max(core.modules.values(), key=lambda each: each.held_steps / each.settings.batch_size)
+    size = module.settings.batch_size
+    return f"{min(module.held_steps, size)} of {size} steps are here for the first update"
+
+
+_BUSY = 0.9  # of the time
+#: Updates are told when they are done, so that more work than there was time for may be told at
+#: once. What is above this share of it says nothing.
+_MOST_BUSY = 1.2
+_WORK = ("collate", "update", "publish")
+_MOST_THREADS = 8  # that are advised
+
+
+class Used(NamedTuple):
+    """Seconds that a run and its host have used so far."""
+
+    time: float
+    learners: int  # how many there are
+    worked: float  # in which learners had something to do, added up
+    cpu: float  # of processors, that the run has used
+    idle: float  # of processors of this host, in which they had nothing to do
+    cores: float  # how many the run may use
+
+    @classmethod
+    def by(cls, parts: RunParts) -> Used | None:
+        """Return what a run has used, if more threads could help.
+
+        None: learners are elsewhere, on GPUs or not at work yet, or the run may not use all cores.
+        """
+        members, cores = parts.core.members, usable_cores()
+        devices = {parts.registry.devices[name] for name in members}
+        seconds = parts.metrics.workers.seconds().get(LEARNER, {})
+        limited = cores < (os.cpu_count() or 1)
+        if not parts.only_local or devices != {"cpu"} or limited or not seconds:
+            return None
+        worked = sum(seconds.get(name, 0.0) for name in _WORK)
+        cpu = parts.local.cpu_seconds() + time.process_time()
+        return cls(time.monotonic(), len(members), worked, cpu, seconds_idle(), cores)
+
+
+class IdleCores:
+    """Tells people, once, where learners could compute in more threads."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._before: Used | None = None
+        self._told = False
+
+    def look(self, used: Used | None) -> str:
+        """Return advice about the time since the last look, or ""."""
+        before = self._before
+        self._before = used
+        if self._told or used is None or before is None or used.learners != before.learners:
+            return ""
+        seconds = used.time - before.time
+        worked = (used.worked - before.worked) / seconds / used.learners
+        left = used.cores - (used.cpu - before.cpu) / seconds
+        idle = min(left, (used.idle - before.idle) / seconds)
+        possible = min(_MOST_THREADS, self._threads + int(idle // used.learners))
+        threads = 1 << possible.bit_length() - 1  # a power of 2, as `juggler tune` tries
+        if not _BUSY <= worked <= _MOST_BUSY or threads <= self._threads:
+            return ""
+        self._told = True
+        alone = used.learners == 1
+        learners, they = ("the learner limits", "it") if alone else ("learners limit", "they")
+        return (
+            f"{learners} this run: in the last {seconds:.0f} s {they} waited for "
+            f"{max(0.0, 1 - worked):.0%} of the time, and {idle:.1f} of {used.cores:g} cores had "
+            f"nothing to do. learner_threads = {threads} may make updates faster: `juggler tune` "
+            "measures it"
+        )

@@ -1,4 +1,4 @@
-"""What a run that learns from a data set, or records one, needs to know before it begins."""
+"""What a run needs to know of data sets before it begins."""
 
 from __future__ import annotations
 
@@ -18,19 +18,15 @@ from juggler.runtime.datasets.finding import DatasetError, environment_of, must_
 def with_dataset(
     config: RunConfig, given: Collection[str], *, is_here: bool, is_new: bool
 ) -> RunConfig:
-    """A configuration whose environment, with its keyword arguments, is that of its data set, if
-    nobody gave others; and that finds its data sets, demonstrations, and what it records, from any
-    directory. One without them stays as it is.
+    """Complete a configuration with its data set's environment and absolute paths.
 
     Args:
-        config: of the run.
-        given: keys that somebody gave a value to.
         is_here: EnvRunners are on this host, and the data set with them.
         is_new: the run has recorded nothing yet.
 
     Raises:
-        ConfigError: the algorithm learns from nothing else, there is no such data set, nobody
-            says what evaluations are to play, or nothing can be recorded there.
+        ConfigError: the algorithm learns from nothing else, there is no such data set, there is
+            nothing for evaluations to play, or nothing can be recorded there.
     """
     if is_here:
         config = _with_record(_with_demonstrations(config), is_new)
@@ -54,13 +50,13 @@ def with_dataset(
                 f"evaluation_seconds = {config.driver.evaluation_seconds:g}: data set {name!r} "
                 f"{_in_words(told)}"
             )
-        told = {"env": Path(_kept(name)).name}  # for people; nobody plays it
+        told = {"env": Path(_kept(name)).name}  # for people; it is not played
     told = {key: value for key, value in told.items() if key not in given}
     return replace(config, env_runner=replace(config.env_runner, dataset=_kept(name), **told))
 
 
 def _in_words(told: dict[str, Any]) -> str:
-    """What a data set says of its environment that is not enough, and what to do."""
+    """Word what a data set lacks about its environment."""
     if not told:
         return "does not say which environment it is of; name it with env = ..."
     kwargs = f" and env_kwargs = {told['env_kwargs']}" if told["env_kwargs"] else ""
@@ -71,28 +67,27 @@ def _in_words(told: dict[str, Any]) -> str:
 
 
 def is_of_another(runner: EnvRunnerConfig) -> bool:
-    """Whether somebody named an environment that the data set does not say that it is of.
+    """Whether the named environment is not the data set's.
 
     Raises:
         DatasetError: there is no such data set, or it is damaged.
     """
     if runner.env == Path(runner.dataset).name:
-        return False  # nobody named one
+        return False  # none was named
     played = {"env": runner.env, "env_kwargs": runner.env_kwargs}
     return played != environment_of(runner.dataset)
 
 
 def must_be_playable(dataset: str, env: str, gateway: str = "") -> None:
-    """Check that a run that learned from a data set or from simulators has an environment to play.
+    """Check that a run has an environment to play.
 
     Args:
         dataset: of the run; "": none.
-        env: the name of the environment to play.
         gateway: of the run; "": none, or `env` is not the run's.
 
     Raises:
-        ConfigError: the run's env is only a name, of its data set or of simulators, and nobody says
-            another one.
+        ConfigError: the run's env is only a name, of its data set or of simulators, and no
+            other one is given.
     """
     if gateway and ":" not in env and env not in gymnasium.registry:
         raise ConfigError(
@@ -102,13 +97,13 @@ def must_be_playable(dataset: str, env: str, gateway: str = "") -> None:
         )
     if dataset and env == Path(dataset).name and env not in gymnasium.registry:
         raise ConfigError(
-            f"the run learned from the data set {dataset}, and nobody has said which environment "
-            "it was to play: name it with --env, or env in Python"
+            f"the run learned from the data set {dataset}, without an environment "
+            "to play: name it with --env, or env in Python"
         )
 
 
 def _with_demonstrations(config: RunConfig) -> RunConfig:
-    """A configuration that names the demonstrations of its modules by where they are."""
+    """Name demonstrations by where they are."""
     modules = config.agents.modules
     if not config.learner.imitation and not any("imitation" in each for each in modules.values()):
         return config
@@ -123,7 +118,7 @@ def _with_demonstrations(config: RunConfig) -> RunConfig:
 
 
 def _with_record(config: RunConfig, is_new: bool) -> RunConfig:
-    """A configuration that names the directory of what it records by where that is."""
+    """Name the directory of recordings by where it is."""
     if not config.env_runner.record:
         return config
     place = Path(config.env_runner.record).expanduser().resolve()
@@ -145,7 +140,6 @@ def _found(imitation: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kept(name: str) -> str:
-    """What a run's directory calls a data set. A run that is resumed from another directory has to
-    find it, too."""
+    """Return a data set's name that works from any directory."""
     place = Path(name).expanduser()
     return str(place.resolve()) if place.exists() else name

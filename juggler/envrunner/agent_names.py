@@ -1,4 +1,4 @@
-"""Names of agents, and patterns of them. No torch here: the driver checks patterns."""
+"""Names of agents, and patterns of them, without torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ LONGEST_NAME: Final = 128
 
 
 def matches(agent: str, pattern: str) -> bool:
-    """Whether a pattern, with `*`, `?` and `[...]`, or a name is for this agent."""
+    """Whether a pattern (`*`, `?`, `[...]`) or a name matches this agent."""
     # An agent's own name may have characters that mean something in a pattern, as in agent[0].
     return agent == pattern or fnmatchcase(agent, pattern)

@@ -1,4 +1,4 @@
-"""What each agent got in the episodes that ended, by the module that played it."""
+"""Returns of each agent in ended episodes, by module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_WITH_METRICS: Final = 32
 
 
 def has_metrics_by_agent(agents: Collection[str]) -> bool:
-    """Tell whether a run has metrics of each agent: not of one alone, nor of many."""
+    """Whether there are few enough agents for metrics by agent."""
     return 0 < len(agents) <= MOST_WITH_METRICS
 
 

@@ -18,54 +18,48 @@ Autoreset = Literal["auto", "next_step", "same_step", "disabled"]
 
 @dataclass(kw_only=True)
 class EnvRunnerConfig:
-    """Which environments every EnvRunner has, and how it steps them."""
+    """Keys about environments, and how EnvRunners step them."""
 
     env: str = "CartPole-v1"
-    """The environment: a Gymnasium id, "module:id" if a module must be imported first,
-    "module:callable", "envpool:id", "pufferlib:name", "pettingzoo:FAMILY/GAME-vN" for several
-    agents, or "dm_env_rpc://HOST:PORT" for simulators that serve that protocol."""
+    """Environment: a Gymnasium id, "module:id", "module:callable", "envpool:id", "pufferlib:name",
+    "pettingzoo:FAMILY/GAME-vN", "open_spiel:game", or "dm_env_rpc://HOST:PORT"."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the environment's constructor, as for `gymnasium.make`; or how to join a
-    simulator."""
+    """Keyword arguments of the environment's constructor, or how to join a simulator."""
     dataset: str = ""
-    """Learn from this Minari data set, a directory or a name, instead of sampling environments: for
-    algorithms that can, such as bc. Evaluations play env, or the registered environment that the
-    data set names."""
+    """Minari data set to learn from with bc or iql, a directory or a name. Evaluations play env, or
+    the environment that the data set names."""
     record: str = ""
-    """Record what is sampled as a data set in this directory, which `dataset` of another run can
-    name. Each EnvRunner writes parts of its own there, on its own host; with "" there is none."""
+    """Directory for a data set of what is sampled; each EnvRunner writes its parts on its own host.
+    "": none."""
     record_gb: float | None = None
-    """The most gigabytes that each EnvRunner records; none: as much as the disk takes."""
+    """Maximum gigabytes that each EnvRunner records; none: no limit."""
     env_wrappers: list[dict[str, Any] | str] = field(default_factory=list)
-    """Wrappers around each environment, the outermost last: a name in gymnasium.wrappers,
-    "module:Class", or a table of `use` (one of these) and the wrapper's options."""
+    """Wrappers around each environment, the outermost last: names in gymnasium.wrappers,
+    "module:Class", or tables of `use` and options."""
     max_episode_steps: int | None = None
-    """Truncate each episode after so many steps of its environment, with several agents for all of
-    them; none: the environment alone ends its episodes."""
+    """Number of environment steps after which episodes are truncated; none: the environment alone
+    ends them."""
     envs_per_runner: int = 16
-    """N, the number of environments that an EnvRunner steps together."""
+    """Number N of environments of an EnvRunner."""
     fragment_steps: int = 32
-    """T, the number of steps of each environment in one batch."""
+    """Number T of steps of each environment in one batch."""
     vectorize: Vectorize = "auto"
-    """How an EnvRunner steps N environments: "native", with the environment's own vector; "sync",
-    one after the other; "async", each in a process of its own; "auto", native if there is a native
-    vector, else sync."""
+    """How environments are stepped: "native", by their own vector; "sync", one after another;
+    "async", each in its own process; "auto", native if possible, else sync."""
     autoreset: Autoreset = "auto"
-    """When an environment is reset after an episode: by the step after the last one ("next_step"),
-    within the last one ("same_step"), or by the EnvRunner ("disabled"). "auto" is same_step, or
-    what a native vector does."""
+    """When an environment resets after an episode: "next_step", in the next step; "same_step", in
+    the last one; "disabled", by the EnvRunner; "auto", same_step, or as a native vector does."""
     step_deadline_seconds: float = 120.0
-    """An async environment counts as hung if a step or reset takes longer than this, and so does a
-    simulator whose reply takes longer."""
+    """Seconds after which a step or reset of an async environment, or a simulator's reply, counts
+    as hung."""
     gateway: str = ""
-    """Accept simulators at this address, HOST:PORT, instead of making environments. EnvRunner i of
-    this host listens at PORT + i, or at any free port if PORT is 0. With unix:PATH, EnvRunner 0
-    listens at that Unix socket, and EnvRunner i at PATH-i. `env` is then only a name."""
+    """Address where simulators are accepted, instead of making environments: HOST:PORT, where
+    EnvRunner i has PORT + i, or any free port if PORT is 0; or unix:PATH, with PATH-i from the
+    second EnvRunner on. `env` is then only a name."""
     gateway_max_batch: int = 1024
-    """The most rows of simulators in one inference."""
+    """Maximum number of rows of simulators in one inference."""
     gateway_max_wait_ms: float = 0.0
-    """How many milliseconds a simulator's step waits for steps of others, so that they share one
-    inference."""
+    """Milliseconds that a simulator's step waits for others to share one inference."""
 
     @property
     def is_elsewhere(self) -> bool:
@@ -78,7 +72,8 @@ class EnvRunnerConfig:
         return self.env.startswith(_SERVED)
 
     def validate(self) -> None:
-        """
+        """Check every key.
+
         Raises:
             ValueError: a key has a value that it does not allow; names both, and the allowed
                 values.
@@ -94,7 +89,7 @@ class EnvRunnerConfig:
             raise WrongValue(
                 "env_kwargs",
                 f"env_kwargs: {error}: a file must be able to hold it; give env=lambda: "
-                "MyEnv(...) instead, which makes such a value itself",
+                "MyEnv(...) instead, which makes the value itself",
             ) from error
         if self.env_wrappers:
             from juggler.envrunner.environments.wrappers import wrapper_specs  # it brings Gymnasium
@@ -135,10 +130,7 @@ class EnvRunnerConfig:
         self._must_go_together()
 
     def _must_go_together(self) -> None:
-        """
-        Raises:
-            ValueError: two keys contradict each other; names both.
-        """
+        """Raise ValueError if two keys contradict each other."""
         limit = self.max_episode_steps
         if self.env_wrappers and (self.gateway or self.is_elsewhere):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Batches on their way to learners, and the receipts that the driver gets for them."""
+"""Batches on their way to learners, and receipts for the driver."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _CLOSED_SECONDS = 0.5  # for streams to give it up
 
 
 class Deliveries:
-    """Answers each sample request with a receipt, once the batch is where it belongs.
+    """Answers each sample request with a receipt once its batch is delivered.
 
-    Batches are settled in the threads of streams, while the worker goes on.
+    Batches are settled in the threads of streams, while the worker continues.
 
     Args:
         attachment: takes the receipts.
@@ -42,7 +42,7 @@ class Deliveries:
                 self._seconds[name] += spent
 
     def has_spent(self, seconds: Mapping[str, float]) -> None:
-        """Set the seconds that were spent on something since this worker began, by its name."""
+        """Set the seconds spent on something since this worker began."""
         with self._lock:
             self._seconds.update(seconds)
 
@@ -54,7 +54,7 @@ class Deliveries:
         batch: EpisodeBatch,
         sender: EpisodeSender,
     ) -> None:
-        """Send a batch to its learner; the receipt follows when it is there."""
+        """Send a batch to its learner; the receipt follows its arrival."""
         header = episodes_pb2.BatchHeader(
             module_id=request.module_id,
             batch_id=request.batch_id,
@@ -62,7 +62,6 @@ class Deliveries:
             generation=request.generation,
             live_steps=receipt.live_steps,
             version=receipt.version,
-            permit=request.permit,
         )
         with self._lock:
             self._open[request.module_id, request.batch_id] = (command_id, receipt)
@@ -100,7 +99,10 @@ class Deliveries:
             self._lock.notify_all()
 
     def settle(self, streams: Iterable[LearnerStreams]) -> None:
-        """Have a receipt for whatever was sent: the driver is to hear of it before this leaves."""
+        """Wait until every batch that was sent has its receipt.
+
+        The driver must get it before this process ends.
+        """
         with self._lock:
             sent = set(self._open)
             if self._lock.wait_for(lambda: sent.isdisjoint(self._open), _ACKNOWLEDGED_SECONDS):
@@ -119,12 +121,12 @@ def receipt_for(request: training_pb2.SampleRequest) -> training_pb2.Receipt:
 
 
 def tell_round(receipt: training_pb2.Receipt, played: PlayedRound, *, by_agent: bool) -> None:
-    """Put into a receipt what came of a round besides its batches.
+    """Report a round's results besides its batches in a receipt.
 
     Args:
         receipt: of one request of the round.
         played: the round.
-        by_agent: whether each agent's returns are told.
+        by_agent: whether each agent's returns are reported.
     """
     receipt.env_returns.extend(played.env_returns)
     receipt.env_lengths.extend(played.env_lengths)

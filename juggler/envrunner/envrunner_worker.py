@@ -1,4 +1,4 @@
-"""The EnvRunner process: sample when asked to, send the batch to its learner, give a receipt."""
+"""The EnvRunner process: samples, sends batches, reports receipts."""
 
 from __future__ import annotations
 
@@ -8,30 +8,27 @@ from functools import partial
 from typing import Any
 
 from juggler.envrunner.agent_returns import has_metrics_by_agent, to_messages
-from juggler.envrunner.deliveries import Deliveries, receipt_for, tell_round
+from juggler.envrunner.deliveries import receipt_for, tell_round
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import environment_in
 from juggler.envrunner.evaluation import Goal
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.filming import film
 from juggler.envrunner.finiteness import NonFinite
-from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.learner_streams import LearnerStreams
-from juggler.envrunner.process import index_of, prepare_process, report_slow_streams
+from juggler.envrunner.process import prepare_process
 from juggler.envrunner.program import EnvRunnerProgram
-from juggler.envrunner.rounds import PlayedRound, Recorded, RequestedRound
+from juggler.envrunner.rounds import PlayedRound, Recorded
+from juggler.envrunner.sampling_worker import SamplingWorker
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.envrunner.stage import OwnCode, Stage
 from juggler.envrunner.stage_building import build_stage
 from juggler.runtime.actors.attachment import Attachment
-from juggler.runtime.actors.setups import from_json
-from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
-from juggler.runtime.checkpoints.checkpoint import read
-from juggler.runtime.checkpoints.frozen import playing_trees
+from juggler.runtime.actors.worker import Contact, Inbox, attach_and_run
 from juggler.runtime.connectors.mergeable_state import check, from_bytes, to_bytes
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
-from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+from juggler.runtime.wire.v1 import training_pb2
 
 
 def main(program: EnvRunnerProgram) -> None:
@@ -44,7 +41,7 @@ def main(program: EnvRunnerProgram) -> None:
     )
 
 
-class EnvRunner:
+class EnvRunner(SamplingWorker):
     """Environments, the modules that act in them, and where batches go.
 
     It is built by the driver's Setup command.
@@ -59,101 +56,42 @@ class EnvRunner:
         module_factory: Any = None,
         own_connectors: Any = None,
     ) -> None:
-        self._attachment = attachment
-        attachment.held_up_by = environment_in
-        self._contact = contact
-        self._index = index_of(attachment)
-        self._said: set[str] = set()  # to the driver, by the streams of any module
+        own_code = OwnCode(module_factory, own_connectors)
+        super().__init__(attachment, inbox, contact, own_code, environment_in)
         self._env_factory = env_factory
-        self._own_code = OwnCode(module_factory, own_connectors)
-        self._loop = CommandLoop(attachment, inbox)
-        self._loop.on(training_pb2.Restore, self._restore)
-        self._loop.on(training_pb2.Setup, self._setup)
-        self._loop.on(training_pb2.Learners, self._learners)
-        self._loop.on(training_pb2.SampleRequest, self._sample)
         self._loop.on(training_pb2.Evaluate, self._evaluate)
-        self._loop.on(training_pb2.AddPlayer, self._add_player)
-        self._loop.on(training_pb2.RemovePlayer, self._remove_player)
-        self._frozen = FrozenWeights()
         self._told: EnvRunnerSetup | None = None
         self._stage: Stage | None = None
         self._tells_agents = False  # what each of them got
-        self._modules: dict[str, LearnerStreams] = {}
-        self._deliveries = Deliveries(attachment)
-        self._round = RequestedRound()
         self._rounds = 0  # played so far
         self._idle_since = time.perf_counter()
-
-    def run(self) -> str:
-        report_slow_streams(self._attachment, self._index, self._contact)
-        try:
-            return self._loop.run()
-        finally:
-            for command_id, request in self._round.requests.items():
-                self._deliveries.no_learner(command_id, request)  # the others will not come
-            self._deliveries.settle(self._modules.values())
 
     def close(self) -> None:
         if self._contact.health is not None:
             self._contact.health.ready(False)
-        for streams in self._modules.values():
+        for streams in self._streams.values():
             streams.close()
         if self._stage is not None:
             self._stage.close()
 
     # -- commands -------------------------------------------------------------------------------
 
-    def _restore(self, _: int, part: training_pb2.Restore) -> attach_pb2.Done:
-        """A part of what a module plays with: one that is not trained, or one of a checkpoint."""
-        self._frozen.take(part)
-        return attach_pb2.Done()
-
-    def _setup(self, command_id: int, setup: training_pb2.Setup) -> training_pb2.Ready | None:
-        told = from_json(setup.config, EnvRunnerSetup)
-        seed_process(setup.seed)
+    def _begin(self, command_id: int, told: EnvRunnerSetup, seed: int) -> training_pb2.Ready:
         own = self._env_factory, self._own_code, self._frozen
         worker = self._attachment.worker_id, self._index, self._warn
-        self._told, self._stage = told, build_stage(told, setup.seed, *own, *worker)
+        self._told, self._stage = told, build_stage(told, seed, *own, *worker)
         self._tells_agents = has_metrics_by_agent(told.agents)
-        for module_id, acting in told.modules.items():
-            self._acts_with(module_id, acting)
         if self._contact.health is not None:
             self._contact.health.ready(True)
         return training_pb2.Ready(modules=self._stage.ready())
 
-    def _add_player(self, _: int, command: training_pb2.AddPlayer) -> attach_pb2.Done:
+    def _let_in(self, module_id: str, acting: ActingSetup) -> None:
         assert self._stage is not None
-        acting = from_json(command.config, ActingSetup)
-        self._stage.add_player(command.module_id, acting)
-        self._acts_with(command.module_id, acting)
-        return attach_pb2.Done()
+        self._stage.add_player(module_id, acting)
 
-    def _remove_player(self, _: int, command: training_pb2.RemovePlayer) -> attach_pb2.Done:
+    def _let_go(self, module_id: str) -> None:
         assert self._stage is not None
-        self._stage.remove_player(command.module_id)
-        if (streams := self._modules.pop(command.module_id, None)) is not None:
-            streams.close()
-        return attach_pb2.Done()
-
-    def _learners(self, _: int, message: training_pb2.Learners) -> attach_pb2.Done:
-        """Dial the learners that train a module now, and let go of those that no longer do."""
-        if streams := self._modules.get(message.module_id):
-            streams.connect(message.learners)
-        return attach_pb2.Done()
-
-    def _sample(self, command_id: int, request: training_pb2.SampleRequest) -> None:
-        if request.module_id not in self._modules:
-            raise ValueError(
-                f"asked for a batch of module {request.module_id!r}, and acts with "
-                f"{', '.join(map(repr, self._modules))}"
-            )
-        if not self._round.add(command_id, request):
-            return  # others of the round follow
-        requests, self._round = self._round.requests, RequestedRound()
-        started = time.perf_counter()
-        self._deliveries.spent({"waiting": started - self._idle_since})
-        self._play(requests)
-        self._idle_since = time.perf_counter()
+        self._stage.remove_player(module_id)
 
     def _play(self, requests: Mapping[int, training_pb2.SampleRequest]) -> None:
         """Play a round, and hand over what was recorded.
@@ -161,6 +99,12 @@ class EnvRunner:
         Args:
             requests: by command id.
         """
+        started = time.perf_counter()
+        self._deliveries.spent({"waiting": started - self._idle_since})
+        self._play_round(requests)
+        self._idle_since = time.perf_counter()
+
+    def _play_round(self, requests: Mapping[int, training_pb2.SampleRequest]) -> None:
         assert self._stage is not None
         started = time.perf_counter()
         for request in requests.values():
@@ -183,7 +127,7 @@ class EnvRunner:
             self._stage.reset(seeds[0])
         versions = {
             module_id: streams.version or Version(0, 0)
-            for module_id, streams in self._modules.items()
+            for module_id, streams in self._streams.items()
         }
         sampling = time.perf_counter()
         self._rounds += 1
@@ -206,8 +150,8 @@ class EnvRunner:
         self._deliveries.spent({"frames": time.perf_counter() - encoding})
 
     def _can_record(self, command_id: int, request: training_pb2.SampleRequest) -> bool:
-        """Wait for the weights of a request. If its learner is gone, answer it."""
-        streams = self._modules[request.module_id]
+        """Wait for a request's weights; answer it if its learner is gone."""
+        streams = self._streams[request.module_id]
         at_least = Version.of(request.at_least)
         if streams.sender(request.learner) and self._act_on(streams, at_least):
             return True
@@ -215,15 +159,15 @@ class EnvRunner:
         return False
 
     def _update_others(self, recorded: set[str]) -> None:
-        """Let modules that are not recorded act with the newest weights that they have."""
-        for module_id, streams in self._modules.items():
+        """Give unrecorded modules the newest weights at hand."""
+        for module_id, streams in self._streams.items():
             if module_id not in recorded and streams.subscribed:
                 self._act_on(streams, Version(0, 0))
 
     def _hand_over(
         self, requests: Mapping[int, training_pb2.SampleRequest], played: PlayedRound
     ) -> None:
-        """Send each batch to its learner, and answer the requests for which there is none.
+        """Send each batch to its learner, and answer the other requests.
 
         Raises:
             NonFinite: steps of a module are lost. All requests are answered.
@@ -258,7 +202,7 @@ class EnvRunner:
         receipt.stale_steps = result.stale_steps
         if result.connector_delta:
             receipt.connector_delta = to_bytes(result.connector_delta)
-        sender = self._modules[request.module_id].sender(request.learner)
+        sender = self._streams[request.module_id].sender(request.learner)
         assert sender is not None  # no command came between
         if result.batch is None:
             self._deliveries.answer(command_id, receipt)
@@ -272,7 +216,7 @@ class EnvRunner:
         if command.checkpoint:
             trees, version = self._checkpoint(command)
             self._stage.load_trees(trees)
-            for streams in self._modules.values():
+            for streams in self._streams.values():
                 streams.version = None  # what the learner publishes has to be loaded again
         else:
             version = self._use_newest(command.connector_state)
@@ -298,33 +242,19 @@ class EnvRunner:
 
     # -- parts ----------------------------------------------------------------------------------
 
-    def _acts_with(self, module_id: str, acting: ActingSetup) -> None:
-        if not acting.digest:  # the others have no learner
-            settled, contact = self._deliveries.settled, self._contact
-            self._modules[module_id] = LearnerStreams(
-                module_id, self._index, self._attachment, contact, settled, self._said
-            )
-
-    def _checkpoint(self, command: training_pb2.Evaluate) -> tuple[Mapping[str, Tree], Version]:
-        """What the modules of a checkpoint play with, and its version."""
-        if command.HasField("version"):
-            return self._frozen.take_all(), Version.of(command.version)
-        saved = read(command.checkpoint)
-        return playing_trees(saved), Version(*saved.version)
-
-    def _warn(self, text: str) -> None:
-        self._attachment.report(training_pb2.Note(text=text, warning=True))
-
     def _act_on(self, streams: LearnerStreams, at_least: Version) -> bool:
-        """Let a module act with its newest weights. False where they cannot come any more."""
+        """Let a module act with its newest weights; False: none can come."""
 
-        # Who waits for weights of a learner that is gone meanwhile would wait in vain.
+        # A learner that leaves meanwhile will never send weights.
         told = (training_pb2.Learners, training_pb2.RemovePlayer)
         gone = partial(self._is_told, streams, *told)
         return streams.act_on(at_least, gone, partial(self._load, streams.module_id))
 
     def _is_told(self, streams: LearnerStreams, *kinds: type[Any]) -> bool:
-        """Whether a command of these kinds about a module waits, or the loop should end."""
+        """Whether the loop ends, or one of these commands waits.
+
+        It must be about the streams' module.
+        """
         mine = streams.module_id
         return any(self._loop.waits(kind, lambda said: said.module_id == mine) for kind in kinds)
 
@@ -333,7 +263,7 @@ class EnvRunner:
         self._stage.load(module_id, weights)
 
     def _use_newest(self, connector_state: bytes) -> Version:
-        """Let all modules act with their newest weights -> the oldest version among them.
+        """Let all modules use their newest weights -> the oldest version.
 
         Args:
             connector_state: of an Evaluate command.
@@ -343,7 +273,7 @@ class EnvRunner:
         """
         assert self._stage is not None
         versions = []
-        for module_id, streams in self._modules.items():
+        for module_id, streams in self._streams.items():
             load = partial(self._load, module_id)
             let_go = partial(self._is_told, streams, training_pb2.RemovePlayer)
             if streams.act_on(Version(0, 0), let_go, load) and streams.version:
@@ -351,7 +281,7 @@ class EnvRunner:
         if not versions:
             raise RuntimeError("no weights to evaluate: this run has no learner")
         learned = from_bytes(connector_state) if connector_state else {}
-        for module_id in self._modules:
+        for module_id in self._streams:
             if state := check(learned.get(module_id, {})):
                 self._stage.set_connector_state(module_id, state)
         return min(versions)

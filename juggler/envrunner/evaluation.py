@@ -1,29 +1,32 @@
-"""Evaluates a policy on whole episodes, without exploration."""
+"""Plays whole episodes, and evaluates policies on them, without exploration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
 
-from juggler.envrunner.agent_returns import AgentReturns
-from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
-from juggler.envrunner.environments.autoreset import autoreset_mode
+from juggler.envrunner.agent_returns import AgentReturns, add_returns
+from juggler.envrunner.environments.gymnasium_turns import GymnasiumTurns
 from juggler.envrunner.environments.legal_actions import LegalActions
 from juggler.envrunner.environments.observed_choices import ObservedChoices
-from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.finiteness import check_return
+from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS
-from juggler.runtime.checkpoints.frozen import WEIGHTS
-from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.checkpoints.weights import WEIGHTS
+from juggler.runtime.connectors.building import EnvToModule
 from juggler.runtime.connectors.mergeable_state import check
 from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.wire.structures import to_tree
 from juggler.runtime.wire.trees import Tree
+
+if TYPE_CHECKING:
+    from juggler.envrunner.multi_agent.line_up import LineUps
+    from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Goal:
     best: float
 
     def out_of_reach(self, returns: Sequence[float], episodes: int) -> bool:
-        """Tell whether the mean stays below the goal even if every episode left is the best."""
+        """Whether the mean stays below the goal in any case."""
         best = max((self.best, *returns))
         return sum(returns) + (episodes - len(returns)) * best < self.mean * episodes
 
@@ -85,7 +88,7 @@ def load_trees(
 
 
 def load_tree(module_id: str, tree: Any, policy: Actor, connectors: EnvToModule) -> None:
-    """Load what a checkpoint has of a module into its policy and its connectors.
+    """Load a module's part of a checkpoint into policy and connectors.
 
     Raises:
         ValueError: it lacks weights that the module has, or they do not fit.
@@ -101,6 +104,136 @@ def load_tree(module_id: str, tree: Any, policy: Actor, connectors: EnvToModule)
         connectors.set_state(learned)
 
 
+class Episode(NamedTuple):
+    """One whole episode that was played.
+
+    Attributes:
+        env: its environment.
+        number: counts the episodes of its environment, or of all if the first that begin are
+            played.
+        total: undiscounted return, the sum over all agents.
+        length: number of environment steps.
+        returns: [A] undiscounted return of each agent; NaN for one that did not act.
+        steps: [A] number of actions of each agent.
+    """
+
+    env: int
+    number: int
+    total: float
+    length: int
+    returns: NDArray[np.float64]
+    steps: NDArray[np.intp]
+
+
+def shares(episodes: int, num_envs: int) -> NDArray[np.intp]:
+    """The number of episodes that each environment plays [N]."""
+    return np.array([len(range(i, episodes, num_envs)) for i in range(num_envs)])
+
+
+def whole_episodes(
+    envs: MultiAgentEnvs,
+    act: Callable[[Turn], Sequence[Any]],
+    episodes: int,
+    seed: int,
+    watch: Callable[[int, int], None] | None = None,
+    *,
+    most_steps: int = 0,
+    first_that_begin: bool = False,
+) -> Iterator[list[Episode]]:
+    """Play episodes from fresh seeds, and yield the ended ones by step.
+
+    Each environment plays a fixed share of the episodes, or those are played that begin first:
+    taking the first that end would favour short ones.
+
+    Args:
+        envs: N environments. A sampler that uses them must be reset afterwards.
+        act: chooses the actions of a turn, as `MultiAgentEnvs.step` takes them.
+        episodes: at least 1.
+        seed: of the environments.
+        watch: called after each step with the number of finished episodes and of steps so far.
+        most_steps: limit of an episode's environment steps; an episode that reaches it counts as it
+            is, with all rewards by then, and the steps after it count as another. 0: no limit.
+        first_that_begin: play the episodes that begin first, instead of shares.
+
+    Raises:
+        EnvironmentFailed: an environment failed, or a return was not finite in float32.
+    """
+    count, agents = envs.num_envs, len(envs.agents)
+    limit = np.full(count, episodes) if first_that_begin else shares(episodes, count)  # [N]
+    numbers = np.zeros(count, np.intp)  # [N] of the running episodes
+    counted = np.zeros(count)  # [N] of the running episode's return
+    counted_of = np.zeros((count, agents))  # [N, A] likewise, of each agent's
+    steps = np.zeros((count, agents), np.intp)  # [N, A] actions that are not counted yet
+    of_slots = steps.reshape(-1)  # [N * A] the same memory
+    lengths = np.zeros(count, np.intp)  # [N] likewise, of environment steps
+    running = np.zeros(count, np.bool_)  # [N]
+    begun = done = step = 0
+    turn = envs.reset(seed)
+    while done < episodes:
+        if first_that_begin:
+            numbers[turn.began] = begun + np.arange(len(turn.began))
+            begun += len(turn.began)
+        for group in turn.groups:
+            of_slots[group.acting] += 1
+        running[turn.began] = True
+        turn = envs.step(act(turn))
+        step += 1
+        stepped = slice(None) if turn.stepped is None else turn.stepped
+        lengths[stepped] += running[stepped]
+        running[turn.over] = False
+        rows, so_far, so_far_of = turn.over, turn.env_returns, turn.agent_returns  # [L, ...]
+        if most_steps:
+            for group in turn.groups:  # an agent that ends may have acted before the last limit
+                of_slots[group.ended] = np.maximum(of_slots[group.ended], 1)
+            reached = np.setdiff1d(np.flatnonzero(lengths == most_steps), rows)  # [R]
+            returns, of_each = envs.returns()  # [N], [N, A]
+            returns[rows], of_each[rows] = so_far, so_far_of
+            rows = np.union1d(rows, reached)  # [L + R]
+            so_far, so_far_of = returns[rows], of_each[rows]
+        found: list[Episode] = []
+        if len(rows):
+            acted = steps[rows] > 0  # [L, A]
+            of_agents = np.where(acted, so_far_of - counted_of[rows], np.nan)  # [L, A]
+            totals = (so_far - counted[rows]).tolist()
+            for k, (row, total) in enumerate(zip(rows.tolist(), totals, strict=True)):
+                if numbers[row] < limit[row]:
+                    at = row, int(numbers[row])
+                    mine, own_steps = of_agents[k], steps[row].copy()  # [A] both
+                    found.append(Episode(*at, total, int(lengths[row]), mine, own_steps))
+                    for each in (total, *mine[acted[k]].tolist()):
+                        check_return(row, each)
+            if not first_that_begin:
+                numbers[rows] += 1
+            goes_on = ~np.isin(rows, turn.over) if most_steps else False  # [L]
+            counted[rows] = np.where(goes_on, so_far, 0)
+            kept = np.where(acted, so_far_of, counted_of[rows])  # [L, A]
+            counted_of[rows] = np.where(goes_on, kept.T, 0).T
+            steps[rows], lengths[rows] = 0, 0
+        done += len(found)
+        if watch is not None:
+            watch(done, step)
+        if found:
+            yield found
+
+
+def _played(
+    ended: Iterator[list[Episode]],
+    episodes: int,
+    goal: Goal | None,
+    see: Callable[[Episode], None] = lambda _: None,
+) -> PlayedEpisodes:
+    """The episodes of an evaluation, until its goal is out of reach."""
+    every: list[Episode] = []
+    for found in ended:
+        every += found
+        for episode in found:
+            see(episode)
+        if goal is not None and goal.out_of_reach([each.total for each in every], episodes):
+            break
+    every.sort(key=lambda each: each.env)  # and in time there, as they came
+    return PlayedEpisodes([each.total for each in every], [each.length for each in every], {})
+
+
 def evaluate(
     env: VectorEnv[Any, Any, Any],
     policy: Actor,
@@ -110,77 +243,99 @@ def evaluate(
     *,
     most_steps: int = 0,
     goal: Goal | None = None,
-    recorder: EpisodeRecorder | None = None,
 ) -> PlayedEpisodes:
-    """Play episodes deterministically in freshly seeded environments.
-
-    Each environment plays a fixed share of the episodes: taking the first that end would favour
-    short ones.
+    """Play episodes of environments with one agent deterministically, as `whole_episodes` does.
 
     Args:
         env: with any autoreset mode. A sampler that uses it must be reset afterwards.
         policy: has as many rows as `env`; its connectors learn nothing here.
-        episodes: at least 1.
+        episodes: as in `whole_episodes`; so are the next three.
         seed: of the environments.
-        watch: called after each step with the number of finished episodes and of steps so far.
-        most_steps: limit of an episode's steps; an episode that reaches it counts as it is, and the
-            steps after it count as another. 0: no limit.
+        watch: called after each step.
+        most_steps: of an episode; 0: no limit.
         goal: stop as soon as it is out of reach.
-        recorder: hears of every step of the episodes.
 
     Raises:
-        EnvironmentFailed: an environment failed, or a return was not finite in float32.
+        EnvironmentFailed: as `whole_episodes`.
     """
-    count, space = env.num_envs, env.single_observation_space
-    connectors = policy.connectors or EnvToModule({}, {}, space)
-    owed = np.full(count, episodes // count)  # [N] episodes left to play
-    owed[: episodes % count] += 1
-    mode = autoreset_mode(env)
-    legal = LegalActions.of(connectors.observation_space, env.single_action_space, "an evaluation")
-    choices = ObservedChoices(connectors.observation_space, "an evaluation")
-    played: list[list[tuple[float, int]]] = [[] for _ in range(count)]
-    returns, lengths = np.zeros(count), np.zeros(count, np.int64)  # [N] both, so far
-    live = np.ones(count, np.bool_)  # [N] false where the next step only resets
-    first = np.ones(count, np.bool_)  # [N] where the next step is an episode's first
-    step = 0
-    observations = reset_environments(env, seed)  # [N, ...]
-    while owed.any():
-        place = lambda row, *_, step=step: (row, step)  # noqa: E731
-        tree: Any = choices.through(connectors, to_tree(space, observations), place)  # [N, ...]
+    connectors = policy.connectors or EnvToModule({}, {}, env.single_observation_space)
+    seen = connectors.observation_space
+    legal = LegalActions.of(seen, env.single_action_space, "an evaluation")
+    choices = ObservedChoices(seen, "an evaluation")
+    step = -1
+
+    def place(row: int, *_: int) -> tuple[int, int]:
+        return row, step
+
+    def act(turn: Turn) -> list[Any]:
+        nonlocal step
+        step += 1
+        (group,) = turn.groups
+        if step:
+            policy.rewarded(group.rewards)
+        tree: Any = choices.through(connectors, group.observations, place)  # [N, ...]
         choices.require(tree, place)
         if legal is not None:
-            legal.require(tree[ACTION_MASK], step, over=~live)
-        actions = policy.act(tree, first=first, explore=False, keep=False).sent
-        if recorder is not None:
-            recorder.sees(observations)
-        observations, rewards, terminated, truncated, infos = env.step(actions)
-        if recorder is not None:
-            recorded = live & (owed > 0)  # [N]
-            after = terminated, truncated, observations, infos
-            recorder.step(actions, rewards, *after, recorded)
-        policy.rewarded(rewards)
-        done = (terminated | truncated) & live  # [N]
-        returns[live] += rewards[live]
-        lengths += live
-        counted = done | (lengths == most_steps) if most_steps else done  # [N]
-        for row in np.flatnonzero(counted & (owed > 0)):
-            total = float(returns[row])
-            check_return(int(row), total)
-            played[row].append((total, int(lengths[row])))
-            owed[row] -= 1
-        returns[counted], lengths[counted] = 0, 0
-        if mode is AutoresetMode.NEXT_STEP:
-            first, live = ~live, ~done
-        else:
-            first = done
-            if mode is AutoresetMode.DISABLED and done.any():
-                observations, _ = env.reset(options={"reset_mask": done})
-        step += 1
-        if watch is not None:
-            watch(episodes - int(owed.sum()), step)
-        if goal is not None and counted.any():
-            so_far = [total for row in played for total, _ in row]
-            if so_far and goal.out_of_reach(so_far, episodes):
-                break
-    ended = [episode for row in played for episode in row]
-    return PlayedEpisodes([each[0] for each in ended], [each[1] for each in ended], {})
+            legal.require(tree[ACTION_MASK], step, over=group.idle)
+        return [policy.act(tree, first=group.first, explore=False, keep=False).sent]
+
+    envs = GymnasiumTurns(env)
+    ended = whole_episodes(envs, act, episodes, seed, watch, most_steps=most_steps)
+    return _played(ended, episodes, goal)
+
+
+def play_whole_episodes(
+    envs: MultiAgentEnvs,
+    modules: Sequence[ModuleSlots],
+    episodes: int,
+    seed: int,
+    watch: Callable[[int, int], None] | None = None,
+    *,
+    most_steps: int = 0,
+    goal: Goal | None = None,
+    line_ups: LineUps | None = None,
+) -> PlayedEpisodes:
+    """Play whole episodes of environments with several agents.
+
+    Args:
+        envs: N environments. A sampler that uses them must be reset afterwards.
+        modules: play all agents.
+        episodes: as in `whole_episodes`; so are the next three.
+        seed: of the environments.
+        watch: called after each step.
+        most_steps: of an episode; 0: no limit.
+        goal: stop as soon as it is out of reach.
+        line_ups: decides which modules play each episode, from the same seed; None: each module
+            plays all of its agents. A sampler that uses it must be reset afterwards.
+
+    Raises:
+        EnvironmentFailed: as `whole_episodes`.
+    """
+    from juggler.envrunner.multi_agent.line_up import Players
+    from juggler.envrunner.multi_agent.module_slots import merged_actions
+
+    agent_returns: AgentReturns = {}
+    played_by = {agent: each.role.module_id for each in modules for agent in each.role.agents}
+    players = Players(envs.num_envs, envs.agents, played_by)
+    if line_ups is not None:
+        line_ups.reset(seed)
+
+    def act(turn: Turn) -> list[Any]:
+        if line_ups is not None and len(turn.began):
+            line_up = line_ups.begin(turn.began)
+            players.line_up(line_up)
+            for slots in modules:
+                slots.line_up(line_up)
+        parts: list[list[tuple[ModuleSlots, Any]]] = [[] for _ in turn.groups]
+        for slots in modules:
+            group = slots.role.group
+            parts[group].append((slots, slots.act_deterministically(turn.groups[group])))
+        groups = zip(turn.groups, envs.groups, parts, strict=True)
+        return [merged_actions(turn, group.action_space, part) for turn, group, part in groups]
+
+    def see(episode: Episode) -> None:
+        here = players.of(np.array([episode.env]))  # [1, A]
+        add_returns(agent_returns, envs.agents, here, episode.returns[None])
+
+    ended = whole_episodes(envs, act, episodes, seed, watch, most_steps=most_steps)
+    return _played(ended, episodes, goal, see)._replace(agent_returns=agent_returns)

@@ -14,7 +14,7 @@ _OLD_RESET: Final = re.compile(r"reset\(\) got an unexpected keyword argument '(
 
 
 class FilmFailed(OSError):
-    """A video of an environment could not be made, which is no failure of the environment."""
+    """A video could not be made; the environment has not failed."""
 
 
 class EnvironmentFailed(Exception):
@@ -70,7 +70,7 @@ class EnvironmentFailed(Exception):
 
 
 def _told(call: str, error: Exception) -> tuple[str, str]:
-    """The reason and the traceback of a failure, for those who may have written the environment."""
+    """The reason and traceback of a failure, for the environment's author."""
     reason, place = f"{type(error).__name__}: {error}".partition("\n")[0], place_of_readers(error)
     if call == "reset" and isinstance(error, TypeError) and _OLD_RESET.search(reason):
         place += "; write reset(self, *, seed=None, options=None), as Gymnasium has it"
@@ -81,7 +81,7 @@ def _told(call: str, error: Exception) -> tuple[str, str]:
 
 
 class _Failures:
-    """A context. One that is a generator would take longer than many a step that it surrounds."""
+    """A context; a generator would take longer than many steps."""
 
     __slots__ = ("_call", "_environment")
 
@@ -97,7 +97,7 @@ class _Failures:
 
 
 def failures_of(environment: str, call: str) -> _Failures:
-    """Raise whatever the environment raises in this context as `EnvironmentFailed`."""
+    """Turn exceptions of an environment in this context into `EnvironmentFailed`."""
     return _Failures(environment, call)
 
 

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.episodes.finiteness import (
+from juggler.runtime.episodes.batch import (
     MOST_REWARD,
     TOO_LARGE,
+    EpisodeBatch,
     all_finite,
     first_not_finite,
     floats,
@@ -22,7 +22,9 @@ _MOST_RETURN: Final = float(np.finfo(np.float32).max)  # in messages to the driv
 
 
 class NonFinite(Exception):
-    """A batch holds NaN or infinity in a live step, or a reward so large that a return may be.
+    """A batch holds a number that is not finite or too large.
+
+    Only live steps count. A reward is too large if a return could become infinite.
 
     Attributes:
         environment: its index, which is the row of the batch; with several agents, the
@@ -34,6 +36,7 @@ class NonFinite(Exception):
         why: the reason, if known; else "".
         agent: its name, where environments have several; else "".
         value: the number; None: it is not known, as where a connector has clipped it.
+        episode_step: of its episode, counted from 0 as `step` is; None: it is not known.
         traceback: always "", since the message names the place.
     """
 
@@ -48,8 +51,9 @@ class NonFinite(Exception):
         why: str = "",
         agent: str = "",
         value: float | None = None,
+        episode_step: int | None = None,
     ) -> None:
-        super().__init__(environment, step, column, live_steps, why, agent, value)
+        super().__init__(environment, step, column, live_steps, why, agent, value, episode_step)
         self.environment = environment
         self.step = step
         self.column = column
@@ -57,6 +61,7 @@ class NonFinite(Exception):
         self.why = why
         self.agent = agent
         self.value = value
+        self.episode_step = episode_step
 
     def __str__(self) -> str:
         reason = (
@@ -66,24 +71,28 @@ class NonFinite(Exception):
         )
         number = "not finite" if self.value is None else f"{self.value}"
         whose = f"agent {self.agent!r} in " if self.agent else ""
+        step, of = self.episode_step, "its episode"
+        if step is None:
+            step, of = self.step, "a row" if self.agent else "a fragment"
         return (
-            f"{self.column} of {whose}environment {self.environment} at step {self.step} of a "
-            f"{'row' if self.agent else 'fragment'} are {number}: {reason}"
-            + (f" ({self.why})" if self.why else "")
+            f"{self.column} of {whose}environment {self.environment} at step {step} of {of} are "
+            f"{number}: {reason}" + (f" ({self.why})" if self.why else "")
         )
 
 
 def rule_for(value: float | None) -> str:
-    """What the environment must do that gave such a number; None: one that is not finite."""
+    """The rule that a number breaks; None: it is not finite."""
     if value is not None and math.isfinite(value):
         return TOO_LARGE
     return "the environment must give finite numbers"
 
 
 def check_finite(batch: EpisodeBatch) -> None:
-    """Refuse a batch that holds NaN or infinity in a live step, or a reward beyond `MOST_REWARD`.
+    """Refuse a batch with a number that is infinite or too large.
 
-    In other steps, such numbers are set to 0, since a masked NaN is still NaN. A simulator may
+    Refuse a batch that holds NaN or infinity in a live step, or a reward beyond `MOST_REWARD`.
+
+    In other steps, these numbers are set to 0, since a masked NaN is still NaN. A simulator may
     have ended an episode because of them.
 
     Raises:
@@ -92,17 +101,29 @@ def check_finite(batch: EpisodeBatch) -> None:
     if not all_finite(batch):
         _clear_after_ends(batch)
         if found := first_not_finite(batch):
-            at = found.row, found.step, found.column
-            raise NonFinite(*at, batch.live_steps, value=found.value)
+            raise _lost(batch, found.row, found.step, found.column, found.value)
     too_large = np.abs(batch.rewards) > MOST_REWARD  # [N, T]
     if too_large.any():
         step, row = (int(each[0]) for each in np.nonzero(too_large.T))
-        value = float(batch.rewards[row, step])
-        raise NonFinite(row, step, "rewards", batch.live_steps, value=value)
+        raise _lost(batch, row, step, "rewards", float(batch.rewards[row, step]))
+
+
+def _lost(batch: EpisodeBatch, row: int, step: int, column: str, value: float | None) -> NonFinite:
+    """The loss of a batch by one number."""
+    starts = batch.segment_starts  # [S]
+    within = (starts <= step) & (step < starts + batch.segment_lengths)  # [S]
+    segments = np.flatnonzero((batch.segment_rows == row) & within)
+    in_episode = None
+    if len(segments):
+        segment = int(segments[0])
+        in_episode = int(batch.segment_offsets[segment]) + step - int(starts[segment])
+    live = batch.live_steps
+    return NonFinite(row, step, column, live, value=value, episode_step=in_episode)
 
 
 def check_return(environment: int, total: float) -> None:
-    """
+    """Check the return of an episode.
+
     Raises:
         EnvironmentFailed: the return of an episode is no number, or messages to the driver have no
             place for it.

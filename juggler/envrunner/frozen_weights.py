@@ -1,12 +1,14 @@
-"""What modules play with, as the driver sends it: before the Setup that of modules which are not
-trained, and before an evaluation that of a checkpoint."""
+"""Weights of modules that only play, as the driver sends them.
+
+Those of untrained modules come before the Setup, those of a checkpoint before an evaluation.
+"""
 
 from __future__ import annotations
 
 from juggler.envrunner.evaluation import load_tree
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.checkpoints.frozen import tree_digest
-from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.checkpoints.weights import tree_digest
+from juggler.runtime.connectors.building import EnvToModule
 from juggler.runtime.wire.frames import FrameReader
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
@@ -14,7 +16,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 class FrozenWeights:
-    """Puts the parts together that come, and lets nobody play with anything else than was meant."""
+    """Joins weights that come in parts, and checks that they are expected."""
 
     def __init__(self) -> None:
         self._reader = FrameReader(training_pb2.StateHeader, Limits(), digests=True)
@@ -54,7 +56,7 @@ class FrozenWeights:
         tree, found = self._trees.pop(module_id, ({}, "none"))
         if found != digest:
             raise ValueError(
-                f"the weights of module {module_id!r} are not those that this run plays with: "
+                f"the weights of module {module_id!r} are not the ones that this run plays with: "
                 f"their digest is {found}, and must be {digest}"
             )
         load_tree(module_id, tree, policy, connectors)

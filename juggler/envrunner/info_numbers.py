@@ -15,12 +15,12 @@ from juggler.envrunner.agent_returns import has_metrics_by_agent
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.v1 import training_pb2
 
-#: Of more numbers, those that came first are told.
+#: Of more numbers, the first ones are reported.
 MOST_NUMBERS: Final = 128
 #: Of more names of numbers, likewise. Each of several agents may give a number of one name.
 MOST_NAMES: Final = 32
 LONGEST_NAME: Final = 100  # characters, of a number or of its agent
-#: Of more episodes of a fragment, the newest are told.
+#: Of more episodes of a fragment, the newest are reported.
 MOST_EPISODES: Final = 100
 
 #: Types of what is a number here.
@@ -44,8 +44,11 @@ InfoNumbers = dict[str, list[InfoNumber]]
 
 
 def keep_numbers(infos: dict[str, Any], info: Mapping[Any, Any], row: int, rows: int) -> None:
-    """Put the numbers of one row's info into the infos of a step: arrays [rows], NaN where a row
-    gave none. It is much faster than Gymnasium's way, and is called in each step of each row."""
+    """Put one row's numbers into the infos of a step.
+
+    They are arrays [rows], NaN where a row gave none. It is much faster than Gymnasium's way, and
+    is called in each step of each row.
+    """
     for name, value in info.items():
         if isinstance(value, NUMBERS) and type(name) is str:
             array = infos.get(name)  # [rows]
@@ -84,7 +87,7 @@ def from_messages(messages: Iterable[training_pb2.InfoNumber]) -> InfoNumbers:
 
 @dataclass(slots=True)
 class _Number:
-    """One number: what the steps of a fragment gave, and so far of the running episodes."""
+    """One number by step, and its sums over running episodes."""
 
     values: NDArray[np.float64]  # [N, T]; NaN where a step gave none
     sums: NDArray[np.float64]  # [N]
@@ -94,7 +97,7 @@ class _Number:
 
 
 class InfoWatch:
-    """Watches the infos of N rows for numbers. One that is not finite is left out.
+    """Collects numbers in the infos of N rows, if they are finite.
 
     Args:
         rows: N, environments with one agent, or the agents of environments with several.
@@ -119,7 +122,7 @@ class InfoWatch:
         self._numbers = {}
 
     def see(self, infos: Mapping[str, Any], t: int, done: NDArray[np.bool_]) -> None:
-        """Take what step t of a vector of environments gave.
+        """Record step t of a vector of environments.
 
         Args:
             infos: of the vector of environments.
@@ -131,7 +134,7 @@ class InfoWatch:
             self.take(final, t, done)
 
     def take(self, infos: Mapping[str, Any], t: int, of: NDArray[np.bool_] | None) -> None:
-        """Take what step t gave in the rows `of` [N]; None: in all."""
+        """Record step t in the rows `of` [N]; None: all."""
         for name, given in infos.items():
             number = self._numbers.get(name)
             if number is None:
@@ -156,7 +159,7 @@ class InfoWatch:
                 np.copyto(column, given, where=there, casting="unsafe")
 
     def put(self, names: Iterable[str], values: NDArray[np.float64], rows: Any, steps: Any) -> None:
-        """Take what some steps of some rows gave.
+        """Record some steps of some rows.
 
         Args:
             names: of K numbers, always the same ones, as `is_name`, `names_another` and
@@ -226,7 +229,7 @@ class InfoWatch:
         rows = np.arange(self._shape[0])[seen][at // done.shape[1]]  # [S]
         ends = np.append(at[1:], done.size) - 1  # [S] its last step among all
         ended = done.ravel()[ends]  # [S]
-        first = np.ones(len(rows), np.bool_)  # [S] goes on with the running episode of its row
+        first = np.ones(len(rows), np.bool_)  # [S] continues the running episode of its row
         first[1:] = rows[1:] != rows[:-1]
         last = np.ones(len(rows), np.bool_)  # [S]
         last[:-1] = first[1:]
@@ -266,13 +269,15 @@ class InfoWatch:
 
 
 def is_name(name: str) -> bool:
-    """Whether a number or an agent of this name can be told of."""
+    """Whether a number or an agent may have this name."""
     return 0 < len(name) <= LONGEST_NAME and name.isprintable()
 
 
 def names_another(name: str, agents: Sequence[str], others: Collection[str]) -> bool:
-    """Whether a number of this name, of one of these agents, could be taken for that of another:
-    "b/x" of an agent "a" is named as "x" of an agent "a/b" is."""
+    """Whether this name could be another agent's number.
+
+    "b/x" of an agent "a" is named as "x" of an agent "a/b" is.
+    """
     return "/" in name and any(
         len(agent) < len(other) and f"{agent}/{name}".startswith(f"{other}/")
         for agent in agents
@@ -281,24 +286,23 @@ def names_another(name: str, agents: Sequence[str], others: Collection[str]) -> 
 
 
 def told_apart(agents: Sequence[str]) -> Sequence[str]:
-    """The agents of an environment, if the numbers of each can be told; else ()."""
+    """The agents, if each one's numbers can be reported; else ()."""
     return agents if has_metrics_by_agent(agents) and all(map(is_name, agents)) else ()
 
 
 def most_names(agents: Sequence[str]) -> int:
-    """How many names of numbers are taken of these agents, who are told apart."""
+    """The maximum number of names for these agents."""
     return min(MOST_NAMES, MOST_NUMBERS // max(1, len(agents)))
 
 
 def keep_newest(kept: dict[str, deque[InfoNumber]], numbers: InfoNumbers) -> None:
-    """Keep numbers of more episodes. Of more numbers than are told, those that came first are
-    kept."""
+    """Keep numbers of more episodes, of the first names."""
     for name, episodes in numbers.items():
         if name in kept or len(kept) < MOST_NUMBERS:
             kept.setdefault(name, deque(maxlen=MOST_EPISODES)).extend(episodes)
 
 
 def _reduce(function: np.ufunc, values: NDArray[Any], at: NDArray[np.intp]) -> NDArray[Any]:
-    """Reduce all steps [R, T] from each of these to the next one: [S]."""
+    """Reduce steps [R, T] between these places: [S]."""
     reduced: NDArray[Any] = function.reduceat(values.ravel(), at)
     return reduced

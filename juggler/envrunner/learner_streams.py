@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from juggler.runtime.actors.attachment import Attachment
+from juggler.runtime.actors.calls import End
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import EndpointError, why_not_secure
-from juggler.runtime.actors.public_calls import End
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import EpisodeSender
@@ -78,7 +78,7 @@ class LearnerStreams:
     # -- the learners there are -----------------------------------------------------------------
 
     def connect(self, learners: Sequence[training_pb2.Learners.Learner]) -> None:
-        """Dial the learners that train the module now, and let go of those that no longer do.
+        """Connect to the module's present learners, and drop former ones.
 
         Raises:
             EndpointError: a learner has no address that this worker can use.
@@ -90,21 +90,20 @@ class LearnerStreams:
                 del self.senders[worker_id]
         for worker_id, learner in now.items():
             if worker_id not in self.senders:
-                memory = self._memory_of(learner)
                 sender = EpisodeSender(
-                    self._reachable(learner, for_batches=not memory),
+                    self._reachable(learner),
                     self._metadata,
                     self._batch_settled,
                     self._contact.tls,
                     self._shares_nothing,
                     self._stream_ended,
-                    memory,
+                    self._memory_of(learner),
                 )
                 self.senders[worker_id] = (learner.incarnation, sender)
         self._subscribe(learners[self._index % len(learners)] if learners else None)
 
     def sender(self, learner: str) -> EpisodeSender | None:
-        """What sends batches to a learner; None: there is no such learner now."""
+        """The sender to a learner; None: it is not there now."""
         return self.senders.get(learner, ("", None))[1]
 
     def close_senders(self) -> None:
@@ -124,7 +123,7 @@ class LearnerStreams:
             self._say_once(f"connects to a learner again: {end.why}")
 
     def _shares_nothing(self, why: str) -> None:
-        """Say once why no memory is shared; the first EnvRunner speaks for all on this host."""
+        """Log once why no memory is shared, for all of this host."""
         if self._index == 0:
             self._say_once(why)
 
@@ -133,11 +132,9 @@ class LearnerStreams:
             self._said.add(why)
             self._attachment.report(training_pb2.Note(text=why))
 
-    def _reachable(self, learner: training_pb2.Learners.Learner, for_batches: bool = False) -> str:
-        """The first address that this worker can use: Unix sockets only on the driver's host."""
-        receivers: Sequence[str] = learner.episode_addresses if for_batches else ()
-        addresses: tuple[str, ...] = (*receivers, *learner.addresses)
-        for address in addresses:
+    def _reachable(self, learner: training_pb2.Learners.Learner) -> str:
+        """The first usable address; Unix sockets count on the driver's host."""
+        for address in learner.addresses:
             if self._contact.local or not address.startswith("unix:"):
                 return address
         raise EndpointError(
@@ -146,8 +143,10 @@ class LearnerStreams:
         )
 
     def _memory_of(self, learner: training_pb2.Learners.Learner) -> str:
-        """The address of a learner's socket in the directory that containers of this host share;
-        "": it has none there, or can be reached without it."""
+        """The address of a learner's socket in the shared directory.
+
+        "": it has none there, or can be reached without it.
+        """
         if self._reachable(learner).startswith("unix:") or least_bytes() is None:
             return ""
         secret = self._contact.token, self._attachment.run_id, learner.incarnation
@@ -200,7 +199,7 @@ class LearnerStreams:
 
     @property
     def newest(self) -> Weights | None:
-        """The newest weights of the learner; None: there is none, or it has sent none yet."""
+        """The learner's newest weights; None: it has sent none yet."""
         subscription = self._subscription  # another thread may replace it
         return None if subscription is None else subscription.newest
 

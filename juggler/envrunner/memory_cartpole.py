@@ -16,7 +16,10 @@ Floats = NDArray[np.float32]
 
 
 class MemoryCartPole(CartPoleEnv):
-    """CartPole that shows only positions [2], so that a policy must remember how they change."""
+    """CartPole that shows positions [2] but no velocities.
+
+    A policy must remember how positions change.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

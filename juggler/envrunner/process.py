@@ -1,4 +1,4 @@
-"""What the process of an EnvRunner or a gateway is like, whatever it samples from."""
+"""The process of an EnvRunner or a gateway."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ import cloudpickle
 import torch
 from gymnasium.vector import VectorEnv
 
-from juggler.envrunner.program import ENVRUNNER, EnvRunnerProgram
+from juggler.envrunner.program import EnvRunnerProgram
 from juggler.runtime.actors.attachment import Attachment
-from juggler.runtime.actors.calls import why_slow
-from juggler.runtime.actors.memory import keep_freed_memory
-from juggler.runtime.actors.worker import Contact
-from juggler.runtime.wire.v1 import training_pb2
+from juggler.runtime.actors.resources import keep_freed_memory
 
 #: OpenBLAS's own name of this function, and its names in NumPy's wheels.
 _SET_THREADS = (
@@ -41,8 +38,11 @@ def prepare_process(program: EnvRunnerProgram) -> tuple[Any, Any, Any]:
 
 
 def numpy_in_one_thread() -> None:
-    """Let NumPy multiply matrices in the calling thread alone, where its library is OpenBLAS, as in
-    its wheels. By default, OpenBLAS takes as many threads as there are cores."""
+    """Let NumPy multiply matrices in the calling thread alone.
+
+    This works where its library is OpenBLAS, as in its wheels. By default, OpenBLAS takes as many
+    threads as there are cores.
+    """
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     for path in sorted(each for each in mapped if "openblas" in each):
         library = ctypes.CDLL(path)  # the one that NumPy has loaded
@@ -52,22 +52,17 @@ def numpy_in_one_thread() -> None:
 
 
 def step_back(env: VectorEnv[Any, Any, Any] | None = None) -> None:
-    """All runners wait for the learner when it waits for a processor: it goes first on a full host.
+    """Lower this process's priority, so that the learner goes first.
 
-    For the calling thread, and processes of environments, once they are set up: until then
-    everybody waits for them. Heartbeats go first, too.
+    All runners wait for the learner when it waits for a processor.
+
+    For the calling thread, and processes of environments, once they are set up, since the run waits
+    for the setup. Heartbeats go first, too.
     """
     niceness = os.nice(10)
     for process in getattr(None if env is None else env.unwrapped, "processes", ()):
         with suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
-
-
-def report_slow_streams(attachment: Attachment, index: int, contact: Contact) -> None:
-    """Say if gRPC is slow here. One of those that share an installation speaks for all of them."""
-    first = index == 0 or not contact.local
-    if first and attachment.worker_id.startswith(ENVRUNNER) and (why := why_slow()):
-        attachment.report(training_pb2.Note(text=why))
 
 
 def index_of(attachment: Attachment) -> int:

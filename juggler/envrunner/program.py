@@ -1,4 +1,4 @@
-"""What an EnvRunner process is started with. No torch here: the driver starts such processes."""
+"""What an EnvRunner process is started with, without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class GatewayAddress:
     """Where a gateway listens for simulators.
 
     Attributes:
-        address: "host:port"; of those that a driver starts, gateway i has port + i; port 0: any.
+        address: "host:port"; gateway i of a driver has port + i; port 0: any.
         insecure: whether to listen beyond loopback even without TLS or a token.
     """
 

@@ -1,4 +1,4 @@
-"""Rounds of an EnvRunner: the requests for one, and what was recorded when it was played."""
+"""The requests of a round, and its results."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 class RequestedRound:
-    """Gathers the requests of a round, which come one right after the other.
+    """Gathers the requests of a round, which follow each other.
 
     Attributes:
-        requests: those that have come, by command id.
+        requests: received so far, by command id.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,8 @@ class Recorded:
 
     Attributes:
         batch: of its rows; None: no row is complete.
-        version: the oldest weights that acted in the batch; without a batch, those that acted.
+        version: the oldest weights that acted in the batch; without a batch, the weights that
+            acted.
         episode_returns: undiscounted returns of the episodes that ended in this round, with their
             steps in earlier rounds.
         episode_lengths: their numbers of steps.
@@ -93,7 +94,7 @@ class EndedMatch:
 
     Attributes:
         match_id: from the driver.
-        attempt: how often its line-up was drawn anew.
+        attempt: how often its line-up was drawn again.
         returns: of each agent, in the order of the Setup's agents; NaN: it never acted.
         length: environment steps.
     """

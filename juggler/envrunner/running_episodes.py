@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The live steps of one episode in one row of a fragment, for S segments by row and start."""
+    """S segments by row and start: one episode's live steps each."""
 
     episodes: NDArray[np.uint64]  # [S]
     rows: NDArray[np.int32]  # [S]
@@ -22,7 +22,7 @@ class Segments:
 
 
 class RunningEpisodes:
-    """Ids, lengths and returns so far of the episodes that are running between fragments.
+    """Ids, lengths and returns so far of the running episodes.
 
     Args:
         rows: N, environments.

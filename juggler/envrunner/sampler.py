@@ -23,8 +23,8 @@ from juggler.envrunner.finiteness import NonFinite, check_finite
 from juggler.envrunner.info_numbers import InfoNumbers, InfoWatch
 from juggler.envrunner.running_episodes import RunningEpisodes
 from juggler.runtime.acting.actor import Actor
+from juggler.runtime.connectors.building import EnvToModule
 from juggler.runtime.connectors.connector import NotFinite
-from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.leaves import holds_masks
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -59,7 +59,7 @@ class Fragment:
 
 
 class Sampler:
-    """Steps N environments T times and writes each step straight into [N, T] columns.
+    """Steps N environments T times, and writes into [N, T] columns.
 
     Episodes continue from one fragment to the next.
 
@@ -104,7 +104,7 @@ class Sampler:
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
-        """Start as a new sampler with this seed would; running episodes are dropped."""
+        """Restart with this seed; running episodes are dropped."""
         self._policy.seed(seed)
         self._policy.forget()
         self._running.restart()
@@ -202,7 +202,7 @@ class Sampler:
         self._seen = _by_step(self._observations, t)
 
     def _step_through(self, seconds: dict[str, float]) -> list[tuple[int, int, Any]]:
-        """Fill the columns; return row, step and last observation [...] of truncated episodes.
+        """Fill the columns; return truncated episodes' rows, steps, observations [...].
 
         With NEXT_STEP autoreset, the columns have these observations.
         """
@@ -275,7 +275,7 @@ class Sampler:
         return finals
 
     def _actions(self) -> tuple[Tree, NDArray[np.float32]]:
-        """Return the chosen actions [N, T, ...] and their log-probabilities [N, T], or zeros."""
+        """Chosen actions [N, T, ...], and log-probabilities [N, T] or zeros."""
         actions = tree_map(_over_steps, *self._chosen)  # [N, T, ...]
         logp = np.zeros((self._rows, self._steps), np.float32)
         if self._inputs:
@@ -305,7 +305,7 @@ class Sampler:
         return _row(to_tree(self._space, observations), row)
 
     def _set_live(self) -> NDArray[np.bool_]:
-        """Mark the steps that only reset as not live [N, T], and clear their columns."""
+        """Mark and clear the steps that only reset [N, T]."""
         # A step that is both terminated and truncated is terminal: nothing is bootstrapped.
         self._truncated &= ~self._terminated
         if self._autoreset is not AutoresetMode.NEXT_STEP:
@@ -322,7 +322,7 @@ class Sampler:
     def _final_observations(
         self, finals: list[tuple[int, int, Any]]
     ) -> tuple[NDArray[np.intp], NDArray[np.intp], Tree]:
-        """Return rows [K], steps [K] and last observations [K, ...] of truncated episodes."""
+        """Rows [K], steps [K], last observations [K, ...] of truncated episodes."""
         if self._autoreset is not AutoresetMode.NEXT_STEP:
             at = np.array([final[:2] for final in finals], np.intp).reshape(-1, 2)  # [K, 2]
             shown = zeros(self._space, (len(finals),))  # [K, ...]
@@ -345,7 +345,8 @@ class Sampler:
 
 
 def refuse_late_mask(infos: Mapping[str, Any]) -> None:
-    """
+    """Refuse action masks that come after the first reset.
+
     Raises:
         EnvironmentFailed: there is an action mask, which would have had to be in observations.
     """
@@ -360,7 +361,7 @@ def _over_steps(*leaves: Any) -> Any:
 
 
 def _by_step(columns: Any, steps: int) -> Any:
-    """Split columns [N, T, ...] into views of each step, T x [N, ...]."""
+    """Split columns [N, T, ...] into views T x [N, ...]."""
     if isinstance(columns, np.ndarray):
         return columns.swapaxes(0, 1)
     branches = {key: _by_step(branch, steps) for key, branch in columns.items()}

@@ -1,4 +1,4 @@
-"""What an EnvRunner is set up with. No torch here: the driver writes it."""
+"""What an EnvRunner is set up with, without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANDOM: Final = "random"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActingSetup:
-    """What an EnvRunner is told of one module that it acts with.
+    """What an EnvRunner knows of one module that it acts with.
 
     Attributes:
         module: what the module is built from.
@@ -41,13 +41,13 @@ class ActingSetup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvRunnerSetup:
-    """What the driver tells an EnvRunner, a gateway or an evaluator before anything else.
+    """The driver's first message to EnvRunners, gateways and evaluators.
 
     Attributes:
         env_runner: its environments, and how it steps them.
         modules: what it acts with, by module id.
-        agents: by agent, the module that plays it, or a list of those that may play it; {}: the
-            environments have one agent, which the only module plays.
+        agents: by agent, the module that plays it, or a list of the modules that may play it; {}:
+            the environments have one agent, which the only module plays.
         mapping: the name of the function that chooses among those in each episode; "": they are
             drawn uniformly.
         league: requests bring the line-ups of episodes, and modules that are not trained come and
@@ -62,13 +62,15 @@ class EnvRunnerSetup:
 
     @property
     def critics_see(self) -> tuple[str, ...]:
-        """What value functions of the modules that are trained see beside the observations of their
-        own agents: values of `critic_sees`, without "observation"."""
+        """What trained value functions see beyond their agents' observations.
+
+        Values of `critic_sees`, without "observation".
+        """
         trained = (acting for acting in self.modules.values() if not acting.digest)
         seen = {acting.module.critic_sees for acting in trained}
         return tuple(sorted(seen - {"observation"}))
 
 
 def may_play(said: str | Sequence[str]) -> tuple[str, ...]:
-    """The modules that may play an agent, from what a table `agents` says of it."""
+    """The modules that may play an agent, from the table `agents`."""
     return (said,) if isinstance(said, str) else tuple(said)

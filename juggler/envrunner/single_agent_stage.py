@@ -60,7 +60,7 @@ class SingleAgentStage(NoLeague):
         shape = env.num_envs, self._steps
         self._policy = Actor(module, *shape, seed, module_to_env, connectors, device=device)
         self._policy.require_log_probabilities()
-        seed_process(seed)  # as it is done where everything begins anew
+        seed_process(seed)  # as in every fresh start
         make_sampler = Sampler if device is None else DeviceSampler
         self._sampler = make_sampler(env, self._policy, self._steps, seed)
 

@@ -13,16 +13,14 @@ from gymnasium import Space
 from juggler.envrunner.evaluation import Goal, PlayedEpisodes
 from juggler.envrunner.rounds import PlayedRound
 from juggler.envrunner.setup import ActingSetup
-from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.runtime.connectors.building import EnvToModule, ModuleToEnv, build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.mergeable_state import State
-from juggler.runtime.connectors.module_to_env import ModuleToEnv
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.acting import strip_to_acting
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.by_name import given_or_named
-from juggler.runtime.modules.exploring import exploration_of, with_own_exploration
+from juggler.runtime.modules.q_network import exploration_of, with_own_exploration
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.spaces import space_to_message
@@ -50,7 +48,7 @@ class Stage(Protocol):
         """
 
     def reset(self, seed: int) -> None:
-        """Begin anew, as a process does whose Setup has this seed."""
+        """Restart, as a process does whose Setup has this seed."""
 
     def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
         """Play fragment_steps steps of each environment.
@@ -78,7 +76,9 @@ class Stage(Protocol):
         """
 
     def remove_player(self, module_id: str) -> None:
-        """Forget a module, once no running episode has it. No requests are about it any more.
+        """Forget a module once no running episode has it.
+
+        No requests are about it any more.
 
         Raises:
             ValueError: there is no league.
@@ -140,7 +140,8 @@ class ActingParts:
         action_space: Space[Any],
         own_code: OwnCode,
     ) -> ActingParts:
-        """
+        """Build the parts that act.
+
         Args:
             setup: what they are built from.
             observation_space: the environments'.
@@ -168,7 +169,7 @@ class ActingParts:
         return cls(connectors, module_to_env, module, *spaces, exponents)
 
     def as_here(self, weights: Tree) -> Tree:
-        """Weights as the module acts with them here, from those that its learner sends."""
+        """A learner's weights, in the form in which the module acts here."""
         if not self.exploration_exponents:
             return weights
         sent: Any = weights
@@ -181,7 +182,7 @@ class ActingParts:
     def ready(
         self, module_id: str, rows: int, steps: int, critic_space: Space[Any] | None = None
     ) -> training_pb2.Ready.Module:
-        """What the driver is told of the module, whose batches have N rows of T steps.
+        """The driver's report of a module: batches of N x T steps.
 
         Args:
             module_id: of the module.
@@ -218,8 +219,5 @@ class NoLeague:
 
 
 def refuse_league() -> NoReturn:
-    """
-    Raises:
-        ValueError: always, since there is no league.
-    """
+    """Raise ValueError, since there is no league."""
     raise ValueError("this run has no league, where line-ups and players come and go")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.datasets.sampled_episodes import recorded_while_played
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.environments.vector import make_vector_env
-from juggler.envrunner.environments.video import record_videos
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.process import step_back
 from juggler.envrunner.setup import EnvRunnerSetup
@@ -65,36 +62,3 @@ def build_stage(
             step_back(env)
         undo.pop_all()
         return stage
-
-
-def build_filmed_stage(
-    told: EnvRunnerSetup,
-    seed: int,
-    env_factory: Any,
-    own_code: OwnCode,
-    tell: Callable[[str], None],
-    directory: Path,
-) -> Stage:
-    """A stage with one environment, whose first episode is written to a video.
-
-    Args:
-        told: as in `build_stage`; all modules are trained.
-        seed: likewise.
-        env_factory: likewise.
-        own_code: likewise.
-        tell: likewise.
-        directory: of the video.
-
-    Raises:
-        ValueError: the environment cannot render images, or a package is missing.
-    """
-    config = replace(told.env_runner, envs_per_runner=1, vectorize="sync", record="")
-    factory: Any
-    if told.agents:
-        from juggler.envrunner.multi_agent.game_videos import record_games
-
-        factory = record_games(config, env_factory, [[directory / "episode.mp4"]])
-    else:
-        factory, _ = record_videos(config, env_factory, directory, 1)
-    told = replace(told, env_runner=config)
-    return build_stage(told, seed, factory, own_code, FrozenWeights(), "", 0, tell)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from juggler.driver.record.bootstrap import Column, bootstrap_interval
+from juggler.driver.record.episode_returns import Column, bootstrap_interval
 
 _POINTS = 100  # of a curve
 
@@ -54,24 +54,18 @@ def interquartile_mean(*tasks: ArrayLike) -> Interval:
 
 @dataclass(frozen=True, slots=True)
 class MeanCurve:
-    """The interquartile mean of several curves, with its interval, at the same places.
+    """Interquartile mean of curves, with intervals."""
 
-    Attributes:
-        x: the places, [points].
-        mean: [points].
-        low: [points]; NaN where there are too few curves for an interval.
-        high: [points]; likewise.
-    """
-
-    x: Column
-    mean: Column
-    low: Column
-    high: Column
+    x: Column  # the places, [points]
+    mean: Column  # [points]
+    low: Column  # [points]; NaN where there are too few curves for an interval
+    high: Column  # [points]; likewise
 
 
 def mean_curve(curves: Sequence[tuple[Column, Column]]) -> MeanCurve | None:
-    """The mean of curves from where all of them have begun to the end of the longest. One that ends
-    sooner keeps its last value.
+    """Return the mean of curves, where all have begun.
+
+    A curve that ends sooner keeps its last value.
 
     Args:
         curves: of each run x, which rises, and y, which may have NaN.
@@ -91,7 +85,7 @@ def mean_curve(curves: Sequence[tuple[Column, Column]]) -> MeanCurve | None:
 
 
 def _middle_mean(scores: Column) -> Column:
-    """The mean without the lowest and the highest quarter: [..., runs] -> [...]."""
+    """Return the mean of the middle half: [..., runs] -> [...]."""
     ordered = np.sort(scores, axis=-1)
     cut = ordered.shape[-1] // 4
     middle: Column = ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1)

@@ -13,12 +13,9 @@ GREY = "#555555"
 
 
 def dress(axes: Axes, x_label: str, y_label: str, *, numbers_on_x: bool = True) -> None:
-    """Label axes, and take away what nobody reads.
+    """Label axes, and take away what is not read.
 
     Args:
-        axes: of one panel.
-        x_label: below it.
-        y_label: beside it.
         numbers_on_x: shorten the numbers there, as on the other side.
     """
     axes.set_xlabel(x_label, color=GREY)

@@ -1,1 +1,1 @@
-"""An EnvRunner without environments of its own: simulators dial it and bring theirs."""
+"""EnvRunner whose environments are simulators that dial in."""

@@ -1,49 +1,139 @@
-"""Which module acts for which agent of a simulator."""
+"""Which modules may act for which agent of a simulator."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from juggler.envrunner.agent_names import LONGEST_NAME, matches
+from juggler.envrunner.multi_agent.assigned_line_ups import AssignedLineUps
+from juggler.envrunner.multi_agent.line_up import LineUps, line_ups_of
+from juggler.envrunner.setup import RANDOM, may_play
 from juggler.gateway.sessions import Code, SessionError
+from juggler.gateway.shared_episodes import Seats
 from juggler.runtime.episodes.version import DEFAULT_MODULE
-from juggler.runtime.nearest import nearest
+from juggler.runtime.nearest import listed, nearest
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 #: What `juggler.client` calls the agent of a simulator that has one, and names none.
 _UNNAMED = ("", "0")
 
 
-def cast_agents(hello: pb.Hello, mapping: Mapping[str, str]) -> list[str]:
-    """The module of each agent, in order.
+class Casting:
+    """The table `agents` of a run, as a gateway has it.
+
+    A module has one player in a gateway, under its id. `random` fits any spaces: it has one for
+    each pattern, called random:PATTERN.
 
     Args:
-        hello: of a simulator.
-        mapping: modules by name or pattern of agents; {}: simulators have one agent each.
+        table: modules by name or pattern of agents, the first that matches counts; {}: simulators
+            have one agent each.
+        mapping: name of the function that draws line-ups; "": they are drawn uniformly.
+        league: the driver assigns line-ups; the table has every agent, and no pattern.
+        own: functions of a script, by the names that stand for them.
+        seed: of line-ups.
+
+    Attributes:
+        table: as given.
+        league: hands out the driver's line-ups; None: there is no league.
+        players: of a league, the ids of the modules that may play now.
+        draws: several modules may play an agent.
 
     Raises:
-        SessionError: an agent has no module, a wrong name, or asks for another module.
+        ValueError: the mapping cannot be imported.
     """
-    if not mapping:
-        if len(hello.agents) > 1:
+
+    def __init__(
+        self,
+        table: Mapping[str, str | Sequence[str]] | None = None,
+        *,
+        mapping: str = "",
+        league: bool = False,
+        own: Mapping[str, Callable[..., Any]] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.table = {pattern: may_play(said) for pattern, said in (table or {}).items()}
+        self.league = AssignedLineUps(tuple(self.table), self.table) if league else None
+        said = (each for ids in self.table.values() for each in ids)
+        self.players = list(dict.fromkeys(said)) if league else []
+        self.draws = league or bool(mapping) or any(len(ids) > 1 for ids in self.table.values())
+        self._mapping, self._own, self._seed = mapping, own, seed
+        line_ups_of((), {}, mapping, own)  # finds the function
+        self._seated = 0  # environments of all sessions so far
+
+    def cast(self, hello: pb.Hello) -> list[tuple[str, ...]]:
+        """The players that may act for each agent, in order.
+
+        Raises:
+            SessionError: an agent has no module, a wrong name, or asks for another module.
+        """
+        if not self.table:
+            if len(hello.agents) > 1:
+                raise SessionError(
+                    Code.NOT_SERVED,
+                    f"{len(hello.agents)} agents, and this run is for simulators with one agent: "
+                    "add a table [agents] to it that maps agents to modules, as in "
+                    f'"*" = "{DEFAULT_MODULE}"',
+                )
+            return [_must_suit(hello.agents[0], (DEFAULT_MODULE,))]
+        if hello.mode != pb.REMOTE_INFERENCE:
             raise SessionError(
                 Code.NOT_SERVED,
-                f"{len(hello.agents)} agents, and this run is for simulators with one agent: add a "
-                f'table [agents] to it that maps agents to modules, as in "*" = "{DEFAULT_MODULE}"',
+                f"the mode {pb.Mode.Name(hello.mode)} is for runs without a table [agents]: let "
+                "the gateway act, with the mode REMOTE_INFERENCE",
             )
-        return [_must_suit(hello.agents[0], DEFAULT_MODULE)]
-    if hello.mode != pb.REMOTE_INFERENCE:
-        raise SessionError(
-            Code.NOT_SERVED,
-            f"the mode {pb.Mode.Name(hello.mode)} is for runs without a table [agents]: let the "
-            "gateway act, with the mode REMOTE_INFERENCE",
-        )
-    _check_names([agent.id for agent in hello.agents])
-    alone = len(hello.agents) == len(mapping) == 1 and hello.agents[0].id in _UNNAMED
-    if alone:
-        (module_id,) = mapping.values()
-        return [_must_suit(hello.agents[0], module_id)]
-    return [_must_suit(agent, _module_of(agent.id, mapping)) for agent in hello.agents]
+        names = [agent.id for agent in hello.agents]
+        _check_names(names)
+        if self.league is not None and {*names} != self.table.keys():
+            raise SessionError(
+                Code.NOT_SERVED,
+                f"a match of this run's league has the agents {listed(self.table)}, and the "
+                f"simulator {listed(names)}: give it the same",
+            )
+        if len(names) == len(self.table) == 1 and names[0] in _UNNAMED:
+            (pattern,) = self.table
+            return [self._players_of(hello.agents[0], pattern)]
+        return [self._players_of(agent, self._pattern_of(agent.id)) for agent in hello.agents]
+
+    def line_ups(self, names: Sequence[str], cast: Sequence[Sequence[str]], count: int) -> Seats:
+        """Seat the players in the environments of a new session.
+
+        Args:
+            names: of its agents.
+            cast: what `cast` returned.
+            count: of environments.
+        """
+        played_by = {
+            name: [module_of(each) for each in players]
+            for name, players in zip(names, cast, strict=True)
+        }
+        line_ups: LineUps | None = self.league
+        order = tuple(self.table) if self.league is not None else tuple(names)
+        if line_ups is None:
+            line_ups = line_ups_of(names, played_by, self._mapping, self._own)
+            if line_ups is not None:
+                line_ups.reset(self._seed)
+        first, self._seated = self._seated, self._seated + count
+        return Seats(line_ups, names, played_by, order, range(first, first + count))
+
+    def _players_of(self, agent: pb.Agent, pattern: str) -> tuple[str, ...]:
+        modules = self.table[pattern] if self.league is None else tuple(self.players)
+        suited = _must_suit(agent, modules)
+        return tuple(f"{RANDOM}:{pattern}" if each == RANDOM else each for each in suited)
+
+    def _pattern_of(self, name: str) -> str:
+        for pattern in self.table:
+            if name and matches(name, pattern):
+                return pattern
+        if name in _UNNAMED:
+            patterns = ", ".join(list(self.table)[:20])
+            text = (
+                "an agent without a name, in a run for several: give it an id that the run's table "
+                f"[agents] has: {patterns}"
+            )
+        else:
+            text = f"the run's table [agents] has no agent {name!r}{nearest(name, self.table)}"
+        raise SessionError(Code.UNKNOWN_AGENT, text)
 
 
 def _check_names(names: list[str]) -> None:
@@ -58,27 +148,18 @@ def _check_names(names: list[str]) -> None:
         known.add(name)
 
 
-def _module_of(name: str, mapping: Mapping[str, str]) -> str:
-    for pattern, module_id in mapping.items():
-        if name and matches(name, pattern):
-            return module_id
-    if name in _UNNAMED:
-        patterns = ", ".join(list(mapping)[:20])
-        text = (
-            "an agent without a name, in a run for several: give it an id that the run's table "
-            f"[agents] has: {patterns}"
-        )
-    else:
-        text = f"the run's table [agents] has no agent {name!r}{nearest(name, mapping)}"
-    raise SessionError(Code.UNKNOWN_AGENT, text)
+def module_of(player: str) -> str:
+    """The id of a player's module."""
+    return player.partition(":")[0]  # which has no colon
 
 
-def _must_suit(agent: pb.Agent, module_id: str) -> str:
-    """The id of a module, if the agent asks for no other one."""
-    if agent.policy in ("", module_id):
-        return module_id
+def _must_suit(agent: pb.Agent, modules: tuple[str, ...]) -> tuple[str, ...]:
+    """Return an agent's modules, if it asks for no other."""
+    if agent.policy == "" or modules == (agent.policy,):
+        return modules
+    has = repr(modules[0]) if len(modules) == 1 else f"{len(modules)} that take turns"
     raise SessionError(
         Code.NOT_SERVED,
-        f"the policy {agent.policy[:64]!r} is asked for, and this run has {module_id!r} for agent "
-        f"{agent.id[:64]!r}: ask for that one, or for none",
+        f"the policy {agent.policy[:64]!r} is asked for, and this run has {has} for agent "
+        f"{agent.id[:64]!r}: ask for {'that one, or for ' * (len(modules) == 1)}none",
     )

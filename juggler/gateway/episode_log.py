@@ -1,13 +1,16 @@
-"""Gathers the whole episodes of simulators, whichever of their steps are learned from."""
+"""Whole episodes of simulators, and a thread that writes them."""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from numpy.typing import NDArray
 
 from juggler.envrunner.datasets.episode_recorder import EpisodesUnderWay, row_of
+from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
 from juggler.gateway.recordings import Recording
 from juggler.gateway.row_layout import Layout
 from juggler.gateway.step_batches import Steps
@@ -18,11 +21,11 @@ from juggler.runtime.wire.trees import Tree
 
 
 class EpisodeLog:
-    """Hears of every step of every environment, each of which has a place in the gateway.
+    """Gathers the episodes of environments, by their places.
 
     Args:
         layout: of what simulators observe.
-        policy: turns chosen actions into those that environments get.
+        policy: turns chosen actions into the environments' actions.
         action_space: of the latter.
         take: gets each episode when it ends.
     """
@@ -40,7 +43,7 @@ class EpisodeLog:
         self._acted: dict[int, tuple[Tree, Tree]] = {}  # by place, a step without its reward
 
     def arrive(self, arrivals: list[Steps], shown: Tree) -> None:
-        """Hear of the results of actions, and of what the next ones are chosen for.
+        """Take the results of actions, and the next observations.
 
         Args:
             arrivals: of different environments.
@@ -69,7 +72,7 @@ class EpisodeLog:
             self._acted[place] = self._shown.pop(place), row_of(actions, row)
 
     def record(self, recording: Recording) -> None:
-        """Hear of steps that somebody else took."""
+        """Hear of steps that others took."""
         place, steps = recording.place, len(recording.rewards)
         sent = self._policy.for_environments(recording.actions)
         actions = to_tree(self._action_space, sent)  # [L, ...]
@@ -88,3 +91,92 @@ class EpisodeLog:
             self._under_way.drop(place)
             self._shown.pop(place, None)
             self._acted.pop(place, None)
+
+
+#: Maximum size of episodes that wait. When it is reached, the gateway waits for the disk.
+_MOST_BYTES: Final = 256 << 20
+_LOOK_SECONDS: Final = 1.0
+#: How long to wait for the disk. The end of a run gives recordings 30 s.
+_DISK_SECONDS: Final = 25.0
+
+
+class EpisodeWriter:
+    """Writes episodes in its own thread, so simulators need not wait.
+
+    Args:
+        episodes: the data set to write. Only that thread uses it, except for `end`.
+    """
+
+    def __init__(self, episodes: SampledEpisodes) -> None:
+        self._episodes = episodes
+        self._changed = threading.Condition()
+        self._waiting: deque[RecordedEpisode] = deque()
+        self._bytes = 0  # of episodes that wait or are being written
+        self._closing = False
+        self._hung = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="recording", daemon=True)
+        self._thread.start()
+
+    def add(self, episode: RecordedEpisode) -> None:
+        """Queue an episode.
+
+        A later call or `close` raises errors of the thread. A disk that hangs ends the recording,
+        and the gateway continues.
+        """
+        with self._changed:
+            if self._hung:
+                return
+            free = self._changed.wait_for(
+                lambda: self._bytes < _MOST_BYTES or self._error, _DISK_SECONDS
+            )
+            if self._error is not None:
+                raise self._error
+            if not free:
+                self._hung = True
+                self._waiting.clear()
+                self._episodes.end(f"the disk has written nothing for {_DISK_SECONDS:g} s")
+                return
+            self._waiting.append(episode)
+            self._bytes += episode.nbytes
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Write the remaining episodes, and complete the data set.
+
+        Raises:
+            TimeoutError: the disk is too slow. The newest part of the data set is lost.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(_DISK_SECONDS)
+        if self._thread.is_alive():
+            raise TimeoutError(
+                f"recorded episodes are lost: the disk took more than {_DISK_SECONDS:g} s for them"
+            )
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        try:
+            while self._write_next():
+                self._episodes.look_at_the_clock()
+            self._episodes.complete()
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _write_next(self) -> bool:
+        """Write the next episode, or wait -> whether more may come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing, _LOOK_SECONDS)
+            if not self._waiting:
+                return not self._closing
+            episode = self._waiting.popleft()
+        self._episodes.add(episode)
+        with self._changed:
+            self._bytes -= episode.nbytes
+            self._changed.notify_all()
+        return True

@@ -1,31 +1,36 @@
-"""The gateway's server: messages of simulators come in, actions and batches go out."""
+"""The gateway's server, which answers messages of simulators."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from juggler.envrunner.info_numbers import InfoNumbers
-from juggler.gateway.answers import action_batch
-from juggler.gateway.clock import Clock
-from juggler.gateway.gateway_info import GatewayInfo
-from juggler.gateway.gateway_stream import GatewayStream
+from juggler.envrunner.rounds import PlayedRound
 from juggler.gateway.guest_book import connected
 from juggler.gateway.local_inference import LocalInference
-from juggler.gateway.notices import tell_of_untold, tell_to_wait
 from juggler.gateway.player import Acted
 from juggler.gateway.row_layout import Layout
 from juggler.gateway.session_manager import GatewaySettings, SessionManager, Work
-from juggler.gateway.sessions import Code, Session, SessionAgent, SessionError
-from juggler.gateway.step_batches import Batch, Steps, read_steps
-from juggler.gateway.transport import Transport
+from juggler.gateway.sessions import (
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    SERVED,
+    Code,
+    Session,
+    SessionAgent,
+    SessionError,
+)
+from juggler.gateway.shared_episodes import MOST_UNTOLD
+from juggler.gateway.step_batches import Answers, Batch, Share, Steps, action_batch, read_steps
+from juggler.gateway.transport import GatewayStream, Transport
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.episodes.version import DEFAULT_MODULE
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _SWEEP_SECONDS = 0.25
@@ -36,8 +41,10 @@ _MOST_SILENT = 1024
 
 
 class GatewayServer:
-    """Acts in turns. A turn takes everything that came since the last one, in a thread of the
-    transport; a clock has a turn when something is due and nothing came.
+    """Acts in turns.
+
+    A turn takes everything that came since the last one, in a thread of the transport. A clock has
+    a turn when something is due and nothing came.
 
     Args:
         transport: carries messages from and to simulators.
@@ -85,19 +92,44 @@ class GatewayServer:
         self.wake()
         return bound
 
-    def take_env_ended(self) -> list[tuple[float, int]]:
-        """Return and length of the environments' episodes that ended since the last call, where
-        simulators may have several agents."""
-        ended, self._manager.env_ended = self._manager.env_ended, []
-        return ended
+    def take_played(self) -> PlayedRound:
+        """What came of environments' episodes since the last call.
 
-    def take_infos(self) -> InfoNumbers:
-        """As `SessionManager.take_infos`."""
-        return self._manager.take_infos()
+        Returns are there where simulators may have several agents.
+        """
+        manager = self._manager
+        returns, lengths = zip(*manager.env_ended, strict=True) if manager.env_ended else ((), ())
+        manager.env_ended = []
+        return PlayedRound(
+            {},
+            {},
+            [*returns],
+            [*lengths],
+            agent_returns=manager.take_agent_returns(),
+            infos=manager.take_infos(),
+        )
+
+    @property
+    def env_steps(self) -> int:
+        """As `SessionManager.env_steps`."""
+        return self._manager.env_steps
+
+    def let_in(self, module_id: str) -> None:
+        """As `SessionManager.let_in`."""
+        self._manager.let_in(module_id)
+
+    def let_go(self, module_id: str) -> None:
+        """As `SessionManager.let_go`."""
+        self._manager.let_go(module_id)
 
     def counts(self) -> dict[str, float]:
         """As `GatewayInfo.counts`."""
         return self._info.counts()
+
+    @property
+    def asking(self) -> int:
+        """As `Sessions.asking`."""
+        return self._manager.sessions.asking
 
     def connected(self) -> tuple[int, int]:
         """As `guest_book.connected`."""
@@ -127,6 +159,10 @@ class GatewayServer:
             except BaseException as error:  # the process ends for it
                 self._over = True
                 self._failed(error)
+
+    def between_turns(self) -> AbstractContextManager[Any]:
+        """Hold turns up, for a command of the driver."""
+        return self._lock
 
     # -- turns ----------------------------------------------------------------------------------
 
@@ -180,17 +216,29 @@ class GatewayServer:
         self.seconds["messages"] += time.perf_counter() - began
 
     def _take_steps(self, arrivals: list[Batch]) -> None:
-        by_module: dict[str, list[Steps]] = defaultdict(list)
-        for batch in arrivals:
-            for steps in batch.parts:
-                by_module[steps.agent.module_id].append(steps)
+        by_player: dict[str, list[Steps]] = defaultdict(list)
         refused: set[Steps] = set()
         errors: dict[Session, SessionError] = {}
-        for module_id, of_module in by_module.items():
-            for steps, refusal in self._manager.players[module_id].arrive(of_module):
+        for batch in arrivals:
+            episodes = batch.session.episodes
+            if episodes is not None and episodes.seats.drawn:
+                try:
+                    if batch.session not in errors:
+                        self._manager.begin_episodes(batch)
+                except SessionError as wrong:
+                    errors[batch.session] = wrong
+                if batch.session in errors:
+                    continue
+            for steps in batch.parts:
+                for share in steps.shares or (steps,):
+                    by_player[share.player].append(share)
+        for player, of_player in by_player.items():
+            for steps, refusal in self._manager.players[player].arrive(of_player):
                 refused.add(steps)
                 errors.setdefault(steps.session, refusal)
         for batch in arrivals:
+            if batch.session.episodes is not None and batch.session.episodes.seats.drawn:
+                continue  # booked before others began to act there
             taken = [steps for steps in batch.parts if steps not in refused]
             over = batch.over if len(taken) == len(batch.parts) else []
             self._manager.book(batch.session, taken, over)
@@ -223,7 +271,7 @@ class GatewayServer:
         self._silent.pop(stream, None)
         session = stream.session
         if session is None or session.stream is not stream or session in self._leaving:
-            return  # who has said goodbye closes its stream
+            return  # a simulator closes its stream behind a goodbye
         self._manager.vanish(session)
 
     def refused(self, peer: str, why: str) -> None:
@@ -276,15 +324,15 @@ class GatewayServer:
         self._arrivals.append(batch)
 
     def _layout_of(self, agent: SessionAgent) -> Layout:
-        return self._manager.players[agent.module_id].layout
+        return self._manager.players[agent.player].layout
 
     # -- what they are told ---------------------------------------------------------------------
 
     def _act(self) -> None:
-        for module_id, player in self._manager.players.items():
+        for key, player in self._manager.players.items():
             while player.waiting:
                 started = time.perf_counter()
-                wanted, holds_up = self._work.wanted(module_id), self._work.holds_up(module_id)
+                wanted, holds_up = self._work.wanted(key), self._work.holds_up(key)
                 answers = player.act(wanted, self._settings.max_batch, holds_up)
                 if not answers:
                     break
@@ -297,12 +345,17 @@ class GatewayServer:
                 self.counted["inferred_batches"] += len(answers)
 
     def _answer(self, answer: Acted) -> None:
-        """Answer a batch of steps once all of its agents have their actions."""
+        """Answer a batch of steps that has its last actions."""
         steps, batch = answer.steps, answer.steps.batch
-        writes = self._manager.answers[steps.agent.module_id]
-        batch.answers[steps.index] = writes.part(
-            steps.index, steps.rows, answer.actions, answer.version
-        )
+        writes = self._manager.answers[steps.player]
+        actions, version = answer.actions, answer.version
+        if isinstance(steps, Share):
+            share, steps = steps, steps.whole
+            steps.shared.append((share, actions, version))
+            if len(steps.shared) < len(steps.shares):
+                return
+            writes, actions, version = self._merged(steps)
+        batch.answers[steps.index] = writes.part(steps.index, steps.rows, actions, version)
         if len(batch.answers) < len(batch.parts):
             return
         for part in batch.parts:
@@ -312,6 +365,24 @@ class GatewayServer:
         batch.session.told_to_wait = False
         parts = [batch.answers[part.index] for part in batch.parts]
         batch.session.answers(batch.seq, action_batch(batch.seq, parts))
+
+    def _merged(self, steps: Steps) -> tuple[Answers, list[bytes], Version]:
+        """The actions of an agent for whom several players have acted."""
+        layout = self._manager.players[steps.agent.player].action_layout
+        acted = [each for each in steps.shared if len(each[0].paused) < each[0].rows]
+        writes, version = Answers(layout, ""), Version(0, 0)
+        if len(acted) == 1:
+            writes, version = self._manager.answers[acted[0][0].player], acted[0][2]
+        merged = [bytearray(steps.rows * leaf.row_bytes) for leaf in layout.leaves]
+        for share, actions, _ in acted:
+            out = set(share.paused)
+            for at, row in enumerate(share.within):
+                if at in out:
+                    continue
+                for whole, own, leaf in zip(merged, actions, layout.leaves, strict=True):
+                    size = leaf.row_bytes
+                    whole[row * size : (row + 1) * size] = own[at * size : (at + 1) * size]
+        return writes, [bytes(each) for each in merged], version
 
     def _sweep(self) -> None:
         """Do what is due every now and then."""
@@ -334,3 +405,125 @@ class GatewayServer:
         tell_to_wait(late)
         if any(player.environments.counts["episodes_untold"] for player in players):
             tell_of_untold(self._manager.sessions.by_id.values())
+
+
+_FAR = 1e9  # seconds: nothing is due
+
+
+class Clock:
+    """A thread that calls back when something is due.
+
+    Args:
+        strike: called in the clock's thread, once for everything that is due.
+    """
+
+    def __init__(self, strike: Callable[[], None]) -> None:
+        self._strike = strike
+        self._news = threading.Condition()
+        self._due = time.monotonic() + _FAR
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="gateway-clock", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def within(self, seconds: float) -> None:
+        """Strike within these seconds. May be called in any thread."""
+        due = time.monotonic() + seconds
+        if due >= self._due:
+            return
+        with self._news:
+            self._due = min(due, self._due)
+            self._news.notify()
+
+    def close(self) -> None:
+        with self._news:
+            self._over = True
+            self._news.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                while not self._over and (left := self._due - time.monotonic()) > 0:
+                    self._news.wait(min(left, threading.TIMEOUT_MAX))
+                if self._over:
+                    return
+                self._due = time.monotonic() + _FAR
+            self._strike()
+
+
+class GatewayInfo:
+    """Tells what a gateway has, and what it has done.
+
+    Args:
+        manager: of the sessions.
+        settings: of the gateway.
+        events: how often each happened.
+        counted: of inferences, as `GatewayServer.counted`.
+    """
+
+    def __init__(
+        self,
+        manager: SessionManager,
+        settings: GatewaySettings,
+        events: Counter[str],
+        counted: Mapping[str, float],
+    ) -> None:
+        self._manager, self._settings = manager, settings
+        self._events, self._counted = events, counted
+
+    def message(self) -> pb.Info:
+        info = pb.Info(
+            protocol_min=PROTOCOL_MIN,
+            protocol_max=PROTOCOL_MAX,
+            run_id=self._settings.run_id,
+            modes=self._modes(),
+            counts=self.counts(),
+        )
+        info.agents.extend(self._manager.agents.values())
+        return info
+
+    def counts(self) -> dict[str, float]:
+        """Counts of events so far and of what is here, by name."""
+        counts: dict[str, float] = defaultdict(float, {**self._events, **self._counted})
+        sessions = self._manager.sessions.by_id.values()
+        counts["sessions"] = len(sessions)
+        counts["environments"] = sum(session.environments for session in sessions)
+        for player in self._manager.players.values():
+            for name, count in player.environments.counts.items():
+                counts[name] += count
+            counts["steps_waiting"] += len(player.waiting)
+            counts["recorded_steps_waiting"] += player.recorder.steps_waiting
+        if inferences := counts["inferences"]:
+            counts["rows_per_inference"] = counts["inferred_rows"] / inferences
+        return counts
+
+    def _modes(self) -> list[pb.Mode]:
+        if self._settings.casting.table:
+            return [pb.REMOTE_INFERENCE]
+        return [m for m in SERVED if m != pb.LOGGED_DATA or not self._settings.refuses_logged]
+
+
+def tell_to_wait(waiting: Iterable[Session]) -> None:
+    """Tell simulators that have waited for long, each once per answer."""
+    text = "no samples are requested now; answers come as soon as they are"
+    for session in waiting:
+        if session.stream is not None and not session.told_to_wait:
+            session.stream.send(_notice(text))
+            session.told_to_wait = True
+
+
+def tell_of_untold(sessions: Iterable[Session]) -> None:
+    """Tell simulators, each once, that not all of their episodes are counted."""
+    text = f"no samples were requested for long: of the episodes that ended, {MOST_UNTOLD:,}"
+    for session in sessions:
+        if session.stream is not None and not session.told_of_untold:
+            session.stream.send(_notice(f"{text} are counted, the newest"))
+            session.told_of_untold = True
+
+
+def _notice(text: str) -> bytes:
+    notice = pb.Notice(kind=pb.Notice.WAITING, text=text)
+    return pb.ToSimulator(notice=notice).SerializeToString()

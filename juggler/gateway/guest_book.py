@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 from urllib.parse import unquote
 
+from juggler.gateway.agents import module_of
 from juggler.gateway.sessions import Session, Sessions
-from juggler.runtime.actors.hello import one_line
+from juggler.runtime.actors.hub import one_line
 
 #: Of more lines about one thing, only the number is told, once the time is over.
 _SECONDS = 60.0
@@ -21,12 +22,12 @@ _SHOWN = 4  # names of agents
 
 class Tell(Protocol):
     def __call__(self, text: str, warning: bool, simulators: int, environments: int) -> None:
-        """Tell people something of the simulators that are connected now, so many with so many
-        environments."""
+        """Tell people something, and how many simulators and environments are connected."""
 
 
 class GuestBook:
-    """
+    """Logs simulators that come and go, in few lines.
+
     Args:
         sessions: that are open.
         tell: tells people.
@@ -45,12 +46,12 @@ class GuestBook:
         self._began: dict[str, float] = {}  # of the lines about each thing
         self._lines: dict[str, int] = defaultdict(int)
         self._untold: dict[str, int] = defaultdict(int)
-        self._last: dict[str, str] = {}  # of those that were not told
+        self._last: dict[str, str] = {}  # that was not told
         self._told_of_rows = False
 
     def came(self, session: Session, *, back: bool) -> None:
         """A simulator began a session, or is `back` in it."""
-        modules = dict.fromkeys(agent.module_id for agent in session.agents)
+        modules = dict.fromkeys(module_of(each) for agent in session.agents for each in agent.seats)
         what = f"{_environments(session.environments)} for {_few('policy', modules)}"
         if names := [agent.name for agent in session.agents if agent.name]:
             what += f", {_few('agent', names)}"
@@ -81,7 +82,7 @@ class GuestBook:
         self._line("refused", f"refused a simulator at {address_of(peer)}", why)
 
     def look(self) -> None:
-        """Tell the number of what was not told, if it is time. To be called now and then."""
+        """Report how much was not told, if it is time."""
         now = self._clock()
         for kind, began in list(self._began.items()):
             if now - began < _SECONDS:

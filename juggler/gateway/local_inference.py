@@ -1,14 +1,14 @@
-"""Simulators that act by themselves: recordings come in, policies go out. They have one agent."""
+"""Recordings of simulators that act by themselves, and policies for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from juggler.gateway.answers import to_message
 from juggler.gateway.player import Player
 from juggler.gateway.recordings import Recording
 from juggler.gateway.session_manager import SessionManager
 from juggler.gateway.sessions import Code, Session, SessionError
+from juggler.gateway.step_batches import to_message
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
@@ -26,7 +26,7 @@ class LocalInference:
 
     def __init__(self, manager: SessionManager, wake: Callable[[], None]) -> None:
         self._manager, self._wake = manager, wake
-        self._asking: list[Session] = []  # who ask for a policy
+        self._asking: list[Session] = []  # for a policy
         self._told = Version(0, 0)  # to everybody
 
     def recording(self, session: Session, message: pb.Recording) -> None:
@@ -49,14 +49,14 @@ class LocalInference:
         player.record(recording)
 
     def resumed(self, session: Session) -> None:
-        """Tell a simulator of weights that came while it was away. What went to its broken stream
-        may be lost, so it is told again."""
+        """Announce weights again, as a broken stream may have lost the news."""
         if session.has_policy is not None:
             session.wants_news = True
             self._announce(session)
 
     def policy(self, session: Session, request: pb.PolicyRequest) -> None:
-        """
+        """Send a policy to a session that asks for it.
+
         Raises:
             SessionError: its session may not ask for one, or there is none of this name.
         """
@@ -125,7 +125,7 @@ class LocalInference:
         return self._manager.player
 
     def _must_be_known(self, player: Player, recording: Recording) -> None:
-        """Check that its weights came from here, and are not older than those before.
+        """Check that its weights came from here, in order.
 
         Raises:
             SessionError: they did not, or are.
@@ -136,8 +136,8 @@ class LocalInference:
         too_old = version.update < player.version.update - player.recorder.row_age
         if not (too_old or player.publisher.gave(version)):
             text = (
-                f"weights {tuple(version)} acted, and nobody got such from here: send the version "
-                "of the policy that acted"
+                f"weights {tuple(version)} acted, but were never sent from here: send the "
+                "version of the policy that acted"
             )
             raise SessionError(Code.UNKNOWN_VERSION, text, recording.seq)
         if version < versions.get(recording.environment, version):

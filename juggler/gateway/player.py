@@ -1,4 +1,4 @@
-"""From the steps of many simulators, each at its own pace, to rows of batches."""
+"""From the steps of many simulators to rows of batches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from juggler.gateway.environments import Environments
 from juggler.gateway.episode_log import EpisodeLog
 from juggler.gateway.publisher import Publisher
-from juggler.gateway.recorder import Recorder
-from juggler.gateway.recordings import Reader, Recording
+from juggler.gateway.recordings import Reader, Recorder, Recording
 from juggler.gateway.row_layout import Layout, ValueChecks
 from juggler.gateway.sessions import SessionError
 from juggler.gateway.step_batches import Steps
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.building import EnvToModule
 from juggler.runtime.connectors.leaves import at, holds_masks
 from juggler.runtime.connectors.mergeable_state import State, merge
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -111,7 +110,7 @@ class Player:
     # -- steps that come --------------------------------------------------------------------------
 
     def arrive(self, arrivals: list[Steps]) -> list[tuple[Steps, SessionError]]:
-        """Take the results of actions -> batches that cannot be taken, and why."""
+        """Take the results of actions -> refused batches, and why."""
         refused: list[tuple[Steps, SessionError]] = []
         while arrivals:
             rows = sum(steps.rows for steps in arrivals)
@@ -124,12 +123,18 @@ class Player:
             arrivals = [steps for steps in arrivals if steps is not bad[0]]
         return refused
 
+    def first_bad(self, steps: Steps) -> SessionError | None:
+        """Why a batch cannot be taken, if that is so."""
+        bad = self._bad([steps], self.layout.tree([steps.raw], steps.rows))
+        return None if bad is None else bad[1]
+
     def _bad(self, arrivals: list[Steps], shown: Tree) -> tuple[Steps, SessionError] | None:
         """The first batch whose observations cannot be used, and why."""
         begin = 0
         if any(steps.paused for steps in arrivals):
             put(shown, np.flatnonzero(~_shown(arrivals)), self._nothing)
-        found = self._checks.first_bad(shown)
+        unchecked = any(not steps.checked for steps in arrivals)
+        found = self._checks.first_bad(shown) if unchecked else None
         if found is not None:
             row, error = found
             for steps in arrivals:
@@ -155,7 +160,7 @@ class Player:
         self.environments.take_results(arrivals, slots, observations)
         begin = 0
         for steps in arrivals:
-            steps.observations, steps.begin = observations, begin
+            steps.observations, steps.shown, steps.begin = observations, shown, begin
             begin += steps.rows
             steps.acting = steps.slots
             if steps.paused:
@@ -167,7 +172,7 @@ class Player:
             self.waiting.append(steps)
 
     def _see(self, shown: Tree, live: Callable[[], NDArray[np.bool_]]) -> Tree:
-        """Observations as batches hold them, of those that simulators show [B, ...].
+        """Observations [B, ...] of simulators, as batches hold them.
 
         Args:
             live: returns [B], the observations that connectors learn from.
@@ -179,7 +184,7 @@ class Player:
         return observations
 
     def record(self, recording: Recording) -> None:
-        """Take steps that somebody else took."""
+        """Take steps that were chosen elsewhere."""
         if self.episode_log is not None:
             self.episode_log.record(recording)
         self.recorder.arrive(recording)
@@ -195,15 +200,20 @@ class Player:
             most_rows: of steps at once; a single batch of steps may have more.
             holds_up: steps wait until their rows may begin; else they are not recorded.
         """
+        # Steps that wait for a request would hold up an evaluation.
+        holds_up = holds_up and self.environments.evaluation is None
         chosen, recording = self._next(wanted, most_rows, holds_up)
         if not chosen:
             return []
         places = np.concatenate([steps.acting for steps in chosen])  # [B]
         sent: list[bytes] = []
         if len(places):
-            seen = _gathered(chosen)  # [B, ...]
-            actions = self.environments.act(places, recording, seen)
-            tree = to_tree(self._action_space, actions)  # [B, ...]
+            seen = _gathered(chosen, "observations")  # [B, ...]
+            if self.environments.evaluation is None:
+                actions = self.environments.act(places, recording, seen)
+                tree = to_tree(self._action_space, actions)  # [B, ...]
+            else:
+                tree = self._with_evaluation(chosen, places, recording, seen)
             if self.episode_log is not None:
                 self.episode_log.act(places, tree)
             arrays = _arrays(tree)
@@ -222,10 +232,32 @@ class Player:
             begin = end
         return answers
 
+    def _with_evaluation(
+        self,
+        chosen: list[Steps],
+        places: NDArray[np.intp],
+        recording: NDArray[np.bool_],
+        seen: Tree,
+    ) -> Tree:
+        """Actions [B, ...] for places [B], of which an evaluation chooses some."""
+        environments = self.environments
+        assert environments.evaluation is not None
+        first = environments.of["first"][places]  # [B]
+        evaluated = environments.evaluated(places)  # [B]
+        actions = environments.act(places, recording & ~evaluated, seen)
+        tree = to_tree(self._action_space, actions)  # [B, ...]
+        if not evaluated.any():
+            return tree
+        shown = take(_gathered(chosen, "shown"), evaluated)
+        greedy = environments.evaluation.act(places[evaluated], first[evaluated], shown)
+        mixed: Tree = tree_map(np.array, tree)  # memory of its own, which can be written to
+        put(mixed, np.flatnonzero(evaluated), to_tree(self._action_space, greedy))
+        return mixed
+
     def _next(
         self, wanted: int, most_rows: int, holds_up: bool
     ) -> tuple[list[Steps], NDArray[np.bool_]]:
-        """The batches to answer now, and for each of their rows whether it is recorded."""
+        """The batches to answer now, and which rows [B] are recorded."""
         chosen: list[Steps] = []
         recording: list[bool] = []
         everyone = sum(steps.rows for steps in self.waiting)
@@ -257,7 +289,7 @@ class Player:
         return chosen, np.array(recording, np.bool_)
 
     def _of_all_rows(self, steps: Steps, actions: list[bytes]) -> list[bytes]:
-        """The bytes of each leaf, with zeros for rows that want no action."""
+        """Bytes of each leaf, with zeros for rows without an action."""
         everyone = _arrays(zeros(self._action_space, (steps.rows,)))
         out = set(steps.paused)
         acting = [i for i in range(steps.rows) if i not in out]
@@ -287,7 +319,7 @@ class Player:
         self._connectors.set_state(state)
 
     def batch(self, rows: int) -> tuple[EpisodeBatch, list[tuple[float, int]], State]:
-        """A batch of complete rows, the episodes that ended, and what connectors have learned."""
+        """A batch of rows, ended episodes, and what connectors have learned."""
         batch = self.environments.rows.batch(rows, self._policy.log_probabilities)
         delta, self._delta = self._delta, {}
         return batch, self.take_ended(), delta
@@ -298,8 +330,7 @@ class Player:
         return ended
 
     def take_stale(self) -> int:
-        """Steps that were dropped since the last call, with those of complete rows that are too old
-        by now."""
+        """Steps that were dropped since the last call, with complete rows."""
         return self.recorder.take_stale() + self.environments.drop_stale()
 
 
@@ -314,15 +345,15 @@ def _shown(arrivals: list[Steps]) -> NDArray[np.bool_]:
     return shows
 
 
-def _gathered(chosen: list[Steps]) -> Any:
-    """The observations [B, ...] of the rows that act, from batches of several turns."""
+def _gathered(chosen: list[Steps], name: str) -> Any:
+    """A tree [B, ...] of the rows that act, of several turns."""
     parts = []
     for steps in chosen:
         places: Any = slice(steps.begin, steps.begin + steps.rows)
         if steps.paused:
             out = set(steps.paused)
             places = [steps.begin + at for at in range(steps.rows) if at not in out]
-        parts.append((steps.observations, places))
+        parts.append((getattr(steps, name), places))
     same = parts[0][0]
     count = len(next(iter(_arrays(same))))
     whole = all(tree is same for tree, _ in parts) and sum(s.rows for s in chosen) == count

@@ -11,7 +11,7 @@ from typing import Any
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.gateway.answers import to_message
+from juggler.gateway.step_batches import to_message
 from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
@@ -25,8 +25,9 @@ _MODULE = "module."  # begins the names of a module's values in a graph
 
 
 class Publisher:
-    """Exports the policy once, in a thread, as it takes seconds. The models of other versions have
-    the same graph with other weights.
+    """Exports the policy once, in a thread, as it takes seconds.
+
+    The models of other versions have the same graph with other weights.
 
     Args:
         policy: to export.
@@ -54,7 +55,7 @@ class Publisher:
         return self._without_weights is not None
 
     def begin(self, done: Callable[[], None]) -> None:
-        """Export the policy, once. `done` is called in another thread at the end."""
+        """Export the policy once in another thread, and call `done` there."""
         if self._begun:
             return
         self._begun = True
@@ -77,7 +78,7 @@ class Publisher:
         )
 
     def _constants(self) -> dict[str, NDArray[Any]]:
-        """Return the values of the graph that change during a run, by their names there."""
+        """Return the graph's values that change during a run, by name."""
         policy = self._policy
         assert policy.connectors is not None
         weights = {f"{_MODULE}{name}": array for name, array in policy.weights().items()}
@@ -146,6 +147,6 @@ class Publisher:
 
 
 def _said(error: Exception) -> str:
-    """The text of an error, with its class unless it was meant for people. Never empty."""
+    """The text of an error, with its class if that helps."""
     told = isinstance(error, ValueError | NotImplementedError) and str(error)
     return told or f"{type(error).__name__}: {error}"

@@ -14,17 +14,15 @@ from numpy.typing import NDArray
 from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
 from juggler.gateway.sessions import Code, Session, SessionError
 from juggler.runtime.connectors.leaves import at, observed_leaves
-from juggler.runtime.episodes.finiteness import MOST_REWARD, TOO_LARGE
+from juggler.runtime.episodes.batch import MOST_REWARD, TOO_LARGE
 from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.wire.choices import choices_of, find_outside
-from juggler.runtime.wire.dtypes import dtype_to_number
-from juggler.runtime.wire.structures import space_leaves
-from juggler.runtime.wire.trees import Path, Skeleton, Tree, flatten, path_name
+from juggler.runtime.wire.structures import choices_of, find_outside, space_leaves
+from juggler.runtime.wire.trees import Path, Skeleton, Tree, dtype_to_number, flatten, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 
 class Leaf:
-    """One array of a space: its path, and the shape and bytes of one row."""
+    """One array of a space."""
 
     def __init__(self, path: Path, space: Space[Any]) -> None:
         self.path = path
@@ -94,8 +92,15 @@ class Layout:
             found[place] = data
         return [data for data in found if data is not None]
 
+    def picked(self, raw: Sequence[bytes], rows: Sequence[int]) -> list[bytes]:
+        """The bytes of each leaf of some rows; [] for no rows."""
+        return [
+            b"".join(data[row * leaf.row_bytes : (row + 1) * leaf.row_bytes] for row in rows)
+            for data, leaf in zip(raw, self.leaves, strict=False)
+        ]
+
     def tree(self, raws: Sequence[list[bytes]], rows: int) -> Tree:
-        """The arrays [rows, ...] of several batches, one behind the other, in memory of its own."""
+        """Arrays [rows, ...] of several batches in order, in new memory."""
         arrays = []
         for place, leaf in enumerate(self.leaves):
             joined = bytearray().join([raw[place] for raw in raws])
@@ -123,7 +128,7 @@ class ValueChecks:
         self._legal = LegalActions.of(observation_space, action_space, "a session")
 
     def first_bad(self, observations: Tree, masks: bool = True) -> tuple[int, SessionError] | None:
-        """The first bad row of [rows, ...], and its error; None: all are good.
+        """The first bad row and its error; None: all are good.
 
         Args:
             observations: a tree of arrays.
@@ -174,7 +179,7 @@ def check_rewards(rewards: Sequence[float], whose: Callable[[int], str]) -> None
 def read_infos(
     session: Session, given: Sequence[float], count: int, what: str
 ) -> NDArray[np.float64] | None:
-    """The numbers [count, K] that a simulator tells of rows or steps; None: it tells none.
+    """Numbers [count, K] of rows or steps; None: there are none.
 
     Args:
         session: of the simulator.
@@ -196,7 +201,7 @@ def read_infos(
 
 
 def _is_float32(array: NDArray[Any]) -> NDArray[np.bool_]:
-    """Where there is a finite number [...] in float32, in which policies compute."""
+    """Where numbers [...] are finite in float32, in which policies compute."""
     is_wide = array.dtype.itemsize > 4
     good = np.abs(array) <= np.finfo(np.float32).max if is_wide else np.isfinite(array)
     return np.asarray(good)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -12,32 +14,34 @@ from gymnasium import Space
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
-from juggler.envrunner.deliveries import Deliveries
-from juggler.envrunner.environments.seeding import module_seeds, seed_process
+from juggler.envrunner.deliveries import tell_round
+from juggler.envrunner.environments.seeding import module_seeds, player_seed
+from juggler.envrunner.evaluation import Goal
 from juggler.envrunner.finiteness import NonFinite
-from juggler.envrunner.info_numbers import to_messages
-from juggler.envrunner.learner_streams import LearnerStreams
-from juggler.envrunner.process import index_of, prepare_process, report_slow_streams, step_back
+from juggler.envrunner.multi_agent.assigned_line_ups import AssignedLineUps
+from juggler.envrunner.process import prepare_process, step_back
 from juggler.envrunner.program import EnvRunnerProgram, GatewayAddress
-from juggler.envrunner.rounds import RequestedRound
-from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup, may_play
-from juggler.envrunner.stage import OwnCode
-from juggler.gateway import transport
-from juggler.gateway.asked_round import AskedRound, SlowRound
+from juggler.envrunner.rounds import Played, PlayedRound
+from juggler.envrunner.sampling_worker import SamplingWorker
+from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup
+from juggler.envrunner.stage import OwnCode, refuse_league
+from juggler.gateway.agents import Casting
+from juggler.gateway.evaluation import GreedyEpisodes
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
 from juggler.gateway.served_module import ServedModule
 from juggler.gateway.session_manager import GatewaySettings
+from juggler.gateway.sessions import RESUME_SECONDS
+from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.actors import calls
-from juggler.runtime.actors.attachment import Attachment, Command, Detached
+from juggler.runtime.actors.attachment import Attachment, Detached
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import join_address, split_address
-from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.tls import read_tls
-from juggler.runtime.actors.worker import CommandLoop, Contact, attach_and_run
-from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+from juggler.runtime.actors.worker import Contact, Inbox, attach_and_run
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import training_pb2
 
 #: How often to look for weights that a request waits for.
 _LOOK_SECONDS = 0.005
@@ -57,54 +61,45 @@ def main(program: EnvRunnerProgram) -> None:
     )
 
 
-class GatewayRunner:
-    """Takes part in a run as any EnvRunner does, once simulators have told the spaces of each
-    module's agents.
+class GatewayRunner(SamplingWorker):
+    """Takes part in a run, once simulators have told all spaces.
 
-    Commands come in the process's first thread and are carried out in the gateway's turns.
+    Commands come in the process's first thread. Requests are carried out in the gateway's turns.
 
     Where simulators may have several agents, no row of one waits for rows of another: while any
     round is open, the agents of all its modules begin rows as they like. A round is over when every
-    module has a batch, or one has two; then each hands over what it has.
+    module has a batch, or one has two; or, where line-ups are drawn, with as many steps as a round
+    of an EnvRunner has. Then each hands over what it has.
     """
 
     def __init__(
         self,
         attachment: Attachment,
-        inbox: Mailbox[Command | Detached],
+        inbox: Inbox,
         contact: Contact,
         gateway: GatewayAddress,
         module_factory: Any = None,
         own_connectors: Any = None,
     ) -> None:
-        self._attachment = attachment
-        attachment.held_up_by = policy_in
-        self._inbox = inbox
-        self._contact = contact
-        self._index = index_of(attachment)
-        self._said: set[str] = set()  # to the driver, by the streams of any module
-        self._gateway_address = gateway
-        self._own_code = OwnCode(module_factory, own_connectors)
-        self._loop = CommandLoop(attachment, inbox)
-        self._loop.on(training_pb2.Setup, self._setup)
-        self._loop.on(training_pb2.Learners, self._learners)
-        self._loop.on(training_pb2.SampleRequest, self._sample)
+        super().__init__(
+            attachment, inbox, contact, OwnCode(module_factory, own_connectors), policy_in
+        )
+        self._inbox, self._gateway_address = inbox, gateway
         self._server: GatewayServer | None = None
+        self._casting = Casting()
         # By the driver: the command's id, and the setup.
         self._told: tuple[int, EnvRunnerSetup] | None = None
-        self._modules: dict[str, ServedModule] = {}
-        self._deliveries = Deliveries(attachment)
-        self._round = RequestedRound()  # that comes
+        self._is_ready = False
+        self._seed, self._added = 0, 0  # players, with former ones
+        self._left: dict[str, Played] = {}  # of players that have left, not reported yet
+        self._modules: dict[str, ServedModule] = {}  # by the key of the player: see `Casting`
         self._new: deque[AskedRound] = deque()  # from the first thread
         self._asked: deque[AskedRound] = deque()  # whose weights are here
         self._slow_round = SlowRound()
-
-    def run(self) -> str:
-        report_slow_streams(self._attachment, self._index, self._contact)
-        try:
-            return self._loop.run()
-        finally:
-            self._deliveries.settle([module.streams for module in self._modules.values()])
+        self._asked_at = 0.0  # when a simulator was last here that lets the gateway act, seconds
+        # Commands with their ids, and what is to be played.
+        self._evaluations: deque[tuple[int, training_pb2.Evaluate, Tree, Version]] = deque()
+        self._loop.on(training_pb2.Evaluate, self._evaluate)
 
     def close(self) -> None:
         with ExitStack() as stack:  # an error of one module leaves no recording of another open
@@ -117,18 +112,19 @@ class GatewayRunner:
 
     # -- commands, in the first thread ----------------------------------------------------------
 
-    def _setup(self, command_id: int, setup: training_pb2.Setup) -> None:
-        """The reply follows when simulators have told the spaces."""
-        told = from_json(setup.config, EnvRunnerSetup)
-        config = told.env_runner
-        for module_id, seed in self._seeds(told, setup.seed).items():
-            settled = self._deliveries.settled
-            streams = LearnerStreams(
-                module_id, self._index, self._attachment, self._contact, settled, self._said
-            )
-            self._modules[module_id] = ServedModule(streams, told.modules[module_id], seed)
+    def _begin(self, command_id: int, told: EnvRunnerSetup, seed: int) -> None:
+        """Listen. The reply follows when simulators have told the spaces."""
+        config, self._seed = told.env_runner, seed
+        self._casting = Casting(
+            told.agents,
+            mapping=told.mapping,
+            league=told.league,
+            own=self._own_code.classes,
+            seed=seed,
+        )
+        for module_id, own_seed in self._seeds(told, seed).items():
+            self._add(module_id, told.modules[module_id], own_seed)
         self._told = command_id, told
-        seed_process(setup.seed)
         tls = read_tls(None) if self._contact.local else self._contact.tls
         token = read_token(None, tls) if self._contact.local else self._contact.token
         first = next(iter(told.modules.values()))
@@ -138,23 +134,68 @@ class GatewayRunner:
             run_id=self._attachment.run_id,
             fragment_steps=config.fragment_steps,
             refuses_logged=_why_not_logged(first),
-            agents={agent: may_play(said)[0] for agent, said in told.agents.items()},
+            casting=self._casting,
             rows=config.envs_per_runner,
         )
         busy = self._attachment.busy  # a policy that hangs shows itself as an environment does
-        carrier = transport.make_transport(token)
-        self._server = GatewayServer(carrier, self, settings, self._failed, busy)
-        if (why := transport.why_slow()) and not calls.why_slow():  # else it has been said
-            self._attachment.report(training_pb2.Note(text=why))
+        self._server = GatewayServer(Transport(token), self, settings, self._failed, busy)
         address = self._server.start(self._address(), tls, self._gateway_address.insecure)
-        text = f"takes simulators at {address}; waits for the first one"
-        self._attachment.report(training_pb2.Note(text=text))
+        self._note(f"takes simulators at {address}; waits for the first one")
 
     @staticmethod
     def _seeds(told: EnvRunnerSetup, seed: int) -> dict[str, int]:
         """By module, the seed of its noise."""
         seeds = module_seeds(seed, len(told.modules)) if told.agents else [seed]
         return dict(zip(told.modules, seeds, strict=True))
+
+    def _add(self, module_id: str, acting: ActingSetup, seed: int) -> None:
+        streams = self._streams.get(module_id)
+        self._modules[module_id] = ServedModule(module_id, streams, acting, seed, self._frozen)
+
+    def _let_in(self, module_id: str, acting: ActingSetup) -> None:
+        self._of_league()
+        if module_id in self._modules:
+            raise ValueError(f"a player {module_id!r} is here already")
+        assert self._server is not None
+        with self._server.between_turns():
+            self._add(module_id, acting, player_seed(self._seed, self._added))
+            self._added += 1
+            self._casting.players.append(module_id)
+            self._server.let_in(module_id)
+
+    def _let_go(self, module_id: str) -> None:
+        league = self._of_league()
+        if module_id not in self._casting.players:
+            return
+        assert self._server is not None
+        with self._server.between_turns():
+            for asked in (self._new, self._asked):
+                for place, each in enumerate(asked):
+                    self._answer_for_gone(each, module_id)
+                    asked[place] = each.without(module_id)
+            self._casting.players.remove(module_id)
+            trained = (each for each in self._casting.players if each in self._streams)
+            league.forget(module_id, next(trained))
+            self._forget_left(league)
+
+    def _answer_for_gone(self, asked: AskedRound, module_id: str) -> None:
+        for command_id, request in asked.requests.items():
+            if request.module_id == module_id:
+                self._deliveries.no_learner(command_id, request)
+
+    def _of_league(self) -> AssignedLineUps:
+        if self._casting.league is None:
+            refuse_league()
+        return self._casting.league
+
+    def _forget_left(self, league: AssignedLineUps) -> None:
+        """Forget players that were let go and that no running episode has."""
+        assert self._server is not None
+        for module_id in league.take_left():
+            left = self._modules.pop(module_id)
+            if not left.is_trained:
+                self._left.setdefault(left.module_id, Played()).add(left.take_played())
+            self._server.let_go(module_id)
 
     def _address(self) -> str:
         """The gateway's address. Each local gateway has its own port or path."""
@@ -164,24 +205,45 @@ class GatewayRunner:
         host, port = split_address(address)
         return join_address(host, port + number if port else port)
 
-    def _learners(self, _: int, message: training_pb2.Learners) -> attach_pb2.Done:
-        """Dial the learners that train a module now, and let go of those that no longer do."""
-        if (module := self._modules.get(message.module_id)) is not None:
-            module.streams.connect(message.learners)
-        return attach_pb2.Done()
+    def _play(self, requests: Mapping[int, training_pb2.SampleRequest]) -> None:
+        assert self._server is not None
+        line_ups = [each for request in requests.values() for each in request.line_ups]
+        if line_ups:
+            with self._server.between_turns():
+                self._of_league().assign(line_ups, self._casting.players)
+        self._new.append(AskedRound(dict(requests), time.monotonic()))
+        self._server.wake()
 
-    def _sample(self, command_id: int, request: training_pb2.SampleRequest) -> None:
-        if request.module_id not in self._modules:
-            raise ValueError(
-                f"asked for a batch of module {request.module_id!r}, and this gateway acts with "
-                f"{', '.join(map(repr, self._modules))}"
+    def _evaluate(self, command_id: int, command: training_pb2.Evaluate) -> None:
+        """Have a checkpoint play episodes. The reply follows."""
+        assert self._server is not None
+        trees, version = self._checkpoint(command)
+        with self._server.between_turns():
+            self._evaluations.append((command_id, command, trees[DEFAULT_MODULE], version))
+        self._server.wake()
+
+    def _go_on_evaluating(self) -> None:
+        """Begin with the next evaluation, or answer the one that is over."""
+        module = self._modules[DEFAULT_MODULE]
+        command_id, command, tree, version = self._evaluations[0]
+        assert module.player is not None
+        environments, now = module.player.environments, time.monotonic()
+        assert self._server is not None
+        if self._server.asking or environments.evaluation is None:
+            self._asked_at = now
+        in_vain = now > self._asked_at + RESUME_SECONDS
+        if environments.evaluation is None:
+            goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
+            about = command.episodes, command.most_steps, goal
+            environments.evaluate(GreedyEpisodes(module.greedy_actor(tree), *about))
+        elif (played := environments.take_evaluation(at_once=in_vain)) is not None:
+            self._evaluations.popleft()
+            answer = training_pb2.Evaluation(
+                version=version.message(),
+                episode_returns=played.returns,
+                episode_lengths=played.lengths,
             )
-        if not self._round.add(command_id, request):
-            return  # others of the round follow
-        requests, self._round = self._round.requests, RequestedRound()
-        self._new.append(AskedRound(requests, time.monotonic()))
-        if self._server is not None:
-            self._server.wake()
+            self._attachment.reply(command_id, answer)
 
     def _failed(self, error: BaseException) -> None:
         self._inbox.put(Detached.by(error))
@@ -189,13 +251,18 @@ class GatewayRunner:
     # -- called by the server, within `at_work` ---------------------------------------------------
 
     def prepare(
-        self, module_id: str, agents: int, observation_space: Space[Any], action_space: Space[Any]
+        self, key: str, agents: int, observation_space: Space[Any], action_space: Space[Any]
     ) -> Player:
-        """Build the player of a module. With the last one, tell the driver the spaces."""
+        """Build a player. With the last one, tell the driver the spaces."""
         assert self._told is not None
         command_id, told = self._told
         config = told.env_runner
-        player = self._modules[module_id].prepare(
+        if key not in self._modules:
+            assert key.startswith(f"{RANDOM}:"), f"no module is set up for {key}"
+            seed = player_seed(self._seed, self._added)
+            self._added += 1
+            self._modules[key] = ServedModule(RANDOM, None, None, seed, self._frozen)
+        player = self._modules[key].prepare(
             observation_space,
             action_space,
             config.envs_per_runner * agents,
@@ -203,16 +270,18 @@ class GatewayRunner:
             self._own_code,
             self._recorded(config, observation_space, action_space),
         )
-        missing = [each for each, module in self._modules.items() if module.player is None]
+        trained = {each: self._modules.get(each) for each in told.modules if each in self._streams}
+        missing = [each for each, module in trained.items() if module and module.player is None]
         if missing:
-            text = f"has agents of module {module_id}; waits for those of {', '.join(missing)}"
-            self._attachment.report(training_pb2.Note(text=text))
-            return player
-        step_back()
-        if self._contact.health is not None:
-            self._contact.health.ready(True)
-        ready = [module.ready for module in self._modules.values()]
-        self._attachment.reply(command_id, training_pb2.Ready(modules=ready))
+            whose = self._modules[key].module_id
+            self._note(f"has agents of module {whose}; waits for those of {', '.join(missing)}")
+        elif not self._is_ready:
+            self._is_ready = True
+            step_back()
+            if self._contact.health is not None:
+                self._contact.health.ready(True)
+            ready = [module.ready for module in trained.values() if module]
+            self._attachment.reply(command_id, training_pb2.Ready(modules=ready))
         return player
 
     def _recorded(
@@ -221,29 +290,24 @@ class GatewayRunner:
         """What takes the episodes that are recorded, if the configuration says so."""
         if not config.record:
             return None
-
-        def tell(text: str) -> None:
-            self._attachment.report(training_pb2.Note(text=text, warning=True))
-
         worker = self._attachment.worker_id
-        return SampledEpisodes(config, worker, observation_space, action_space, None, tell)
+        return SampledEpisodes(config, worker, observation_space, action_space, None, self._warn)
 
-    def wanted(self, module_id: str) -> int:
-        module = self._modules[module_id]
+    def wanted(self, key: str) -> int:
+        module = self._modules[key]
         assert module.player is not None
-        asked = sum(1 for each in self._asked if each.is_for(module_id))
+        asked = sum(1 for each in self._asked if each.is_for(key))
         if self._has_several_agents:
             return _ANY if asked else 0
         return asked * module.rows - module.complete - module.player.environments.rows_begun
 
-    def holds_up(self, module_id: str) -> bool:
-        """A module without a share in the open rounds holds nobody up."""
+    def holds_up(self, key: str) -> bool:
+        """Whether steps wait for a request; with several agents, only between rounds."""
         return not (self._has_several_agents and self._asked)
 
     @property
     def _has_several_agents(self) -> bool:
-        assert self._told is not None
-        return bool(self._told[1].agents)
+        return bool(self._casting.table)
 
     def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         note = training_pb2.Note(text=text, warning=warning)
@@ -253,11 +317,15 @@ class GatewayRunner:
     def go_on(self) -> None:
         for module in self._modules.values():
             module.take_weights()
-        while self._new and self._new[0].can_begin(self._modules):
-            self._begin(self._new.popleft())
-        while self._asked and self._asked[0].is_over(self._modules):
-            self._hand_over(self._asked.popleft())
         assert self._server is not None
+        if self._evaluations:
+            self._go_on_evaluating()
+        while self._new and self._new[0].can_begin(self._modules):
+            self._begin_round(self._new.popleft())
+        while self._asked and self._asked[0].is_over(self._modules, self._server.env_steps):
+            self._hand_over(self._asked.popleft())
+        if self._casting.league is not None:
+            self._forget_left(self._casting.league)
         if text := self._slow_round.look(self._asked, self._modules):
             here = self._server.connected()
             self.tell(f"{text}; environments of simulators: {here[1]:,}", False, *here)
@@ -265,9 +333,10 @@ class GatewayRunner:
     def patience(self) -> float:
         return _LOOK_SECONDS if self._new else 1.0
 
-    def _begin(self, asked: AskedRound) -> None:
-        """Answer those requests whose learners are gone, and begin to record for the others."""
+    def _begin_round(self, asked: AskedRound) -> None:
+        """Begin to record for the requests that have a learner."""
         assert self._told is not None
+        assert self._server is not None
         left: dict[int, training_pb2.SampleRequest] = {}
         for command_id, request in asked.requests.items():
             if self._modules[request.module_id].streams.sender(request.learner) is None:
@@ -278,11 +347,16 @@ class GatewayRunner:
                 seed = self._seeds(self._told[1], request.seed)[request.module_id]
             self._modules[request.module_id].begin(request, seed)
             left[command_id] = request
+        config, until = self._told[1].env_runner, None
+        if self._casting.draws:
+            before = self._asked[-1].until if self._asked else None  # rounds follow each other
+            until = before or self._server.env_steps
+            until += config.envs_per_runner * config.fragment_steps
         if left:
-            self._asked.append(AskedRound(left, asked.at))
+            self._asked.append(AskedRound(left, asked.at, until))
 
     def _hand_over(self, asked: AskedRound) -> None:
-        """Send each batch to its learner; the receipts follow when they are there.
+        """Send each batch to its learner. The receipts follow.
 
         Raises:
             NonFinite: steps of a module are lost. All requests are answered.
@@ -290,7 +364,7 @@ class GatewayRunner:
         assert self._server is not None
         broken: NonFinite | None = None
         self._tell_notes()
-        told = False  # how episodes of environments ended: one receipt of a round has it
+        told = False  # what came of the round itself is in one of its receipts
         for command_id, request in asked.requests.items():
             started, module = time.perf_counter(), self._modules[request.module_id]
             receipt, batch, error = module.hand_over(request)
@@ -309,23 +383,31 @@ class GatewayRunner:
                 self._deliveries.answer(command_id, receipt, "learner_lost", why)
                 continue
             if not told:
-                env_ended, told = self._server.take_env_ended(), True
-                receipt.env_returns.extend(episode[0] for episode in env_ended)
-                receipt.env_lengths.extend(episode[1] for episode in env_ended)
-                receipt.infos.extend(to_messages(self._server.take_infos()))
+                tell_round(receipt, self._take_played(), by_agent=True)
+                told = True
             if batch is None:
                 self._deliveries.answer(command_id, receipt)
             else:
                 self._deliveries.send(command_id, request, receipt, batch, sender)
         for module_id, module in self._modules.items():
-            if module.player is not None and not asked.is_for(module_id):
-                module.player.take_ended()  # in no receipt: nobody counts them
+            if module.is_trained and module.player and not asked.is_for(module_id):
+                module.player.take_ended()  # in no receipt: they are not counted
         if broken is not None:
             raise broken
 
+    def _take_played(self) -> PlayedRound:
+        """What came of a round besides its batches."""
+        assert self._server is not None
+        others, self._left = self._left, {}
+        for module in self._modules.values():
+            if not module.is_trained:
+                others.setdefault(module.module_id, Played()).add(module.take_played())
+        league = self._casting.league
+        matches = [] if league is None else league.take_ended()
+        return replace(self._server.take_played(), others=others, matches=matches)
+
     def _tell_notes(self) -> None:
-        """Tell people how modules act; of those with the same class, and of several gateways, one
-        speaks for all."""
+        """Report how modules act, once for each class and all gateways."""
         notes: list[training_pb2.Note] = []
         for module in self._modules.values():
             notes.extend(note for note in module.take_notes() if note not in notes)
@@ -334,7 +416,7 @@ class GatewayRunner:
 
 
 def _why_not_logged(told: ActingSetup) -> str:
-    """For simulators: why recordings of other policies are not learned from; "": they are."""
+    """Why recordings of other policies are not learned from, for simulators."""
     if told.off_policy:
         return ""
     return (
@@ -345,9 +427,105 @@ def _why_not_logged(told: ActingSetup) -> str:
 
 
 def policy_in(frame: FrameType | None) -> str:
-    """Return what a thread of a gateway does, for people, from its innermost frame."""
+    """Return what a gateway's thread does, from its innermost frame."""
     while frame is not None:
         if frame.f_code is Actor.act.__code__:
             return f"inference by {type(frame.f_locals['self'].module).__name__}"
         frame = frame.f_back
     return "the gateway"
+
+
+_TELL_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRound:
+    """The requests of a round, and when it ends.
+
+    Attributes:
+        requests: by command id, one for each module.
+        at: when it came, in seconds of `time.monotonic`.
+        until: steps of environments; None: it ends with its batches. Line-ups may leave out one of
+            its modules, for which it would wait in vain.
+    """
+
+    requests: dict[int, training_pb2.SampleRequest]
+    at: float
+    until: int | None = None
+
+    def without(self, module_id: str) -> AskedRound:
+        """This round without the requests for a module."""
+        others = {each: one for each, one in self.requests.items() if one.module_id != module_id}
+        return replace(self, requests=others)
+
+    def is_for(self, module_id: str) -> bool:
+        """Whether it has a request for a module."""
+        return any(each.module_id == module_id for each in self.requests.values())
+
+    def can_begin(self, modules: Mapping[str, ServedModule]) -> bool:
+        """Whether the weights of its requests are here, or have no learner.
+
+        Args:
+            modules: of the gateway, by id.
+
+        Raises:
+            LearnerOutOfReach: no weights came for long.
+        """
+        each = self.requests.values()
+        return all(modules[one.module_id].can_begin(one, self.at) for one in each)
+
+    def is_over(self, modules: Mapping[str, ServedModule], env_steps: int) -> bool:
+        """Whether its batches are complete, or its steps are taken.
+
+        Args:
+            modules: of the gateway, by id.
+            env_steps: of all environments so far.
+        """
+        if self.until is not None and env_steps >= self.until:
+            return True
+        asked = [modules[each.module_id] for each in self.requests.values()]
+        return all(module.complete >= module.rows for module in asked) or any(
+            module.complete >= 2 * module.rows for module in asked
+        )
+
+    def fullness(self, modules: Mapping[str, ServedModule]) -> str:
+        """For people: how many of its steps are here, of each module."""
+        parts = []
+        for each in self.requests.values():
+            here, all_steps = modules[each.module_id].fullness()
+            whose = "" if len(self.requests) == 1 else f" of module {each.module_id}"
+            parts.append(f"{here:,} of {all_steps:,} steps{whose}")
+        return ", ".join(parts)
+
+
+class SlowRound:
+    """Reports how full a slow batch is, at growing intervals.
+
+    Attributes:
+        seconds: to the first time.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = _TELL_SECONDS
+        self._of: AskedRound | None = None
+        self._next = 0.0  # seconds since it was begun to wait
+        self._since = 0.0
+
+    def look(self, asked: Sequence[AskedRound], modules: Mapping[str, ServedModule]) -> str:
+        """What is to be said now, for people; "": nothing.
+
+        Args:
+            asked: rounds without an answer, the oldest first.
+            modules: of the gateway, by id.
+        """
+        if not asked:
+            self._of = None
+            return ""
+        now = time.monotonic()
+        if asked[0] is not self._of:
+            self._of, self._since, self._next = asked[0], now, self.seconds
+        waited = now - self._since
+        if waited < self._next:
+            return ""
+        self._next = 2 * waited
+        return f"has {asked[0].fullness(modules)} of its next batch after {waited:.0f} s"

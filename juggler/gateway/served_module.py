@@ -1,51 +1,79 @@
-"""One module that a gateway acts with: its weights, its player and its batches."""
+"""A module of a gateway, with its weights, player and batches."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gymnasium import Space
 
 from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
 from juggler.envrunner.deliveries import receipt_for
+from juggler.envrunner.evaluation import load_tree
 from juggler.envrunner.finiteness import NonFinite, check_finite
+from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.learner_streams import FIRST_WEIGHTS_SECONDS, LearnerStreams
 from juggler.envrunner.paced.rows import oldest_version
+from juggler.envrunner.rounds import Played
 from juggler.envrunner.setup import ActingSetup
 from juggler.envrunner.stage import ActingParts, OwnCode
-from juggler.gateway.episode_log import EpisodeLog
-from juggler.gateway.episode_writer import EpisodeWriter
+from juggler.gateway.episode_log import EpisodeLog, EpisodeWriter
 from juggler.gateway.player import Player
-from juggler.runtime.acting.actor import Actor
+from juggler.runtime.acting.actor import Actor, RandomActions
+from juggler.runtime.connectors.building import EnvToModule
 from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
 
 class ServedModule:
-    """
+    """A module of a gateway, trained or not.
+
     Args:
-        streams: to and from the learners of the module.
-        setup: what the module is built from.
+        module_id: of the module; `random` draws its actions.
+        streams: to and from the learners of the module; None: it is not trained.
+        setup: what the module is built from; None: of `random`.
         seed: of its noise.
+        frozen: what it plays with if it is not trained.
 
     Attributes:
-        streams: as given.
+        module_id: as given.
         player: acts for its agents; None: no simulator has told their spaces.
         rows: of a batch, one for each of its agents in each environment.
-        ready: what the driver is told of it, once it has a player.
     """
 
-    def __init__(self, streams: LearnerStreams, setup: ActingSetup, seed: int) -> None:
-        self.streams, self._setup, self._seed = streams, setup, seed
+    def __init__(
+        self,
+        module_id: str,
+        streams: LearnerStreams | None,
+        setup: ActingSetup | None,
+        seed: int,
+        frozen: FrozenWeights,
+    ) -> None:
+        self.module_id, self._streams, self._setup = module_id, streams, setup
+        self._seed, self._frozen = seed, frozen
         self.player: Player | None = None
         self.rows = 0
-        self.ready: training_pb2.Ready.Module
         self._has_weights = False
         self._parts: ActingParts
+        self._build: Callable[[], ActingParts]
+        self._greedy: Actor | None = None
         self._writer: EpisodeWriter | None = None
+        self._told_steps = 0
+
+    @property
+    def is_trained(self) -> bool:
+        return self._streams is not None
+
+    @property
+    def streams(self) -> LearnerStreams:
+        """To and from the learners of a module that is trained."""
+        assert self._streams is not None
+        return self._streams
 
     def prepare(
         self,
@@ -65,34 +93,61 @@ class ServedModule:
             steps: T.
             own_code: may be used in the setup.
             episodes: take the episodes that are recorded, if they are.
+
+        Raises:
+            ValueError: what it plays with is not what the setup says.
         """
-        parts = ActingParts.build(self._setup, observation_space, action_space, own_code)
-        self._parts = parts
-        policy = Actor(parts.module, 1, 0, self._seed, parts.module_to_env, parts.connectors)
-        self.player = Player(
-            observation_space,
-            action_space,
-            policy,
-            parts.connectors,
-            steps,
-            self._setup.row_age,
-        )
+        spaces = observation_space, action_space
+        if self._setup is None:
+            policy = Actor(RandomActions(action_space), seed=self._seed)
+            connectors, row_age = EnvToModule({}, {}, observation_space), 0
+        else:
+            self._build = partial(ActingParts.build, self._setup, *spaces, own_code)
+            parts = self._parts = self._build()
+            connectors, row_age = parts.connectors, self._setup.row_age
+            policy = Actor(parts.module, 1, 0, self._seed, parts.module_to_env, connectors)
+            if self._setup.digest:
+                self._frozen.load(self.module_id, self._setup.digest, policy, connectors)
+        self.player = Player(*spaces, policy, connectors, steps, row_age)
         if episodes is not None:
             self._writer = EpisodeWriter(episodes)
             self.player.episode_log = EpisodeLog(
                 self.player.layout, policy, action_space, self._writer.add
             )
         self.rows = rows
-        self.ready = parts.ready(self.streams.module_id, rows, steps)
         return self.player
+
+    def greedy_actor(self, tree: Tree) -> Actor:
+        """An actor that plays a checkpoint in the same spaces.
+
+        Args:
+            tree: the part of the module.
+
+        Raises:
+            ValueError: it is of another module.
+        """
+        if self._greedy is None:
+            parts = self._build()
+            self._greedy = Actor(parts.module, 1, 0, 0, parts.module_to_env, parts.connectors)
+        assert self._greedy.connectors is not None
+        load_tree(self.module_id, tree, self._greedy, self._greedy.connectors)
+        self._greedy.forget()
+        return self._greedy
 
     def close(self) -> None:
         """Let go of the learners, and complete what was recorded."""
         try:
-            self.streams.close()
+            if self._streams is not None:
+                self._streams.close()
         finally:
             if self._writer is not None:
                 self._writer.close()
+
+    @property
+    def ready(self) -> training_pb2.Ready.Module:
+        """What the driver is told of a trained module with a player."""
+        assert self.player is not None
+        return self._parts.ready(self.module_id, self.rows, self.player.environments.rows.steps)
 
     @property
     def complete(self) -> int:
@@ -100,7 +155,7 @@ class ServedModule:
         return 0 if self.player is None else len(self.player.environments.rows.complete)
 
     def fullness(self) -> tuple[int, int]:
-        """Steps that are here for the next batch, and those of a whole one."""
+        """Steps that are here for the next batch, and its size."""
         if self.player is None:
             return 0, 0
         environments = self.player.environments
@@ -111,20 +166,30 @@ class ServedModule:
 
     def take_weights(self) -> None:
         """Act with the newest weights that have come."""
-        weights, player = self.streams.newest, self.player
+        weights = None if self._streams is None else self._streams.newest
+        player = self.player
         if player is None or weights is None:
             return
         if not self._has_weights or weights.version > player.version:
             tree: Any = weights.tree
-            player.use(self._parts.as_here(tree[self.streams.module_id]), weights.version)
+            player.use(self._parts.as_here(tree[self.module_id]), weights.version)
             self._has_weights = True
+
+    def take_played(self) -> Played:
+        """What an untrained module has done since the last call."""
+        if self.player is None:
+            return Played()
+        steps, before = self.player.environments.counts["steps"], self._told_steps
+        self._told_steps, ended = steps, self.player.take_ended()
+        returns, lengths = [each[0] for each in ended], [each[1] for each in ended]
+        return Played(steps - before, returns, lengths)
 
     def take_notes(self) -> list[training_pb2.Note]:
         """What is to be said of how the module acts, each once."""
         return [] if self.player is None else self.player.take_notes()
 
     def can_begin(self, request: training_pb2.SampleRequest, since: float) -> bool:
-        """Whether the weights of a request are here, or its learner is gone.
+        """Whether a request has its weights, or no learner.
 
         Args:
             request: for a batch.
@@ -158,7 +223,7 @@ class ServedModule:
     def hand_over(
         self, request: training_pb2.SampleRequest
     ) -> tuple[training_pb2.Receipt, EpisodeBatch | None, NonFinite | None]:
-        """The receipt for a request, its batch, if a row is complete, and why that is lost.
+        """A receipt, a batch if a row is complete, or its error.
 
         Args:
             request: for a batch.

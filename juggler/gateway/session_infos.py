@@ -1,4 +1,4 @@
-"""Numbers that a simulator tells of its steps, over the episodes of its environments."""
+"""Numbers that a simulator tells of its steps, by episode."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ class ToldRows(Protocol):
 
 
 class SessionInfos:
-    """Watches what a session tells of its steps, as an EnvRunner watches the infos of its
-    environments.
+    """Watches numbers of a session as an EnvRunner watches infos.
 
     Args:
         names: of the K numbers of a step.
@@ -84,7 +83,7 @@ class SessionInfos:
     def record(
         self, environment: int, infos: NDArray[np.float64] | None, *, starts: bool, ends: bool
     ) -> None:
-        """Take what a recording tells of the L steps of an environment with one agent.
+        """Take the numbers of the L steps of a recording.
 
         Args:
             environment: its number.

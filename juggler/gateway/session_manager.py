@@ -1,22 +1,23 @@
-"""Opens, resumes and closes the sessions of a gateway."""
+"""Open, resume and close the sessions of a gateway."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gymnasium import Space
+import numpy as np
+from gymnasium import Space, spaces
 
+from juggler.envrunner.agent_returns import AgentReturns, add_returns, has_metrics_by_agent
 from juggler.envrunner.info_numbers import InfoNumber, InfoNumbers, told_apart
-from juggler.gateway.agent_spaces import difference, must_fit, read_space, whose
-from juggler.gateway.agents import cast_agents
-from juggler.gateway.answers import Answers
-from juggler.gateway.gateway_stream import MESSAGE_BYTES, GatewayStream
+from juggler.envrunner.multi_agent.line_up import LineUpError
+from juggler.gateway.agents import Casting, module_of
 from juggler.gateway.guest_book import GuestBook, address_of
 from juggler.gateway.player import Player
-from juggler.gateway.room import Load, no_room
+from juggler.gateway.row_layout import Layout, ValueChecks
 from juggler.gateway.session_infos import SessionInfos
 from juggler.gateway.sessions import (
     PROTOCOL_MAX,
@@ -29,27 +30,35 @@ from juggler.gateway.sessions import (
     check_hello,
 )
 from juggler.gateway.shared_episodes import SharedEpisodes, keep_newest
-from juggler.gateway.step_batches import Batch, Steps
+from juggler.gateway.step_batches import Answers, Batch, Steps, split
+from juggler.gateway.transport import MESSAGE_BYTES, GatewayStream
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
-from juggler.runtime.wire.spaces import space_to_message
+from juggler.runtime.wire.spaces import space_from_message, space_to_message
+from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+#: Why a session was closed, if its simulator stayed away.
+LOST = "it did not come back"
 
 
 class Work(Protocol):
     """What a gateway acts for: it asks for samples and brings weights."""
 
     def prepare(
-        self, module_id: str, agents: int, observation_space: Space[Any], action_space: Space[Any]
+        self, key: str, agents: int, observation_space: Space[Any], action_space: Space[Any]
     ) -> Player:
-        """Make the player of a module. Called once for each, with the spaces of the first agents
-        that it acts for, and how many of them one environment has."""
+        """Make a player, by its key: see `Casting`.
 
-    def wanted(self, module_id: str) -> int:
-        """Rows of a module that may be begun now."""
+        Called once for each, with the spaces of the first agents that it may act for, and how many
+        of them one environment has.
+        """
 
-    def holds_up(self, module_id: str) -> bool:
-        """Whether its agents wait until their rows may begin; else they act all the same."""
+    def wanted(self, key: str) -> int:
+        """Rows of a player that may be begun now."""
+
+    def holds_up(self, key: str) -> bool:
+        """Whether its agents wait until their rows may begin."""
 
     def patience(self) -> float:
         """Seconds to wait for events before `go_on` is called again."""
@@ -58,22 +67,22 @@ class Work(Protocol):
         """As `guest_book.Tell`."""
 
     def go_on(self) -> None:
-        """Hand in complete batches, and take new weights and requests. Called after each turn."""
+        """Hand in batches, and take weights and requests, after each turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """
+    """Settings of a gateway.
+
     Attributes:
         max_batch: the most rows of one inference; a batch of steps of one simulator stays whole.
         max_wait: seconds that a step waits for others, to be inferred together with them.
         run_id: told to simulators.
         fragment_steps: T.
         resume_seconds: how long a session waits for a simulator that vanished.
-        refuses_logged: why nobody learns from data of other policies; "": it is learned from.
-        agents: by name or pattern of agents, the module that acts for them; the first that matches
-            counts. {}: simulators have one agent each.
-        rows: of a batch, for each agent of its module; 0: nobody is told where that is too few.
+        refuses_logged: why data of other policies is not learned from; "": it is learned from.
+        casting: which modules may act for which agents.
+        rows: of a batch, for each agent of its module; 0: too few of them are not reported.
     """
 
     max_batch: int
@@ -82,7 +91,7 @@ class GatewaySettings:
     fragment_steps: int
     resume_seconds: float = RESUME_SECONDS
     refuses_logged: str = ""
-    agents: Mapping[str, str] = field(default_factory=dict)
+    casting: Casting = field(default_factory=Casting)
     rows: int = 0
 
 
@@ -97,28 +106,33 @@ class SessionManager:
     Attributes:
         sessions: all of them.
         guests: tells people of them.
-        players: act for them, by module; each is made once a simulator has told its spaces.
-        agents: with those spaces, by module.
-        answers: write actions, by module.
+        players: act for them; each is made once a simulator has told its spaces.
+        agents: with those spaces, by player.
+        answers: write actions, by player.
         env_ended: return and length of the environments' episodes that ended, of all their agents
             together. Empty where simulators have one agent each.
+        env_steps: of these environments so far.
     """
 
     def __init__(self, work: Work, settings: GatewaySettings, counts: Counter[str]) -> None:
         self._work, self._settings, self._counts = work, settings, counts
+        self._casting = settings.casting
         self.sessions = Sessions(settings.resume_seconds)
         self.guests = GuestBook(self.sessions, work.tell, settings.rows)
         self.players: dict[str, Player] = {}
         self.agents: dict[str, pb.Agent] = {}
         self.answers: dict[str, Answers] = {}
         self.env_ended: list[tuple[float, int]] = []
+        self.env_steps = 0
+        self._agent_returns: AgentReturns = {}
+        self._names = dict.fromkeys(settings.casting.table)  # of all agents, with patterns
         self._infos: dict[str, deque[InfoNumber]] = {}  # of episodes that ended
         self._load = Load()  # of all sessions
 
     @property
     def player(self) -> Player | None:
-        """Of simulators with one agent each; None: there is none yet, or they have several."""
-        return None if self._settings.agents else self.players.get(DEFAULT_MODULE)
+        """The player of simulators with one agent, if it is there."""
+        return None if self._casting.table else self.players.get(DEFAULT_MODULE)
 
     def hello(self, stream: GatewayStream, hello: pb.Hello) -> None:
         """Begin a session, or let it go on.
@@ -126,8 +140,8 @@ class SessionManager:
         Raises:
             SessionError: it cannot.
         """
-        check_hello(hello, self._settings.agents)
-        cast = cast_agents(hello, self._settings.agents)
+        check_hello(hello, self._casting.table)
+        cast = self._casting.cast(hello)
         if hello.mode == pb.LOGGED_DATA and self._settings.refuses_logged:
             raise SessionError(Code.CANNOT_LEARN, self._settings.refuses_logged)
         resumed = bool(hello.resume_token)
@@ -159,46 +173,84 @@ class SessionManager:
         )
         stream.send(pb.ToSimulator(welcome=welcome).SerializeToString())
 
-    def _begun(self, stream: GatewayStream, hello: pb.Hello, cast: list[str]) -> Session:
+    def _begun(
+        self, stream: GatewayStream, hello: pb.Hello, cast: list[tuple[str, ...]]
+    ) -> Session:
         """A new session, once its agents have players."""
         fresh: dict[str, tuple[pb.Agent, Space[Any], Space[Any]]] = {}
-        for given, module_id in zip(hello.agents, cast, strict=True):
-            if module_id not in self.agents and module_id not in fresh:
-                fresh[module_id] = self._read(given, module_id)
-            ours = self.agents[module_id] if module_id in self.agents else fresh[module_id][0]
-            self._must_have(ours, given)
+        for given, players in zip(hello.agents, cast, strict=True):
+            for key in players:
+                if key not in self.agents and key not in fresh:
+                    fresh[key] = self._read(given, key)
+                self._must_have(self.agents[key] if key in self.agents else fresh[key][0], given)
         self._make_room(hello)
-        for module_id, (agent, *both) in fresh.items():
+        for key, (agent, *both) in fresh.items():
             try:
-                player = self._work.prepare(module_id, cast.count(module_id), *both)
+                self._prepare(key, sum(key in players for players in cast), agent, *both)
             except (WireError, UnsupportedSpace) as error:
                 raise SessionError(Code.WRONG_SPACES, str(error)) from error
-            self.players[module_id], self.agents[module_id] = player, agent
-            self.answers[module_id] = Answers(player.action_layout, module_id)
-        several = bool(self._settings.agents)
+        several = bool(self._casting.table)
         agents = [
             SessionAgent(
                 index,
                 given.id if several else "",
-                module_id,
-                self.players[module_id].environments.seat(hello.environments),
+                {key: self._seat(key, hello.environments) for key in players},
             )
-            for index, (given, module_id) in enumerate(zip(hello.agents, cast, strict=True))
+            for index, (given, players) in enumerate(zip(hello.agents, cast, strict=True))
         ]
-        episodes = SharedEpisodes(len(agents), hello.environments) if several else None
-        infos = None
+        episodes = infos = None
+        names = [agent.id for agent in hello.agents]
+        if several:
+            seats = self._casting.line_ups(names, cast, hello.environments)
+            episodes = SharedEpisodes(seats, hello.environments)
+            if has_metrics_by_agent(self._names):
+                self._names.update(dict.fromkeys(names))
         if hello.info_names:
-            apart = told_apart([agent.id for agent in hello.agents]) if several else ()
+            apart = told_apart(names) if several else ()
             counts = len(agents), apart, hello.environments
             infos = SessionInfos(list(hello.info_names), *counts, self._infos)
         return Session(agents, hello, stream, episodes, infos)
 
+    def _prepare(
+        self, key: str, count: int, agent: pb.Agent, observed: Space[Any], acted: Space[Any]
+    ) -> None:
+        player = self._work.prepare(key, count, observed, acted)
+        self.players[key], self.agents[key] = player, agent
+        self.answers[key] = Answers(player.action_layout, module_of(key))
+
+    def _seat(self, key: str, environments: int) -> list[int]:
+        return self.players[key].environments.seat(environments)
+
+    def let_in(self, module_id: str) -> None:
+        """Let another player of a league act from now on."""
+        if not self.players:
+            return  # no simulator has told them
+        agent = pb.Agent()  # all agents of a league have equal spaces
+        agent.CopyFrom(next(iter(self.agents.values())))
+        agent.policy = module_id
+        spaces = read_space(agent, "observation_space"), read_space(agent, "action_space")
+        self._prepare(module_id, len(self._casting.table), agent, *spaces)
+        for session in self.sessions.by_id.values():
+            for each in session.agents:
+                each.seat(module_id, self._seat(module_id, session.environments))
+
+    def let_go(self, module_id: str) -> None:
+        """Forget a player of a league that no running episode has."""
+        for session in self.sessions.by_id.values():
+            for each in session.agents:
+                each.unseat(module_id)
+        if (player := self.players.get(module_id)) is not None:
+            self._counts.update(player.environments.counts)
+        for of_players in (self.players, self.agents, self.answers):
+            of_players.pop(module_id, None)
+
     def _make_room(self, hello: pb.Hello) -> None:
-        """Let go of sessions whose simulators have vanished, where a new one has no room beside
-        them: a simulator that keeps crashing would fill the gateway with them.
+        """Close sessions of vanished simulators to make room for a new one.
+
+        A simulator that keeps crashing would fill the gateway with them.
 
         Raises:
-            SessionError: those that are here leave no room for it.
+            SessionError: other sessions leave no room for it.
         """
         more, gone = Load.of(hello), self.sessions.vanished()
         if error := no_room(more, self._load - sum(map(Load.of, gone), Load())):
@@ -206,11 +258,11 @@ class SessionManager:
         while no_room(more, self._load):
             self.lose(gone.pop(0))
 
-    def _read(self, given: pb.Agent, module_id: str) -> tuple[pb.Agent, Space[Any], Space[Any]]:
-        """What the agents of a module have in common, as this one says it.
+    def _read(self, given: pb.Agent, key: str) -> tuple[pb.Agent, Space[Any], Space[Any]]:
+        """What all agents of a player have in common.
 
         Raises:
-            SessionError: nobody can learn in its spaces.
+            SessionError: no policy can learn in its spaces.
         """
         observation_space = read_space(given, "observation_space")
         action_space = read_space(given, "action_space")
@@ -221,20 +273,24 @@ class SessionManager:
         agent = pb.Agent(
             observation_space=space_to_message(observation_space),
             action_space=space_to_message(action_space),
-            policy=module_id if self._settings.agents else "",
+            policy=module_of(key) if self._casting.table else "",
         )
         return agent, observation_space, action_space
 
-    def _must_be_as_before(self, session: Session, hello: pb.Hello, cast: list[str]) -> None:
+    def _must_be_as_before(
+        self, session: Session, hello: pb.Hello, cast: list[tuple[str, ...]]
+    ) -> None:
         """
         Raises:
             SessionError: a session that goes on began with other agents.
         """
-        for agent, given, module_id in zip(session.agents, hello.agents, cast, strict=True):
-            if agent.module_id != module_id:
+        drawn = session.episodes is not None and session.episodes.seats.drawn
+        for agent, given, players in zip(session.agents, hello.agents, cast, strict=True):
+            same = agent.name == given.id if drawn else agent.player == players[0]
+            if not same:
                 text = f"{whose(given)}a session goes on with the agents that it began with"
                 raise SessionError(Code.UNKNOWN_AGENT, text)
-            self._must_have(self.agents[module_id], given)
+            self._must_have(self.agents[agent.player], given)
 
     def _must_have(self, ours: pb.Agent, given: pb.Agent) -> None:
         """
@@ -278,7 +334,7 @@ class SessionManager:
 
     def lose(self, session: Session) -> None:
         """Close a session whose simulator did not come back."""
-        self.close(session, "it did not come back")
+        self.close(session, LOST)
         self._counts["sessions_lost"] += 1
 
     def vanish(self, session: Session) -> None:
@@ -292,9 +348,12 @@ class SessionManager:
             return  # it sent two wrong messages at once
         places: dict[str, list[int]] = defaultdict(list)
         for agent in session.agents:
-            places[agent.module_id] += agent.slots
-        for module_id, of_module in places.items():
-            self.players[module_id].unseat(of_module)
+            for key, of_agent in agent.seats.items():
+                places[key] += of_agent.tolist()
+        for key, of_player in places.items():
+            self.players[key].unseat(of_player)
+        if session.episodes is not None:
+            session.episodes.seats.leave()
         if session.infos is not None:
             session.infos.settle()
         self.sessions.remove(session)
@@ -303,6 +362,34 @@ class SessionManager:
         self.guests.left(session, why)
 
     # -- what becomes of episodes -----------------------------------------------------------------
+
+    def begin_episodes(self, batch: Batch) -> None:
+        """Book a batch of steps, draw line-ups, and split its rows.
+
+        Raises:
+            SessionError: its values cannot be used, or there is no line-up.
+        """
+        session, episodes = batch.session, batch.session.episodes
+        assert episodes is not None
+        for part in batch.parts:
+            if error := self.players[part.agent.player].first_bad(part):
+                raise error
+        before = [self._acting(part) for part in batch.parts]
+        self.book(session, batch.parts, batch.over)
+        if batch.began:
+            try:
+                episodes.seats.begin(batch.began)
+            except LineUpError as error:
+                raise SessionError(Code.NOT_SERVED, str(error), batch.seq) from error
+        for part, players in zip(batch.parts, before, strict=True):
+            after = self._acting(part) if batch.began else players
+            split(part, players, after, self.players[part.agent.player].layout)
+
+    def _acting(self, part: Steps) -> list[str]:
+        """[R] the player that acts in each row now."""
+        assert part.session.episodes is not None
+        ids = part.session.episodes.seats.of(part.environments)[:, part.index]
+        return [part.agent.player_of(each) for each in ids.tolist()]
 
     def book(self, session: Session, parts: list[Steps], over: list[int]) -> None:
         """Account for a batch of steps.
@@ -313,17 +400,196 @@ class SessionManager:
             over: the environments whose episodes are over with it.
         """
         if session.episodes is not None:
-            self.env_ended += session.episodes.book(parts, over)
-            keep_newest(self.env_ended)
+            booked, seats = session.episodes.book(parts, over), session.episodes.seats
+            self.env_steps += booked.steps
+            if over:
+                returns, lengths = booked.env_returns.tolist(), booked.env_lengths.tolist()
+                self.env_ended += zip(returns, lengths, strict=True)
+                keep_newest(self.env_ended)
+                if has_metrics_by_agent(self._names):
+                    into, players = self._agent_returns, seats.of(over)
+                    add_returns(into, seats.names, players, booked.agent_returns)
+                    for each in into.values():
+                        keep_newest(each)
+                seats.ended(over, booked.agent_returns, booked.env_lengths)
         if session.infos is not None:
             session.infos.see(parts, over)
 
+    def take_agent_returns(self) -> AgentReturns:
+        """Each agent's returns since the last call; {}: there are many agents."""
+        taken, self._agent_returns = self._agent_returns, {}
+        return taken if has_metrics_by_agent(self._names) else {}
+
     def take_infos(self) -> InfoNumbers:
-        """Numbers that simulators told of their steps, of the episodes that ended since the last
-        call."""
+        """Numbers of simulators, of episodes that ended since the last call."""
         for session in self.sessions.by_id.values():
             if session.infos is not None:
                 session.infos.settle()
         taken = {name: list(episodes) for name, episodes in self._infos.items()}
         self._infos.clear()
         return taken
+
+
+_MOST_ROW_BYTES = 256 << 20
+#: In an observation or an action, with choices encoded one-hot.
+_MOST_NUMBERS = 1 << 22
+
+
+def must_fit(observation_space: Space[Any], action_space: Space[Any], steps: int) -> None:
+    """Check that masks fit the actions, and rows the memory.
+
+    Raises:
+        SessionError: they do not, or it has not.
+    """
+    for name, space in (("observation", observation_space), ("action", action_space)):
+        if (numbers := _numbers(space)) > _MOST_NUMBERS:
+            text = f"an {name} is {numbers} numbers, with one for each value of what is counted"
+            raise SessionError(Code.WRONG_SPACES, f"{text}: at most {_MOST_NUMBERS}")
+    try:
+        ValueChecks(observation_space, action_space)
+    except ValueError as error:
+        raise SessionError(Code.WRONG_SPACES, str(error)) from error
+    row_bytes = steps * sum(leaf.row_bytes for leaf in Layout(observation_space).leaves)
+    if row_bytes > _MOST_ROW_BYTES:
+        text = f"{steps} observations take {row_bytes} bytes: at most {_MOST_ROW_BYTES}"
+        raise SessionError(Code.WRONG_SPACES, text)
+
+
+def read_space(agent: pb.Agent, name: str) -> Space[Any]:
+    """One of the spaces of an agent.
+
+    Raises:
+        SessionError: it is none.
+    """
+    try:
+        return space_from_message(getattr(agent, name))
+    except (WireError, UnsupportedSpace) as error:
+        raise SessionError(Code.WRONG_SPACES, f"{whose(agent)}{name}: {error}") from error
+
+
+def difference(one: Space[Any], other: Space[Any], its_name: str, other_name: str) -> str:
+    """Describe how two spaces differ, for people.
+
+    Args:
+        one: a space.
+        other: the space that it should be.
+        its_name: what to call the first.
+        other_name: what to call the second.
+    """
+    if type(one) is type(other) and isinstance(one, spaces.Dict | spaces.Tuple):
+        its, others = _parts(one), _parts(other)
+        if list(its) != list(others):
+            return f"{its_name} has the parts {_few(its)}; {other_name} has {_few(others)}"
+        for key, part in its.items():
+            if space_to_message(part) != space_to_message(others[key]):
+                at = f" at {key!r}"
+                return difference(part, others[key], its_name + at, other_name + at)
+    text, other_text = _one_line(one), _one_line(other)
+    if text == other_text and isinstance(one, spaces.Box) and isinstance(other, spaces.Box):
+        where = np.argwhere((one.low != other.low) | (one.high != other.high))
+        for place in [tuple(each) for each in where.tolist()][:1]:
+            text += f" with bounds of {one.low[place]} and {one.high[place]} at {list(place)}"
+            other_text += f" with {other.low[place]} and {other.high[place]} there"
+    elif text == other_text:
+        text, other_text = f"{text} of {one.dtype}", f"{text} of {other.dtype}"
+    return f"{its_name} is {text}; {other_name} is {other_text}"
+
+
+def _parts(space: Any) -> dict[str, Space[Any]]:
+    named = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
+    return {str(key): part for key, part in named}
+
+
+def _few(parts: Mapping[str, Space[Any]]) -> str:
+    return ", ".join(map(repr, parts))[:200]
+
+
+def _one_line(space: Space[Any]) -> str:
+    # NumPy leaves out most of many numbers; the text of a message would have them all.
+    return " ".join(str(space).split())[:200]
+
+
+def _numbers(space: Space[Any]) -> int:
+    """How many numbers a policy sees, with choices encoded one-hot."""
+    numbers = 0
+    for _, leaf in space_leaves(space):
+        if isinstance(leaf, spaces.Discrete):
+            numbers += int(leaf.n)
+        elif isinstance(leaf, spaces.MultiDiscrete):
+            numbers += int(leaf.nvec.sum(dtype=object))  # of any size
+        else:
+            numbers += math.prod(leaf.shape or ())
+    return numbers
+
+
+def whose(agent: pb.Agent) -> str:
+    """For people: how an error about an agent begins."""
+    return f"agent {agent.id!r}: " if agent.id else ""
+
+
+MOST_SESSIONS = 4096
+MOST_ENVIRONMENTS = 1 << 16  # once for each agent
+#: Numbers that all sessions together may tell of one step. Each takes 160 bytes, so all 42 MB.
+MOST_NUMBERS = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What sessions take of a gateway's room.
+
+    Attributes:
+        sessions: how many they are.
+        environments: that they have, once for each agent.
+        numbers: that they tell of a step of all of these.
+    """
+
+    sessions: int = 0
+    environments: int = 0
+    numbers: int = 0
+
+    @classmethod
+    def of(cls, one: Session | pb.Hello) -> Load:
+        """Of a session, or of the one that begins with this message."""
+        environments = one.environments * len(one.agents)
+        return cls(1, environments, environments * len(one.info_names))
+
+    def __add__(self, other: Load) -> Load:
+        return Load(
+            self.sessions + other.sessions,
+            self.environments + other.environments,
+            self.numbers + other.numbers,
+        )
+
+    def __sub__(self, other: Load) -> Load:
+        return self + Load(-other.sessions, -other.environments, -other.numbers)
+
+
+def no_room(more: Load, here: Load) -> SessionError | None:
+    """The error of a new session without room; None: there is room.
+
+    Args:
+        more: of the new one.
+        here: of the other sessions.
+    """
+    both = here + more
+    if more.environments > MOST_ENVIRONMENTS:
+        text = (
+            f"{more.environments} environments in one session, once for each agent: have at most "
+            f"{MOST_ENVIRONMENTS}"
+        )
+        return SessionError(Code.FULL, text)
+    if both.sessions > MOST_SESSIONS or both.environments > MOST_ENVIRONMENTS:
+        text = (
+            f"{here.sessions} sessions with {here.environments} environments are here, and at most "
+            f"{MOST_SESSIONS} with {MOST_ENVIRONMENTS}, once for each agent, may be: start another "
+            "gateway"
+        )
+    elif more.numbers and both.numbers > MOST_NUMBERS:
+        text = (
+            f"its info_names are {more.numbers} numbers for each step of all environments and "
+            f"agents, {here.numbers} of other sessions are here, and at most {MOST_NUMBERS} may "
+            "be: name fewer, or start another gateway"
+        )
+    else:
+        return None
+    return SessionError(Code.FULL, text, retryable=True)

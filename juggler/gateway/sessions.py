@@ -1,14 +1,15 @@
-"""Sessions of simulators: their agents, their modes, and answers that they may have missed."""
+"""Sessions of simulators, with agents and unanswered messages."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from juggler.envrunner.agent_names import MOST_AGENTS
 from juggler.envrunner.info_numbers import (
@@ -33,7 +34,7 @@ SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
 
 
 class SessionError(Exception):
-    """Ends a session. The text tells its simulator what happened, where, and what to do.
+    """Ends a session, and says what to do.
 
     Attributes:
         code: one of `Error.Code`.
@@ -75,26 +76,50 @@ class SessionAgent:
     Args:
         index: in the hello.
         name: its id, for people; "": the simulator has one agent.
-        module_id: the module that acts for it.
-        slots: [N] its places in the player of that module.
+        seats: by player that may act for it, [N] its places there.
 
     Attributes:
-        places: [N] the slots as an array.
+        seats: as given, as arrays.
+        player: the first of these, all of which have the same spaces.
+        places: [N] its places there.
         everyone: the numbers of the environments, in order.
         waiting: 1 for each environment, by number, where its action is due.
         acted: 1 for each environment where it has had an action in its episode.
         versions: the last weights in each environment, if its simulator acts.
     """
 
-    def __init__(self, index: int, name: str, module_id: str, slots: list[int]) -> None:
-        self.index, self.name, self.module_id, self.slots = index, name, module_id, slots
+    def __init__(self, index: int, name: str, seats: Mapping[str, list[int]]) -> None:
+        self.index, self.name = index, name
+        self.seats: dict[str, NDArray[np.intp]] = {}
         self.of_whom = f"agent {name!r} of " if name else ""
-        self.places = np.array(slots, np.intp)
-        self.everyone = list(range(len(slots)))
-        self._ones = b"\x01" * len(slots)
-        self.waiting = bytearray(len(slots))
-        self.acted = bytearray(len(slots))
+        for player, places in seats.items():
+            self.seat(player, places)
+        count = len(self.places)
+        self.everyone = list(range(count))
+        self._ones = b"\x01" * count
+        self.waiting = bytearray(count)
+        self.acted = bytearray(count)
         self.versions: dict[int, Version] = {}
+
+    def seat(self, player: str, places: list[int]) -> None:
+        """Add a player that may act for it."""
+        self.seats[player] = np.array(places, np.intp)
+        self._has_seats()
+
+    def unseat(self, player: str) -> None:
+        """Remove a player, if it has a seat."""
+        self.seats.pop(player, None)
+        self._has_seats()
+
+    def _has_seats(self) -> None:
+        self.player, self.places = next(iter(self.seats.items()))
+
+    def player_of(self, module_id: str) -> str:
+        """The player of a module; any, if that module has left."""
+        if module_id in self.seats:
+            return module_id
+        own = (each for each in self.seats if each.startswith(f"{module_id}:"))
+        return next(own, self.player)
 
     def at(self, environment: int) -> str:
         """For people: where something happened."""
@@ -124,13 +149,13 @@ class Session:
         agents: that act in each of its environments.
         hello: its first message.
         stream: its connection.
-        episodes: of its environments; None: nobody counts them, as each agent's are counted.
+        episodes: of its environments, with their players; None: it has one agent.
         infos: numbers of its steps; None: it tells none.
 
     Attributes:
         id: for people.
         token: that its simulator shows to go on with it.
-        mode: who acts.
+        mode: whether the gateway acts.
         environments: N.
         info_names: of the K numbers of a step.
         batches_in_flight: the most batches of steps, or recordings, without an answer.
@@ -139,9 +164,9 @@ class Session:
         real_time: its environments do not wait for actions.
         last_seq: the highest that has arrived.
         stream: its connection; None: its simulator has vanished.
-        peer: the address of its simulator, for people; set by whoever keeps it.
+        peer: the address of its simulator, for people; set by the manager.
         lost_at: when it vanished, in seconds of `time.monotonic`.
-        told_to_wait: it knows that nobody asks for samples.
+        told_to_wait: it knows that no samples are requested.
         told_of_untold: it knows that episodes are not counted.
     """
 
@@ -184,8 +209,9 @@ class Session:
             raise SessionError(Code.WRONG_MODE, text)
 
     def repeats(self, seq: int) -> bool:
-        """Note that a batch has come. True: it came before, and its answer, if it has one, is sent
-        again.
+        """Note that a batch has come -> whether it came before.
+
+        If it has an answer, that is sent again.
 
         Raises:
             SessionError: it came before its turn, or too late.
@@ -209,7 +235,7 @@ class Session:
         raise SessionError(Code.OUT_OF_ORDER, text, seq)
 
     def answers(self, seq: int, message: bytes) -> None:
-        """Send the answer to a batch, and keep it for a simulator that asks again."""
+        """Send the answer to a batch, and keep it for a resume."""
         self._unanswered.discard(seq)
         self._answers[seq] = message
         if len(self._answers) > self.batches_in_flight:
@@ -252,7 +278,8 @@ class Sessions:
         self._by_token.pop(session.token, None)
 
     def resumed(self, hello: pb.Hello) -> Session:
-        """
+        """Return the open session that a hello resumes.
+
         Raises:
             SessionError: no open session has the token, or it has another size or mode.
         """

@@ -1,32 +1,36 @@
-"""A simulator's batches of steps, read and checked."""
+"""Read and check a simulator's batches of steps, and write the answers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.gateway.answers import Part
 from juggler.gateway.row_layout import Layout, check_rewards, read_infos
 from juggler.gateway.sessions import Code, Session, SessionAgent, SessionError
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.chunks import write_varint
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 
 @dataclass(slots=True, eq=False)
 class Steps:
-    """R rows of one agent of a session, mostly as lists: the rows of many sessions become arrays
-    together.
+    """R rows of one agent of a session.
+
+    Most are lists, as the rows of many sessions become arrays together.
 
     Attributes:
         session: of the simulator.
         agent: of the session.
         batch: that they came in.
         environments: [R] their numbers in the session.
-        slots: [R] their places in the player of the agent's module.
+        player: whose places these are.
+        slots: [R] their places in that player.
         rewards: [R]
         rewarded: places among the R rows whose rewards are those of an action, if the session
             counts episodes or tells infos.
@@ -37,10 +41,15 @@ class Steps:
         final_raw: the bytes of each leaf of the final observations.
         final_rows: their places.
         infos: [R, K] numbers that the simulator tells of the last step; None: it tells none.
+        early: rewards from before the first action in an episode, with their places.
+        shares: what several players take of it, where line-ups are drawn; []: one takes all.
+        shared: those of them that have acted, with their actions and the versions of their weights.
+        checked: its observations can be used.
         final_observations: [K, ...] of the K truncated rows, as batches hold them; set by the
             player.
         begin: where its rows begin in `observations`.
         observations: a tree [B, ...] of all rows of a turn; set by the player.
+        shown: likewise, as simulators show them.
         acting: places in the player of the rows that want an action; set by the player.
         rows: R.
     """
@@ -49,6 +58,7 @@ class Steps:
     agent: SessionAgent
     batch: Batch
     environments: list[int]
+    player: str
     slots: NDArray[np.intp]
     rewards: list[float]
     rewarded: list[int]
@@ -59,9 +69,14 @@ class Steps:
     final_raw: list[bytes]
     final_rows: list[int]
     infos: NDArray[np.float64] | None
+    early: list[tuple[int, float]] = field(default_factory=list)
+    shares: list[Share] = field(default_factory=list)
+    shared: list[tuple[Share, list[bytes], Version]] = field(default_factory=list)
+    checked: bool = False
     final_observations: Any = None
     begin: int = 0
     observations: Any = None
+    shown: Any = None
     acting: NDArray[np.intp] = field(init=False)
     rows: int = field(init=False)
 
@@ -79,8 +94,21 @@ class Steps:
 
     @property
     def ended(self) -> list[int]:
-        """Places among the R rows where the episode ended or was cut off."""
+        """Places where the episode ended or was cut off."""
         return [*self.terminated, *self.truncated]
+
+
+@dataclass(slots=True, eq=False)
+class Share(Steps):
+    """What one player takes of the rows of an agent.
+
+    Attributes:
+        whole: all of these rows.
+        within: [R] where its own are among them.
+    """
+
+    whole: Steps = field(kw_only=True)
+    within: list[int] = field(kw_only=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +121,7 @@ class Batch:
         parts: of different agents.
         over: the environments whose episodes are over with it, if the session counts them or tells
             infos.
+        began: those whose next episodes begin with it, where line-ups are drawn.
         answers: the actions of each part, by the index of its agent.
         arrived: seconds of `time.perf_counter`.
     """
@@ -101,6 +130,7 @@ class Batch:
     seq: int
     parts: list[Steps] = field(default_factory=list)
     over: list[int] = field(default_factory=list)
+    began: list[int] = field(default_factory=list)
     answers: dict[int, Part] = field(default_factory=dict)
     arrived: float = field(default_factory=time.perf_counter)
 
@@ -126,7 +156,7 @@ def read_steps(
             batch.parts.append(_read_rows(session, agent, batch, rows, layout_of(agent)))
         if session.episodes is not None:
             continuing = _environments_of(session, message.continuing)
-            batch.over, early = session.episodes.follow(batch.parts, continuing)
+            batch.over, batch.began, early = session.episodes.follow(batch.parts, continuing)
             if early is not None:
                 raise SessionError(
                     Code.OUT_OF_ORDER,
@@ -167,6 +197,7 @@ def _read_rows(
         truncated = [at for at in truncated if at not in before]
         _check_ends(agent, environments, [*terminated, *truncated], paused)
     check_rewards(rewards, lambda row: agent.at(environments[row]))
+    early = _early(rows, count, agent, environments) if rows.early_rewards else []
     raw = layout.raw(rows.observations, count, "observations")
     final_raw, final_rows = _finals(rows, count, truncated, layout)
     return Steps(
@@ -174,6 +205,7 @@ def _read_rows(
         agent,
         batch,
         environments,
+        agent.player,
         agent.places[given] if given else agent.places,
         rewards,
         [at for at, each in enumerate(environments) if agent.acted[each]]
@@ -186,6 +218,83 @@ def _read_rows(
         final_raw,
         final_rows,
         read_infos(session, rows.infos, count, "rows"),
+        early,
+    )
+
+
+def _early(
+    rows: pb.Rows, count: int, agent: SessionAgent, environments: list[int]
+) -> list[tuple[int, float]]:
+    """Rewards from before the first action in an episode, with their places."""
+    given = list(rows.early_rewards)
+    _must_have(len(given), count, "early rewards")
+    check_rewards(given, lambda row: agent.at(environments[row]))
+    places = (at for at, each in enumerate(environments) if not agent.acted[each])
+    return [(at, given[at]) for at in places if given[at]]
+
+
+def split(part: Steps, before: Sequence[str], after: Sequence[str], layout: Layout) -> None:
+    """Give the rows of an agent to their players.
+
+    What a row says of the last action is for the player that acted; the observation to act on is
+    for the one that plays the episode which begins.
+
+    Args:
+        part: the rows, R of them.
+        before: [R] the players that have acted.
+        after: [R] the players that act next.
+        layout: of observations.
+    """
+    part.checked = True
+    if before == after and len({*after}) == 1:
+        _give_all(part, after[0])
+        return
+    ended, paused = set(part.ended), set(part.paused)
+    taken: dict[str, list[tuple[int, bool, bool]]] = {}  # rows, that end and that act next
+    for row, (old, new) in enumerate(zip(before, after, strict=True)):
+        ends, acts = row in ended, row not in paused
+        if ends and acts and old != new:
+            taken.setdefault(old, []).append((row, True, False))
+            taken.setdefault(new, []).append((row, False, True))
+        else:
+            taken.setdefault(new if acts else old, []).append((row, ends, acts))
+    if len(taken) == 1:
+        _give_all(part, *taken)
+        return
+    part.shares = [_share(part, player, rows, layout) for player, rows in taken.items()]
+
+
+def _give_all(part: Steps, player: str) -> None:
+    part.player = player
+    part.slots = part.acting = part.agent.seats[player][part.environments]
+
+
+def _share(part: Steps, player: str, taken: list[tuple[int, bool, bool]], layout: Layout) -> Share:
+    rows = [row for row, _, _ in taken]
+    final_of = {row: place for place, row in enumerate(part.final_rows)}
+    terminated, truncated = set(part.terminated), set(part.truncated)
+    ends = [(at, row) for at, (row, ended, _) in enumerate(taken) if ended]
+    finals = [(at, final_of[row]) for at, row in ends if row in final_of]
+    environments = [part.environments[row] for row in rows]
+    return Share(
+        part.session,
+        part.agent,
+        part.batch,
+        environments,
+        player,
+        part.agent.seats[player][environments],
+        [part.rewards[row] for row in rows],
+        [],
+        [at for at, row in ends if row in terminated],
+        [at for at, row in ends if row in truncated],
+        [at for at, (_, _, acts) in enumerate(taken) if not acts],
+        layout.picked(part.raw, rows),
+        layout.picked(part.final_raw, [place for _, place in finals]),
+        [at for at, _ in finals],
+        None,
+        checked=part.checked,
+        whole=part,
+        within=rows,
     )
 
 
@@ -221,7 +330,7 @@ def _environments(agent: SessionAgent, given: list[int]) -> list[int]:
 
 
 def _flagged(flags: Any, count: int, name: str) -> list[int]:
-    """The places of the set flags among [R]; flags may be left out where none is set."""
+    """The places of the set flags [R], which may be left out."""
     if not flags:
         return []
     _must_have(len(flags), count, name)
@@ -263,3 +372,87 @@ def _finals(
         text = f"final_rows {places[:20]}: name each of the {count} rows at most once"
         raise SessionError(Code.WRONG_SHAPE, text)
     return layout.raw(rows.final_observations, len(places), "final observations"), places
+
+
+#: Fields and wire types of simulator.proto.
+_TO_SIMULATOR_ACTIONS = b"\x12"
+_BATCH_SEQ, _BATCH_AGENTS = b"\x08", b"\x12"
+_ACTIONS_ACTIONS = b"\x22"
+_TENSOR_DATA = b"\x22"
+
+
+class Part(NamedTuple):
+    """The actions of one agent.
+
+    Attributes:
+        size: in bytes.
+        pieces: the bytes.
+    """
+
+    size: int
+    pieces: list[bytes]
+
+
+def action_batch(seq: int, parts: Sequence[Part]) -> bytes:
+    """A ToSimulator with an ActionBatch.
+
+    Args:
+        seq: of the batch of steps.
+        parts: the actions of its agents.
+    """
+    number = write_varint(seq)
+    size = 1 + len(number) + sum(part.size for part in parts)
+    head = [_TO_SIMULATOR_ACTIONS, write_varint(size), _BATCH_SEQ, number]
+    return b"".join(chain(head, *(part.pieces for part in parts)))
+
+
+class Answers:
+    """
+    Args:
+        layout: of actions.
+        policy: the name of the policy that acts.
+    """
+
+    def __init__(self, layout: Layout, policy: str) -> None:
+        self._leaves = layout.leaves
+        self._policy = policy
+        self._version: Version | None = None
+        # By agent and rows, of that version.
+        self._beginnings: dict[tuple[int, int], tuple[int, list[bytes]]] = {}
+
+    def part(self, agent: int, rows: int, data: Sequence[bytes], version: Version) -> Part:
+        """Make one agent's part of a message.
+
+        Args:
+            agent: its index in the session.
+            rows: R.
+            data: of each leaf, R rows.
+            version: of the weights that acted.
+        """
+        if version != self._version:
+            self._version, self._beginnings = version, {}
+        key = agent, rows
+        if key not in self._beginnings:
+            self._beginnings[key] = self._written(agent, rows, version)
+        size, beginnings = self._beginnings[key]
+        return Part(size, [*chain.from_iterable(zip(beginnings, data, strict=True))])
+
+    def _written(self, agent: int, rows: int, version: Version) -> tuple[int, list[bytes]]:
+        """The size of the part, and the bytes before each leaf."""
+        acted = to_message(version)
+        head = pb.Actions(agent=agent, policy=self._policy, version=acted).SerializeToString()
+        tensors = []
+        for leaf in self._leaves:
+            shape = (rows, *leaf.shape)
+            tensor = pb.NamedTensor(path=leaf.path, dtype=leaf.number, shape=shape)
+            begins = tensor.SerializeToString() + _TENSOR_DATA + write_varint(rows * leaf.row_bytes)
+            size = len(begins) + rows * leaf.row_bytes
+            tensors.append(_ACTIONS_ACTIONS + write_varint(size) + begins)
+        size = len(head) + sum(map(len, tensors)) + rows * sum(x.row_bytes for x in self._leaves)
+        tensors[0] = _BATCH_AGENTS + write_varint(size) + head + tensors[0]
+        return len(_BATCH_AGENTS) + len(write_varint(size)) + size, tensors
+
+
+def to_message(version: Version) -> pb.PolicyVersion:
+    """The version of a policy as simulators are told it."""
+    return pb.PolicyVersion(generation=version.generation, update=version.update)

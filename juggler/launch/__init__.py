@@ -1,2 +1,1 @@
-"""Runs whose processes are started on several hosts by an engine that is there: SSH, Slurm, Docker
-Swarm or Kubernetes."""
+"""Runs whose processes SSH, Slurm, Docker Swarm or Kubernetes start on hosts."""

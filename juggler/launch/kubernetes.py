@@ -1,10 +1,8 @@
-"""A run on Kubernetes: a driver as a Job, learners as a StatefulSet, EnvRunners and evaluators as
-Deployments."""
+"""A run on Kubernetes: a Job, a StatefulSet of learners, and Deployments."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,20 +11,21 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from juggler.envrunner.program import ENVRUNNER, EVALUATOR
-from juggler.launch.commands import Launch, LaunchError, must_allow
-from juggler.launch.following import (
+from juggler.launch.engine import (
+    FILES,
+    LABEL,
+    SIGNALLED,
     DriverState,
+    EngineRun,
+    Launch,
+    LaunchError,
     NoAnswer,
     Say,
     Tail,
     ask,
-    taken_down,
     wait_until_removed,
 )
-from juggler.launch.scaling import NUMBER, Wanted
 from juggler.learner.process.program import LEARNER
-from juggler.runtime.actors.tls import AUTHORITY, CERTIFICATE, KEY, TOKEN
 from juggler.runtime.nearest import one_of
 
 #: Parts that change the manifests, by their names.
@@ -37,94 +36,81 @@ _KINDS = (
     "job,statefulset,deployment,service,networkpolicy,poddisruptionbudget,"
     "horizontalpodautoscaler,secret,configmap"
 )
-#: Names that Kubernetes takes: labels of RFC 1123.
-_LABEL, _LONGEST_LABEL = re.compile("[a-z0-9]([a-z0-9-]*[a-z0-9])?"), 63
-_SCALED = {LEARNER: "statefulset", ENVRUNNER: "deployment", EVALUATOR: "deployment"}
-_SIGNALLED = 128  # exit status of a container that a signal ended, at least
 _SERVED = ["--metrics-bind=0.0.0.0:9090", "--insecure", "--health-bind=0.0.0.0:5007"]
 _ask = partial(ask, advice="install it, and have it find your cluster")
 
 
-class KubernetesRun:
+class KubernetesRun(EngineRun):
     """Applies the manifests of a run, and follows it.
 
     The directory of the run is in a claim of the cluster, which stays when the run is over.
+
+    Args:
+        namespace: where it runs; "": that of kubectl.
+        components: parts that change the manifests: of `COMPONENTS`, or directories of kustomize.
+
+    Raises:
+        LaunchError: a number is out of range, a namespace cannot have this name, or there is no
+            part of this name.
     """
 
     def __init__(
         self,
         launch: Launch,
         numbers: Mapping[str, int],
-        image: str,
-        namespace: str,
-        components: Sequence[str],
         say: Say,
+        image: str,
+        namespace: str = "",
+        components: Sequence[str] = (),
     ) -> None:
-        """
-        Args:
-            launch: the run.
-            numbers: how many workers, by role.
-            image: of Juggler.
-            namespace: where it runs; "": that of kubectl.
-            components: parts that change the manifests: of `COMPONENTS`, or directories of
-                kustomize.
-            say: tells people.
-
-        Raises:
-            LaunchError: a number is out of range, no namespace can have such a name, or there is no
-                such part.
-        """
-        must_allow(numbers)
-        if namespace and not (_LABEL.fullmatch(namespace) and len(namespace) <= _LONGEST_LABEL):
+        super().__init__(launch, numbers, say)
+        if namespace and not LABEL.fullmatch(namespace):
             raise LaunchError(
-                f"--namespace {namespace}: Kubernetes takes names of at most {_LONGEST_LABEL} of "
-                "a-z, 0-9 and -, which begin and end with a letter or a digit"
+                f"--namespace {namespace}: Kubernetes takes names of at most 63 of a-z, 0-9 and -, "
+                "which begin and end with a letter or a digit"
             )
-        self._launch, self._image, self._say = launch, image, say
-        self._numbers = dict(numbers)
+        self._image = image
         self._components = [_component(name) for name in components]
         if launch.gateway:
             self._components.insert(0, _MANIFESTS / _GATEWAY)
         self._namespace = namespace or _own_namespace()
         self._label = f"juggler/run={launch.label}"
-        self._wanted = Wanted(launch.directory)
-        self._tail: Tail | None = None
         self._shown: list[str] = []  # the pods whose output was or is shown, in order
 
-    def manifests(self) -> str:
-        """Everything that is applied; the Secret holds no secrets yet."""
+    def plan(self) -> str:
+        """Return all that is applied; the Secret holds no secrets yet."""
         with tempfile.TemporaryDirectory() as directory:
             tls = Path(directory, "tls")
             tls.mkdir()
-            for name in (AUTHORITY, CERTIFICATE, KEY, TOKEN):
+            for name in FILES:
                 (tls / name).write_text("made when the run is launched\n")
             return _ask("kubectl", "kustomize", str(self._write(Path(directory))))
 
     def submit(self) -> None:
-        """See `EngineRun`."""
         if there := self._there():
             raise LaunchError(
                 f"{self._launch.run_dir} is in the cluster already ({', '.join(there)}): end it "
                 f"with `kubectl -n {self._namespace} delete {_KINDS} -l {self._label}`"
             )
         where = f"{self._namespace}.svc"
-        names = [f"{self._name('driver')}.{where}", f"*.{self._name('learner')}.{where}"]
+        names = [
+            f"{self._launch.name('driver')}.{where}",
+            f"*.{self._launch.name('learner')}.{where}",
+        ]
         if self._launch.gateway:
-            names.append(f"{self._name(_GATEWAY)}.{where}")
+            names.append(f"{self._launch.name(_GATEWAY)}.{where}")
         self._launch.make_certificates(names)
         try:
             written = self._write(self._launch.directory)
-            for role, kind in _SCALED.items():
-                target = f"{kind}/{self._name(role)}"
-                scale = ["kubectl", "scale", "-n", self._namespace, target, f"--replicas={NUMBER}"]
-                self._wanted.begin(role, self._numbers[role], scale)
         except OSError as error:
             raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from error
-        with taken_down(self):
+        self._launch.begin_counts(self._numbers, f"kubernetes {self._namespace}")
+        with self.taken_down():
             _ask("kubectl", "apply", "-k", str(written))
         self._say(
             f"applied the manifests in {written}: `kubectl -n {self._namespace} get pods "
-            f"-l {self._label}` shows the pods. The run is kept in the claim {self._name('runs')}"
+            f"-l {self._label}` shows the pods. The run is kept in the claim "
+            f"{self._launch.name('runs')}"
         )
         if self._launch.gateway:
             self._say(
@@ -133,11 +119,10 @@ class KubernetesRun:
             )
 
     def driver_state(self, ending: bool) -> DriverState:
-        """See `EngineRun`."""
         found = self._get("job,pod", f"{self._label},role=driver")
         jobs = [each for each in found if each["kind"] == "Job"]
         if not jobs:
-            raise LaunchError("the driver's Job is gone: somebody has removed it")
+            raise LaunchError("the driver's Job was removed")
         pods = [each for each in found if each["kind"] == "Pod"]
         pods.sort(key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
         self._show(pods)
@@ -146,27 +131,26 @@ class KubernetesRun:
         for condition in jobs[0].get("status", {}).get("conditions", []):
             if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
                 statuses = [_exit_status(pod) for pod in pods]
-                own = [each for each in statuses if 0 < each < _SIGNALLED]
+                own = [each for each in statuses if 0 < each < SIGNALLED]
                 status = 0 if condition["type"] == "Complete" else (own or [1])[-1]
                 return DriverState(status=status)
         newest = pods[-1] if pods else None
         if newest is None or _ended(newest):
-            return DriverState(_why_away(newest) if self._shown else "")
+            how = f"has ended with status {_exit_status(newest)}" if newest else "was removed"
+            why = f"its pod {how}: its Job starts another one, after 10 s to 10 min"
+            return DriverState(why if self._shown else "")
         running = newest["status"].get("phase") == "Running"
         return DriverState(running=True) if running else DriverState(_why_waiting(newest))
 
-    def show(self) -> None:
-        """See `EngineRun`: kubectl prints it by itself."""
-
     def end(self) -> None:
-        """See `EngineRun`. A Job that is suspended ends its pod, and starts no other one."""
+        """Suspend the Job, which ends its pod and starts no other."""
         suspended = json.dumps({"spec": {"suspend": True}})
-        job = f"job/{self._name('driver')}"
+        job = f"job/{self._launch.name('driver')}"
         _ask("kubectl", "patch", "-n", self._namespace, job, "--type=merge", "-p", suspended)
 
     def take_down(self) -> None:
-        """See `EngineRun`. The claim stays."""
-        self._wanted.forget()
+        """End all processes, and remove the run, but not its claim."""
+        self._launch.forget_counts()
         if self._tail is not None:
             self._tail.close()
         own = ["-n", self._namespace, _KINDS, "-l", self._label]
@@ -175,11 +159,8 @@ class KubernetesRun:
 
     # -- what is applied ------------------------------------------------------------------------
 
-    def _name(self, role: str) -> str:
-        return f"{self._launch.label}-{role}"
-
     def _write(self, directory: Path) -> Path:
-        """Write what kustomize needs beside the certificates in `tls` -> its directory."""
+        """Write the input of kustomize, and return its directory."""
         made = directory / "kubernetes"
         if made.exists():
             shutil.rmtree(made)
@@ -203,7 +184,7 @@ class KubernetesRun:
             # Of an autoscaler, if there is one: kustomize knows no service in this place.
             (
                 "HorizontalPodAutoscaler",
-                {"op": "replace", "path": service, "value": self._name("driver")},
+                {"op": "replace", "path": service, "value": self._launch.name("driver")},
             ),
         ]
         patches += [
@@ -224,7 +205,7 @@ class KubernetesRun:
             "secretGenerator": [
                 {
                     "name": "juggler-tls",
-                    "files": [f"tls/{each}" for each in (AUTHORITY, CERTIFICATE, KEY, TOKEN)],
+                    "files": [f"tls/{each}" for each in FILES],
                 }
             ],
             "configMapGenerator": [
@@ -233,8 +214,8 @@ class KubernetesRun:
                     "name": "run",
                     "behavior": "merge",
                     "literals": [
-                        f"DRIVER={self._name('driver')}",
-                        f"LEARNERS={self._name('learner')}",
+                        f"DRIVER={self._launch.name('driver')}",
+                        f"LEARNERS={self._launch.name('learner')}",
                     ],
                 },
             ],
@@ -255,7 +236,7 @@ class KubernetesRun:
         return [f"{each['kind'].lower()}/{each['metadata']['name']}" for each in found]
 
     def _show(self, pods: Sequence[dict[str, Any]]) -> None:
-        """Show what the newest pod prints, from its beginning, once it has printed something."""
+        """Show what the newest pod prints, once it prints."""
         begun = [pod for pod in pods if pod["status"].get("phase") not in (None, "Pending")]
         if not begun:
             return
@@ -317,18 +298,8 @@ def _exit_status(pod: dict[str, Any]) -> int:
     return 0
 
 
-def _why_away(pod: dict[str, Any] | None) -> str:
-    """Why there is no pod for now, for people.
-
-    Args:
-        pod: that has ended; None: it was removed.
-    """
-    how = "was removed" if pod is None else f"has ended with status {_exit_status(pod)}"
-    return f"its pod {how}: its Job starts another one, after 10 s to 10 min"
-
-
 def _why_waiting(pod: dict[str, Any]) -> str:
-    """Why a pod does not run, for people; "": nobody says."""
+    """Why a pod does not run, for people; "": unknown."""
     states = [each.get("state", {}) for each in pod["status"].get("containerStatuses", [])]
     told = [state["waiting"] for state in states if "waiting" in state]
     told += [each for each in pod["status"].get("conditions", []) if each["status"] == "False"]

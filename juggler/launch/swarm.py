@@ -1,4 +1,4 @@
-"""A run on a Docker Swarm: a stack with a service for the driver and each role of workers."""
+"""A run on a Docker Swarm: a service for each role."""
 
 from __future__ import annotations
 
@@ -12,69 +12,62 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from juggler.envrunner.program import ENVRUNNER, EVALUATOR
-from juggler.launch.commands import Launch, LaunchError, learner, must_allow, player
-from juggler.launch.following import (
+from juggler.launch.engine import (
+    FILES,
+    ROLES,
+    SIGNALLED,
     DriverState,
+    EngineRun,
+    Launch,
+    LaunchError,
     NoAnswer,
     Say,
     Tail,
     ask,
-    taken_down,
     wait_until_removed,
 )
-from juggler.launch.scaling import NUMBER, Wanted
 from juggler.learner.process.program import LEARNER
 
 _STACK = resources.files("juggler.launch") / "manifests" / "swarm.yaml"
 _CONFIG = "/run.toml"  # in the driver's container
 _RUNNING = ("running", "starting", "preparing", "ready", "assigned", "accepted", "pending", "new")
-_SIGNALLED = 128  # exit status of a container that a signal ended, at least
 _ask = partial(ask, advice="launch from a host that has Docker, and is a manager of a swarm")
 
 
-class SwarmRun:
+class SwarmRun(EngineRun):
     """Deploys the stack of a run, and follows it.
 
     The driver runs on the node where the command runs, which has the directory of the run. Docker
     starts its task again, as it does with those of workers, and places these on all nodes.
+
+    Args:
+        compose: further compose files, which change the stack.
+
+    Raises:
+        LaunchError: a number is out of range, or a compose file is not there.
     """
 
     def __init__(
         self,
         launch: Launch,
         numbers: Mapping[str, int],
-        image: str,
-        compose: Sequence[str],
         say: Say,
+        image: str,
+        compose: Sequence[str] = (),
     ) -> None:
-        """
-        Args:
-            launch: the run.
-            numbers: how many workers, by role.
-            image: of Juggler, for all nodes.
-            compose: further compose files, which change the stack.
-            say: tells people.
-
-        Raises:
-            LaunchError: a number is out of range, or a compose file is not there.
-        """
-        must_allow(numbers)
+        super().__init__(launch, numbers, say)
         for file in compose:
             if not Path(file).is_file():
                 raise LaunchError(f"--compose {file}: there is no such file")
-        self._launch, self._image, self._say = launch, image, say
-        self._numbers = dict(numbers)
+        self._image = image
         self._more = [word for file in compose for word in ("-c", str(Path(file).absolute()))]
-        self._wanted = Wanted(launch.directory)
         self._file = launch.directory / "stack.yaml"
         self._config = launch.directory / "run.toml"
-        self._tail: Tail | None = None
         self._seen = False  # a driver that runs
 
-    def stack(self) -> str:
-        """The stack, as Docker gets it."""
-        launch, juggler = self._launch, list[str]()
+    def plan(self) -> str:
+        """Return the stack, as Docker gets it."""
+        launch = self._launch
         run_dir = str(launch.run_dir)
         driver = launch.driver_there(run_dir, _CONFIG, self._numbers[LEARNER])
         values: dict[str, Any] = {
@@ -82,16 +75,12 @@ class SwarmRun:
             "user": f"{os.getuid()}:{os.getgid()}",
             "uid": str(os.getuid()),
             "driver": driver,
-            "learner": learner("driver:5005", juggler, -1, "", launch.of_learners),
-            **{role: player(role, "driver:5005", juggler, -1) for role in (ENVRUNNER, EVALUATOR)},
+            **{role: launch.worker(role, "driver:5005") for role in ROLES},
             "here": f"node.hostname == {socket.gethostname()}",
             "run_dir": run_dir,
             **{f"{role}s": number for role, number in self._numbers.items()},
             "config": str(self._config),
-            "ca": str(launch.tls / "ca.pem"),
-            "cert": str(launch.tls / "cert.pem"),
-            "key": str(launch.tls / "key.pem"),
-            "token": str(launch.tls / "token"),
+            **{Path(name).stem: str(launch.tls / name) for name in FILES},
         }
         # Docker puts variables where there is a dollar, and one dollar where there are two.
         told = {name: json.dumps(value).replace("$", "$$") for name, value in values.items()}
@@ -118,15 +107,13 @@ class SwarmRun:
         try:
             self._launch.run_dir.mkdir(parents=True, exist_ok=True)
             self._launch.directory.mkdir(parents=True, exist_ok=True)
-            self._file.write_text(self.stack())
+            self._file.write_text(self.plan())
             self._config.write_text(self._launch.config_there())
-            for role, number in self._numbers.items():
-                scale = ["docker", "service", "scale", "--detach", f"{self._name(role)}={NUMBER}"]
-                self._wanted.begin(role, number, scale)
         except OSError as error:
             raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from error
+        self._launch.begin_counts(self._numbers, "swarm")
         deploy = ["docker", "stack", "deploy", "--with-registry-auth", "-c", str(self._file)]
-        with taken_down(self):
+        with self.taken_down():
             _ask(*deploy, *self._more, self._launch.label)
         self._say(
             f"deployed the stack {self._launch.label}: `docker stack ps {self._launch.label}` "
@@ -134,14 +121,13 @@ class SwarmRun:
         )
 
     def driver_state(self, ending: bool) -> DriverState:
-        """See `EngineRun`."""
         try:
             ids = _ask("docker", "service", "ps", "-q", "--no-trunc", self._name("driver")).split()
             told = json.loads(_ask("docker", "inspect", *ids)) if ids else []
         except NoAnswer:
             if self._there():
                 raise
-            raise LaunchError("the stack is gone: somebody has removed it") from None
+            raise LaunchError("the stack was removed") from None
         tasks = sorted(told, key=lambda task: str(task["CreatedAt"]), reverse=True)
         states = [task["Status"] for task in tasks]
         self._seen |= any(each["State"] == "running" for each in states)
@@ -151,7 +137,7 @@ class SwarmRun:
         for each in states:
             status = int(each.get("ContainerStatus", {}).get("ExitCode", 0))
             if each["State"] == "complete" or (
-                each["State"] == "failed" and 0 < status < _SIGNALLED
+                each["State"] == "failed" and 0 < status < SIGNALLED
             ):
                 return DriverState(status=status)
         if states and states[0]["State"] == "running":
@@ -159,8 +145,7 @@ class SwarmRun:
         why = next((each["Err"] for each in states if each.get("Err")), "")
         return DriverState(f"its task is {states[0]['State']} ({why})" if why else "")
 
-    def show(self) -> None:
-        """See `EngineRun`."""
+    def look(self) -> None:
         # Of a task that has ended it would show nothing.
         if self._seen and (self._tail is None or self._tail.ended):
             since = [] if self._tail is None else ["--tail", "0"]
@@ -168,12 +153,10 @@ class SwarmRun:
             self._tail = Tail(*logs, self._name("driver"))
 
     def end(self) -> None:
-        """See `EngineRun`."""
         _ask("docker", "service", "scale", "--detach", f"{self._name('driver')}=0")
 
     def take_down(self) -> None:
-        """See `EngineRun`."""
-        self._wanted.forget()
+        self._launch.forget_counts()
         if self._tail is None and self._there():  # it may have ended before it was seen to run
             self._tail = Tail("docker", "service", "logs", "--raw", self._name("driver"))
         if self._tail is not None:

@@ -1,11 +1,11 @@
-"""The keys that every algorithm has. No torch, because the driver reads this too."""
+"""Keys of every algorithm. No torch: the driver imports this too."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypedDict, get_args, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Final, Literal, Self, TypedDict, get_args, get_type_hints
 
-from juggler.learner.around_config import ImitationConfig, IntrinsicConfig
 from juggler.learner.optim.config import (
     OWN_KEYS,
     OptimizerConfig,
@@ -13,7 +13,131 @@ from juggler.learner.optim.config import (
     Scheduled,
     parse_optimizers,
 )
-from juggler.runtime.wrong_value import wrong_where
+from juggler.runtime.modules.config import ModelConfig
+from juggler.runtime.wrong_value import converted, wrong_where
+
+
+class AroundConfig:
+    """The keys of a table, each a field of a dataclass.
+
+    Attributes:
+        table: its name.
+        above_zero: keys of numbers that must be above 0.
+        model: keys of `model`, of this core's networks.
+    """
+
+    table: ClassVar[str]
+    above_zero: ClassVar[tuple[str, ...]]
+    model: dict[str, Any]
+
+    @classmethod
+    def parse(cls, table: Mapping[str, Any]) -> Self:
+        """Make a config of a table.
+
+        Raises:
+            ValueError: a key is unknown, or a value is not allowed for its key; names both.
+        """
+        hints = get_type_hints(cls)
+        own = {key.name: hints[key.name] for key in fields(cls)}  # type: ignore[arg-type]
+        config = cls(**converted(table, own, cls.table))
+        config.validate()
+        return config
+
+    def validate(self) -> None:
+        """Raise ValueError for the first key that is out of range."""
+        for key in self.above_zero:
+            self._must(key, getattr(self, key) > 0, "above 0")
+        try:
+            ModelConfig.parse(self.model)
+        except ValueError as error:
+            raise ValueError(f"{self.table}.{error}") from error
+
+    def _must(self, key: str, holds: bool, be: str) -> None:
+        if not holds:
+            raise ValueError(f"{self.table}.{key} = {getattr(self, key)}: must be {be}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntrinsicConfig(AroundConfig):
+    """An exploration bonus for novel observations, added to any acting algorithm."""
+
+    table = "intrinsic"
+    above_zero = ("coefficient", "lr", "clip", "features")
+
+    kind: Literal["rnd"] = "rnd"
+    """Measure of what is new. rnd: random network distillation, the error of a network that learns
+    to predict a random one."""
+
+    coefficient: float = 0.5
+    """Weight of the intrinsic reward, scaled to returns of deviation 1, next to rewards after
+    reward_scale."""
+
+    gamma_int: float = 0.99
+    """Discount of the intrinsic reward one step later, for impala, appo and ppo. Others use their
+    gamma."""
+
+    lr: float = 1e-3
+    """Learning rate of the predictor, and of the value function of intrinsic rewards."""
+
+    predictor_share: float = 0.25
+    """Share of steps that the predictor learns from: with less, observations stay new for longer.
+    """
+
+    features: int = 64
+    """Number of outputs of the random network."""
+
+    clip: float = 5.0
+    """Limit of normalized observations, to [-clip, clip]."""
+
+    model: dict[str, Any] = field(
+        default_factory=lambda: {"hidden_sizes": [128], "activation": "relu"}
+    )
+    """Keys of `model` for these networks, about the encoder and hidden layers. The predictor has
+    one layer more."""
+
+    def validate(self) -> None:
+        super().validate()
+        self._must("gamma_int", 0 <= self.gamma_int < 1, "at least 0, below 1")
+        self._must("predictor_share", 0 < self.predictor_share <= 1, "above 0, at most 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImitationConfig(AroundConfig):
+    """Adversarial imitation: a discriminator's rewards replace the environment's."""
+
+    table = "imitation"
+    above_zero = ("lr", "minibatch_size", "limit")
+
+    demonstrations: str = ""
+    """Minari data set of demonstrations: a directory, or a name on the learner's host."""
+
+    lr: float = 1e-3
+    """Learning rate of the discriminator."""
+
+    minibatch_size: int = 256
+    """Number of the policy's steps, and of demonstrated ones, in one step of the discriminator's
+    optimizer."""
+
+    gradient_penalty: float = 10.0
+    """Weight of a penalty that draws the norm of the discriminator's gradient towards 1; 0: none.
+    """
+
+    limit: float = 2.0
+    """Limit of rewards, to [-limit, limit]."""
+
+    model: dict[str, Any] = field(
+        default_factory=lambda: {"hidden_sizes": [64, 64], "activation": "tanh"}
+    )
+    """Keys of `model` for the discriminator, about the encoder and hidden layers."""
+
+    def validate(self) -> None:
+        if not self.demonstrations:
+            raise ValueError(
+                "imitation needs demonstrations: the data set to learn from, such as juggler "
+                "record makes"
+            )
+        super().validate()
+        self._must("gradient_penalty", self.gradient_penalty >= 0, "at least 0")
 
 
 @dataclass(kw_only=True)
@@ -26,64 +150,56 @@ class LearnerConfig(OptimizerConfig):
     """
 
     algorithm: str = "impala"
-    """The algorithm: appo, bc, dqn, impala, iql, ppo, pqn, r2d2, sac, td3, or one of your own as
-    package.module:Class."""
+    """Algorithm: {algorithms}, or your own as package.module:Class."""
 
     reward_scale: float = 1.0
-    """Factor that rewards are multiplied by before learning. Returns of some tens are learned
-    best: a value function starts near 0, and reaches hundreds only slowly."""
+    """Factor of rewards before learning. Returns of about 10 to 100 are learned best."""
 
     gamma: float = 0.99
     """Discount of the reward one step later."""
 
     optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Optimizers for parts of a module: tables with names of your choice. In each, the key
-    parameters lists patterns of parameters' names, and lr, optimizer, adam_betas, rmsprop_decay,
-    optimizer_epsilon, grad_clip and grad_clip_by may differ from the run's."""
+    """Optimizers for parts of a module: named tables, each with patterns in parameters, and keys of
+    the optimizer that differ."""
 
     intrinsic: dict[str, Any] = field(default_factory=dict)
-    """A reward for what is new, beside that of the environment: a table, whose keys are listed in
-    docs/configuration.md. Without it there is none."""
+    """Reward for novel observations: a table, with keys as in docs/configuration.md."""
 
     imitation: dict[str, Any] = field(default_factory=dict)
-    """Demonstrations to imitate, in place of the environment's rewards: a table, whose keys are
-    listed in docs/configuration.md. Without it rewards are the environment's."""
+    """Demonstrations to imitate, instead of the environment's rewards: a table, with keys as in
+    docs/configuration.md."""
 
     micro_batches: int = 1
-    """Parts of a sample, or of each minibatch, whose gradients are computed one after the other.
-    The gradient is that of the whole, and takes the memory of one part."""
+    """Number of parts of a sample whose gradients are computed one after another, to save
+    memory."""
 
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the module's training pass. bfloat16 runs it under torch.autocast, which is
-    faster on some devices; parameters, losses and optimizers stay float32."""
+    """Precision of the module's training pass. bfloat16 uses torch.autocast; parameters, losses and
+    optimizers stay float32."""
 
     compile: bool = False
-    """Whether torch.compile compiles the module's training pass, which takes a minute at first and
-    needs a C++ compiler where the learner runs."""
+    """Whether torch.compile compiles the training pass, which needs a minute at first, and a C++
+    compiler."""
 
     batch_size: int = 1024
-    """Live environment steps in one update, over all learners of the group. An update takes whole
-    fragments. A step that only resets an environment, as with autoreset = "next_step", is not live:
-    where batch_size is the size of one fragment, an asynchronous run takes two while episodes
-    end."""
+    """Live environment steps in one update, over all learners; whole fragments. Steps that only
+    reset an environment are not live, so if this is the size of one fragment, an asynchronous run
+    may use two."""
 
     max_staleness: int = 6
-    """Updates that weights may be behind when steps that they sampled are trained on. Older steps
-    are dropped. To keep batches fresh, requests stop once half as many updates are queued."""
+    """Maximum number of updates between the acting weights and the update. Older steps are dropped,
+    and requests stop once half as many updates are queued."""
 
     weights_interval: int = 1
-    """Updates from one publication of weights to the next. Steps become up to
-    weights_interval - 1 updates older by it, and max_staleness still holds. Only for asynchronous
-    runs."""
+    """Updates between publications of weights, in asynchronous runs. Steps become up to
+    weights_interval - 1 updates older."""
 
     weights_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype in which trained parameters are sent to EnvRunners, which act with it. bfloat16 takes
-    half the bytes and keeps eight significant bits. Checkpoints are not rounded."""
+    """Dtype of parameters sent to EnvRunners. bfloat16 halves the bytes; checkpoints are not
+    rounded."""
 
     def validate(self) -> None:
-        """Raises:
-        ValueError: a value is out of range; names the key, the value and what is allowed.
-        """
+        """Raise ValueError for the first key that is out of range."""
         self.validate_optimizer()
         with wrong_where("optimizers"):
             self.optimizer_specs()
@@ -115,14 +231,10 @@ class LearnerConfig(OptimizerConfig):
             )
 
     def validate_rows(self, steps: int) -> None:
-        """Raises:
-        ValueError: the algorithm cannot learn from rows of this many steps.
-        """
+        """Raise ValueError if rows of this length cannot be learned from."""
 
     def check_burn_in(self, burn_in: int, steps: int) -> None:
-        """Raises:
-        ValueError: a burn-in leaves nothing to learn from in rows of this many steps.
-        """
+        """Raise ValueError if a burn-in leaves nothing to learn from."""
         if burn_in >= steps:
             raise ValueError(
                 f"burn_in = {burn_in}: must be below fragment_steps = {steps}, or a row that "
@@ -130,11 +242,11 @@ class LearnerConfig(OptimizerConfig):
             )
 
     def doubts(self) -> list[str]:
-        """Settings that are allowed but probably not meant; people are told as a run starts."""
+        """Warnings about legal but probably unintended settings, shown at the start."""
         return []
 
     def optimizer_specs(self) -> list[OptimizerSpec]:
-        """The optimizers: first the one for most parameters, then those of the table `optimizers`.
+        """Specs of the main optimizer, then of the table `optimizers`.
 
         Raises:
             ValueError: a table in `optimizers` is wrong; names the key, and the nearest right one.
@@ -143,7 +255,7 @@ class LearnerConfig(OptimizerConfig):
         return [rest, *parse_optimizers(self, self.optimizers)]
 
     def metric_names(self) -> list[str]:
-        """Names of the metrics of a learner. A class adds those of its loss."""
+        """Names of a learner's metrics. Subclasses add their loss's."""
         rates = dict.fromkeys(spec.lr_key for spec in self.optimizer_specs())
         names = ["grad_norm", "skipped", *rates]
         if self.compile:
@@ -160,12 +272,11 @@ class LearnerConfig(OptimizerConfig):
         return [key for key, hint in get_type_hints(type(self)).items() if hint == Scheduled]
 
     def keys_of_kept_steps(self) -> list[str]:
-        """Keys that steps have been kept with: those in a checkpoint know no other value."""
+        """Keys that a checkpoint's replayed steps depend on."""
         return []
 
     def numbers_of_losses(self) -> list[str]:
-        """Keys of the numbers that a loss reads: floats that are not none and do not belong to an
-        optimizer."""
+        """Float keys that a loss reads, without optimizers' and None."""
         hints = get_type_hints(type(self))
         return [
             key
@@ -178,7 +289,7 @@ class LearnerConfig(OptimizerConfig):
 
 
 class Passes(TypedDict, total=False):
-    """How often, and in what parts, one update learns from its sample; None: as the config says."""
+    """Minibatch size and epochs of one update; None: the config decides."""
 
     minibatch_size: int | None
     num_epochs: int | None
@@ -191,7 +302,9 @@ _PASSES: Final[tuple[Literal["minibatch_size", "num_epochs"], ...]] = (
 
 
 def given_passes(passes: Passes) -> Passes:
-    """Those that are not None: a `step` that a subclass of Learner overrides need not know others.
+    """Return the passes that are set, by name.
+
+    An overridden `Learner.step` need not accept unset ones.
 
     Raises:
         TypeError: there are others than these two.

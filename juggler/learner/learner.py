@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal, TypeAlias, Unpack, overload
 
 import torch
+from torch import Tensor
 
 from juggler.learner.config import Passes, given_passes
-from juggler.learner.core.learner_core import Columns, LearnerCore, Metrics
+from juggler.learner.core.learner_core import Aux, Columns, Grads, LearnerCore, Metrics, Params
 from juggler.learner.core.metrics import mean_metrics, with_numbers
-from juggler.learner.core.state import arrays_like, to_device
+from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like, to_device
 from juggler.learner.data.batch_columns import (
     checked_batch,
+    example_sample,
     must_be_columns,
     must_be_episodes,
     must_be_finite,
     must_have_column,
 )
 from juggler.learner.data.collate import collate
-from juggler.learner.data.example import example_sample
-from juggler.learner.learner_state import LearnerState
+from juggler.learner.group.member import mean_over_learners, state_hash, take_over_newest
+from juggler.learner.group.peers import Peers
 from juggler.learner.optim.schedules import ReplacedSchedules
-from juggler.learner.updates_in_flight import UpdatesInFlight
-from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
+from juggler.runtime.checkpoints.checkpoint import PIPELINES, REPLAY
+from juggler.runtime.connectors.building import LearnerPipeline
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
 from juggler.runtime.nearest import one_of
 from juggler.runtime.wire.trees import Tree
@@ -35,11 +40,12 @@ from juggler.runtime.wire.trees import Tree
 Episodes: TypeAlias = Sequence[EpisodeBatch]
 
 
-class Learner(LearnerState):
+class Learner:
     """Turns samples, batches or episodes into better parameters of one module.
 
     It owns the state, its device, and the count of updates. No call waits for the device: metrics
-    are tensors there, and `fetch_metrics` reads them.
+    are tensors there, and `fetch_metrics` reads them. It is the `Seam` that its core sends
+    gradients and sums through, alone or in a group.
 
     With `async_update`, updates run one after the other in a thread of their own. The other methods
     wait until no update is in flight, so that they see the results of all. Do not touch `state`
@@ -48,7 +54,24 @@ class Learner(LearnerState):
     A subclass may override `preprocess_episodes`, `before_gradients` and `after_gradients`. One
     that trains with another library overrides `step`, `get_params`, `save` and `restore`; with
     `async_update`, the last three must call `wait` first.
+
+    Args:
+        core: the algorithm.
+        seed: of the initial parameters.
+        device: where to compute.
+        source: samples for `step`, if it is called without one.
+        pipeline: connectors that process batches and episodes on the device, before the core
+            learns from them.
+        updates_in_flight: with `async_update`, the most unfinished updates.
+
+    Raises:
+        ValueError: what the algorithm keeps of samples would not fit into memory.
     """
+
+    progresses: Callable[[], None] = staticmethod(lambda: None)
+    """Called after each part of an update: one that has many takes long, and does not hang."""
+
+    _peers: Peers | None = None
 
     def __init__(
         self,
@@ -60,18 +83,6 @@ class Learner(LearnerState):
         pipeline: LearnerPipeline | None = None,
         updates_in_flight: int = 2,
     ) -> None:
-        """Args:
-        core: the algorithm.
-        seed: of the initial parameters.
-        device: where to compute.
-        source: samples for `step`, if it is called without one.
-        pipeline: connectors that process batches and episodes on the device, before the core
-            learns from them.
-        updates_in_flight: with `async_update`, the most unfinished updates.
-
-        Raises:
-            ValueError: what the algorithm keeps of samples would not fit into memory.
-        """
         self._in_flight = UpdatesInFlight(updates_in_flight)
         self.core = core
         self.config = core.config
@@ -82,24 +93,25 @@ class Learner(LearnerState):
             pipeline.add_up_with(self.sums)
         self.state = to_device(core.init(seed), self.device)
         self._seed = seed
-        self._data = core.data_source(seed)
+        #: What it learns from, and when.
+        self.data = core.data_source(seed)
         # A hook that looks at samples is to see stacks.
-        keeps_once = self._data.keeps_frames or self._data.keeps_rows
+        keeps_once = self.data.keeps_frames or self.data.keeps_rows
         keeps_once &= type(self).before_gradients is Learner.before_gradients
         if keeps_once and pipeline is not None:
-            pipeline.keep_frames_once(rows_stay=self._data.keeps_rows)
+            pipeline.keep_frames_once(rows_stay=self.data.keeps_rows)
         #: Bytes of this host's memory that the algorithm will keep of samples.
         self.kept_bytes = 0.0
         if spaces := core.batch_spaces():
             critic, states = core.critic_space(), self.example_states()
             example = example_sample(*spaces, pipeline, states, critic)
-            self.kept_bytes = self._data.expect(to_device(example, self.device))
+            self.kept_bytes = self.data.expect(to_device(example, self.device))
         self._schedules = ReplacedSchedules(core.name, core.schedules)
         self.updates = 0
         self.collate_seconds = 0.0  # spent on turning episodes into samples
 
     def step(self, sample: Columns | None = None, **passes: Unpack[Passes]) -> Metrics:
-        """One update on the given sample, or on the next one of the source; no pipeline changes it.
+        """Make one update on a sample or the source's next, without pipeline.
 
         Args:
             sample: columns on any device.
@@ -122,25 +134,25 @@ class Learner(LearnerState):
         for drawn in self._due(sample):
             due = self.pipeline.stacked(dict(drawn)) if self.pipeline and stacks else drawn
             try:
-                if not passes:
-                    output = self.core.step(self.state, due, self)
-                else:
+                core = self.core
+                if passes:
                     parts = self._parts(due, passes.get("minibatch_size"))
-                    epochs = passes.get("num_epochs")
-                    output = self.core.step_in_parts(self.state, due, self, parts, epochs)
+                    core = core.in_parts(parts, passes.get("num_epochs"))
+                output = core.step(self.state, due, self)
             except KeyError as error:
                 must_have_column(due, error, self.core.name)
                 raise
             self.state = output.state
-            self._data.update_priorities(output.priorities)
+            self.data.update_priorities(output.priorities)
             self.progresses()
-            metrics.append(with_numbers(output.metrics, self._data.metrics(), self.device))
+            metrics.append(with_numbers(output.metrics, self.data.metrics(), self.device))
         self.updates += 1
         return mean_metrics(metrics)
 
     def use_values(self, values: Mapping[str, float]) -> None:
-        """Use these numbers in place of the core's schedules from the next update on. All schedules
-        that have no number here are those of the configuration again.
+        """Override the core's schedules with numbers from the next update on.
+
+        Schedules without a number here return to the configuration's.
 
         Args:
             values: by the name of the schedule, such as "lr".
@@ -165,7 +177,7 @@ class Learner(LearnerState):
     def update_from_batch(
         self, batch: Columns, *, async_update: bool = False, **passes: Unpack[Passes]
     ) -> Metrics | Future[Metrics]:
-        """One update on columns, such as those of a replay buffer or a data set.
+        """Make one update on columns, as from a data set.
 
         Args:
             batch: columns by name. All algorithms that ship take those of a batch of episodes, as
@@ -243,22 +255,20 @@ class Learner(LearnerState):
         return self.step(self._sample(episodes, checked=True), **passes)
 
     def check_serves(self, kind: str) -> None:
-        """Raises:
-        TypeError: the algorithm does not learn from this kind of data, "batch" or "episodes".
-        """
+        """Raise TypeError if the algorithm cannot learn from "batch" or "episodes"."""
         if kind not in self.core.trains_on:
             served = one_of(f"update_from_{kind}" for kind in sorted(self.core.trains_on))
             raise TypeError(f"{self.core.name} does not serve update_from_{kind}: call {served}")
 
     def before_gradients(self, sample: Columns) -> Columns:
-        """A hook for subclasses: takes the sample of an update, on the device, before gradients
-        are computed; returns the sample to use instead."""
+        """Hook for subclasses: transform an update's sample on the device."""
         return sample
 
     def sample_from_episodes(self, episodes: Episodes) -> Columns:
-        """Episodes as a sample for `step`. Its copy to the device may still be under way.
+        """Convert episodes to a sample for `step`, copied asynchronously.
 
-        Learners of a group do this together, once for each update."""
+        Learners of a group do this together, once for each update.
+        """
         return self._sample(episodes)
 
     def _sample(self, episodes: Episodes, *, checked: bool = False) -> Columns:
@@ -269,13 +279,13 @@ class Learner(LearnerState):
         return prepared
 
     def collated(self, episodes: Episodes, *, checked: bool = False) -> Columns:
-        """Episodes as a sample on the host, before any pipeline; in page-locked memory for a GPU.
-        This may be called in any thread, beside updates.
+        """Collate episodes on the host, page-locked for a GPU, before pipelines.
+
+        Any thread may call this during updates.
 
         Args:
             episodes: as in `update_from_episodes`.
-            checked: whether numbers that are not finite are a ValueError. EnvRunners look at
-                theirs.
+            checked: whether numbers that are not finite are a ValueError. EnvRunners check theirs.
         """
         must_be_episodes(episodes)
         found = self.preprocess_episodes(episodes)
@@ -284,9 +294,10 @@ class Learner(LearnerState):
         return collate(found, pin_memory=self.device.type == "cuda")
 
     def prepared(self, sample: Columns) -> Columns:
-        """The sample for `step`: one from `collated`, on the device, after the pipeline.
+        """Copy a `collated` sample to the device, and run the pipeline.
 
-        Learners of a group do this together, once for each update."""
+        Learners of a group do this together, once for each update.
+        """
         self.wait()
         prepared: dict[str, Any] = to_device(sample, self.device)
         return prepared if self.pipeline is None else self.pipeline(prepared)
@@ -299,8 +310,7 @@ class Learner(LearnerState):
         return episodes
 
     def example_states(self) -> dict[str, Tree]:
-        """An example of the `states` that episodes need for each row: arrays [...] of the expected
-        shapes and dtypes."""
+        """Example of the `states` of an episode row, arrays [...]."""
         examples: dict[str, Tree] = {}
         if state := self.core.initial_state():
             examples[MODULE_STATE] = arrays_like(state)
@@ -309,30 +319,303 @@ class Learner(LearnerState):
         return examples
 
     def wait(self) -> None:
-        """Wait until no update is in flight. Returns at once if called from within an update."""
+        """Wait for all updates in flight, unless called from one."""
         self._in_flight.wait()
 
     def close(self) -> None:
-        """Wait for updates in flight, and end their thread: `async_update` does not work any more.
-        A learner that never used it need not be closed."""
+        """Finish the updates in flight and their thread, ending `async_update`.
+
+        A learner that never used it need not be closed.
+        """
         self._in_flight.close()
 
+    def get_params(self) -> Params:
+        """The parameters and buffers that acting needs, by name.
+
+        Parameters are in the `weights_dtype` of the config. Later updates do not change them.
+        """
+        self.wait()
+        return self.core.get_params(self.state)
+
+    def get_weights(self) -> dict[str, Tree]:
+        """Weights as host arrays; waits for updates on the device."""
+        return arrays_like(self.get_params())
+
+    def set_weights(self, weights: Mapping[str, Tree], *, whole: bool = False) -> None:
+        """Continue with parameters and buffers from elsewhere.
+
+        The optimizer and other state of the algorithm, such as a target network, are reset, and
+        kept samples are discarded, saved ones too. Counts and the states of pipelines continue.
+
+        Args:
+            weights: name -> array, as from `get_weights` or, for a module, `juggler.read_weights`.
+                Parameters and buffers that are missing stay as they are.
+            whole: whether missing weights are an error.
+
+        Raises:
+            StateMismatch: the weights do not fit the learner's module; nothing has changed.
+        """
+        self.wait()
+        self.state = self.core.with_weights(self.state, weights, self._seed, whole=whole)
+        self._discard_samples()
+
+    def reset(self, seed: int) -> None:
+        """Reset parameters (from this seed), optimizer and schedules.
+
+        All kept samples are discarded, saved ones too. The number of updates and the states of
+        pipelines continue.
+        """
+        self.wait()
+        self.state = to_device(self.core.init(seed), self.device)
+        self._discard_samples()
+
+    def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
+        """All that `restore` needs: arrays by name, and values for JSON."""
+        self.wait()
+        tree: dict[str, Tree] = {DEFAULT_MODULE: self.core.state_to_tree(self.state)}
+        if learned := self._pipeline_state():
+            tree[PIPELINES] = {DEFAULT_MODULE: arrays_like(learned)}
+        if kept := self.data.state():
+            tree[REPLAY] = kept
+        return tree, {"algorithm": self.core.name, "updates": self.updates}
+
+    def forget(self) -> None:
+        """Discard unsaved samples, as a learner restored from `save` would."""
+        self.wait()
+        self.data.clear()
+
+    # -- with other learners ----------------------------------------------------------------------
+
+    @property
+    def in_group(self) -> bool:
+        """Whether updates are made together with other learners."""
+        return self._peers is not None
+
+    def after_gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
+        """Hook for subclasses: transform reduced gradients before they are clipped."""
+        return grads, aux
+
+    def why_alone(self) -> str:
+        """Why updates cannot be shared with other learners; "": they can."""
+        if not self.core.trains_in_groups:
+            return f"{self.core.name} cannot train in a group of learners"
+        return ""
+
+    def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
+        """As `Seam`."""
+        self.progresses()
+        if self._peers is not None:
+            grads, aux = mean_over_learners(grads, aux, self._peers.sum)
+        return self.after_gradients(grads, aux)
+
+    def sums(self, x: Tensor) -> Tensor:
+        """As `Seam`."""
+        return x if self._peers is None else self._peers.sum(x)
+
+    def join(self, peers: Peers | None) -> int:
+        """Make updates together with other learners; None: alone again.
+
+        All continue from the state of the learner with the most updates, and without unsaved
+        samples. They then make each update together, on samples of their own, as one learner would
+        on all of these. An update that fails does so at all of them, or leaves some one ahead; the
+        next `join` gives all learners the newest state.
+
+        Returns:
+            A hash of the state, the same at all of them.
+
+        Raises:
+            PeerLost: a learner is gone; this learner is as it was, or has taken over a state.
+            ValueError: the learner cannot join a group, as `why_alone` says.
+        """
+        self.forget()
+        self.leave()
+        if peers is None:
+            found, rank = state_hash(self), 0
+        elif why := self.why_alone():
+            raise ValueError(why)
+        else:
+            take_over_newest(self, peers)
+            found, rank = peers.wait_for_all(lambda: state_hash(self)), peers.rank
+        self._peers = peers
+        self.data.draw_apart(rank)
+        return found
+
+    def leave(self) -> None:
+        """Leave the group: a learner of it is lost."""
+        peers, self._peers = self._peers, None
+        if peers is not None:
+            peers.close()
+
+    # -- its state --------------------------------------------------------------------------------
+
+    def restore(self, tree: Tree, extras: Mapping[str, Any]) -> None:
+        """Continue from a saved state.
+
+        Raises:
+            StateMismatch: it is from another module, optimizer, algorithm or pipeline; nothing has
+                changed.
+            ValueError: the samples that it keeps cannot be kept here; nothing has changed, unless
+                memory was lacking: then none are kept.
+        """
+        if extras.get("algorithm") != self.core.name:
+            raise StateMismatch(
+                f"the checkpoint is of algorithm {extras.get('algorithm')!r}; "
+                f"this learner runs {self.core.name!r}"
+            )
+        self.wait()
+        updates = int(extras["updates"])
+        state, learned, kept = self._fitting(tree)
+        self.data.restore(kept, self.device)
+        self.state = state
+        if self.pipeline is not None and learned:
+            self.pipeline.set_state(learned)
+        self.updates = updates
+
+    def must_fit(self, tree: Tree) -> None:
+        """Raise StateMismatch unless a saved state's shapes fit this learner."""
+        self._fitting(tree)
+
+    def _fitting(self, tree: Tree) -> tuple[Any, dict[str, Any], Any]:
+        """Parse a saved state for core, pipeline and data source.
+
+        Raises:
+            StateMismatch: as `must_fit`.
+        """
+        rest = dict(tree) if isinstance(tree, Mapping) else {}
+        kept: Any = rest.pop(REPLAY, {})
+        own = _of_module(rest.pop(PIPELINES, {}))
+        learned = tensors_like({PIPELINES: own}, {PIPELINES: self._pipeline_state()})[PIPELINES]
+        return self.core.state_from_tree(_of_module(rest), like=self.state), learned, kept
+
+    def _discard_samples(self) -> None:
+        self.data.restore({}, self.device)  # a state of nothing
+
+    def _pipeline_state(self) -> dict[str, Any]:
+        return {} if self.pipeline is None else self.pipeline.get_state()
+
     def _due(self, sample: Columns) -> Iterator[Columns]:
-        """The samples that are to be learned from, now that this one has come.
+        """Insert a sample, and return the samples to learn from.
 
         Raises:
             ValueError: it lacks a column that the core's data source needs.
         """
         try:
-            yield from self._data.add(sample, self.sums)
+            yield from self.data.add(sample, self.sums)
         except KeyError as error:
             must_have_column(sample, error, self.core.name)
             raise
 
     def _parts(self, sample: Columns, minibatch_size: int | None) -> int | None:
-        """The number of parts with about this many live steps, the same at every learner of a
-        group. The host waits for the device here."""
+        """Number of minibatches, the same at every learner of a group.
+
+        The host waits for the device here.
+        """
         if minibatch_size is None:
             return None
         live = sample[LIVE].sum().double()  # []
         return max(1, -(-int(self.sums(live)) // minibatch_size))
+
+
+def _of_module(tree: Any) -> Any:
+    """What a saved tree has of the learner's one module.
+
+    Earlier versions kept what cores around the algorithm's know next to the module's own branch.
+    """
+    if not isinstance(tree, Mapping) or not isinstance(tree.get(DEFAULT_MODULE), Mapping):
+        return tree  # such as the state of a user's own core
+    others = {key: _of_module(each) for key, each in tree.items() if key != DEFAULT_MODULE}
+    return {**tree[DEFAULT_MODULE], **others} if others else tree[DEFAULT_MODULE]
+
+
+class Handle(Future[Metrics]):
+    """An update's future that knows whether its result was read."""
+
+    told = False
+
+    def result(self, timeout: float | None = None) -> Metrics:
+        try:
+            return super().result(timeout)
+        finally:
+            self.told = self.done()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        try:
+            return super().exception(timeout)
+        finally:
+            self.told = self.done()
+
+
+class UpdatesInFlight:
+    """A thread, started lazily, that makes updates in order."""
+
+    def __init__(self, limit: int) -> None:
+        """Args:
+            limit: the largest number of unfinished updates.
+
+        Raises:
+            ValueError: the limit is below 1.
+        """
+        if limit < 1:
+            raise ValueError(f"updates_in_flight = {limit}: must be at least 1")
+        self._places = threading.BoundedSemaphore(limit)
+        self._executor = ThreadPoolExecutor(1, "updates", initializer=self._started)
+        self._thread: int | None = None
+        self._failed: list[Handle] = []
+        self._begun = False
+        self._closed = False
+
+    def begin(
+        self, update: Callable[..., Metrics], *arguments: Any, **passes: Unpack[Passes]
+    ) -> Future[Metrics]:
+        """Start an update, waiting while too many are unfinished.
+
+        Raises:
+            RuntimeError: the learner is closed.
+        """
+        if self._closed:
+            raise RuntimeError("the learner is closed: async_update makes no more updates")
+        self._places.acquire()
+        self._begun = True
+        handle = Handle()
+        self._executor.submit(self._make, handle, partial(update, *arguments, **passes))
+        return handle
+
+    def wait(self) -> None:
+        """Wait for all updates in flight, unless called from one.
+
+        Raises:
+            Exception: the error of a failed update whose handle was not asked.
+        """
+        if self._begun and not self._closed and threading.get_ident() != self._thread:
+            self._executor.submit(int).result()  # runs after all that were submitted before
+            self._tell()
+
+    def close(self) -> None:
+        """Wait for the updates in flight, and end the thread.
+
+        Raises:
+            Exception: as in `wait`.
+        """
+        self._closed = True
+        self._executor.shutdown()
+        self._tell()
+
+    def _make(self, handle: Handle, update: Callable[[], Metrics]) -> None:
+        try:
+            metrics = update()
+        except BaseException as error:
+            self._failed.append(handle)
+            handle.set_exception(error)
+        else:
+            handle.set_result(metrics)
+        finally:
+            self._places.release()
+
+    def _tell(self) -> None:
+        failed, self._failed = self._failed, []
+        for handle in failed:
+            if not handle.told:
+                handle.result()  # raises
+
+    def _started(self) -> None:
+        self._thread = threading.get_ident()

@@ -1,4 +1,4 @@
-"""Parts that modules share, each of which has a copy of them and a learner of its own."""
+"""Shared parts of modules, copied to each module's learner."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ class _Member:
         return {**self.core.flat.named(self.state["parameters"]), **self.state["buffers"]}
 
     def take(self, source: _Member) -> None:
-        """Take over what this module shares with another one: parameters, buffers, and the
-        optimizer's moments of them."""
+        """Copy shared parameters, buffers and optimizer moments from another module."""
         source.learner.wait()
         self.learner.wait()
         own, theirs, flat = self.state, source.state, self.core.flat
@@ -62,7 +61,7 @@ class _Member:
 
 
 class SharedParts:
-    """Keeps the shared parts of modules in one process equal, bit for bit.
+    """Keeps modules' shared parts equal, bit for bit, in one process.
 
         shared = SharedParts({"encoder.*": ["left", "right"]})
         for module_id, learner in learners.items():
@@ -75,19 +74,18 @@ class SharedParts:
     parameters and buffers with the optimizer's moments of them. So there is one value of each, and
     one optimizer of it: its steps are those of all modules' updates, in the order in which they are
     made. A target network stays each module's own.
+
+    Args:
+        shared: ids of the modules that share a part, by pattern of names of parameters and buffers;
+            `MultiRLModule.shared_parts` makes this table.
     """
 
     def __init__(self, shared: Mapping[str, Sequence[str]]) -> None:
-        """Args:
-        shared: by pattern of names of parameters and buffers, the ids of the modules that share
-            what it matches; `MultiRLModule.shared_parts` makes such a table.
-        """
         self._shared = shared
         self._members: dict[str, _Member] = {}
 
     def add(self, module_id: str, learner: Learner) -> None:
-        """Add a module, which takes over the shared parts of those that are here. Nothing happens
-        if it shares none.
+        """Add a module, which takes over the parts already shared.
 
         Raises:
             ValueError: it cannot share them; says why.
@@ -119,7 +117,7 @@ class SharedParts:
             other.links.pop(module_id, None)
 
     def partners(self, module_id: str) -> set[str]:
-        """Those that a module shares parts with, directly or through others."""
+        """Modules that a module shares parts with, directly or indirectly."""
         found, coming = {module_id}, [module_id]
         while coming:
             member = self._members.get(coming.pop())
@@ -129,14 +127,14 @@ class SharedParts:
         return found - {module_id}
 
     def broadcast(self, module_id: str) -> None:
-        """Have the others take over what they share with a module whose state has changed."""
+        """Copy a changed module's shared parts to its partners."""
         if (member := self._members.get(module_id)) is not None:
             for other_id in member.links:
                 self._members[other_id].take(member)
 
 
 def _matched(module_id: str, flat: FlatModule, patterns: Sequence[str]) -> dict[str, list[str]]:
-    """By pattern, the names of the module's parameters and buffers that it matches.
+    """Names of the parameters and buffers that each pattern matches.
 
     Raises:
         ValueError: a pattern matches nothing, or two of them match the same.
@@ -186,10 +184,7 @@ def _links(one: _Member, other: _Member) -> dict[str, str]:
 
 
 def _must_be_alike(one: _Member, other: _Member, name: str, ours: str, theirs: str) -> None:
-    """
-    Raises:
-        ValueError: a tensor of two modules cannot be the same.
-    """
+    """Raise ValueError if two modules' tensors cannot be shared."""
     mine, its = one.tensors()[ours], other.tensors()[theirs]
     both = f"shared: {name!r} of modules {one.module_id!r} and {other.module_id!r}"
     if mine.shape != its.shape:

@@ -11,7 +11,8 @@ import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.envrunner.multi_agent.turns import GroupTurn, MultiAgentEnvs
+from juggler.envrunner.evaluation import Episode, whole_episodes
+from juggler.envrunner.multi_agent.turns import GroupTurn, MultiAgentEnvs, Turn
 from juggler.policies.policy import Policy, PolicyState
 from juggler.policies.wilson import outcome, wilson
 from juggler.runtime.acting.actor import RandomActions
@@ -20,7 +21,7 @@ from juggler.runtime.wire.trees import Tree
 
 
 class Player(Protocol):
-    """Who acts for an agent, in any number of environments."""
+    """Acts for an agent, in any number of environments."""
 
     def act(self, slots: Sequence[int], observations: Tree, first: NDArray[np.bool_]) -> Tree:
         """Choose actions.
@@ -106,10 +107,10 @@ def play_matches(
     seed: int,
     watch: Callable[[int, int], None] = lambda *_: None,
 ) -> list[Match]:
-    """Play the first episodes that begin, so that short ones are not counted more often.
+    """Play the first episodes to begin, without bias to short ones.
 
     Args:
-        envs: the environments, which nobody else steps.
+        envs: the environments, which nothing else steps.
         players: by agent. Agents may share one.
         episodes: how many to play.
         seed: of the environments.
@@ -124,69 +125,31 @@ def play_matches(
         EnvironmentFailed: an environment failed.
     """
     if missing := [agent for agent in envs.agents if agent not in players]:
-        raise ValueError(f"nobody plays {', '.join(missing)}: name a player for each agent")
-    table = _Table(envs, episodes)
-    turn, steps = envs.reset(seed), 0
-    while True:
-        for env, returns in zip(turn.over.tolist(), turn.agent_returns.tolist(), strict=True):
-            table.over(env, returns)
-        for env in turn.began.tolist():
-            table.begin(env)
-        watch(table.done, steps)
-        if table.done == episodes:
-            return table.matches()
-        actions = []
-        for group, among in zip(turn.groups, envs.groups, strict=True):
-            table.act(group)
-            actions.append(_actions(group, among.action_space, envs.agents, players))
-        turn, steps = envs.step(actions), steps + 1
+        raise ValueError(f"no player for {', '.join(missing)}: name a player for each agent")
+
+    def act(turn: Turn) -> list[Any]:
+        return [
+            _actions(group, among.action_space, envs.agents, players)
+            for group, among in zip(turn.groups, envs.groups, strict=True)
+        ]
+
+    played = whole_episodes(envs, act, episodes, seed, watch, first_that_begin=True)
+    every = sorted((each for ended in played for each in ended), key=lambda each: each.number)
+    return [_match(episode, envs.agents) for episode in every]
 
 
-class _Table:
-    """The running episodes, and those that are over."""
-
-    def __init__(self, envs: MultiAgentEnvs, episodes: int) -> None:
-        self._agents, self._episodes = envs.agents, episodes
-        slots = envs.num_envs * len(envs.agents)
-        self._steps = np.zeros(slots, np.intp)
-        self._begun = 0
-        self._numbers: dict[int, int] = {}  # by environment, of the episode that it plays
-        self._over: dict[int, Match] = {}
-
-    @property
-    def done(self) -> int:
-        return len(self._over)
-
-    def matches(self) -> list[Match]:
-        return [self._over[number] for number in sorted(self._over)]
-
-    def act(self, group: GroupTurn) -> None:
-        self._steps[group.acting] += 1
-
-    def over(self, env: int, returns: Sequence[float]) -> None:
-        number, first = self._numbers.pop(env), env * len(self._agents)
-        steps = self._steps[first : first + len(self._agents)].tolist()  # [A]
-        if number < self._episodes:
-            self._over[number] = Match(
-                {
-                    agent: got
-                    for agent, got, n in zip(self._agents, returns, steps, strict=True)
-                    if n
-                },
-                {agent: n for agent, n in zip(self._agents, steps, strict=True) if n},
-            )
-
-    def begin(self, env: int) -> None:
-        first = env * len(self._agents)
-        self._steps[first : first + len(self._agents)] = 0
-        self._numbers[env] = self._begun
-        self._begun += 1
+def _match(episode: Episode, agents: Sequence[str]) -> Match:
+    acted = [place for place, steps in enumerate(episode.steps) if steps]
+    return Match(
+        {agents[place]: float(episode.returns[place]) for place in acted},
+        {agents[place]: int(episode.steps[place]) for place in acted},
+    )
 
 
 def _actions(
     group: GroupTurn, space: Space[Any], agents: Sequence[str], players: Mapping[str, Player]
 ) -> Any:
-    """The actions [B, ...] of all who act, as Gymnasium has them."""
+    """Actions [B, ...] of all acting agents, in Gymnasium's format."""
     chosen = zeros(space, (len(group.acting),))  # [B, ...]
     seats: dict[int, tuple[Player, list[int]]] = {}
     for k, slot in enumerate(group.acting.tolist()):

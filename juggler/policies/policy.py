@@ -1,15 +1,16 @@
-"""Policy: maps an environment's observations to its actions."""
+"""Policy, a trained module with its connectors, loaded from a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
+from google.protobuf.json_format import ParseDict
 from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
@@ -17,16 +18,30 @@ from juggler.envrunner.environments.action_masks import read_masks
 from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
 from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read_or_warn
+from juggler.runtime.checkpoints.weights import acting_arrays, module_in
+from juggler.runtime.connectors.building import (
+    EnvToModule,
+    ModuleToEnv,
+    OwnClasses,
+    build_runner_pipelines,
+)
+from juggler.runtime.connectors.config import ConnectorsConfig, own_connectors
 from juggler.runtime.connectors.leaves import OBSERVATION, holds_masks
-from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.connectors.mergeable_state import connector_state
+from juggler.runtime.episodes.batch import DEFAULT_MODULE
+from juggler.runtime.modules.acting import acting_names, load_weights, strip_to_acting, weights_of
+from juggler.runtime.modules.building import ModuleFactory, build_module
+from juggler.runtime.modules.by_name import must_be_given_again
 from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTION_MASK, ACTIONS, OBSERVATIONS
-from juggler.runtime.modules.distributions.categorical import Categorical
+from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.modules.distributions.for_space import Categorical
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.wire.choices import choices_of
-from juggler.runtime.wire.structures import from_tree, to_tree, tree_map
+from juggler.runtime.wire.spaces import space_from_message
+from juggler.runtime.wire.structures import choices_of, from_tree, to_tree, tree_map
 from juggler.runtime.wire.trees import Path as TreePath
 from juggler.runtime.wire.trees import path_name
+from juggler.runtime.wire.v1 import spaces_pb2
 
 Space = gymnasium.Space[Any]
 
@@ -80,11 +95,9 @@ class Policy:
         self.module = module.eval()
         self.env_to_module, self.module_to_env = env_to_module, module_to_env
         self.observation_space, self.action_space = observation_space, action_space
-        self.contexts = {
-            name: each for name, each in env_to_module.contexts.items() if each.for_acting
-        }
+        seen = env_to_module.acting_part()
+        self.contexts = seen.contexts
         self.uses_rewards = any(each.uses_rewards for each in self.contexts.values())
-        seen = EnvToModule({}, self.contexts, env_to_module.observation_space)
         self._actor = Actor(module, 1, 1, seed, module_to_env, seen, shared=True)
         self.remembers = self._actor.remembers
         self._observed = Observed(observation_space, action_space)
@@ -119,7 +132,7 @@ class Policy:
             reward: the environment's reward for the last action; [N] for a batch. Ignored by
                 policies that do not use it (see `uses_rewards`).
             mask: info["action_mask"], if the environment gives its masks there.
-            first: [N], for a batch: which rows begin an episode, whatever their `state`.
+            first: [N], for a batch: which rows begin an episode; their `state` is ignored.
 
         Returns:
             The action, as the environment takes it, or a batch of actions, as a vector of
@@ -167,7 +180,7 @@ class Policy:
         return probabilities[0] if batch is None else probabilities
 
     def export_onnx(self, path: str | Path) -> Path:
-        """Write the policy as an ONNX model, for programs without Python or PyTorch.
+        """Write an ONNX model, for programs without Python or PyTorch.
 
         The model acts for a batch of N environments, which may be any number, as
         `act(explore=False)` does, connectors included. It keeps nothing between its calls: what
@@ -204,7 +217,7 @@ class Policy:
     def _begins(
         self, state: PolicyState | None, batch: int | None, first: ArrayLike | None
     ) -> NDArray[np.bool_]:
-        """Which rows begin an episode [N]."""
+        """Mask of rows that begin an episode [N]."""
         rows = 1 if batch is None else batch
         if not isinstance(state, PolicyState | None):
             raise ValueError(f"state must be what the last `act` returned, or None: not {state!r}")
@@ -297,7 +310,7 @@ class Observed:
         return batch, shape[0] if shape else None
 
     def _with_mask(self, observation: Any, mask: Any) -> dict[str, Any]:
-        """The observation as a run keeps it whose environment gives masks in its infos."""
+        """Add the mask from an environment's infos, as a run does."""
         if not isinstance(self._space, spaces.Dict) or not holds_masks(self._space):
             raise ValueError("mask: this policy's environment gave no action masks; leave it out")
         # An observation that is not a Dict comes under a key of its own.
@@ -335,10 +348,7 @@ class Observed:
 
 
 def _require_rows(given: Any, rows: int, where: str = "") -> None:
-    """
-    Args:
-        given: masks that should have this many rows: a sequence of them, or by key.
-    """
+    """Raise ValueError unless masks have this many rows."""
     if isinstance(given, Mapping):
         for key, masks in given.items():
             _require_rows(masks, rows, f" at {key}")
@@ -347,10 +357,9 @@ def _require_rows(given: Any, rows: int, where: str = "") -> None:
 
 
 def _require_zeros_and_ones(masks: Any, batch: tuple[int, ...]) -> None:
-    """
-    Args:
-        masks: [N, ...]
-        batch: (N,), or () for those of a single observation.
+    """Raise ValueError unless masks [N, ...] are zeros and ones.
+
+    `batch` is (N,), or () for a single observation.
     """
     if found := find_non_binary(masks):
         (row, *_), what = found
@@ -358,9 +367,10 @@ def _require_zeros_and_ones(masks: Any, batch: tuple[int, ...]) -> None:
 
 
 def _read(space: Space, value: Any, path: TreePath, found: dict[TreePath, tuple[int, ...]]) -> Any:
-    """A value as a tree of arrays; the leading dimension of each leaf goes into `found`."""
+    """Convert a value to a tree of arrays; record leading dimensions."""
     where = f" at {path_name(path)}" if path else ""
-    if not path and not isinstance(space, spaces.Tuple) and _is_of_reset(value):
+    is_pair = isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
+    if not path and not isinstance(space, spaces.Tuple) and is_pair:
         raise ValueError(
             "the observation is a pair with a dict, such as the (observation, info) of reset: pass "
             "the observation alone"
@@ -376,27 +386,19 @@ def _read(space: Space, value: Any, path: TreePath, found: dict[TreePath, tuple[
                 f"the observation{where} has the keys {sorted(map(str, value))}, not "
                 f"{sorted(space.spaces)}{hint}"
             )
-        return {
-            key: _read(child, value[key], (*path, key), found)
-            for key, child in space.spaces.items()
-        }
-    if isinstance(space, spaces.Tuple):
+        parts = [(key, child, value[key]) for key, child in space.spaces.items()]
+    elif isinstance(space, spaces.Tuple):
         if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
             raise ValueError(
                 f"the observation{where} must be a tuple of {len(space.spaces)} parts, as {space}, "
                 f"not {value!r}"
             )
-        return {
-            str(i): _read(child, value[i], (*path, str(i)), found)
-            for i, child in enumerate(space.spaces)
-        }
-    array = _leaf(space, value, path)
-    found[path] = array.shape[: array.ndim - len(space.shape or ())]
-    return array
-
-
-def _is_of_reset(value: object) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
+        parts = [(str(i), child, value[i]) for i, child in enumerate(space.spaces)]
+    else:
+        array = _leaf(space, value, path)
+        found[path] = array.shape[: array.ndim - len(space.shape or ())]
+        return array
+    return {key: _read(child, part, (*path, key), found) for key, child, part in parts}
 
 
 def _leaf(space: Space, value: Any, path: TreePath) -> NDArray[Any]:
@@ -426,3 +428,159 @@ def _leaf(space: Space, value: Any, path: TreePath) -> NDArray[Any]:
             raise ValueError(f"the observation{choice.told(array[found])}")
     # A copy, because environments may write the next observation into the same memory.
     return array.astype(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """What a policy is built from, besides spaces and a checkpoint.
+
+    Attributes:
+        module: the configuration's module.
+        connectors: the configuration's connectors.
+        factory: the module's class, or another callable that makes it, if it cannot be imported by
+            name.
+        own: connector classes that cannot be imported by name.
+    """
+
+    module: ModuleConfig
+    connectors: ConnectorsConfig
+    factory: ModuleFactory | None
+    own: OwnClasses
+
+
+def load_policy(
+    checkpoint: str | Path,
+    *,
+    module_id: str | None = None,
+    module: str | Callable[..., Any] | None = None,
+    connectors: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> Policy:
+    """The policy in a checkpoint, including the connectors around it.
+
+    Args:
+        checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is taken, with a
+            warning if it is not the newest. A run's directory `best` has the one that played best.
+        module_id: which of the run's modules, trained or not; None: the only one that is trained.
+        module: the class that the run trained, if it cannot be imported by name.
+        connectors: the module's connectors again, if some of their classes cannot be imported by
+            name.
+        seed: seed of exploration.
+
+    Raises:
+        CheckpointError: there is no checkpoint, it is damaged, or it has no such module, or several
+            where none is named.
+        ValueError: a part of the run cannot be built here; says which one and what to do. Or the
+            checkpoint is None.
+    """
+    saved = read_or_warn(checkpoint)
+    if isinstance(module, str) and ":" not in module:
+        raise ValueError(
+            f"module = {module!r}: expected a class, as 'package.module:Class'; for the module of "
+            f"this id, pass module_id={module!r}"
+        )
+    saved, module_id = module_in(saved, module_id)
+    keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
+    own = own_connectors(keys)
+    config = {**saved.config_of(module_id), **keys}
+    named = module_config(config)
+    if isinstance(module, str):
+        named.module = module
+    policy_config = PolicyConfig(
+        named,
+        ConnectorsConfig.parse(config.get("connectors", {})),
+        module if callable(module) else None,
+        own,
+    )
+    if (spaces := _spaces_of(saved, module_id)) is None:
+        raise CheckpointError(
+            saved.path or Path(),
+            "does not have the spaces of its environment, one of which has no encoding: play it "
+            "with juggler evaluate",
+        )
+    return Policy(*restore_parts(saved, policy_config, *spaces, module_id), *spaces, seed)
+
+
+def module_config(config: Mapping[str, Any]) -> ModuleConfig:
+    """Extract a ModuleConfig from a flat configuration, parsing "none"."""
+    known = {key.name for key in fields(ModuleConfig)}
+    keys: dict[str, Any] = {
+        key: None if config[key] == "none" else config[key] for key in known & config.keys()
+    }
+    return ModuleConfig(**keys)
+
+
+def restore_parts(
+    saved: Checkpoint,
+    policy_config: PolicyConfig,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    module_id: str = DEFAULT_MODULE,
+) -> tuple[RLModule, EnvToModule, ModuleToEnv]:
+    """Restore a checkpoint's module and connectors.
+
+    Args:
+        saved: the checkpoint.
+        policy_config: what both are built from.
+        observation_space: the environment's.
+        action_space: the environment's.
+        module_id: of the module in the checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint belongs to another module.
+        ValueError: a part cannot be built; says which one.
+    """
+    where = saved.path or Path("in memory")
+    config = policy_config.module
+    must_be_given_again("module", config.module, policy_config.factory)
+    policy_config.connectors.must_be_given_again(
+        policy_config.own, ("env_to_module", "module_to_env")
+    )
+    env_to_module, module_to_env = build_runner_pipelines(
+        policy_config.connectors, observation_space, action_space, policy_config.own
+    )
+    module = build_module(
+        policy_config.factory or config.module,
+        env_to_module.module_observation_space,
+        module_to_env.action_space,
+        config.model,
+        distribution=config.distribution,
+        check_specs=config.check_specs,
+    )
+    try:
+        state: Any = saved.tree[module_id]
+        weights = acting_arrays(state)
+        if config.critic_sees != "observation":
+            # Its value function was built for what acting does not see.
+            strip_to_acting(module)
+            weights = {name: weights[name] for name in acting_names(module)}
+        load_weights(weights_of(module), weights)
+    except (KeyError, TypeError, ValueError) as error:
+        here = observation_space, action_space
+        if (there := _spaces_of(saved, module_id)) is not None and there != here:
+            raise CheckpointError(
+                where,
+                f"was learned in another environment: its observation space is {there[0]} and its "
+                f"action space {there[1]}, and here they are {here[0]} and {here[1]}",
+            ) from error
+        fit = "does not fit what this environment and configuration make of it"
+        raise CheckpointError(where, f"{fit}: {error}") from error
+    try:
+        if learned := connector_state(saved, module_id):
+            env_to_module.set_state(learned)
+    except ValueError as error:
+        raise CheckpointError(where, str(error)) from error
+    return module, env_to_module, module_to_env
+
+
+def _spaces_of(
+    saved: Checkpoint, module_id: str
+) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None:
+    """Observation and action space of a module's agents; None: not saved."""
+    if not (spaces := saved.spaces_of(module_id)):
+        return None
+    observation, action = (
+        space_from_message(ParseDict(spaces[key], spaces_pb2.Space()))
+        for key in ("observation", "action")
+    )
+    return observation, action

@@ -8,7 +8,7 @@ _Z = 1.959964  # for 95 %
 
 
 def outcome(score: float, other: float, margin: float = 0.0) -> int:
-    """Decide a game -> 1: won by the first side, 0: draw, -1: lost.
+    """Outcome of a game: 1: first side won, 0: draw, -1: lost.
 
     Args:
         score: the return of the first side.
@@ -21,7 +21,7 @@ def outcome(score: float, other: float, margin: float = 0.0) -> int:
 
 
 def wilson(wins: float, games: float) -> tuple[float, float]:
-    """The Wilson score interval of 95 % of a rate: lower and upper bound, (0, 1) without games.
+    """95 % Wilson score interval of a rate; (0, 1) without games.
 
     E. B. Wilson, Probable inference, the law of succession, and statistical inference, 1927.
 

@@ -1,5 +1,7 @@
-"""The types that somebody's code gives its parameters and attributes, without evaluating them: some
-are imported for a type checker alone, and from Python 3.14 on nobody has evaluated them before."""
+"""Type annotations of user code, as written, without evaluation.
+
+Some are imported for a type checker alone, and Python 3.14 evaluates none.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def signature(of: Callable[..., Any]) -> inspect.Signature:
 
 
 def typed_by(kind: type[Any]) -> Collection[str]:
-    """The names of the attributes that a class itself gives a type; not those of its bases."""
+    """Names of attributes annotated in the class itself, not its bases."""
     if sys.version_info >= (3, 14):
         from annotationlib import Format, get_annotations
 

@@ -1,4 +1,4 @@
-"""The command that installs an extra of Juggler, for messages about missing packages."""
+"""The command that installs an extra of Juggler, for messages."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _WITHOUT_WHEELS: Final = {"box2d": 14}
 
 
 def installing(extra: str) -> str:
-    """A shell command that works where it is read: for the running Python, from the place that
-    Juggler was installed from. An editable checkout stays editable. Where no command would work,
-    it is said why.
+    """The shell command that installs an extra for this Python.
+
+    An editable checkout stays editable. Where no command would work, the text says why.
 
     Args:
         extra: an extra of pyproject.toml.
@@ -33,7 +33,7 @@ def installing(extra: str) -> str:
 
 
 def _source(extra: str) -> list[str]:
-    """Where pip finds the extra, as arguments for pip."""
+    """Arguments with which pip finds the extra."""
     origin = _origin()
     url = origin.get("url", "")
     path = Path(unquote(urlsplit(url).path))
@@ -46,7 +46,7 @@ def _source(extra: str) -> list[str]:
 
 
 def _origin() -> dict[str, Any]:
-    """What pip noted about the source of Juggler, if that was not a package index."""
+    """The place that pip installed Juggler from, unless an index."""
     # All distributions of that name: the one that building leaves in a checkout has no such note.
     for each in distributions(name="juggler"):
         if note := each.read_text("direct_url.json"):

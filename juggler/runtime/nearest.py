@@ -1,4 +1,4 @@
-"""Names in errors: which known one was probably meant, and lists of several."""
+"""Names in errors: near matches and lists."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _NEAR, _AS_NEAR = 0.58, 0.05
 
 
 def one_of(words: Iterable[str]) -> str:
-    """Words for a sentence, of which one is meant: a, b or c."""
+    """Words for a sentence, one of them meant: a, b or c."""
     return _joined(words, "or")
 
 
 def all_of(words: Iterable[str]) -> str:
-    """Words for a sentence, all of which are meant: a, b and c."""
+    """Words for a sentence, all of them meant: a, b and c."""
     return _joined(words, "and")
 
 
 def listed(names: Collection[str], joined: Callable[[Iterable[str]], str] = all_of) -> str:
-    """Names for a sentence, of which there may be many: all of them are meant, or `one_of` them."""
+    """Names for a sentence, shortened if there are many."""
     shown = [repr(name) for name in islice(names, _MOST_LISTED)]
     more = len(names) - len(shown)
     return joined([*shown, f"{more} more"] if more else shown)
@@ -43,14 +43,15 @@ def closest(name: object, known: Iterable[str]) -> str | None:
 
 
 def nearest(name: object, known: Iterable[str], *, listed_by: str = "", own: str = "") -> str:
-    """The end of an error about an unknown name: the names that were probably meant, or else all
-    names; with few names, all of them.
+    """The end of an error about an unknown name.
+
+    It has the names that were probably meant, or else all names; with few names, all of them.
 
     Args:
         name: that was given.
         known: the names that it could have been.
         listed_by: what lists all names, where an error cannot; "": an error can.
-        own: what can be said in place of a known name; "": nothing.
+        own: what can be said instead of a known name; "": nothing.
     """
     known = sorted(known)
     near = _near(name, known)
@@ -61,7 +62,7 @@ def nearest(name: object, known: Iterable[str], *, listed_by: str = "", own: str
         if len(near) < len(known) <= _FEW:
             text += f" Known are {', '.join(known)}"
     else:
-        text = f": {listed_by} lists those that are known" if listed_by else ""
+        text = f": {listed_by} lists the known ones" if listed_by else ""
         text = text or f": known are {', '.join(known)}"
     if not own:
         return text
@@ -69,7 +70,7 @@ def nearest(name: object, known: Iterable[str], *, listed_by: str = "", own: str
 
 
 def _near(name: object, known: Iterable[str]) -> list[str]:
-    """The nearest name, and at most two that are as near to say."""
+    """The nearest name, and at most two as near."""
     likeness = {each: _likeness(_plain(str(name)), _plain(each)) for each in known}
     best = max(likeness.values(), default=0.0)
     if best < _NEAR:
@@ -83,7 +84,7 @@ def _plain(name: str) -> str:
 
 
 def _likeness(wanted: str, known: str) -> float:
-    """How much two names have in common, from 0 to 1."""
+    """Similarity of two names, from 0 to 1."""
     matcher = SequenceMatcher(None, wanted, known, autojunk=False)
     in_order = matcher.ratio()
     if in_order >= _NEAR:

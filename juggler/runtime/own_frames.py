@@ -1,4 +1,4 @@
-"""Errors for readers who may have written some of the frames, without those of others."""
+"""Tracebacks for authors: their own frames without the library's."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def own_frames(traceback: TracebackType | None) -> StackSummary:
 
 
 def place_of(error: BaseException) -> str:
-    """Where an error was raised, for the end of its message: the innermost line that the reader
-    has written, or else the innermost one outside libraries, if there is one."""
+    """Place where an error was raised, for a message's end.
+
+    It is the innermost line of the reader's code, or else the innermost one outside libraries.
+    """
     return place_of_readers(error) or _place(own_frames(error.__traceback__))
 
 
 def place_of_readers(error: BaseException) -> str:
-    """Where an error was raised, for the end of its message: the innermost line that the reader
-    has written; "": there is none."""
+    """The innermost line of the reader's code, for a message; or ""."""
     return _place([each for each in extract_tb(error.__traceback__) if _is_of_reader(each)])
 
 
@@ -47,8 +48,11 @@ def _is_of_reader(frame: FrameSummary) -> bool:
 
 
 def traceback_of(error: BaseException) -> str:
-    """An error as Python shows it. Where the reader has written some of the frames, those of
-    Juggler are one line wherever they follow each other, but for the frame that raised."""
+    """An error as Python shows it, with Juggler's frames cut.
+
+    Where the reader's code is among the frames, runs of Juggler's frames are one line, but for the
+    frame that raised.
+    """
     shown = TracebackException.from_exception(error)
     for each in _chain(shown):
         each.stack = _shortened(each.stack)
@@ -56,7 +60,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _chain(shown: TracebackException) -> Iterator[TracebackException]:
-    """An error, and those that it came from."""
+    """An error, and its causes."""
     yield shown
     for each in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
         if each is not None:

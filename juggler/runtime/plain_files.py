@@ -1,14 +1,15 @@
-"""Read files in a run's directory that another user may have written."""
+"""Plain files: read with limits, and lock where possible."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import stat
 import tomllib
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import IO, Any, BinaryIO, Final
 
 #: Maximum bytes of a JSON file, such as a summary. Runs write far smaller files.
 MOST_JSON: Final = 1 << 22
@@ -48,7 +49,8 @@ def read_plain(path: Path, most: int) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """
+    """Read a JSON file.
+
     Raises:
         OSError: as `read_plain`.
         ValueError: it is not JSON, or is nested too deeply.
@@ -60,7 +62,8 @@ def read_json(path: Path) -> Any:
 
 
 def read_toml_table(path: Path) -> dict[str, Any]:
-    """
+    """Read a TOML file.
+
     Raises:
         OSError: as `read_plain`.
         ValueError: it is not TOML, or is nested too deeply.
@@ -72,3 +75,19 @@ def read_toml_table(path: Path) -> dict[str, Any]:
         return tomllib.loads(content.decode())
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def try_lock(file: IO[bytes] | IO[str] | int, *, shared: bool = False) -> bool | None:
+    """Lock a file until it closes, unless another process has locked it.
+
+    Returns:
+        True: the file is locked. False: another process has locked it. None: unknown, because the
+        file system has no locks.
+    """
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True

@@ -69,7 +69,7 @@ def can_record() -> bool:
 
 
 class Recordings:
-    """Calls a function of trees of tensors, or repeats the operations of an earlier call.
+    """Calls a function of tensors, or repeats a recorded call.
 
     The function must depend on its inputs alone: what else it reads must stay the same as long as
     `basis` does. It must neither change its inputs nor draw random numbers. Nothing is recorded if
@@ -86,10 +86,12 @@ class Recordings:
         slow: float = SLOW,
         graphs: Mapping[str, DeviceGraphs] | None = None,
     ) -> None:
-        """Args:
-        often: calls with the same shapes before one is recorded.
-        slow: seconds above which a call is not recorded, as in `SLOW`; inf: all are recorded.
-        graphs: what captures calls, by kind of device; None: CUDA graphs.
+        """Set the thresholds.
+
+        Args:
+            often: calls with the same shapes before one is recorded.
+            slow: seconds above which a call is not recorded, as in `SLOW`; inf: all are recorded.
+            graphs: what captures calls, by kind of device; None: CUDA graphs.
         """
         self._often, self._slow = often, slow
         self._graphs = {"cuda": DeviceGraphs()} if graphs is None else graphs
@@ -110,8 +112,8 @@ class Recordings:
 
         Args:
             function: takes and returns trees of tensors.
-            inputs: its argument. Functions are told apart by the names in it.
-            basis: what its operations depend on beside the inputs. Another one drops all
+            inputs: its argument. Its names identify functions.
+            basis: what its operations depend on besides the inputs. Another one drops all
                 recordings.
             decided: what the function decides by the only number that the host reads there; None:
                 it must not read any. Calls with another decision are recorded separately.
@@ -215,7 +217,7 @@ class _Call:
         self._host = self._seconds = math.inf  # of the shortest call
 
     def pays(self, slow: float) -> bool:
-        """Whether calls are not slow, and a GPU waits for the host in them."""
+        """Whether calls are fast, and a GPU waits for the host."""
         if math.isinf(slow):
             return True
         return self._seconds <= slow and self._host >= self._seconds / 2
@@ -227,7 +229,7 @@ class _Call:
         clock: Callable[[], float],
         wait: Callable[[], None],
     ) -> TensorTree:
-        """Call the function and measure its time, on the host and with the device."""
+        """Call the function, and time it on host and device."""
         wait()
         started = clock()
         outputs = function(inputs)
@@ -312,7 +314,7 @@ class _Watch(_Mode):  # type: ignore[misc]
 
 
 def _is_indexed_by_numbers(func: Any, args: Any) -> bool:
-    """Whether it is an index whose shape does not depend on the content of a mask."""
+    """Whether an index's shape does not depend on a mask's content."""
     return func is _aten.index.Tensor and not any(
         x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]
     )
@@ -333,8 +335,11 @@ _PRODUCTS = (_aten.addmm.default, _aten.mm.default)
 def _recorded(
     function: Function, inputs: TensorTree, leaves: list[Tensor], may_read: bool
 ) -> tuple[TensorTree, Repeat | None]:
-    """Call a function of a tree, whose tensors are `leaves` -> its result, and what repeats its
-    operations; None: they are wrong for other inputs, or TorchScript does not know one."""
+    """Call a function, and record operations that repeat it.
+
+    The function is of a tree whose tensors are `leaves`. Returns the result and the recording;
+    None: the operations are wrong for other inputs, or TorchScript does not know one.
+    """
     if len(set(map(id, leaves))) < len(leaves):  # an operation may read either
         return function(inputs), None
     with _Watch(may_read) as watch:
@@ -377,7 +382,7 @@ class _Script:
         self._kept: list[_Operation] = []  # so that no other tensor gets the same id
 
     def add(self, operations: list[_Operation], outputs: list[Tensor]) -> bool:
-        """Add what operations need to make these outputs -> whether TorchScript knows it all."""
+        """Add the operations that make these outputs -> whether all are known."""
         self._kept = operations
         operations = self._needed(self._distinct(operations), outputs)
         readers = Counter(id(self._one(x)) for x in outputs)
@@ -404,7 +409,7 @@ class _Script:
         return self._same.get(id(x), x)
 
     def _distinct(self, operations: list[_Operation]) -> list[_Operation]:
-        """Leave out operations that return an earlier tensor, where there are no gradients."""
+        """Leave out operations that return an earlier tensor, without gradients."""
         transposed: dict[int, Tensor] = {}
         distinct = []
         for each in operations:
@@ -501,8 +506,10 @@ _MEMORY_FORMATS = {
 
 
 def _written_over(product: Tensor, each: _Operation) -> _Operation:
-    """The operation that writes its result over a product that nothing else reads, if there is one:
-    new memory has to be brought into the caches."""
+    """The operation that writes over a product that nothing else reads.
+
+    New memory would have to be brought into the caches.
+    """
     if each.func is _aten.tanh_backward.default:
         func = _aten.tanh_backward.grad_input
         return replace(each, func=func, kwargs={"grad_input": product})
@@ -513,8 +520,10 @@ def _written_over(product: Tensor, each: _Operation) -> _Operation:
 
 
 def _schema_of(operation: _Operation) -> Any:
-    """The schema of an operation. A number in the place of a tensor, such as in `x * 2`, is for
-    another schema of the same name; None: there is none."""
+    """The schema of an operation; None: there is none.
+
+    A number instead of a tensor, as in `x * 2`, belongs to another schema of the same name.
+    """
     func = operation.func
     schema = func._schema
     if any(
@@ -557,8 +566,11 @@ class DeviceGraphs:
     def captured(
         self, function: Function, inputs: TensorTree, leaves: list[Tensor]
     ) -> tuple[TensorTree, Repeat | None]:
-        """Call a function of a tree, whose tensors are `leaves` -> its result, and what repeats its
-        operations; None: they are wrong for other inputs, or a capture has failed."""
+        """Call a function, and capture a graph that repeats it.
+
+        The function is of a tree whose tensors are `leaves`. Returns the result and the graph;
+        None: it is wrong for other inputs, or the capture failed.
+        """
         with _Watch() as watch:
             outputs = function(inputs)
         made: list[Tensor] = []
@@ -614,14 +626,15 @@ class DeviceGraphs:
 
 @cache
 def _capture_stream(backend: Any, device: torch.device) -> Any:
-    """The one stream for captures on a device. torch hands out few, again and again: this one is
-    among those for urgent work, on which nothing is copied."""
+    """The one stream for captures on a device.
+
+    torch hands out few; nothing is copied on this urgent one.
+    """
     return backend.Stream(device, priority=-1)
 
 
 def _captured_constants(watch: _Watch, inputs: list[Tensor]) -> tuple[list[Tensor], bool]:
-    """The tensors that are no inputs, and whose memory no operation made; and whether a graph
-    repeats all that was watched, which it does not with copies from the host."""
+    """A graph's constants, and whether it repeats everything but host copies."""
     constants, fits = [], watch.is_repeatable
     memory = {x.untyped_storage().data_ptr() for x in inputs}
     for each in watch.operations:
@@ -646,9 +659,9 @@ class _Captured:
     Attributes:
         graph: of its kernels.
         into: the graph's inputs of one kind, and their places in a call.
-        template: the outputs, with numbers in place of tensors.
+        template: the outputs, with numbers instead of tensors.
         packed: the graph's outputs.
-        constants: tensors that it reads beside its inputs, whose memory must stay.
+        constants: tensors that it reads besides its inputs, whose memory must stay.
     """
 
     graph: Any
@@ -667,7 +680,7 @@ class _Captured:
 
 
 class _Packed(NamedTuple):
-    """The outputs of a graph. Single numbers are packed together, so that few copies are made."""
+    """The outputs of a graph, with single numbers packed together."""
 
     numbers: list[tuple[list[int], Tensor]]  # places of n numbers of one kind, the numbers [n]
     others: list[tuple[int, Tensor]]
@@ -700,7 +713,7 @@ _ROUNDINGS: Final = 4
 
 
 def _read(tree: TensorTree, described: list[object], leaves: list[Tensor]) -> None:
-    """Collect the tensors of a tree, and all that operations on them may depend on."""
+    """Collect a tree's tensors, and what operations may depend on."""
     if isinstance(tree, Tensor):
         leaves.append(tree)
         described += (tree.shape, tree.dtype, tree.stride())
@@ -711,7 +724,7 @@ def _read(tree: TensorTree, described: list[object], leaves: list[Tensor]) -> No
 
 
 def _placed(tree: TensorTree, leaves: list[Tensor]) -> Any:
-    """The tree with numbers from 0 on in place of its tensors, which are added to `leaves`."""
+    """The tree with numbers instead of tensors, which join `leaves`."""
     if isinstance(tree, Mapping):
         return {name: _placed(each, leaves) for name, each in tree.items()}
     leaves.append(tree)
@@ -737,7 +750,7 @@ def _tensors(x: Any) -> Iterator[Tensor]:
 
 
 def _is_same(one: TensorTree, other: TensorTree, before: TensorTree | None, on_graph: bool) -> bool:
-    """Whether the results of both ways are as they must be, in trees with the same names."""
+    """Whether both results agree, in trees with equal names."""
     if not on_graph:
         return _equal(one, other)
     if before is None:
@@ -759,7 +772,7 @@ def _equal(one: TensorTree, other: TensorTree) -> bool:
 def _near(
     one: TensorTree, other: TensorTree, before: TensorTree, tolerance: float, *, numbers: bool
 ) -> bool:
-    """Whether two trees differ by no more than rounding; integers must be the same.
+    """Whether two trees differ only by rounding; integers must be equal.
 
     Args:
         one: a tree.

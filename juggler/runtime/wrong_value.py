@@ -1,17 +1,101 @@
-"""Values of a configuration that are wrong by themselves: all of them are told at once."""
+"""Errors about values of keys, in words for people."""
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Final, Literal, Protocol, Union, get_args, get_origin
+
+import msgspec
+
+from juggler.runtime.nearest import all_of, nearest, one_of
+
+_WORDS: Final[Mapping[Any, str]] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    tuple: "a list",
+    dict: "a table",
+    NoneType: '"none"',
+}
+#: Plurals, for elements of a list or a table.
+_SEVERAL: Final[Mapping[Any, str]] = {
+    int: "whole numbers",
+    float: "numbers",
+    str: "strings",
+    dict: "tables",
+}
+_LONGEST_SHOWN: Final = 60
+
+
+def misfit(hint: Any, value: object) -> str:
+    """What is wrong with a value's type: "expected a number, not ...".
+
+    Args:
+        hint: the type, as it is evaluated.
+        value: of the key.
+    """
+    if get_origin(hint) is Literal and isinstance(value, str):
+        return f"{value!r} is not known{nearest(value, map(str, get_args(hint)))}"
+    return f"expected {expected(hint) or 'another value'}, not {shown(value)}"
+
+
+def expected(hint: Any) -> str:
+    """What a value of a type is: "a number, or ...".
+
+    Args:
+        hint: the type, as it is evaluated; "" where there are no words for it.
+    """
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind is Annotated:
+        return expected(inner[0])
+    if kind is Literal:
+        return one_of(json.dumps(each) for each in inner)
+    if kind in (Union, UnionType):
+        words = [expected(each) for each in inner]
+        return ", or ".join(words) if all(words) else ""
+    if inner == (tuple[float, float],):
+        return "a schedule: a list of [step, value] pairs"
+    if kind is tuple and len({*inner}) == 1 and inner[0] in _SEVERAL:
+        return f"a list of {len(inner)} {_SEVERAL[inner[0]]}"
+    of = _several(inner[-1]) if kind in (list, dict) and inner else ""
+    return _WORDS.get(kind, "") + (f" of {of}" if of else "")
+
+
+def _several(hint: Any) -> str:
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        words = [_several(each) for each in inner]
+        return one_of(words) if all(words) else ""
+    return "lists" if kind is list else _SEVERAL.get(kind, "")
+
+
+def shown(value: object) -> str:
+    """A value for an error; long ones by their kind."""
+    if value is None:
+        return "none"
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = ""
+    if text and len(text) <= _LONGEST_SHOWN:
+        return text
+    if isinstance(value, list | tuple) and value and not text:
+        return f"a list with {all_of(dict.fromkeys(map(shown, value)))}"
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
+    return _WORDS.get(type(value), f"an object of type {type(value).__name__}")
 
 
 class WrongValue(ValueError):
-    """The value of a key is wrong, whatever the other keys are.
+    """A key's value is wrong regardless of other keys.
 
     Attributes:
         key: whose value it is.
@@ -31,11 +115,34 @@ class Validated(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def validate(self) -> None:
-        """
+        """Check a configuration.
+
         Raises:
-            WrongValue: a value is wrong, whatever the others are.
+            WrongValue: a value is wrong with any others.
             ValueError: values do not go together.
         """
+
+
+def converted(table: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Values of a table, each of the type of its key.
+
+    Args:
+        table: as a file has it.
+        hints: types by key, as they are evaluated.
+        where: what the table is called.
+
+    Raises:
+        ValueError: a key is unknown, or a value is not of its type; names both.
+    """
+    values = {}
+    for key, value in table.items():
+        if key not in hints:
+            raise ValueError(f"{where} has no key {key!r}{nearest(key, hints)}")
+        try:
+            values[key] = msgspec.convert(value, hints[key])
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{where}.{key}: {misfit(hints[key], value)}") from error
+    return values
 
 
 @contextmanager
@@ -48,8 +155,11 @@ def wrong_where(key: str) -> Iterator[None]:
 
 
 def errors_of(config: Validated) -> list[ValueError]:
-    """All that `validate` says of a configuration: every value that is wrong by itself, or, if
-    there is none, the first error about values that do not go together."""
+    """All errors that `validate` finds in a configuration.
+
+    They are every value that is wrong by itself, or else the first error about values that do not
+    go together.
+    """
     keys = {each.name: each for each in fields(config)}
     found: list[ValueError] = []
     rest = copy.copy(config)
@@ -95,10 +205,7 @@ def errors_in(table: Mapping[str, Any], check: Callable[[Any], object]) -> list[
 
 
 def _must_be_right(config: Validated, key: str, value: Any) -> None:
-    """
-    Raises:
-        WrongValue: the value of this key is wrong by itself.
-    """
+    """Raise WrongValue if a key's value is wrong by itself."""
     changed = copy.copy(config)
     setattr(changed, key, value)
     try:

@@ -1,4 +1,4 @@
-"""Whether an algorithm of your own does what Juggler expects of it: checks for your tests.
+"""Checks for tests of your own algorithms.
 
     from juggler.testing import check_core, sample_for
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def assert_same(one: Any, other: Any, where: str = "") -> None:
-    """Two trees of tensors or arrays are equal bit for bit, NaNs included.
+    """Assert that trees are equal bit for bit, NaNs included.
 
     Raises:
         AssertionError: says where they differ.

@@ -16,7 +16,7 @@ MakeLearner = Callable[[int], Learner]
 
 
 def check_learner(make: MakeLearner, samples: Sequence[Columns]) -> None:
-    """Whether a learner repeats itself from the same seed, and goes on from what it saved.
+    """Check that a learner is reproducible and continues from its state.
 
     Args:
         make: makes the learner from a seed.

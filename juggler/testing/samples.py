@@ -1,4 +1,4 @@
-"""Samples of anything that a module can see, and an environment that shows it."""
+"""Random samples of any module, and a random environment for it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from juggler.runtime.modules.rl_module import RLModule
 
 
 def sample_for(module: RLModule, rows: int = 4, steps: int = 8, seed: int = 0) -> Columns:
-    """A sample that a module sampled in an environment which shows anything of its observation
-    space, with episodes of 2 to 12 steps.
+    """Sample random observations with a module, in episodes of 2-12 steps.
 
     Args:
         module: acts.
@@ -38,8 +37,10 @@ def sample_for(module: RLModule, rows: int = 4, steps: int = 8, seed: int = 0) -
 
 
 class AnythingEnv(gymnasium.Env[Any, Any]):
-    """Shows anything of a space. Where that has action masks, at least one action is legal, and
-    illegal ones are an error."""
+    """An environment of random observations of any space.
+
+    If the space has action masks, at least one action is legal, and illegal ones are an error.
+    """
 
     def __init__(self, observations: gymnasium.Space[Any], actions: gymnasium.Space[Any]) -> None:
         self.observation_space, self.action_space = observations, actions

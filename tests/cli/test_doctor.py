@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from support.commands import status_of
+from support.place import status_of
 
 from juggler.cli import doctor as checks
-from juggler.cli.doctor import Finding
+from juggler.cli.findings import Finding
 from juggler.runtime.actors import resources, temporary
 
 
@@ -81,21 +78,6 @@ def test_a_port_that_is_taken_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> N
         taken.listen()
         monkeypatch.setattr(checks, "_PORT", taken.getsockname()[1])
         assert only(checks._ports)["ports"].state == "warning"
-
-
-@pytest.mark.long
-def test_few_open_files_are_a_warning() -> None:
-    code = "from juggler.cli.doctor import _open_files; print(*_open_files())"
-    command = f"ulimit -n 256; exec {sys.executable} -c '{code}'"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
-    assert "state='warning', said='256 at once'" in done.stdout, done.stderr
-
-
-def test_a_full_shared_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
-    found = only(checks._shared_memory)["shared memory"]
-    assert (found.state, found.said) == ("warning", "/dev/shm has 1 MiB free")
-    assert "--shm-size" in found.advice
 
 
 def test_a_python_without_files_in_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,15 +162,6 @@ def test_cores_are_those_of_the_cgroups_above(
     own = Path("/proc/self/cgroup")
     monkeypatch.setattr(resources, "_text", lambda path: line if path == own else read(path))
     assert resources.usable_cores() == 0.5
-
-
-def test_memory_that_the_system_does_not_tell_of_is_not_said_to_be_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(resources, "_text", lambda path: "")
-    assert resources.usable_memory() is None
-    found = only(checks._memory)["memory"]
-    assert (found.state, found.said) == ("absent", "the system does not say how much is free")
 
 
 def test_files_that_the_kernel_keeps_in_the_memory_of_a_container_are_free_memory(

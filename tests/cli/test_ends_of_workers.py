@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import types
+from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 
+import grpc
+import psutil
 import pytest
 
+from juggler import cli
+from juggler.cli import main
+from juggler.runtime.actors.attachment import AttachError, Attachment, new_incarnation
 from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import Joined
-from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.hub_events import Joined, Mailbox
 from juggler.runtime.wire.v1 import attach_pb2
 
 _PATIENCE = 200.0  # seconds until a test fails; nothing takes as long
@@ -114,3 +123,223 @@ def test_a_worker_that_is_misused_says_so_by_its_status(tmp_path: Path) -> None:
     )
     assert done.returncode == 2, done.stderr
     assert "--driver" in done.stdout + done.stderr
+
+
+# A worker that waits for its driver to come back ends as any program does.
+
+
+PROGRAM = """
+from juggler.cli.worker import _is_back
+from juggler.runtime.actors import worker
+from juggler.runtime.actors.hub_events import Mailbox
+for number, reason in worker.heeded_signals().items():
+    worker._stop_on(number, reason, Mailbox())  # as it leaves them that has lost its driver
+_is_back(worker.Contact("127.0.0.1:9", reattach_seconds=100.0))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ignored", [False, True], ids=["of a terminal", "of nohup"])
+def test_it_ends_with_its_terminal_unless_nohup_started_it(ignored: bool) -> None:
+    hangs_up = signal.SIG_IGN if ignored else signal.SIG_DFL
+    waits = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, hangs_up),
+    )
+    assert waits.stderr is not None
+    with waits:
+        assert "waiting up to 100 s" in waits.stderr.readline()
+        waits.send_signal(signal.SIGHUP)
+        if ignored:
+            with pytest.raises(subprocess.TimeoutExpired):
+                waits.wait(0.5)
+            waits.send_signal(signal.SIGTERM)
+        assert waits.wait(60) == -(signal.SIGTERM if ignored else signal.SIGHUP)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="making a namespace takes root")
+def test_it_ends_also_as_process_1() -> None:
+    waits = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", PROGRAM],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert waits.stderr is not None
+    with waits:
+        assert "waiting up to 100 s" in waits.stderr.readline()
+        (first,) = psutil.Process(waits.pid).children()
+        first.terminate()
+        try:
+            assert waits.wait(30) == 128 + signal.SIGTERM
+        finally:
+            if waits.returncode is None:
+                first.kill()
+
+
+def test_a_command_that_is_interrupted_says_so_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    module = types.SimpleNamespace(run=interrupted)
+    monkeypatch.setattr(cli.importlib, "import_module", lambda _: module)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert cli.main(["evaluate", "runs/demo"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "juggler evaluate: interrupted, left at once\n"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arguments", [["--help"], ["status", "--help"], ["train", "--list"]])
+def test_a_command_whose_reader_has_left_ends_in_silence(arguments: list[str]) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "juggler", *arguments],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    assert done.stderr == b""
+    assert done.returncode in (1, 128 + signal.SIGPIPE), "1 where rich has noticed"
+
+
+# A parent may leave a command closed streams, blocked signals, and worse.
+
+
+SURROUNDINGS_PROGRAM = """
+import os, pathlib, signal, subprocess, sys, types
+from juggler import cli
+
+def run(arguments):
+    print("nobody reads this")
+    found = [
+        signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        subprocess.run(["false"]).returncode,
+        *(os.readlink(f"/proc/self/fd/{number}") for number in range(3)),
+    ]
+    pathlib.Path(arguments[0]).write_text(repr(found))
+    return 0
+
+sys.modules["probe"] = types.SimpleNamespace(run=run)
+cli.COMMANDS["new"] = ("probe", "")
+cli.command_line()
+"""
+
+
+def _spoil() -> None:
+    os.closerange(0, 3)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+@pytest.mark.long
+def test_a_command_needs_no_streams_and_neither_its_parents_signals(tmp_path: Path) -> None:
+    found = tmp_path / "found"
+    command = [sys.executable, "-c", SURROUNDINGS_PROGRAM, "new", str(found)]
+    assert subprocess.Popen(command, preexec_fn=_spoil).wait(50) == 0
+    assert found.read_text() == repr([set(), 1, *["/dev/null"] * 3])
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.getuid() != 0, reason="making a namespace takes root")
+def test_a_first_process_of_a_container_is_terminated_before_its_command_listens() -> None:
+    program = """
+import sys, time, types
+from juggler import cli
+
+def run(arguments):
+    print("here", flush=True)
+    time.sleep(600)
+
+sys.modules["probe"] = types.SimpleNamespace(run=run)
+cli.COMMANDS["new"] = ("probe", "")
+cli.command_line()
+"""
+    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", program, "new"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as namespace:
+        assert namespace.stdout is not None
+        assert namespace.stdout.readline() == "here\n"
+        (first,) = psutil.Process(namespace.pid).children()
+        first.terminate()
+        try:
+            assert namespace.wait(10) == 128 + signal.SIGTERM
+        finally:
+            namespace.kill()
+
+
+@pytest.mark.long
+def test_a_working_directory_that_was_deleted_is_one_sentence(tmp_path: Path) -> None:
+    def lose() -> None:
+        os.rmdir(os.getcwd())
+
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = [sys.executable, "-m", "juggler", "runs"]
+    done = subprocess.run(
+        command, cwd=gone, preexec_fn=lose, capture_output=True, text=True, timeout=50
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "working directory was deleted" in done.stderr
+
+
+#: What the system lacks fails to import, as it does there.
+ELSEWHERE = """
+import sys
+sys.platform = {system!r}
+sys.modules |= dict.fromkeys(["fcntl", "resource", "pwd", "grp", "termios"])
+sys.argv = ["juggler", *{arguments!r}]
+from juggler.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["train", "cartpole"], ["status"]])
+def test_on_other_systems_the_first_line_says_what_runs_it(
+    system: str, arguments: list[str], tmp_path: Path
+) -> None:
+    code = ELSEWHERE.format(system=system, arguments=arguments)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    first = done.stderr.splitlines()[0]
+    assert first.startswith("juggler runs on Linux. On macOS and Windows, use docker")
+    assert "docker run --rm --init -v runs:/runs juggler train cartpole" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not any(tmp_path.iterdir())
+
+
+# What is said where `juggler status` and workers dial something that is no driver.
+
+
+@pytest.fixture
+def learner() -> Iterator[str]:
+    """The address of a gRPC server that knows no method of a driver."""
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+def test_who_asks_a_learner_for_the_status_is_told_that_it_is_no_driver(
+    learner: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--once", learner]) == 1
+    said = capsys.readouterr().err
+    assert f"juggler status: what answers at {learner} is no driver, but perhaps a learner" in said
+    assert "Method not found" not in said
+
+
+def test_a_worker_that_dials_a_learner_is_told_that_it_is_no_driver(learner: str) -> None:
+    with pytest.raises(AttachError, match=f"^what answers at {learner} is no driver"):
+        Attachment(learner, "worker", -1, new_incarnation(), Mailbox())

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import os
+import re
+import shlex
+import subprocess
+import sys
 import warnings
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.commands import status_of
+from support.place import status_of
 
+from juggler.cli import tune
+from juggler.cli.tune import Timed, search
 from juggler.driver import evaluating
+from juggler.driver.config import RunConfig
+from juggler.driver.driver import RunFailed
 from juggler.driver.evaluating import Evaluated
+from juggler.driver.given_config import load_config
 
 
 @pytest.mark.parametrize(
@@ -79,3 +91,217 @@ def test_episodes_that_do_not_end_are_warned_of_once(monkeypatch: pytest.MonkeyP
     assert "no episode has ended in 10 steps" in str(warned.message)
     assert "TimeLimit" in str(warned.message)
     assert len(seen) == 49
+
+
+# `juggler tune`: which sizes it tries, and what it makes of the speeds of short runs.
+
+
+Rate = Callable[[dict[str, Any]], float]
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rate], list[dict[str, int]]]:
+    """Runs take no time, and have rates by their sizes; returns the sizes that were tried."""
+
+    def with_rates(rate: Rate) -> list[dict[str, int]]:
+        tried: list[dict[str, int]] = []
+
+        def time_run(config: RunConfig, given: Collection[str], seconds: float) -> Timed:
+            tried.append(Timed(config, 0.0, 0.0).sizes)
+            return Timed(config, rate(config.flat()), 0.5)
+
+        monkeypatch.setattr(tune, "time_run", time_run)
+        for name in ("share_forkserver", "let_go_of_forkserver"):
+            monkeypatch.setattr(f"juggler.runtime.actors.processes.{name}", lambda: None)
+        return tried
+
+    return with_rates
+
+
+def best_of(rate: Rate, timed: Callable[[Rate], list[dict[str, int]]], **keys: Any) -> Timed:
+    timed(rate)
+    values = {"envs_per_runner": 4, "num_env_runners": 1, "batch_size": 2048, "fragment_steps": 32}
+    return search(RunConfig.from_flat({**values, **keys}), frozenset(keys), 60.0)[1]
+
+
+def test_a_size_grows_as_long_as_that_pays(timed: Any) -> None:
+    best = best_of(lambda of: min(of["envs_per_runner"], 16) * of["num_env_runners"] ** 0.01, timed)
+    assert (best.sizes["envs_per_runner"], best.sizes["num_env_runners"]) == (16, 1)
+
+
+def test_a_batch_is_not_larger_than_an_update(timed: Any) -> None:
+    def more(of: dict[str, Any]) -> float:
+        return float(of["num_env_runners"] * of["envs_per_runner"])
+
+    for synchronous in (True, False):
+        best = best_of(more, timed, synchronous=synchronous, algorithm="ppo")
+        rows = best.sizes["envs_per_runner"]
+        rows *= best.sizes["num_env_runners"] if synchronous else 1
+        assert rows * best.sizes["fragment_steps"] <= 1.1 * 2048
+        assert best.sizes["fragment_steps"] >= 8
+        assert best.rate > 16
+
+
+def test_a_size_that_fails_is_reported_and_left(
+    timed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rate(of: dict[str, Any]) -> float:
+        if of["num_env_runners"] > 2:
+            raise RunFailed("no memory")
+        return float(of["num_env_runners"])
+
+    assert best_of(rate, timed).sizes["num_env_runners"] == 2
+    assert "num_env_runners = 4 fails: no memory" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("local_workers")
+@pytest.mark.slow
+def test_it_times_real_runs_and_writes_what_train_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tuned.toml"
+    keys = ("--envs-per-runner", 2, "--fragment-steps", 8, "--batch-size", 64, "--lr", 0.01)
+    given = ("--env", "CartPole-v1", "--algorithm", "dqn", *keys)
+    assert status_of("tune", *given, "--seconds", 1, "--write", file) == 0
+    said = capsys.readouterr()
+    assert "2 × 2 environments, 8 steps: about " in said.err
+    assert "as configured: 2 × 2 environments, 8 steps: about " in said.out
+    assert f"juggler train {file}" in said.out
+    config = load_config(file)
+    assert config.learner.lr == 0.01
+    assert config.learner.algorithm == "dqn"
+    assert config.driver.stop_seconds is None, "the runs that were timed had one"
+    # An existing file stays.
+    before = file.read_bytes()
+    assert status_of("tune", *given, "--seconds", 1, "--write", file) == 2
+    assert "it is there, and is not overwritten" in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--write", "nowhere/tuned.toml"), "--write nowhere/tuned.toml: there"),
+        (("--gateway", "127.0.0.1:0"), "only runs that sample on this"),
+        (("--seconds", "0.1"), "--seconds must be at least 1"),
+        (("--seconds", "nan"), "--seconds must be at least 1"),
+        (("--env", "CartPol-v1"), "Nearest: CartPole-v1"),
+    ],
+)
+@pytest.mark.usefixtures("local_workers")
+def test_what_cannot_be_timed_is_said(
+    options: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of("tune", *options) == 2
+    assert why in capsys.readouterr().err
+
+
+# The project that `juggler new` writes.
+
+
+FILES = {
+    *(".gitignore", "README.md", "train.toml", "tests/test_environment.py"),
+    *("heat/__init__.py", "heat/environment.py", "heat/module.py"),
+}
+
+
+def new(directory: Path) -> dict[str, str]:
+    """The files of a new project, by their names."""
+    assert status_of("new", directory) == 0
+    found = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): path.read_text() for path in found}
+
+
+def test_it_is_whole_and_has_its_own_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = new(tmp_path / "heat")
+    assert files.keys() == FILES
+    said = capsys.readouterr().out
+    assert {name for name in FILES if f"{tmp_path}/heat/{name}\n" in said} == FILES
+    assert "juggler train train.toml" in said
+    assert not [name for name, text in files.items() if "my_project" in text]
+    for name, text in files.items():
+        if name.endswith(".py"):
+            ast.parse(text)
+    assert "from heat.environment import Thermostat" in files["tests/test_environment.py"]
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "heat").mkdir()
+    (tmp_path / "heat" / "thesis.tex").write_text("years of work")
+    assert status_of("new", tmp_path / "heat") == 1
+    assert "is there, and nothing in it is overwritten" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "heat").iterdir()] == ["thesis.tex"]
+    (tmp_path / "living room" / "room").mkdir(parents=True)
+    room = tmp_path / "living room" / "room"
+    assert status_of("new", room) == 0, "an empty directory is as good as none"
+    assert f"cd '{room}'" in capsys.readouterr().out
+
+
+def test_a_project_is_not_written_again_and_one_within_it_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = new(tmp_path / "heat")
+    monkeypatch.chdir(tmp_path / "heat")
+    monkeypatch.syspath_prepend(tmp_path / "heat")  # as commands have it
+    capsys.readouterr()
+    for same in (".", "../heat"):
+        assert status_of("new", same) == 1
+        told = f"{same} is a project already: `juggler train train.toml` trains in it"
+        assert told in capsys.readouterr().err
+    assert status_of("new", "heat") == 1
+    assert "heat is there, and nothing in it is overwritten" in capsys.readouterr().err
+    assert new(Path("parts/cold")).keys() == {name.replace("heat", "cold") for name in files}
+    told = f"parts/cold is within another project, {tmp_path / 'heat'}"
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("my-project", "such as 'my_project'"),
+        ("2fast", "such as 'my_project'"),
+        ("class", "such as 'my_project'"),
+        ("random", "'random' is the name of another package"),
+        ("juggler", "'juggler' is the name of another package"),
+        ("tyro", "'tyro' is the name of another package"),
+        ("tests", "'tests' is what the project's tests are in"),
+        ("runs", "'runs' is what the project's runs are in"),
+    ],
+)
+def test_a_name_that_no_package_can_have_is_told(
+    name: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of("new", tmp_path / name) == 2
+    assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_its_commands_and_its_test_work_and_it_is_solved(tmp_path: Path) -> None:
+    project = tmp_path / "heat"
+    files = new(project)
+    (block,) = re.findall(r"^```sh\njuggler train(.*?)^```$", files["README.md"], re.S | re.M)[:1]
+    for line in f"juggler train{block}".splitlines():
+        _, *command = shlex.split(line, comments=True)
+        said = run(project, "-m", "juggler", *command)
+        if command[0] == "train":
+            assert "solved: return -" in said
+    assert (project / "runs" / "first" / "plot.png").exists()
+    assert "3 passed" in run(project, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+
+
+def run(directory: Path, *arguments: str) -> str:
+    """A Python program there, without what tests of Juggler are told."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=directory,
+        env=kept,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
+import types
+from dataclasses import dataclass
 
 import pytest
+from support.place import status_of
 
-from juggler.cli import COMMANDS, main
+from juggler import cli
+from juggler.cli import ALIASES, COMMANDS, main
+from juggler.cli.arguments import parse
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.runtime.actors import processes
 
 #: `juggler launch` alone lists its engines.
-WITH_OPTIONS = [*(set(COMMANDS) - {"launch"}), "launch ssh", "launch slurm"]
+WITH_OPTIONS = [*(set(COMMANDS) - {"launch", "worker"}), *ALIASES, "launch ssh", "launch slurm"]
 
 
 @pytest.mark.parametrize("command", sorted(WITH_OPTIONS))
@@ -39,10 +46,10 @@ def test_help_shows_no_words_of_python(
     [
         ("evaluate", "CHECKPOINT"),
         ("record", "CHECKPOINT"),
-        ("status", "DRIVER"),
         ("scale", "RUN"),
         ("league", "RUN"),
         ("certs", "DIRECTORY"),
+        ("check-simulator", "HOST:PORT|COMMAND"),
     ],
 )
 def test_what_a_command_is_missing_has_a_name(
@@ -54,3 +61,157 @@ def test_what_a_command_is_missing_has_a_name(
     said = capsys.readouterr().err.replace("│", " ").split()
     assert named in said
     assert "STR" not in said
+
+
+def test_there_are_few_commands_and_the_others_are_part_of_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert len(COMMANDS) <= 14
+    assert {words[0] for words in ALIASES.values()} <= COMMANDS.keys()
+    for role in ("envrunner", "learner", "evaluator"):
+        helps = []
+        for words in ([role], ["worker", role]):
+            with pytest.raises(SystemExit):
+                main([*words, "--help"])
+            helps.append(capsys.readouterr())
+        assert helps[0] == helps[1]
+    assert main(["worker", "lerner"]) == 2
+    assert "no role 'lerner': did you mean 'learner'?" in capsys.readouterr().err
+
+
+# What is said of values of options.
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("cartpole", "--stop-return", "high"), "not 'high'.*(default: 475.0)"),
+        (("pendulum-td3", "--exploration-noise", "x"), "training noise.*(default: 0.1)"),
+        (
+            ("cartpole-ppo", "--clip", "x"),
+            "an action's probability ratio gains",
+        ),
+        (("cartpole-ppo", "--stop-steps", "1.5"), "expected a whole number, not '1.5'"),
+        (
+            ("cartpole", "--vectorize", "x"),
+            "--vectorize: 'x' is not known: known are async, auto, native, sync",
+        ),
+        (("cartpole", "--seeds", "x"), "--seeds: expected a whole number, not 'x'"),
+    ],
+)
+def test_a_wrong_value_is_told_with_what_this_run_has(
+    given: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of("train", *given) == 2
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    for part in words.split(".*"):
+        assert part in said, said
+
+
+def test_a_whole_number_may_have_an_exponent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[RunConfig] = []
+    monkeypatch.setattr("juggler.cli.driver.start_run", lambda run, *_, **__: started.append(run))
+    assert status_of("train", "cartpole", "--stop-steps", "2.5e5", "--batch-size", "1e3") == 0
+    (run,) = started
+    assert (run.driver.stop_steps, run.learner.batch_size) == (250_000, 1000)
+    assert type(run.driver.stop_steps) is type(run.learner.batch_size) is int
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("a2c", "ppo is the nearest here: with epochs = 1"),
+        ("DDPG", "td3 is its successor"),
+        ("Dreamer-V3", "no algorithm here learns a model"),
+        ("ppo_lstm", 'with recurrent = "lstm" in the table model'),
+    ],
+)
+def test_an_algorithm_of_other_libraries_is_answered_with_what_is_used_here(
+    name: str, answer: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        RunConfig.from_flat({"algorithm": name})
+    assert f"algorithm = {name!r} is not known: " in str(refused.value)
+    assert answer in str(refused.value)
+    assert "Known are appo, bc," in str(refused.value)
+
+
+# Help texts of options, in whole paragraphs.
+
+
+@dataclass
+class Options:
+    """Of a command."""
+
+    pace: int = 1
+    """How many steps go by at once:
+    `pace` of them, or
+    (rarely) more.
+
+    Ways to say it:
+    - in words,
+    - in numbers.
+    """
+
+
+def test_lines_of_a_paragraph_are_joined_and_items_of_a_list_stay_apart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit):
+        parse(Options, ["--help"], "walk")
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    at = next(number for number, line in enumerate(lines) if line.startswith("--pace"))
+    assert lines[at].endswith("How many steps go by at once: `pace` of them, or (rarely) more.")
+    assert lines[at + 2 : at + 5] == [
+        "Ways to say it:",
+        "- in words,",
+        "- in numbers. (default: 1)",
+    ]
+
+
+@pytest.fixture
+def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the command line does, in order."""
+    said: list[str] = []
+
+    def run(_: object) -> int:
+        said.append("runs")
+        raise KeyError("somebody's mistake")
+
+    def imported(_: str) -> types.SimpleNamespace:
+        said.append("is imported")
+        return types.SimpleNamespace(run=run)
+
+    monkeypatch.setattr(processes, "share_forkserver", lambda: said.append("forkserver starts"))
+    monkeypatch.setattr(processes, "let_go_of_forkserver", lambda: said.append("and may end"))
+    monkeypatch.setattr(cli.importlib, "import_module", imported)
+    return said
+
+
+@pytest.mark.parametrize("arguments", [["cartpole"], ["--resume", "runs/demo", "--lr", "1e-3"]])
+def test_the_forkserver_imports_torch_beside_what_a_run_s_command_imports(
+    happened: list[str], arguments: list[str]
+) -> None:
+    with pytest.raises(KeyError, match="somebody's mistake"):
+        cli.main(["train", *arguments])
+    assert happened == ["forkserver starts", "is imported", "runs", "and may end"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--help"],
+        ["train", "cartpole", "--seeds=3"],
+        ["train", "--list"],
+        ["status", "runs/demo"],
+    ],
+)
+def test_a_command_that_starts_no_workers_starts_no_forkserver(
+    happened: list[str], arguments: list[str]
+) -> None:
+    with pytest.raises(KeyError, match="somebody's mistake"):
+        cli.main(arguments)
+    assert happened == ["is imported", "runs"]

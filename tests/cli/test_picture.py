@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import juggler
-from juggler.cli.picture import _figure, plot
-from juggler.cli.picture_runs import PlotError, Run, read_run, smoothed
+from juggler.cli.arguments import PlotError
+from juggler.cli.plot import Run, _figure, read_run, smoothed
+from juggler.cli.plot import save as plot
 from juggler.driver.record.run_directory import RunDirectoryError
-from juggler.experiments.style import tick
 
 
 def _line(steps: int, wall_time: float, **changes: Any) -> dict[str, Any]:
@@ -127,13 +127,6 @@ def test_what_a_restored_run_does_again_counts_once(tmp_path: Path) -> None:
     assert columns["staleness_mean"].tolist() == [0.5] * 4 + [9.0] * 5
 
 
-def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
-    runs = [_write(tmp_path / x / "run", [_line(1, 1.0)]) for x in "ab"]
-    names = [read_run(path, str(path)).name for path in runs]
-    assert plot(runs, tmp_path / "out.png").exists()
-    assert len(set(names)) == 2
-
-
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [([], "it is empty"), (["{", "?"], "none of its 2 lines"), ([""], "none of its 1 lines")],
@@ -156,30 +149,6 @@ def test_a_path_that_is_no_run_is_an_error(tmp_path: Path) -> None:
         plot([tmp_path])
     with pytest.raises(PlotError, match="at least one"):
         plot([])
-
-
-@pytest.mark.parametrize("name", ["nowhere/plot.png", "plot.xyz"])
-def test_a_picture_that_cannot_be_written_is_an_error(tmp_path: Path, name: str) -> None:
-    run = _write(tmp_path / "run", [_line(1, 1.0)])
-    with pytest.raises(PlotError, match="cannot write"):
-        plot([run], tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"),
-        (0.25, "0.25"),
-        (950, "950"),
-        (10_000, "10k"),
-        (49_750, "49.75k"),
-        (1_250_000, "1.25M"),
-        (2e9, "2G"),
-        (-1500, "-1.5k"),
-    ],
-)
-def test_ticks_are_short(value: float, text: str) -> None:
-    assert tick(value, 0) == text
 
 
 def _by_name(key: str, step: int, **means: float) -> dict[str, Any]:
@@ -229,12 +198,6 @@ def test_a_run_of_several_modules_has_a_curve_for_each(tmp_path: Path) -> None:
     assert len(figure.get_axes()[1].get_lines()) == 1, "there is one throughput"
 
 
-def test_a_run_of_one_module_has_a_curve_for_each_of_its_agents(tmp_path: Path) -> None:
-    drawn = _drawn(_figure([read_run(_of_two(tmp_path / "run"), "run", "auto")]))
-    assert drawn["a"] == [0, 1, 2, 3, 4]
-    assert list(drawn) == ["a", "b", "c"]
-
-
 def test_several_runs_have_a_curve_for_each_module_where_that_is_asked(tmp_path: Path) -> None:
     runs = [_of_two(tmp_path / name, by_module=_modules) for name in ("one", "two")]
     read = [read_run(path, path.name, "module") for path in runs]
@@ -242,22 +205,6 @@ def test_several_runs_have_a_curve_for_each_module_where_that_is_asked(tmp_path:
     assert list(drawn) == ["one: hunter", "one: prey", "two: hunter", "two: prey"]
     assert plot(runs, tmp_path / "both.png", "module").is_file()
     assert list(_drawn(_figure([read_run(path, path.name) for path in runs]))) == ["one", "two"]
-
-
-def test_one_run_alone_is_drawn_as_a_mean_of_one_and_nobody_is_told_of_an_option_not_given(
-    tmp_path: Path,
-) -> None:
-    run = _of_two(tmp_path / "run", by_module=_modules)
-    assert plot([run], tmp_path / "one.png", together=True).is_file()
-    with pytest.raises(PlotError, match="leave out --by module"):
-        plot([run], tmp_path / "two.png", "module", together=True)
-
-
-def test_a_run_without_modules_to_draw_says_so(tmp_path: Path) -> None:
-    run = _write(tmp_path / "run", [_line(1, 1.0), {**_line(2, 2.0), "by_module": 7}])
-    with pytest.raises(PlotError, match="several"):
-        read_run(run, "run", "module")
-    assert read_run(run, "run", "auto").named == {}
 
 
 def _of_losses(path: Path, *modules: str) -> Path:

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.disk import without_locks
-from support.made_checkpoints import checkpoint
-from support.made_runs import append, line, made
+from rich.console import Console
+from support.made_files import checkpoint, line, made
 
-from juggler.cli import main
-from juggler.cli.runs import duration
-from juggler.driver.record.checkpoints import write
-from juggler.driver.watching.overview import Overseer
+from juggler.cli import main, train
+from juggler.cli.status import table
+from juggler.driver.config import RunConfig
+from juggler.driver.given_config import Seen, Shipped, read_shipped, shipped_configs
+from juggler.driver.monitoring import to_plain
 from juggler.driver.watching.serving import PageApplication, _id_of
+from juggler.runtime.checkpoints.checkpoint import write
+from juggler.runtime.wire.v1 import status_pb2
 
 
 def listed(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -63,14 +65,6 @@ def test_of_a_single_run_its_checkpoints_are_listed_with_the_best_one(
     assert "best/" not in capsys.readouterr().out, "of several runs there would be too many"
 
 
-def test_a_run_of_few_episodes_has_no_better_return_than_its_last(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made(tmp_path / "one", [line(100, 90.0, episodes=1), line(200, 30.0, episodes=9)])
-    (run,) = listed(tmp_path, capsys)
-    assert (run["return_last"], run["return_best"]) == (30.0, 30.0)
-
-
 @pytest.mark.parametrize(
     ("summary", "state"),
     [
@@ -81,21 +75,10 @@ def test_a_run_of_few_episodes_has_no_better_return_than_its_last(
     ],
 )
 def test_the_state_says_how_a_run_ended(
-    summary: dict[str, Any] | None,
-    state: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    summary: dict[str, Any] | None, state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made(tmp_path, [line(100, 1.0)], summary)
     assert [run["state"] for run in listed(tmp_path, capsys)] == [state]
-
-
-def test_a_summary_of_before_a_resume_ends_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made(tmp_path, [line(100, 1.0)], {"solved": True})
-    os.utime(tmp_path / "metrics.jsonl")
-    assert [run["state"] for run in listed(tmp_path, capsys)] == ["running"]
 
 
 def test_a_run_goes_on_while_its_driver_listens_and_is_killed_when_it_does_not(
@@ -126,18 +109,6 @@ def test_a_run_of_this_host_whose_driver_was_killed_is_known_as_such_at_once(
     assert [run["state"] for run in listed(tmp_path, capsys)] == ["killed"]
     (run_dir / "driver.json").write_text(json.dumps({**told, "host": "another"}))
     os.utime(run_dir / "metrics.jsonl")
-    assert [run["state"] for run in listed(tmp_path, capsys)] == ["running"]
-
-
-def test_a_killed_run_of_this_host_ends_also_on_a_file_system_without_locks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_dir = made(tmp_path / "run", [line(100, 1.0)], old=1000.0)
-    told = {"host": socket.gethostname(), "addresses": [f"unix:{tmp_path}/gone/driver.sock"]}
-    (run_dir / "driver.json").write_text(json.dumps(told))
-    monkeypatch.setattr(fcntl, "flock", without_locks)
-    assert [run["state"] for run in listed(tmp_path, capsys)] == ["killed"]
-    os.utime(run_dir / "metrics.jsonl")  # a moment ago
     assert [run["state"] for run in listed(tmp_path, capsys)] == ["running"]
 
 
@@ -187,27 +158,6 @@ def test_a_run_that_has_lost_a_part_is_listed_with_what_is_missing(
         assert f"{tmp_path / 'run'}: there is no {what}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("only", ["config.toml", "checkpoints", "metrics.jsonl"])
-def test_a_directory_with_one_thing_like_that_of_a_run_is_none(
-    only: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for part in made(tmp_path / "other", [line(100, 1.0)]).iterdir():
-        if part.name != only:
-            (Path.unlink if part.is_file() else shutil.rmtree)(part)
-    assert listed(tmp_path, capsys) == []
-
-
-@pytest.mark.parametrize("text", ['{"solved": tr', "[1]"])
-def test_a_damaged_summary_is_told(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made(tmp_path, [line(100, 1.0)], {"solved": True})
-    summary = tmp_path / "summary.json"
-    summary.write_text(text)
-    (run,) = listed(tmp_path, capsys)
-    assert run["problem"].startswith("summary.json is damaged: ")
-
-
 def test_a_directory_without_runs_and_one_that_is_not_there_are_told_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,78 +171,35 @@ def test_a_directory_without_runs_and_one_that_is_not_there_are_told_apart(
     assert "file is a file" in capsys.readouterr().err
 
 
-def test_a_run_that_is_over_is_read_once_until_it_changes(tmp_path: Path) -> None:
-    run_dir = made(tmp_path / "run", [line(100, 1.0)], {"solved": True})
-    overseer = Overseer(run_dir, "run")
-    first = overseer.look()
-    assert overseer.look() is first
-    append(run_dir, line(200, 2.0))  # it goes on
-    assert (overseer.look().state, overseer.look().env_steps) == ("running", 200)
-
-
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("name", "content"),
     [
-        (59.94, "59.9 s"),
-        (59.96, "1 min 0 s"),
-        (3599.6, "1 h 0 min"),
-        (172_799.0, "47 h 59 min"),
-        (172_860.0, "2 days"),
+        ("config.toml", "env = 'x'\nmodules = 3\n"),
+        ("config.toml", "a" + ".a" * 20_000 + " = 1"),
+        ("summary.json", '{"solved": tr'),
+        ("summary.json", "[" * 100_000),
+        ("metrics.jsonl", '{"env_steps_trained": ' + "9" * 400 + "}\n"),
+        ("driver.json", '{"host": "here", "addresses": []}'),
+        ("events.jsonl", None),  # a pipe, which would block
     ],
 )
-def test_a_time_is_rounded_before_it_is_split(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
-
-
-def _damaged(run_dir: Path, name: str, content: bytes | str) -> None:
-    file = made(run_dir, [line(100, 5.0)]) / name
-    file.unlink(missing_ok=True)
-    if content == "pipe":
-        os.mkfifo(file)
-    elif content == "hole":
-        file.touch()
-        os.truncate(file, 1 << 40)
-    elif content == "directory":
-        file.mkdir(parents=True)
-    else:
-        file.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-DAMAGES = {
-    "checkpoint of another digit": ("checkpoints/²", "directory"),
-    "checkpoint of 200 digits": ("checkpoints/" + "9" * 200, "directory"),
-    "modules that are a number": ("config.toml", "env = 'x'\nmodules = 3\n"),
-    "modules that are numbers": ("config.toml", "env = 'x'\nmodules.a = 3\n"),
-    "goal of 400 digits": ("config.toml", "stop_return = 0x" + "f" * 400),
-    "long key": ("config.toml", "a" + ".a" * 20_000 + " = 1"),
-    "no UTF-8": ("config.toml", b"env = '\xff'"),
-    "half a letter": ("summary.json", '{"reason_for_stop": "\\ud800", "\\ud800": 1}'),
-    "return of 400 digits": ("summary.json", '{"episode_return_mean": ' + "9" * 400 + "}"),
-    "steps of 400 digits": ("metrics.jsonl", '{"env_steps_trained": ' + "9" * 400 + "}\n"),
-    "nested": ("summary.json", "[" * 100_000),
-    "nested tables": ("summary.json", '{"a":' * 900 + "1" + "}" * 900),
-    "driver without addresses": ("driver.json", '{"host": "here", "addresses": []}'),
-    "driver that is a zero": ("driver.json", '{"host": "here", "addresses": ["unix:\\u0000"]}'),
-    **{f"{name} is a {what}": (name, what)
-       for name in ("config.toml", "metrics.jsonl", "summary.json", "driver.json", "events.jsonl")
-       for what in ("pipe", "hole")},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
 def test_what_a_directory_holds_concerns_its_run_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str | None
 ) -> None:
     made(tmp_path / "good", [line(100, 1.0)], {"solved": True}, old=1.0)
-    _damaged(tmp_path / "bad", *DAMAGES[damage])
+    file = made(tmp_path / "bad", [line(100, 5.0)]) / name
+    file.unlink(missing_ok=True)
+    if content is None:
+        os.mkfifo(file)
+    else:
+        file.write_text(content)
     good, bad = sorted(listed(tmp_path, capsys), key=lambda run: str(run["name"]), reverse=True)
     assert (good["name"], good["state"], good["problem"]) == ("good", "solved", "")
     assert bad["name"] == "bad"
-    assert main(["runs", str(tmp_path)]) == 0
     page = PageApplication([tmp_path], named=False)
     for path, query in (("runs", ""), ("run", f"id={_id_of(tmp_path / 'bad')}&detail=1")):
-        status, content = _asked(page, f"/api/{path}", query)
-        assert status == "200 OK", content
+        status, content_told = _asked(page, f"/api/{path}", query)
+        assert status == "200 OK", content_told
     page.close()
 
 
@@ -312,3 +219,124 @@ def _asked(page: PageApplication, path: str, query: str = "") -> tuple[str, byte
     environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path, "QUERY_STRING": query}
     content = page(environ, lambda status, headers: began.append(status))
     return began[0], b"".join(content)
+
+
+# `juggler train --list` shows what ships, with what, and what was seen of it.
+
+
+def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert main(["train", "--list"]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_there_is_a_line_for_each_with_its_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
+    head, *lines = _lines(capsys)
+    assert head.split()[:4] == ["name", "algorithm", "environment", "extra"]
+    algorithms = [read_shipped(name).config.learner.algorithm for name in shipped_configs()]
+    assert [line.split()[:2] for line in lines] == [
+        list(pair) for pair in zip(shipped_configs(), algorithms, strict=True)
+    ]
+
+
+def test_the_extra_that_one_needs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    extras = {line.split()[0]: line.split()[3] for line in _lines(capsys)}
+    assert extras["cartpole"] == extras["memory-cartpole"] == "-"
+    assert extras["hopper"] == "mujoco"
+    assert extras["kuhn-poker"] == "openspiel"
+    assert extras["lunarlander"] == "box2d"
+    assert extras["pong"] == extras["breakout"] == "atari"
+
+
+def test_what_was_seen_is_told_and_what_was_not_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {
+        "one": Seen(478.26, 459_123, 3.64, 3, "2 cores, AMD EPYC"),
+        "two": Seen(-85.0, 1_234_567, 100.0, 1, "a laptop"),
+        "three": None,
+        "four": "wins 99 % (benchmarks/games.md)",
+    }
+    monkeypatch.setattr(train, "shipped_configs", lambda: [*seen])
+    monkeypatch.setattr(train, "read_shipped", lambda name: Shipped(name, RunConfig(), seen[name]))
+    head, one, two, three, four = train.listing().splitlines()
+    assert head.split()[-5:] == ["return", "steps", "seconds", "seen", "on"]
+    assert one.split()[4:7] == ["478.3", "459k", "3.6"]
+    assert one.endswith("2 cores, AMD EPYC; median of seeds 0 to 2")
+    assert two.split()[4:7] == ["-85.0", "1235k", "100.0"]
+    assert two.endswith("a laptop; seed 0")
+    assert three.split()[4:] == ["-", "-", "-", "not", "tried", "in", "full"]
+    assert four.split()[4:8] == ["-", "-", "-", "wins"]
+
+
+# What `juggler status` makes of what a driver says.
+
+
+STATUS = status_pb2.RunStatus(
+    run_id="run1",
+    env="CartPole-v1",
+    algorithm="impala",
+    phase="training",
+    wall_seconds=83.0,
+    steps=status_pb2.StepBooks(
+        sampled=1000, trained=900, dropped={"stale": 60, "learner_lost": 30}, in_flight=10
+    ),
+    staleness=status_pb2.Histogram(bounds=[0, 1], counts=[1, 2, 1], sum=6.0),
+    workers=[
+        status_pb2.WorkerStatus(
+            worker_id="envrunner-10",
+            role="envrunner",
+            host="far",
+            pid=7,
+            state="ready",
+            seconds_silent=8.0,
+        ),
+        status_pb2.WorkerStatus(
+            worker_id="envrunner-2",
+            role="envrunner",
+            host="far",
+            pid=8,
+            state="down",
+            last_error="ValueError: \x1b[31mno\x1b[0m",
+            seconds_since_error=65.0,
+        ),
+    ],
+    log_messages=[status_pb2.LogMessage(level="error", text=f"trouble {n}") for n in range(9)],
+)
+
+
+def _drawn(width: int) -> str:
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(table(STATUS, width))
+    return captured.get()
+
+
+def test_the_table_says_what_people_look_for() -> None:
+    drawn = _drawn(200)
+    assert "run run1: training, 1:23" in drawn
+    assert "1k sampled = 900 trained + 90 dropped + 10 in flight" in drawn
+    assert "30 learner_lost, 60 stale" in drawn
+    assert "staleness 1.50 on average" in drawn
+    assert "1:05 ago: ValueError: no" in drawn
+    assert "trouble 8" in drawn
+    assert "trouble 1" not in drawn, "only the newest"
+
+
+@pytest.mark.parametrize(("width", "has_hosts"), [(200, True), (80, False)])
+def test_a_narrow_terminal_has_what_matters_most(width: int, has_hosts: bool) -> None:
+    drawn = _drawn(width)
+    assert ("far" in drawn) == has_hosts
+    for text in ("envrunner-10", "restarts", "down", "ValueError:"):
+        assert text in drawn
+    narrow = drawn.count("envrunner-2, 1:05 ago: ValueError: no\n")
+    assert narrow == (width == 80), "an error has the whole width"
+    assert max(map(len, drawn.splitlines())) <= width
+
+
+def test_json_has_every_field_and_whole_numbers() -> None:
+    plain = json.loads(json.dumps(to_plain(STATUS)))
+    assert plain.keys() == set(STATUS.DESCRIPTOR.fields_by_name)
+    assert plain["steps"]["sampled"] == 1000
+    assert plain["steps"]["dropped"] == {"stale": 60, "learner_lost": 30}
+    assert plain["staleness"]["counts"] == [1, 2, 1]
+    assert plain["episodes"] is None
+    assert plain["workers"][0]["worker_id"] == "envrunner-10"
+    assert plain["workers"][1]["version"] is None

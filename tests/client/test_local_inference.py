@@ -1,4 +1,4 @@
-"""Simulators that act by themselves: what they hand in is what batches hold."""
+"""Simulators that act by themselves, and what batches hold of it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ from support.gateway_world import (
     GatewayWorld,
     TinyMemory,
     TinyPolicy,
+    Wandering,
+    assert_recorded,
     break_off,
     eventually,
+    play,
+    play_together,
 )
-from support.playing import Wandering, assert_recorded, play, play_together
 
 from juggler.client import GatewayError
-from juggler.client.local import Model
+from juggler.client.local import LocalPolicy
 from juggler.gateway import publisher
-from juggler.runtime.connectors.moments import Moments
-from juggler.runtime.episodes.finiteness import MOST_REWARD
+from juggler.runtime.connectors.mergeable_state import Moments
+from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.installing import installing
 
 
 @pytest.fixture(scope="module")
-def world(grpc_api: str) -> Any:
+def world() -> Any:
     """One gateway for all, as the first export takes seconds."""
     with GatewayWorld(rows=1, steps=4) as world:
         yield world
@@ -52,7 +55,7 @@ class InPlace(Wandering):
 def test_each_step_that_came_is_in_a_batch_or_counted_as_dropped(world: GatewayWorld) -> None:
     world.use(0.4, Version(1, 0))
     with world.connect(mode="local", pull=False) as session:
-        for _ in range(8):  # a fragment is out, and nobody asks for it
+        for _ in range(8):  # a fragment is out, without a request
             session.step(np.ones(3), 1.0)
         eventually(lambda: world.count("recorded_steps_waiting") == 4)
         world.use(0.4, Version(1, 4))  # farther off than the 3 that are allowed
@@ -102,7 +105,7 @@ def test_many_environments_act_together(world: GatewayWorld) -> None:
         played = play_together(session, 3, 41)
     assert session.steps_recorded == 3 * 41
     eventually(lambda: live(world, before) == 3 * 41)
-    for episode in played:  # those that ran in the end are cut off where their simulator left
+    for episode in played:  # running ones are cut off where their simulator left
         episode.truncated = not episode.terminated
     assert_recorded([batch for batch, _ in world.batches[before:]], played)
 
@@ -231,7 +234,7 @@ def test_an_export_that_fails_in_whatever_way_is_told(monkeypatch: pytest.Monkey
 def test_a_missing_onnxruntime_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ModuleNotFoundError, match="pip install onnxruntime"):
-        Model(b"")
+        LocalPolicy(1, None).use(b"", (0, 0))
 
 
 def live(world: GatewayWorld, since: int = 0) -> int:

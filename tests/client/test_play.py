@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import threading
 from contextlib import ExitStack
 from typing import Any
@@ -15,7 +14,7 @@ from support.gateway_world import PATIENCE, THREE, TWO_WAYS, GatewayWorld
 from support.network import free_address
 
 from juggler.client import GatewayError, play
-from juggler.client.gymnasium import _play
+from juggler.client.playing import _play
 
 
 class Deadly(gymnasium.Env[Any, Any]):
@@ -40,19 +39,17 @@ class Deadly(gymnasium.Env[Any, Any]):
         return np.ones(3, np.float32), 1.0, self._left == 0, False, {}
 
 
-def serve(address: str, api: str) -> None:
-    if api == "public":  # which the forkserver may not have been started with
-        os.environ["JUGGLER_GRPC"] = api
+def serve(address: str) -> None:
     with GatewayWorld(rows=1, address=address) as world:
         world.ask(1000)
         threading.Event().wait()
 
 
 @pytest.mark.usefixtures("local_workers")
-def test_play_goes_on_with_the_gateway_that_takes_the_place_of_a_dead_one(grpc_api: str) -> None:
+def test_play_goes_on_with_the_gateway_that_takes_the_place_of_a_dead_one() -> None:
     address = free_address()
     context = multiprocessing.get_context("forkserver")
-    first = context.Process(target=serve, args=(address, grpc_api))
+    first = context.Process(target=serve, args=(address,))
     first.start()
     with ExitStack() as stack:
 
@@ -67,7 +64,7 @@ def test_play_goes_on_with_the_gateway_that_takes_the_place_of_a_dead_one(grpc_a
         finally:
             first.kill()
             first.join()
-    assert env.episodes == 4, "that which ran when the gateway died was begun anew"
+    assert env.episodes == 4, "the episode that ran when the gateway died began again"
     assert env.steps == 3 * 4 + 2
 
 
@@ -81,7 +78,7 @@ def test_play_ends_with_the_run_and_tells_of_anything_else() -> None:
 
 
 class OneArray(gymnasium.Env[Any, Any]):
-    """Writes the number of each observation into the same array; every step is truncated."""
+    """Writes each observation into the same array; every step is truncated."""
 
     def __init__(self) -> None:
         self.seen = np.zeros(1)

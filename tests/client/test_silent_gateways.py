@@ -4,38 +4,33 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 
 import numpy as np
 import pytest
 from support.gateway_world import THREE, TWO_WAYS, GatewayWorld, RawSimulator, eventually, hello
 
-from juggler.client import GatewayError, connect, connection
+from juggler.client import GatewayError, Session, connect, connection
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 
-def test_who_gets_no_welcome_is_told_in_time() -> None:
+def test_a_missing_welcome_is_an_error_in_time() -> None:
     with GatewayWorld() as world, world._server.at_work():
-        began = time.monotonic()
         with pytest.raises(GatewayError, match="DEADLINE_EXCEEDED") as told:
             connect(world.address, THREE, TWO_WAYS, timeout=0.2)
-        assert time.monotonic() - began < 5
         assert told.value.retryable
 
 
-def test_a_goodbye_that_nobody_hears_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_goodbye_without_an_answer_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_GOODBYE_SECONDS", 0.1)
     with GatewayWorld(rows=1) as world:
         world.ask()
         session = world.connect()
         session.step(np.zeros(3))
         with world._server.at_work():
-            began = time.monotonic()
             session.close()
-            assert time.monotonic() - began < 5
 
 
-def test_who_is_refused_leaves_no_thread_behind() -> None:
+def test_a_refused_session_leaves_no_thread_behind() -> None:
     with GatewayWorld(refuses_logged="not here") as world:
         before = _clients_threads()
         for _ in range(5):
@@ -46,15 +41,14 @@ def test_who_is_refused_leaves_no_thread_behind() -> None:
 
 def test_a_session_that_cannot_begin_says_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
     with GatewayWorld() as world:
-        monkeypatch.setattr("juggler.client.session.LocalSession", _Fails)
+        monkeypatch.setattr(Session, "pull", _fails)
         with pytest.raises(RuntimeError, match="no model"):
             world.connect(mode="local")
         eventually(lambda: world.count("sessions_begun") == 1 and world.count("sessions") == 0)
 
 
-class _Fails:
-    def __init__(self, *_: object, **__: object) -> None:
-        raise RuntimeError("no model")
+def _fails(_: object) -> None:
+    raise RuntimeError("no model")
 
 
 def test_a_call_of_any_bytes_is_one_of_no_method() -> None:
@@ -67,7 +61,7 @@ def test_a_call_of_any_bytes_is_one_of_no_method() -> None:
 
 
 def _answer_to(address: str, path: bytes) -> bytes:
-    """What comes back to a call that gRPC's own clients would not make."""
+    """Return the answer to a call that gRPC's clients do not make."""
     host, port = address.split(":")
     headers = {
         b":method": b"POST",
@@ -96,5 +90,5 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _clients_threads() -> int:
-    """How many there are but for those of the gateway, which is in this process too."""
+    """Count threads, without the gateway's, which is in this process, too."""
     return sum(not thread.name.startswith("gateway") for thread in threading.enumerate())

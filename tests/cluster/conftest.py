@@ -3,8 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.cluster import Cluster
-from support.engine import Engine, missing
+from support.containers import Cluster, Engine, missing
 from support.place import Place
 
 

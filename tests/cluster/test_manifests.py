@@ -14,18 +14,19 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from support.place import options_of
 
-from juggler.cli import driver, envrunner, evaluator, launch, learner
+from juggler.cli import driver, launch
 from juggler.cli.arguments import parse
 from juggler.driver.record.prometheus import families
-from juggler.launch.commands import Launch
+from juggler.launch.engine import Launch
 from juggler.runtime.wire.v1 import status_pb2
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 MANIFESTS = DOCKER / "kubernetes"
 BASE = MANIFESTS / "base"
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
-ROLES = {"driver": driver, "learner": learner, "envrunner": envrunner, "evaluator": evaluator}
+ROLES = ("driver", "learner", "envrunner", "evaluator")
 
 
 def _resources() -> list[dict[str, Any]]:
@@ -83,7 +84,6 @@ def test_a_launch_has_names_of_its_own_and_the_parts_that_were_asked_for(
     (tmp_path / "mine.toml").write_text('env = "CartPole-v1"\n')
     numbers = ["--env-runners", "7", "--learners", "2", "--evaluators", "3", "--plain-gradients"]
     more = ["--image", "lab:5000/juggler", "--component", "gpu", "--component", "autoscale"]
-    more += ["--receivers", "2"]
     own = ["--run-dir", "a run", "--namespace", "lab", "--dry-run", "--", "--lr", "1e-3"]
     assert launch.run(["kubernetes", "mine.toml", *numbers, *more, *own]) == 0
     made = list(yaml.safe_load_all(capsys.readouterr().out))
@@ -117,8 +117,7 @@ def test_a_launch_has_names_of_its_own_and_the_parts_that_were_asked_for(
     assert by_kind["StatefulSet"]["spec"]["serviceName"] == f"{label}-learner"
     assert {pod["containers"][0]["image"] for pod in pods.values()} == {"lab:5000/juggler:latest"}
     args = pods[f"{label}-learner"]["containers"][0]["args"]
-    assert args[-2:] == ["--insecure", "--receivers=2"]
-    assert not [each for each in args if each.endswith(":5007")], "receivers listen there"
+    assert args[-1] == "--insecure"
     limits = pods[f"{label}-learner"]["containers"][0]["resources"]["limits"]
     assert limits["nvidia.com/gpu"] == 1
     # What one resource calls another by is what that is called.
@@ -160,7 +159,7 @@ def test_pods_are_probed_where_their_commands_serve_health() -> None:
         (container,) = pod["containers"]
         command, *options = container["args"]
         assert command == role
-        given = parse(ROLES[role].Arguments, options, role)
+        given = parse(options_of(role), options, role)
         port = int(given.health_bind.rpartition(":")[2])
         for probe, service in (("livenessProbe", None), ("readinessProbe", "readiness")):
             asked = {"port": port} if service is None else {"port": port, "service": service}
@@ -218,12 +217,6 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     assert asked <= _exported(), asked - _exported()
 
 
-def test_the_example_has_every_variable_of_the_compose_files() -> None:
-    files = [each.read_text() for each in DOCKER.glob("*.yaml")]
-    used = {name for text in files for name in re.findall(r"(?<!\$)\$\{(\w+)", text)}
-    assert used == set(re.findall(r"^#?(\w+)=", (DOCKER / "example.env").read_text(), re.M))
-
-
 @pytest.mark.long
 @needs_kubectl
 def test_a_run_with_a_gateway_has_a_service_that_simulators_dial(
@@ -245,14 +238,14 @@ def test_a_run_with_a_gateway_has_a_service_that_simulators_dial(
     (container,) = pods["spec"]["containers"]
     ports = {each["containerPort"] for each in container["ports"]}
     assert {each["port"] for each in service["ports"]} <= ports
-    given = parse(envrunner.Arguments, container["args"][1:], "envrunner")
+    given = parse(options_of("envrunner"), container["args"][1:], "envrunner")
     assert given.gateway == f"0.0.0.0:{service['ports'][0]['port']}"
 
 
 def test_the_gateway_of_the_compose_files_is_dialed_at_the_port_that_it_listens_on() -> None:
     service = yaml.safe_load((DOCKER / "gateway.yaml").read_text())["services"]["envrunner"]
-    given = parse(envrunner.Arguments, service["command"].split()[1:], "envrunner")
+    given = parse(options_of("envrunner"), service["command"].split()[1:], "envrunner")
     port = given.gateway.rpartition(":")[2]
     assert [each.rpartition(":")[2] for each in service["ports"]] == [port]
     below = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]["envrunner"]
-    assert given.driver == parse(envrunner.Arguments, below["command"].split()[1:], "").driver
+    assert given.driver == parse(options_of("envrunner"), below["command"].split()[1:], "").driver

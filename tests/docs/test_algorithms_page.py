@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from support.algorithms import NUMBER, acts_in_choices, keeps_steps, needs_memory
+from support.small_cores import NUMBER, acts_in_choices, keeps_steps, needs_memory
 
 from juggler.driver.config import RunConfig
 from juggler.envrunner.config import EnvRunnerConfig
@@ -27,8 +27,8 @@ from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.acting import strip_to_acting
 from juggler.runtime.modules.building import build_module
-from juggler.runtime.modules.errors import UnsupportedSpace
 from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.wire.errors import UnsupportedSpace
 from juggler.testing import AnythingEnv
 
 Space = gymnasium.Space[Any]
@@ -142,10 +142,7 @@ def test_a_cell_of_the_table_is_as_it_says(algorithm: str, column: str) -> None:
 
 
 def _assert_policies_agree(
-    algorithm: str,
-    make: Callable[[], RLModule],
-    learner: Learner,
-    episodes: list[EpisodeBatch],
+    algorithm: str, make: Callable[[], RLModule], learner: Learner, episodes: list[EpisodeBatch]
 ) -> None:
     """The learner finds the probabilities that the runner acted with: their KL is 0."""
     if algorithm in ("pqn", "bc") or keeps_steps(algorithm):
@@ -171,13 +168,16 @@ def test_the_page_says_how_large_a_pass_is() -> None:
 
 
 def test_the_defaults_that_differ_from_acmes_are_those_of_the_configuration() -> None:
-    section = PAGE.read_text().partition("## Where defaults differ from")[2].partition("\n## ")[0]
-    rows = [row for row in section.splitlines() if row.startswith("| `")]
-    assert len(rows) > 20
-    for row in rows:
-        algorithm, key, here, acme, why = (each.strip("` ") for each in row.strip("|").split("|"))
-        default = RunConfig.from_flat({"algorithm": algorithm}).flat().get(key)
-        said = "none" if default is None else str(default).replace("(", "[").replace(")", "]")
-        assert here.partition(":")[0] == said, row
-        assert acme.partition(" ")[0] != said, row
-        assert why, row
+    page = PAGE.with_name("from-acme.md").read_text()
+    found = 0
+    for algorithm, row in re.findall(r"^\| `(\w+)` \| (`.*) \|$", page, re.M):
+        if algorithm not in ALGORITHMS:
+            continue
+        defaults = RunConfig.from_flat({"algorithm": algorithm}).flat()
+        for key, here, acme in re.findall(r"`(\w+)` ([^;]+) \(([^()]+)\)", row):
+            default = defaults.get(key)
+            said = "none" if default is None else str(default).replace("(", "[").replace(")", "]")
+            assert here.partition(":")[0] == said, key
+            assert acme.partition(" ")[0] != said, key
+            found += 1
+    assert found > 20

@@ -18,24 +18,23 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from support.commands import status_of
-from support.made_checkpoints import checkpoint
+from support.made_files import checkpoint
+from support.place import status_of
 from support.scripted_environments import Failing, Scripted, masked
 from support.scripted_modules import LinearPolicy
 from support.vectors import vector_of_functions
 
 import juggler
 from juggler.driver.config import RunConfig
-from juggler.driver.record.checkpoints import write
 from juggler.envrunner.environments.action_masks import observe_masks
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.sampler import Sampler
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.actors import hello
+from juggler.runtime.actors import hub
 from juggler.runtime.actors.credentials import WITHOUT_TOKEN
 from juggler.runtime.actors.endpoints import EndpointError
-from juggler.runtime.actors.hello import Refused, read_hello
-from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
+from juggler.runtime.actors.hub import Refused, read_hello
+from juggler.runtime.checkpoints.checkpoint import CheckpointError, read, write
 from juggler.runtime.wire.v1 import attach_pb2
 
 LISTED = Path(__file__).with_name("errors.txt")
@@ -244,7 +243,7 @@ def _of_hellos() -> Iterator[tuple[str, str]]:
     good = {
         "incarnation": "x",
         "token": "secret",
-        "protocol_version": hello.PROTOCOL_VERSION,
+        "protocol_version": hub.PROTOCOL_VERSION,
         "role": "learner",
     }
     changes: dict[str, dict[str, Any]] = {
@@ -318,5 +317,5 @@ def _here(text: str, directory: Path) -> str:
     text = text.replace(str(directory), "HERE").replace(str(Path.home()), "~")
     text = re.sub(r"-{5,}", "", text).partition("usage: ")[0]
     text = re.sub(r"(?<=line )\d+", "N", text)
-    text = re.sub(r"(those that ship: )[^;:]*", r"\1...", text)
+    text = re.sub(r"(shipped ones: )[^;:]*", r"\1...", text)
     return " ".join(text.split())[:400]

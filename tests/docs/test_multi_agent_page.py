@@ -9,14 +9,24 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from support.pages import ROOT, blocks
+from support.pages import ROOT, blocks, links, script
+from support.place import options_of
 
+from juggler.cli.arguments import parse
+from juggler.driver.agents_found import with_agents
 from juggler.driver.config import RunConfig
+from juggler.driver.given_config import shipped_configs
+from juggler.driver.league.builders import BUILDERS
+from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.rllib import Rllib
 from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.dm_env_rpc.options import SimulatorOptions, addresses
 from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
+from juggler.learner.algorithms.impala import ImpalaConfig
 
 PAGE = "docs/multi-agent.md"
 #: Without the name that stands for a class of the reader's.
@@ -32,10 +42,6 @@ def test_a_name_on_the_page_makes_several_agents(name: str) -> None:
     envs = make_multi_agent_envs(config)
     assert len(envs.agents) > 1
     envs.close()
-
-
-def test_there_are_names_on_the_page() -> None:
-    assert len(NAMES) == 6
 
 
 def test_the_files_on_the_page_have_only_keys_that_exist() -> None:
@@ -65,8 +71,7 @@ def test_the_files_on_the_page_have_only_keys_that_exist() -> None:
 def test_the_guide_leads_to_two_policies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_python: Callable[..., str]
 ) -> None:
-    game, *snippets = blocks("python", PAGE)[:3]
-    (sharing,) = (each for each in blocks("python", PAGE) if "shared=" in each)
+    game, snippet = blocks("python", PAGE)[:2]
     (who_plays,) = (each for each in blocks("python", PAGE) if "def who_plays" in each)
     monkeypatch.chdir(tmp_path)
     Path("chase.py").write_text(game)
@@ -90,6 +95,75 @@ def test_the_guide_leads_to_two_policies(
         summary = json.loads(Path(f"runs/{name}/summary.json").read_text())
         played = {each for each, said in summary["by_module"].items() if "env_steps_played" in said}
         assert played == others
-    Path("snippets.py").write_text("\n".join([*snippets[:1], sharing, *snippets[1:]]))
+    Path("snippets.py").write_text(snippet)
     played = run_python(tmp_path / "snippets.py", timeout=300).splitlines()[-1]
     assert re.match(r"{'cat': \d+, 'mouse': \d+} {'cat': [01].0, 'mouse': -[01].0}", played)
+
+
+# The page on leagues is true.
+
+
+LEAGUES_PAGE = "docs/leagues.md"
+
+
+def test_its_python_trains_a_league_with_a_builder_of_ones_own(
+    tmp_path: Path, run_shortly: Callable[..., str]
+) -> None:
+    said = run_shortly(
+        script(LEAGUES_PAGE, tmp_path), stop_steps=4_000
+    )  # enough for a copy of the main
+    assert "column (main-0-v0): return " in said
+    (run,) = (tmp_path / "runs").iterdir()
+    assert [path.name for path in (run / "frozen").iterdir() if path.name.startswith("main-0")]
+
+
+def test_its_tables_have_every_builder_and_options_that_exist() -> None:
+    text = (ROOT / LEAGUES_PAGE).read_text()
+    cells = re.findall(r"^\| `(\w+)` \|", text.partition("## Coming from")[0], re.M)
+    assert {*cells} - {"builder"} == BUILDERS.keys()
+    own_table, of_simulators = map(tomllib.loads, blocks("toml", LEAGUES_PAGE))
+    RunConfig.from_flat(own_table)
+    found = with_agents(RunConfig.from_flat(of_simulators), ())
+    assert found.agent_names == ("player_0", "player_1")
+    assert found.module_ids == ("main-0",)
+    own = {each.name for kind in (Rllib, LeagueConfig, ImpalaConfig) for each in fields(kind)}
+    said = text.partition("## Coming from")[2].partition("##")[0]
+    named = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\|.*\|(.*)\|$", said, re.M)))
+    assert {name for name in named if name.islower() and name != "historical"} <= own
+
+
+def test_the_leagues_that_it_names_ship() -> None:
+    text = (ROOT / LEAGUES_PAGE).read_text()
+    assert {*re.findall(r"juggler train ([\w-]+-league)", text)} == {
+        name for name in shipped_configs() if name.endswith("-league")
+    }
+
+
+# What the page on dm_env_rpc tells people to type, works.
+
+
+DM_ENV_RPC_PAGE = "docs/dm-env-rpc.md"
+
+
+def test_commands_have_only_options_that_exist() -> None:
+    lines = [line for block in blocks("sh", DM_ENV_RPC_PAGE) for line in block.splitlines()]
+    for line in lines:
+        program, name, *options = shlex.split(line)
+        if program != "juggler":
+            continue
+        kind = options_of(name)
+        assert isinstance(parse(kind, options, name), kind)
+    assert any(line.startswith("juggler") for line in lines)
+
+
+def test_the_file_has_only_keys_that_exist_and_the_table_has_all() -> None:
+    (file,) = blocks("toml", DM_ENV_RPC_PAGE)
+    config = RunConfig.from_flat(tomllib.loads(file)).env_runner
+    SimulatorOptions.parse(config.env_kwargs)
+    assert addresses(config.env) == ["10.0.0.7:5010"]
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / DM_ENV_RPC_PAGE).read_text(), re.M)
+    assert {*SimulatorOptions.__struct_fields__} <= {*rows}
+
+
+def test_links_lead_to_files() -> None:
+    assert [link for link in links(DM_ENV_RPC_PAGE) if not link.exists()] == []

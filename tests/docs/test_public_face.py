@@ -6,6 +6,8 @@ import ast
 import importlib
 import inspect
 import re
+import runpy
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ import juggler
 import juggler.client
 import juggler.runtime
 import juggler.testing
+from juggler.cli import COMMANDS
+from juggler.driver.config import RunConfig
 
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md"))]
 EXAMPLES = sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("examples/**/*.py"))
@@ -36,6 +40,15 @@ def test_everything_that_it_names_is_there() -> None:
             assert getattr(importlib.import_module(juggler._PUBLIC[name]), name) is value
     with pytest.raises(AttributeError, match="no attribute 'RLModul'"):
         juggler.RLModul  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("BehaviourPolicy", "use juggler.Actor"), ("Sample", "a tree of columns by name")],
+)
+def test_names_of_earlier_releases_say_what_to_use_instead(name: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=f"no attribute '{name}': .*{instead}"):
+        getattr(juggler, name)
 
 
 def test_dir_lists_that_and_its_rooms_alone() -> None:
@@ -109,11 +122,43 @@ def test_docstrings_of_public_classes_name_what_there_is() -> None:
     assert {(of, name) for of, name in found if not hasattr(juggler, name)} == set()
 
 
-def test_such_an_import_would_be_noticed() -> None:
-    assert not_public("from juggler.learner.learner import Learner")
-    assert not_public("import juggler.learner.learner")
-    assert not_public("from juggler import Lerner")
-    assert not_public("import juggler\njuggler.Lerner")
-    assert not not_public("import juggler\nfrom juggler.client import connect\njuggler.Learner")
-    assert len(EXAMPLES) > 8
-    assert len([page for page in PAGES if imported("\n".join(blocks("python", page)))]) > 8
+# The list of what users name: it changes only together with `interface.txt`.
+
+
+LISTED = Path(__file__).with_name("interface.txt")
+
+
+def interface() -> list[str]:
+    """Public names, commands and keys, one a line."""
+    modules = ("juggler", "juggler.client", "juggler.testing")
+    names = [f"{each}.{name}" for each in modules for name in importlib.import_module(each).__all__]
+    rows = (ROOT / "docs/configuration.md").read_text().splitlines()
+    keys = {f"key {row.split('`')[1]}" for row in rows if row.startswith("| `")}
+    return sorted({*names, *keys, *(f"command {name}" for name in COMMANDS)})
+
+
+def test_nothing_is_added_or_removed_by_accident() -> None:
+    listed, now = LISTED.read_text().splitlines(), interface()
+    added, removed = set(now) - set(listed), set(listed) - set(now)
+    assert added == set(), f"add them to {LISTED.name}"
+    assert removed == set(), f"remove them from {LISTED.name}"
+
+
+# docs/configuration.md says what the config dataclasses say.
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_page_is_what_its_script_prints_today() -> None:
+    printed = runpy.run_path(str(DOCS / "make_configuration.py"))["page"]()
+    written = (DOCS / "configuration.md").read_text()
+    assert written == printed, "run: python docs/make_configuration.py > docs/configuration.md"
+
+
+def test_the_page_explains_every_key_of_a_run() -> None:
+    rows = [row for row in (DOCS / "configuration.md").read_text().splitlines() if row[:3] == "| `"]
+    explained = {row.split("`")[1]: row.rstrip("| ").rpartition("|")[2].strip() for row in rows}
+    keys = {key.name for part in vars(RunConfig()).values() for key in fields(part)}
+    assert keys <= explained.keys()
+    assert all(explained.values()), "a key without a word about it"

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
+import inspect
 import re
 import shlex
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from support.pages import ROOT, blocks, links, script
+from support.place import REPOSITORY, options_of
 
-from juggler.cli import COMMANDS
 from juggler.cli.arguments import parse
 from juggler.driver.config import RunConfig
+from juggler.driver.core import events
+from juggler.driver.core.ledger import Ledger
+from juggler.learner.core.learner_core import LearnerCore
+from juggler.learner.optim.config import OWN_KEYS
 
-SNIPPETS = {"README.md": 1, "docs/getting-started.md": 3}
-RUNS = ["CartPole", "CartPole", "CartPole", "Thermostat"]  # the first one is the README's
+SNIPPETS = {"README.md": 1, "docs/getting-started.md": 2}
+RUNS = ["CartPole", "CartPole", "Thermostat"]  # the first one is the README's
 
 
 def commands() -> list[str]:
@@ -37,7 +42,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_a_command_has_only_options_that_exist(command: str) -> None:
     _, name, *options = shlex.split(command, comments=True)
-    kind = importlib.import_module(COMMANDS[name][0]).Arguments
+    kind = options_of(name)
     if options == ["--help"]:
         with pytest.raises(SystemExit, match="0"):
             parse(kind, options, name)
@@ -89,3 +94,94 @@ def test_the_glossary_is_in_alphabetical_order() -> None:
     rows = re.findall(r"^\| \*\*(.+?)\*\* \|", (ROOT / "docs/glossary.md").read_text(), re.M)
     assert len(rows) > 40
     assert rows == sorted(rows, key=str.lower)
+
+
+# The page on cores is true.
+
+
+PAGE = "docs/cores.md"
+
+
+def test_its_python_runs_as_one_script(tmp_path: Path, run_shortly: Callable[..., str]) -> None:
+    assert "'grad_norm'" in run_shortly(script(PAGE, tmp_path))
+
+
+def test_its_links_lead_to_files() -> None:
+    assert len(links(PAGE)) > 5
+    assert [link for link in links(PAGE) if not link.exists()] == []
+
+
+def test_it_names_every_method_of_a_core() -> None:
+    methods = inspect.getmembers(LearnerCore, inspect.isfunction)
+    named = set(re.findall(r"`(\w+)\(", (ROOT / PAGE).read_text()))
+    assert {name for name, _ in methods if not name.startswith("_")} <= named
+
+
+# The page on learners is true.
+
+
+LEARNERS = "docs/learners.md"
+
+
+def test_its_python_runs_as_one_script_and_is_refused_as_it_says(
+    tmp_path: Path, run_shortly: Callable[..., str]
+) -> None:
+    said = run_shortly(script(LEARNERS, tmp_path))
+    messages = re.findall(r"^ *refused\(.*\n *# (.*)$", "\n".join(blocks("python", LEARNERS)), re.M)
+    assert len(messages) == 4
+    for message in messages:
+        assert message.removesuffix("…").rstrip() in said
+
+
+def test_its_table_of_optimizers_is_one_and_names_every_key() -> None:
+    (file,) = blocks("toml", LEARNERS)
+    RunConfig.from_flat(tomllib.loads(file))
+    text = (ROOT / LEARNERS).read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| `lr`, "))
+    assert set(re.findall(r"`(\w+)`", row)) == set(OWN_KEYS)
+
+
+def test_links_of_the_page_on_learners_lead_to_files() -> None:
+    assert [link for link in links(LEARNERS) if not link.exists()] == []
+
+
+# The page about the life of a batch lists every end that the driver's books know.
+
+
+LIFE_OF_A_BATCH = (REPOSITORY / "docs" / "life-of-a-batch.md").read_text()
+ENDS = LIFE_OF_A_BATCH.partition("## Every end")[2]
+
+#: What books no end: a batch begins, or goes on; or the books are looked at.
+NO_ENDS = {"request", "use", "in_flight", "counters", "check"}
+#: What happens to workers and groups, and to no batch.
+OF_NO_BATCH = {
+    "RunnerJoined",
+    "RunnerPlays",
+    "LearnerJoined",
+    "BeginWithFewer",
+    "PeersMet",
+    "MeetAgain",
+    "Proceed",
+    "StopRequested",
+}
+
+
+def test_every_method_of_the_ledger_that_ends_a_batch_or_takes_an_end_back_is_there() -> None:
+    methods = {name for name in vars(Ledger) if not name.startswith("_")}
+    assert methods >= NO_ENDS
+    assert {name for name in methods - NO_ENDS if f"`Ledger.{name}`" not in ENDS} == set()
+
+
+def test_every_event_of_a_batch_is_there() -> None:
+    told = {each.__name__ for each in get_args(events.Event)}
+    assert told >= OF_NO_BATCH
+    assert {name for name in told - OF_NO_BATCH if f"`{name}`" not in ENDS} == set()
+
+
+def test_every_reason_for_a_drop_is_there() -> None:
+    assert {reason for reason in events.DROP_REASONS if f"dropped: `{reason}`" not in ENDS} == set()
+
+
+def test_no_method_is_named_that_the_ledger_lacks() -> None:
+    named = {part.partition("`")[0] for part in LIFE_OF_A_BATCH.split("`Ledger.")[1:]}
+    assert named <= set(dict(inspect.getmembers(Ledger)))

@@ -1,22 +1,26 @@
-"""The tables of agents and modules: which module plays which agent, and what each module has."""
+"""Tables of agents, modules and shared parts."""
 
 from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import tomli_w
 
 import juggler
-from juggler.driver.agents_config import AgentsConfig
+from juggler.driver.agents_found import FoundGroup, with_agents
 from juggler.driver.checkpoint.restoring import core_of
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.driver_config import AgentsConfig, who_plays
+from juggler.driver.hosting import Hosting
 from juggler.driver.script_classes import own_classes
-from juggler.driver.who_plays import who_plays
-from juggler.learner.algorithms.impala.config import ImpalaConfig
-from juggler.learner.algorithms.ppo.config import PpoConfig
+from juggler.driver.starting import changes, must_be_of_one_run
+from juggler.learner.algorithms.impala import ImpalaConfig
+from juggler.learner.algorithms.ppo import PpoConfig
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
 TWO_KINDS = [["adversary_0", "adversary_1"], ["agent_0"]]
 TWO_MODULES: dict[str, Any] = {
@@ -48,11 +52,6 @@ def test_the_first_pattern_that_matches_decides() -> None:
     assert found == {"adversary_0": "others", "adversary_1": "one", "agent_0": "rest"}
 
 
-def test_agents_of_different_spaces_may_share_a_pattern_and_never_a_module() -> None:
-    with pytest.raises(ConfigError, match="'adversary_0' and 'agent_0' have different spaces"):
-        _mapping(TWO_KINDS, agents={"*": "all"})
-
-
 def test_agents_of_equal_spaces_share_the_default_module() -> None:
     assert _mapping([["red", "blue"]]) == {"red": "default", "blue": "default"}
 
@@ -79,18 +78,14 @@ def test_modules_are_named_after_what_their_agents_names_begin_with(
     assert list(config.module_ids) == names, "these are ids"
 
 
-def test_an_agent_whose_name_looks_like_a_pattern_can_be_named() -> None:
-    assert _mapping([["agent[0]"]], agents={"agent[0]": "main"}) == {"agent[0]": "main"}
-
-
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
-        ({"agents": {"adversary_*": "x"}}, "no pattern matches agent 'agent_0': add one for it"),
+        ({"agents": {"adversary_*": "x"}}, "no pattern matches agent"),
         ({"agents": {"advers": "x", "agent_*": "y"}}, "did you mean it with 'advers', which match"),
-        ({"agents": {"*": "x", "player_*": "y"}}, "'player_*' matches no agent: the environment"),
+        ({"agents": {"*": "x", "player_*": "y"}}, "'player_*' matches no agent: the"),
         ({"agents": {"*": "x", "agent_0": "y"}}, "'agent_0' decides nothing"),
-        ({"modules": {"hunters": {}}}, "modules.hunters: no agent is mapped to module 'hunters'"),
+        ({"modules": {"hunters": {}}}, "modules.hunters: no agent is"),
     ],
 )
 def test_a_mapping_that_does_not_suit_the_agents_is_an_error(
@@ -163,42 +158,31 @@ def test_tables_come_back_from_toml_and_json() -> None:
     assert again.of("hunters").learner.grad_clip is None
 
 
-def test_what_acts_needs_no_algorithm() -> None:
-    tables = {"a": {"algorithm": "nowhere:Own", "model": {"hidden_sizes": [3]}, "module": "none"}}
-    values = {"algorithm": "elsewhere:Own", "agents": {"x": "a", "y": "b"}, "modules": tables}
-    config = RunConfig.to_act(values)
-    assert config.of("a").module.model == {"hidden_sizes": [3]}
-    assert config.of("b").module.model == {}
-
-
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"agents": {"*": "connectors"}}, "'connectors' cannot be a module's id, because check"),
+        ({"agents": {"*": "connectors"}}, "'connectors' cannot be a"),
         ({"agents": {"*": "learner_pipelines"}}, "choose another"),
-        ({"modules": {"replay": {}}}, "'replay' cannot be a module's id, because checkpoints"),
-        ({"modules": {"rnd": {}}}, "'rnd' cannot be a module's id, because checkpoints"),
-        (
-            {"modules": {"imitation": {}}},
-            "'imitation' cannot be a module's id, because check",
-        ),
-        ({"modules": {"random": {}}}, "'random' cannot be a module's id, because it is"),
-        ({"agents": {"*": "a b"}}, "'a b' cannot be a module's id: use 1 to 64 letters"),
+        ({"modules": {"replay": {}}}, "'replay' cannot be a"),
+        ({"modules": {"rnd": {}}}, "'rnd' cannot be a"),
+        ({"modules": {"imitation": {}}}, "'imitation' cannot be a"),
+        ({"modules": {"random": {}}}, "'random' cannot be a"),
+        ({"agents": {"*": "a b"}}, "'a b' cannot be a"),
         ({"agents": {"*": ""}}, "'' cannot be a module's id"),
         ({"agents": {"*": "x" * 65}}, "use 1 to 64 letters"),
         ({"agents": {"*": 3}}, "expected a table of strings or lists, not"),
         ({"modules": {"a/b": {}}}, "modules: 'a/b' cannot be a module's id"),
-        ({"module": {"a": {"gamma": 0.9}}}, "module is a name: did you mean the table 'modules'?"),
+        ({"module": {"a": {"gamma": 0.9}}}, "module is a name: did you mean"),
         ({"modules": {"a": 3}}, "expected a table of tables, not"),
-        ({"modules": {"a": {"gama": 1}}}, "modules.a: unknown key 'gama': did you mean 'gamma'?"),
-        ({"modules": {"a": {"seed": 1}}}, "seed is a key of the run as a whole, and the same"),
+        ({"modules": {"a": {"gama": 1}}}, "modules.a: unknown key 'gama'"),
+        ({"modules": {"a": {"seed": 1}}}, "seed is a key of the run as a"),
         ({"modules": {"a": {"num_env_runners": 1}}}, "set it outside of [modules.a]"),
-        ({"modules": {"a": {"epochs": 1}}}, "modules.a: 'epochs' is a key of ppo and pqn"),
+        ({"modules": {"a": {"epochs": 1}}}, "modules.a: 'epochs' is a key of"),
         ({"modules": {"a": {"gamma": 2}}}, "modules.a: gamma = 2"),
         ({"modules": {"a": {"gamma": "x"}}}, "modules.a: gamma: expected a number"),
         ({"modules": {"a": {"algorithm": "pppo"}}}, "modules.a: algorithm = 'pppo' is not known"),
-        ({"modules": {"a": {"hidden_sizes": [1]}}}, "modules.a: unknown key 'hidden_sizes': it is"),
-        ({"modules": {"a": {"num_learners": 0}}}, "num_learners = 0: expected an integer of at"),
+        ({"modules": {"a": {"hidden_sizes": [1]}}}, "modules.a: unknown key"),
+        ({"modules": {"a": {"num_learners": 0}}}, "num_learners = 0: expected an"),
         ({"modules": {"a": {"num_learners": True}}}, "modules.a: num_learners = True: expected"),
         ({"modules": {"a": {"waited_for": 1}}}, "waited_for = 1: expected true or false"),
         ({"agents": {"x": "b"}, "modules": {"a": {}}}, "no agent is mapped to module 'a'; there"),
@@ -209,7 +193,7 @@ def test_what_acts_needs_no_algorithm() -> None:
         ),
         (
             {"synchronous": True, "modules": {"a": {"weights_interval": 2}}},
-            "modules.a: weights_interval = 2 with synchronous = true",
+            "modules.a: weights_interval = 2",
         ),
     ],
 )
@@ -217,13 +201,17 @@ def test_a_wrong_table_is_one_sentence_that_names_it(values: dict[str, Any], wor
     assert words in _error(**values)
 
 
-@pytest.mark.parametrize(
-    ("player", "doubts"), [("randm", 1), ("Random", 1), ("random", 0), ("hard", 0)]
-)
-def test_a_module_that_is_almost_called_random_is_doubted(player: str, doubts: int) -> None:
-    told = RunConfig.from_flat({"agents": {"x": "main", "y": ["main", player]}}).doubts()
-    assert len(told) == doubts
-    assert all(f"module {player!r} learns" in each and "'random'" in each for each in told)
+def test_the_class_of_an_encoder_is_named_if_workers_can_import_it() -> None:
+    keys: dict[str, Any] = {"model": {"encoder": FoundGroup, "activation": "relu"}}
+    assert own_classes(keys) == {}
+    name = "juggler.driver.agents_found:FoundGroup"
+    assert keys["model"] == {"encoder": name, "activation": "relu"}
+
+    class Mine:
+        pass
+
+    with pytest.raises(ConfigError, match=r"model\.encoder.*Mine.*package\.module"):
+        own_classes({"model": {"encoder": Mine}})
 
 
 def test_a_class_of_a_script_in_a_table_is_named_and_travels() -> None:
@@ -242,3 +230,204 @@ def test_a_class_of_a_script_in_a_table_is_named_and_travels() -> None:
     assert all(isinstance(name, str) for name in named.values())
     assert given["algorithm"] is Alone, "the caller's table is as it was"
     assert RunConfig.from_flat(keys).of("a").learner.algorithm == named["algorithm"]
+
+
+# The table `shared`: which modules share parts, and where they are trained.
+
+
+FOUR: dict[str, Any] = {"agents": {name: name for name in "abcd"}}
+PAIR = {"encoder.*": ["d", "b"]}
+
+
+def error(**values: Any) -> str:
+    with pytest.raises(ConfigError) as wrong:
+        RunConfig.from_flat(values)
+    assert "\n" not in str(wrong.value)
+    return str(wrong.value)
+
+
+def of_run(learners: int, trained: Iterable[str] = "abcd", **values: Any) -> Hosting:
+    return Hosting(RunConfig.from_flat({**FOUR, "num_learners": learners, **values}), trained)
+
+
+def hosting(learners: int, processes: int, **values: Any) -> list[list[str]]:
+    """The modules of so many processes, in a run that begins with `learners` of them."""
+    return [of_run(learners, **values).modules_of(index) for index in range(processes)]
+
+
+@pytest.mark.parametrize(
+    ("shared", "together"),
+    [
+        ({}, [("a",), ("b",), ("c",), ("d",)]),
+        (PAIR, [("a",), ("b", "d"), ("c",)]),
+        ({"x.*": ["d", "a"], "y.*": ["c", "b"]}, [("a", "d"), ("b", "c")]),
+        ({"x.*": ["d", "a"], "y.*": ["b", "d"]}, [("a", "b", "d"), ("c",)]),
+    ],
+)
+def test_modules_that_share_parts_directly_or_through_others_are_trained_together(
+    shared: dict[str, list[str]], together: list[tuple[str, ...]]
+) -> None:
+    config = RunConfig.from_flat({**FOUR, "shared": shared})
+    assert list(config.trained_together) == together
+    assert ("shared" in config.flat()) == bool(shared)
+    assert RunConfig.from_flat(config.flat()) == config
+    assert config.of("b").agents == AgentsConfig()
+
+
+def test_a_process_hosts_all_modules_that_share_parts_or_none_of_them() -> None:
+    assert hosting(2, 3, shared=PAIR) == [["a", "c"], ["b", "d"], ["a", "c"]]
+    five = [["a"], ["b", "d"], ["c"], ["a"], ["b", "d"]]
+    assert hosting(5, 5, shared=PAIR) == five
+    counts = of_run(5, shared=PAIR)
+    assert [counts.processes_of(module_id) for module_id in "abcd"] == [2, 2, 1, 2]
+
+
+def test_a_module_has_as_many_processes_to_itself_as_its_table_says() -> None:
+    of_b = {"modules": {"b": {"num_learners": 2}}}
+    assert hosting(5, 7, **of_b) == [["a"], ["b"], ["c"], ["d"], ["b"], ["a"], ["b"]]
+    more = hosting(8, 8, **of_b)
+    assert more[5:] == [["a"], ["c"], ["d"]], "the others have what is left"
+    with_a_pair = hosting(5, 5, shared=PAIR, modules={"a": {"num_learners": 2}})
+    assert with_a_pair == [["a"], ["b", "d"], ["c"], ["a"], ["b", "d"]]
+    counts = {"a": 1, "b": 3, "c": 1, "d": 2}
+    every = {"modules": {each: {"num_learners": count} for each, count in counts.items()}}
+    assert hosting(7, 7, **every) == [["a"], ["b"], ["c"], ["d"], ["b"], ["d"], ["b"]]
+    assert of_run(7, **every).processes_of("b") == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"num_learners": 3}, "modules.b has 2, and at least one"),
+        ({"num_learners": 3}, "the run has 3; set num_learners ="),
+        ({"agents": {"*": "b"}, "num_learners": 1}, "that is 2, and the run has 1"),
+        ({"agents": {"*": "b"}, "num_learners": 3}, "some would train nothing"),
+        ({"shared": {"x.*": ["a", "b"]}, "num_learners": 9}, "are trained by the same processes"),
+        ({"agents": {}, "league": {"builder": "rllib"}, "num_learners": 9}, "with league"),
+    ],
+)
+def test_learners_of_a_module_that_the_run_does_not_have_are_one_sentence(
+    values: dict[str, Any], words: str
+) -> None:
+    assert words in error(**{**FOUR, "modules": {"b": {"num_learners": 2}}, **values})
+
+
+def test_a_further_module_goes_where_the_fewest_are_and_no_other_moves() -> None:
+    hosting = of_run(4, shared=PAIR)  # three groups, the first of which two processes train
+    hosting.add("new")
+    assert [hosting.modules_of(index) for index in range(4)] == [
+        ["a", "new"],
+        ["b", "d"],
+        ["c"],
+        ["a", "new"],
+    ]
+    assert hosting.processes_of("new") == 2
+    hosting.add("other", here=[1, 3])
+    assert hosting.modules_of(1) == ["b", "d"]
+    assert "other" in hosting.modules_of(0), "one of the processes that are here"
+    hosting.remove("a")
+    hosting.remove("new")
+    again = of_run(4, ["b", "c", "d", "other"], shared=PAIR)
+    assert again.modules_of(0) == hosting.modules_of(0) == ["other"]
+
+
+def test_a_table_of_modules_that_are_not_there_names_the_nearest() -> None:
+    text = error(agents={"x": "hunter", "y": "prey"}, shared={"*": ["hunter", "pray"]})
+    assert "shared: '*': there is no module 'pray': did you mean 'prey'" in text
+    assert "name at least two modules" in error(**FOUR, shared={"*": ["a"]})
+    assert "name at least two modules, each once" in error(**FOUR, shared={"*": ["a", "b", "a"]})
+    assert "cannot be a module's id" in error(**FOUR, shared={"*": ["a", "b/c"]})
+    assert "shared with gateway" in error(
+        env="CartPole-v1", gateway="127.0.0.1:0", shared={"*": ["a", "b"]}
+    )
+
+
+def test_the_table_is_kept_where_the_agents_are_found_in_the_environment() -> None:
+    config = RunConfig.from_flat({"env": "x:Y", "shared": {"encoder.*": ["cat", "mouse"]}})
+    assert config.agents.has_patterns
+    groups = [FoundGroup((name,), None, None) for name in ("cat_0", "mouse_0")]
+    found = with_agents(config, groups)
+    assert found.agents.shared == config.agents.shared
+    assert found.trained_together == (("cat", "mouse"),)
+    others = [FoundGroup((name,), None, None) for name in ("dog_0", "mouse_0")]
+    with pytest.raises(ConfigError, match=r"shared: 'encoder\.\*': there is"):
+        with_agents(config, others)
+    with pytest.raises(ConfigError, match="shared: the environment x:Y has one agent"):
+        with_agents(config, [FoundGroup((), None, None)])
+    with pytest.raises(ConfigError, match="shared: nothing here says which agents"):
+        with_agents(config, ())
+
+
+# A run that is resumed keeps its modules, and a league its players.
+
+
+ONE, TWO = {"builder": "self_play"}, {"builder": "none", "options": {"mains": 2}}
+AGENTS = {"row": ["main-0"], "column": ["main-0"]}
+
+
+def config(**keys: Any) -> RunConfig:
+    return RunConfig.from_flat({"env": "juggler:MatrixGame", "algorithm": "ppo", **keys})
+
+
+def checkpoint_of(run: RunConfig) -> Checkpoint:
+    return Checkpoint((1, 0), {}, {}, {}, run.flat(), {})
+
+
+def test_a_league_may_be_another_one_that_begins_with_the_same_players() -> None:
+    before = config(agents=AGENTS, league=ONE)
+    now = config(agents=AGENTS, league={"builder": "fictitious", "max_historical": 5})
+    must_be_of_one_run(now, checkpoint_of(before))
+
+
+def test_a_league_of_other_players_is_told_of_by_its_own_table() -> None:
+    before, now = config(agents=AGENTS, league=ONE), config(agents=AGENTS, league=TWO)
+    with pytest.raises(ConfigError) as caught:
+        must_be_of_one_run(now, checkpoint_of(before))
+    assert str(caught.value) == (
+        "league: this run began with the players 'main-0', and with what is given it would be "
+        "'main-0' and 'main-1': a run that is resumed keeps its players"
+    )
+
+
+@pytest.mark.parametrize(("had", "has"), [({}, ONE), (ONE, {})])
+def test_a_run_gets_no_league_and_loses_none(had: dict[str, Any], has: dict[str, Any]) -> None:
+    before, now = (config(agents=AGENTS, league=league) for league in (had, has))
+    says = f"league: this run has {'a' if had else 'no'} league"
+    with pytest.raises(ConfigError, match=says):
+        must_be_of_one_run(now, checkpoint_of(before))
+
+
+def test_connectors_that_a_run_has_not_learned_with_are_told_by_module_and_pipeline() -> None:
+    plain = config()
+    filtered = config(connectors={"env_to_module": ["mean_std_filter"]})
+    assert changes(plain, plain) == changes(filtered, filtered) == []
+    (told,) = changes(filtered, plain)
+    assert told.startswith(
+        "connectors.env_to_module had nothing, and has mean_std_filter now: the weights were"
+    )
+    agents = {"agents": {"row": "main", "column": "other"}}
+    clipped = {"connectors": {"learner": [{"use": "clip_rewards", "limit": 5.0}]}}
+    before = config(**agents, modules={"main": {}, "other": clipped})
+    now = config(**agents, modules={"main": {}, "other": {}})
+    (told,) = changes(now, before)
+    assert told.startswith(
+        "modules.other: connectors.learner had clip_rewards with {'limit': 5.0}, and has nothing"
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "sac", "td3", "iql"])
+def test_sums_that_were_kept_with_another_gamma_or_n_step_are_told(algorithm: str) -> None:
+    before = config(algorithm=algorithm, gamma=0.9, n_step=3)
+    assert changes(config(algorithm=algorithm, gamma=0.9, n_step=3, lr=0.1), before) == []
+    now = config(algorithm=algorithm, gamma=0.5, n_step=1)
+    of_gamma, of_n_step = changes(now, before)
+    assert of_gamma.startswith("gamma was 0.9, and is 0.5 now: steps in the replay of the check")
+    assert of_n_step.startswith("n_step was 3, and is 1 now: ")
+    unsaved = config(algorithm=algorithm, gamma=0.5, save_replay=False)
+    assert changes(unsaved, before) == changes(now, unsaved) == []
+
+
+def test_steps_that_are_kept_as_they_came_know_no_gamma() -> None:
+    for algorithm in ("r2d2", "impala", "ppo"):
+        before, now = (config(algorithm=algorithm, gamma=gamma) for gamma in (0.9, 0.5))
+        assert changes(now, before) == []

@@ -5,23 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.tag_game import Tag
+from support.rehearsing import rehearse
+from support.small_games import Tag
 
 from juggler.driver.agents_found import (
     FoundGroup,
-    from_bytes,
     needs_environment,
-    to_bytes,
     with_agents,
 )
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.defaults import settled
-from juggler.driver.preflight import PreflightError, rehearse
+from juggler.driver.preflight import PreflightError
 from juggler.runtime.wire.spaces import space_to_message
 
 pytestmark = pytest.mark.usefixtures("local_workers")
 
-TAG = "support.tag_game:Tag"
+TAG = "support.small_games:Tag"
 MAPPING = {"adversary_0": "adversary", "adversary_1": "adversary", "runner_0": "runner"}
 GAME = Tag()
 GROUPS = tuple(
@@ -48,19 +47,9 @@ def test_a_rehearsal_finds_agents_and_builds_every_module() -> None:
     ]
 
 
-def test_a_number_outside_of_the_box_of_an_agent_is_a_warning_with_its_name() -> None:
-    warned: list[str] = []
-    rehearse(_config(), warn=warned.append)
-    assert not warned
-    rehearse(_config(env="support.tag_game:FarTag"), warn=warned.append)
-    (text,) = warned
-    assert text.startswith("agent 'runner_0' in environment 0 (support.tag_game:FarTag) gives")
-    assert "after reset, one has 7 at [0], where the bounds are" in text
-
-
 def test_infos_without_an_agent_are_a_warning_that_is_given_once() -> None:
     warned: list[str] = []
-    rehearse(_config(env="support.tag_game:MisnamedTag"), warn=warned.append)
+    rehearse(_config(env="support.small_games:MisnamedTag"), warn=warned.append)
     assert warned == [
         "infos after step have 'touches', and no agent is called so: nothing reads that. Infos "
         "have a dict for each agent, as in {'adversary_0': {...}}"
@@ -70,13 +59,13 @@ def test_infos_without_an_agent_are_a_warning_that_is_given_once() -> None:
 def test_a_reward_that_is_not_finite_is_told_with_its_agent() -> None:
     said = r"agent 'runner_0' in environment 0 .* rewards are nan in step 2 after its first reset"
     with pytest.raises(PreflightError, match=said):
-        rehearse(_config(env="support.tag_game:UnpaidTag"))
+        rehearse(_config(env="support.small_games:UnpaidTag"))
 
 
 def test_an_observation_outside_of_its_space_is_told_with_its_agent() -> None:
     said = r"agent 'runner_0' in environment 0 .* failed in step: its observation holds 9, .*\(4\)"
     with pytest.raises(PreflightError, match=said):
-        rehearse(_config(env="support.tag_game:MiscountingTag"))
+        rehearse(_config(env="support.small_games:MiscountingTag"))
 
 
 OWN = "support.own_algorithms"
@@ -88,11 +77,6 @@ def test_every_algorithm_of_ones_own_makes_an_update_with_what_its_agents_do() -
     assert rehearse(_config(modules=modules), tell=told.append) == GROUPS
     assert f"trying an update of module 'adversary' with {OWN}:Learning" in told
     assert not [text for text in told if "update of module 'runner'" in text]
-
-
-def test_a_loss_that_is_finite_with_several_rows_alone_is_not_refused() -> None:
-    config = RunConfig.from_flat({"env": "CartPole-v1", "algorithm": f"{OWN}:OfSeveralRows"})
-    assert rehearse(config)
 
 
 def test_a_replay_that_gets_no_rows_is_a_warning_with_its_module() -> None:
@@ -112,14 +96,8 @@ def test_a_replay_that_gets_no_rows_is_a_warning_with_its_module() -> None:
         ("Failing", "module 'adversary': KeyError: 'advantages'"),
         # Two agents, each of which acts in every step of one environment.
         ("Counting", "module 'adversary': RuntimeError: 14 steps"),
-        (
-            "Infinite",
-            " steps, all of whose numbers are finite, policy_loss is ",
-        ),
-        (
-            "Many",
-            "its core is a Population, of which a run cannot act with one member",
-        ),
+        ("Infinite", " steps, all of whose numbers are"),
+        ("Many", "its core is a Population, of"),
     ],
 )
 def test_an_algorithm_of_ones_own_that_cannot_learn_is_told_with_its_module(
@@ -137,25 +115,14 @@ def test_a_run_has_no_population() -> None:
             _config(**keys).validate()
 
 
-def test_agents_travel_as_json_even_where_their_spaces_cannot() -> None:
-    groups = (*GROUPS, FoundGroup(("other",), None, None), FoundGroup((), None, None))
-    assert from_bytes(to_bytes(groups)) == groups
-
-
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"agents": {"*": "all"}}, "have different spaces, and both are mapped to module 'all'"),
-        ({"modules": {"hunts": {}}}, "no agent is mapped to module 'hunts'; there are 'adversary'"),
-        ({"league": {"builder": "none"}}, "have different spaces, and every player of a league"),
-        (
-            {"modules": {"runer": {}}},
-            "'runer': did you mean 'runner'? There are 'adversary' and 'r",
-        ),
-        (
-            {"modules": {"runner": {"algorithm": "pqn"}}},
-            "module 'runner': algorithm 'pqn' needs a Discrete action space",
-        ),
+        ({"agents": {"*": "all"}}, "have different spaces, and both"),
+        ({"modules": {"hunts": {}}}, "no agent is mapped to module"),
+        ({"league": {"builder": "none"}}, "have different spaces, and every"),
+        ({"modules": {"runer": {}}}, "'runer': did you mean 'runner'?"),
+        ({"modules": {"runner": {"algorithm": "pqn"}}}, "module 'runner': algorithm 'pqn'"),
     ],
 )
 def test_what_does_not_suit_the_agents_is_told_with_the_module(
@@ -189,8 +156,8 @@ def test_those_who_act_find_the_module_of_each_algorithm_without_the_algorithm()
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"agents": {"*": "default"}}, "agents: the environment CartPole-v1 has one agent"),
-        ({"modules": {"main": {}}}, "has one agent, which the module 'default' plays: leave out"),
+        ({"agents": {"*": "default"}}, "agents: the environment"),
+        ({"modules": {"main": {}}}, "has one agent, which 'default' plays"),
     ],
 )
 def test_tables_of_several_agents_suit_no_environment_with_one(
@@ -199,12 +166,6 @@ def test_tables_of_several_agents_suit_no_environment_with_one(
     config = RunConfig.from_flat({"env": "CartPole-v1", **keys})
     with pytest.raises(ConfigError, match=words):
         with_agents(config, [FoundGroup((), None, None)])
-
-
-def test_the_only_module_of_one_agent_may_have_a_table() -> None:
-    config = RunConfig.from_flat({"modules": {"default": {"lr": 0.5}}})
-    assert with_agents(config, [FoundGroup((), None, None)]) is config
-    assert config.of("default").learner.lr == 0.5
 
 
 def test_where_environments_are_elsewhere_agents_are_to_be_named() -> None:
@@ -225,9 +186,29 @@ def test_with_a_gateway_patterns_stay_since_simulators_tell_their_agents_later()
     assert found.module_ids == ("a", "b")
     assert found.agents.modules["b"] == {"algorithm": "ppo", "module": "none"}
     assert found.played_by_in([["player_0", "x"]]) == {"player_0": ("a",), "x": ("b",)}
-    with pytest.raises(ConfigError, match="unless the table agents says who acts for whom"):
+    with pytest.raises(ConfigError, match="unless the table agents has several"):
         with_agents(_config(**at, modules={"b": {}}), ())
     assert with_agents(_config(**at), ()).played_by == {}
+
+
+def test_with_a_gateway_a_league_names_its_agents_in_teams() -> None:
+    at = {"gateway": "127.0.0.1:0", "league": {"teams": [["b"], ["a", "c"]]}}
+    found = with_agents(_config(**at), ())
+    assert found.played_by == dict.fromkeys(("b", "a", "c"), ("main-0",))
+    assert found.agent_names == ("b", "a", "c")
+    assert with_agents(found, ()).played_by == found.played_by, "when it is resumed"
+    with pytest.raises(ConfigError, match="name every agent in teams"):
+        with_agents(_config(**{**at, "league": {"builder": "self_play"}}), ())
+    with pytest.raises(ConfigError, match="leave out the table agents"):
+        with_agents(_config(**at, agents={"*": "main-0"}), ())
+
+
+def test_with_a_gateway_modules_are_drawn_from_a_table() -> None:
+    drawn = {"agents": {"*": ["a", "random"]}, "mapping": "os:getcwd"}
+    found = with_agents(_config(gateway="127.0.0.1:0", **drawn), ())
+    assert (found.module_ids, found.others, found.agent_names) == (("a",), ("random",), ())
+    with pytest.raises(ConfigError, match="add the table agents"):
+        with_agents(_config(gateway="127.0.0.1:0", mapping="os:getcwd"), ())
 
 
 def test_with_a_gateway_only_modules_have_goals() -> None:
@@ -274,40 +255,14 @@ def test_values_are_chosen_for_each_module_by_its_algorithm_and_its_spaces() -> 
     assert RunConfig.from_flat(config.flat()) == config
 
 
-def test_samples_grow_with_the_agents_that_a_module_plays() -> None:
-    keys = {"envs_per_runner": 16, "fragment_steps": 32}
-    config, _ = _settled(**keys)
-    sizes = [config.of(name).learner.batch_size for name in config.module_ids]
-    assert sizes == [2 * 16 * 32, 16 * 32]
-
-
-def test_samples_grow_with_the_processes_that_train_a_module_and_not_with_all() -> None:
-    one, two, four = (_settled(num_learners=count)[0] for count in (1, 2, 4))
-    for module_id in one.module_ids:
-        sizes = [each.of(module_id).learner.batch_size for each in (one, two, four)]
-        assert sizes == [sizes[0], sizes[0], 2 * sizes[0]], "two processes have a module each"
-    three, _ = _settled(num_learners=3, modules={"runner": {"num_learners": 2}})
-    for module_id, factor in (("hunters", 1), ("runner", 2)):
-        size = one.of(module_id).learner.batch_size
-        assert three.of(module_id).learner.batch_size == factor * size
-
-
 def test_modules_that_the_environment_tells_have_the_learners_that_they_need() -> None:
     table = {"runner": {"num_learners": 2}}
     config = _config(modules=table)
     found, _ = _settled(modules=table)
     assert (found.driver.learners, config.driver.learners) == (3, 1), "one for the hunters"
     assert RunConfig.from_flat(found.flat()) == found
-    with pytest.raises(ConfigError, match="that is 3, and the run has 2; set num_learners = 3"):
+    with pytest.raises(ConfigError, match="that is 3, and the run has 2; set"):
         _settled(modules=table, num_learners=2)
-
-
-def test_what_was_given_stays_for_the_run_and_for_a_module() -> None:
-    config, _ = _settled(lr=0.125, modules={"runner": {"lambda_": 0.5, "reward_scale": 2.0}})
-    learners = {name: config.of(name).flat() for name in config.module_ids}
-    assert [learners[name]["lr"] for name in learners] == [0.125, 0.125]
-    assert [learners[name]["lambda_"] for name in learners] == [0.95, 0.5]
-    assert learners["runner"]["connectors"] == {}, "its rewards are scaled already"
 
 
 def _spaces(group: int) -> tuple[Any, Any]:

@@ -1,21 +1,25 @@
-"""What a script hears of a run while it trains, and what it may do."""
+"""What a script hears of a run, and which numbers it changes."""
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.synchronous_rounds import answer_the_snapshot, play_a_round, synchronous
-from support.worker_events_world import WorkersWorld
+from support.workers_world import WorkersWorld, answer_the_snapshot, play_a_round, synchronous
 
 import juggler
 from juggler.driver import callbacks
 from juggler.driver.callbacks import checked
+from juggler.driver.changed_values import ChangedValues
+from juggler.driver.checkpoint.restoring import must_be_sound
+from juggler.driver.config import RunConfig
 from juggler.driver.signals import SecondSignal
 from juggler.driver.upkeep import metrics_line
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -72,9 +76,7 @@ def test_updates_checkpoints_and_lost_workers_are_told_between_turns(tmp_path: P
     assert heard.told[2:] == [("checkpoint", written.path), ("lost", "envrunner-0", "gone")]
 
 
-def test_an_update_whose_answer_never_came_is_told_when_its_learner_is_back(
-    tmp_path: Path,
-) -> None:
+def test_an_update_whose_answer_never_came_is_told_when_its_learner_is_back(tmp_path: Path) -> None:
     heard, world = Heard(), WorkersWorld(tmp_path)
     world.parts.callbacks.callbacks = [heard]
     world.leave(world.learner)
@@ -186,15 +188,6 @@ def test_a_second_signal_during_a_callback_leaves_at_once(tmp_path: Path) -> Non
     assert told.error is None
 
 
-def test_a_run_that_has_ended_for_another_reason_still_failed(tmp_path: Path) -> None:
-    world = world_with(tmp_path, Fails(ValueError()))
-    world.parts.end.stop("stop_steps")
-    world.parts.callbacks.metrics({})
-    world.parts.callbacks.tell()
-    assert world.parts.end.reason == "stop_steps"
-    assert world.parts.end.failure == "the callback Fails.on_metrics raised ValueError"
-
-
 def test_a_slow_callback_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(juggler.Callback):
         def on_metrics(self, run: juggler.Run, metrics: Any) -> None:
@@ -235,9 +228,7 @@ def test_what_is_no_callback_is_refused_with_what_to_do() -> None:
         def on_metric(self, run: juggler.Run, metrics: Any) -> None:
             pass
 
-    with pytest.raises(
-        juggler.ConfigError, match=r"Misspelt\.on_metric: did you mean 'on_metrics'"
-    ):
+    with pytest.raises(juggler.ConfigError, match=r"Misspelt\.on_metric: did you mean"):
         checked([Misspelt()])
     with pytest.raises(juggler.ConfigError, match=r"give an object of this class: Heard\(\)"):
         checked([Heard])  # type: ignore[list-item]
@@ -266,3 +257,117 @@ def test_a_callback_has_to_take_what_it_is_called_with() -> None:
         checked([Forgets()])
     taken = TakesMore()
     assert checked([taken]) == (taken,)
+
+
+# Numbers that a callback puts in the place of schedules, as updates tell learners of them.
+
+
+def told(world: WorkersWorld) -> dict[str, float]:
+    """What the newest update says."""
+    _, update = world.asked(world.learner, training_pb2.Update)[-1]
+    return dict(update.values)
+
+
+def test_the_next_update_tells_learners_and_later_ones_repeat_it(tmp_path: Path) -> None:
+    world = synchronous(tmp_path / "checkpoints")
+    run = world.parts.callbacks.run
+    play_a_round(world)
+    assert told(world) == {}
+    run.set("lr", np.float64(1e-3))
+    run.set("entropy_coefficient", 0)
+    play_a_round(world)
+    assert told(world) == {"lr": 1e-3, "entropy_coefficient": 0.0}
+    run.set("lr", None)
+    answer_the_snapshot(world)
+    (written,) = world.written.gather(timeout=30)
+    world._loop._hear(written)
+    world.turn()
+    play_a_round(world)
+    assert told(world) == {"entropy_coefficient": 0.0}, "lr is as the configuration has it again"
+
+
+def test_a_checkpoint_has_them_unless_the_configuration_was_changed_since(tmp_path: Path) -> None:
+    world = synchronous(tmp_path / "checkpoints")
+    run = world.parts.callbacks.run
+    run.set("lr", 1e-3)
+    run.set("entropy_coefficient", 0.5, "default")
+    play_a_round(world)
+    play_a_round(world)
+    answer_the_snapshot(world)
+    (written,) = world.written.gather(timeout=30)
+    checkpoint = read(written.path)
+    must_be_sound(checkpoint)
+    config = RunConfig.from_flat(checkpoint.config)
+    both = {"lr": 1e-3, "entropy_coefficient": 0.5}
+    trained = {"default": "default"}
+    kept = ChangedValues(config, trained, checkpoint)
+    assert kept.of("default", "default") == both
+    assert kept.in_words() == "lr = 0.001, entropy_coefficient = 0.5 (default)"
+    other = RunConfig.from_flat({**checkpoint.config, "lr": 7e-4})
+    kept = ChangedValues(other, trained, checkpoint)
+    assert kept.of("default", "default") == {"entropy_coefficient": 0.5}
+    checkpoint.counters["values"] = {"": {"lr": "high"}}
+    with pytest.raises(CheckpointError, match="cannot be those of a run"):
+        must_be_sound(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("gamma", 0.9), r"set\('gamma', 0.9\): this cannot"),
+        (("lrr", 1e-3), r"^set\('lrr', 0.001\): did you mean 'lr'\?$"),
+        (("lr", -1.0), r"set\('lr', -1.0\): lr = -1.0"),
+        (("lr", True), "expected a number, or None"),
+        (("lr", "1e-3"), "expected a number, or None"),
+        (("entropy_coefficient", float("nan")), "expected a finite number"),
+        (("lr", 1e-3, "defualt"), "no module 'defualt': did you mean"),
+        (("lr_value", -1.0), "lr = -1.0: must be above 0"),
+    ],
+)
+def test_what_cannot_change_is_refused_in_a_sentence(
+    arguments: tuple[str, float, str], words: str
+) -> None:
+    optimizers = {"value": {"parameters": ["value_*"], "lr": 1e-3}}
+    config = RunConfig.from_flat({"env": "CartPole-v1", "optimizers": optimizers})
+    values = ChangedValues(config, {"default": "default"})
+    with pytest.raises(ValueError, match=words):
+        values.set(*arguments)
+    assert values.of("default", "default") == {}
+    assert values.to_state() == {}
+    values.set("lr_value", 2e-3)
+    assert values.of("default", "default") == {"lr_value": 2e-3}
+
+
+def two_modules(of_b: dict[str, Any], value_lr: float = 1e-3) -> RunConfig:
+    optimizers = {"value": {"parameters": ["value_*"], "lr": value_lr}}
+    agents = {"agents": {"x": "a", "y": "b"}, "modules": {"b": of_b}}
+    return RunConfig.from_flat({"env": "CartPole-v1", "optimizers": optimizers, **agents})
+
+
+def test_a_value_that_was_changed_in_a_table_of_the_configuration_counts() -> None:
+    trained = {"a": "a", "b": "b"}
+    before = two_modules({"lr": 1e-4})
+    values = ChangedValues(before, trained)
+    values.set("lr", 1e-3)
+    values.set("lr_value", 5e-3)
+    counters = json.loads(json.dumps(values.to_state()))
+    checkpoint = Checkpoint((1, 1), {}, {}, counters, before.flat(), {})
+
+    def kept(config: RunConfig) -> tuple[dict[str, float], ...]:
+        values = ChangedValues(config, trained, checkpoint)
+        return values.of("a", "a"), values.of("b", "b")
+
+    both = {"lr": 1e-3, "lr_value": 5e-3}
+    assert kept(before) == (both, both)
+    assert kept(two_modules({"lr": 2e-4})) == (both, {"lr_value": 5e-3})
+    assert kept(two_modules({"lr": 1e-4}, value_lr=2e-3)) == ({"lr": 1e-3}, {"lr": 1e-3})
+
+
+def test_players_that_a_league_adds_later_can_be_named_and_those_it_lets_go_are_forgotten() -> None:
+    trained = {"a": "a", "b": "b"}
+    values = ChangedValues(two_modules({}), trained)
+    trained["a-2"] = "a"
+    values.set("lr", 1e-3, "a-2")
+    assert values.of("a-2", "a") == {"lr": 1e-3}
+    del trained["a-2"]
+    assert values.to_state() == {}

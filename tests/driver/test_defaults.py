@@ -10,18 +10,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from juggler.cli.arguments import keys_given
 from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import RunConfig
-from juggler.driver.defaults import (
-    CHOSEN,
-    CHOSEN_FOR,
-    CHOSEN_FOR_BOX_ACTIONS,
-    settled,
-    with_models,
-)
-from juggler.driver.given_config import differing, load_given
-from juggler.driver.shipped import shipped_configs
+from juggler.driver.defaults import settled, with_models
+from juggler.driver.given_config import differing, load_given, shipped_configs
+from juggler.learner.algorithms.registry import ALGORITHMS as SHIPPED
 from juggler.runtime.connectors.building import build_module_to_env
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.wire.spaces import space_to_message
@@ -41,18 +34,6 @@ def group(*agents: str, space: spaces.Space[Any] = VECTOR, action: Any = ACTION)
 
 def settle(space: spaces.Space[Any] = VECTOR, **given: Any) -> RunConfig:
     return settled(RunConfig.from_flat(given), given.keys(), [group(space=space)])[0]
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_what_was_given_stays_even_if_it_is_the_default(algorithm: str) -> None:
-    general = RunConfig.from_flat({"algorithm": algorithm})
-    chosen = settle(algorithm=algorithm).flat()
-    other = {key: value for key, value in general.flat().items() if chosen[key] != value}
-    assert {"batch_size", "envs_per_runner"} & other.keys()
-    for key, value in other.items():
-        assert settle(**{"algorithm": algorithm, key: value}).flat()[key] == value
-    everything = general.flat()
-    assert settled(general, everything.keys(), [group()]) == (general, "")
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -87,10 +68,6 @@ def test_rewards_are_normalized_with_the_runs_discount_unless_they_are_scaled_al
     assert settle(connectors={}).connectors.connectors == {}
 
 
-def test_several_learners_have_the_connectors_of_one() -> None:
-    assert settle(num_learners=2).connectors == settle(num_learners=1).connectors
-
-
 def test_samples_grow_with_what_is_sampled_at_a_time() -> None:
     assert settle(envs_per_runner=64, fragment_steps=32).learner.batch_size == 64 * 32
     two, eight = (settle(num_env_runners=each).learner.batch_size for each in (2, 8))
@@ -104,12 +81,6 @@ def test_a_memory_keeps_fragments_in_which_something_can_be_remembered() -> None
     general = RunConfig().env_runner.fragment_steps
     assert settle(model={"recurrent": "lstm"}).env_runner.fragment_steps == general
     assert settle(burn_in=20).env_runner.fragment_steps == general
-
-
-def test_weights_that_are_seldom_sent_may_be_as_old_as_ever() -> None:
-    for interval, staleness in ((1, 2), (4, 4)):
-        config = settle(algorithm="ppo", weights_interval=interval)
-        assert config.learner.max_staleness == staleness
 
 
 def test_an_age_that_has_no_effect_is_not_chosen() -> None:
@@ -171,11 +142,14 @@ def test_the_page_of_algorithms_has_what_is_chosen() -> None:
                 else:
                     of_box = ", where the action is a Box" if len(rows[0]) == 2 else ""
                     found[name, condition or of_box, column.strip("`")] = value
-    tables = {f", where {kind} is observed": table for kind, table in CHOSEN_FOR.items()}
-    boxed = {", where the action is a Box": CHOSEN_FOR_BOX_ACTIONS}
     expected = {}
-    for where, by_name in {"": CHOSEN, **tables, **boxed}.items():
-        for name, settings in by_name.items():
+    for name, algorithm in SHIPPED.items():
+        tables = {
+            f", where {kind} is observed": table for kind, table in algorithm.chosen_for.items()
+        }
+        boxed = tables.pop(", where a Box action is observed", {})
+        tables |= {"": algorithm.chosen, ", where the action is a Box": boxed}
+        for where, settings in tables.items():
             for key, value in settings.items():
                 only = ", where `weights_interval` is 1 and `synchronous` is false"
                 condition = only if key == "max_staleness" else where
@@ -192,10 +166,11 @@ def test_impala_has_settings_of_its_own_by_what_is_observed() -> None:
         "an image": IMAGE,
         "a Discrete": spaces.Discrete(4),
     }
-    assert kinds.keys() == CHOSEN_FOR.keys()
+    impala = SHIPPED["impala"]
+    assert kinds.keys() == impala.chosen_for.keys()
     for kind, space in kinds.items():
         settings = settle(space).flat()
-        for key, value in {**CHOSEN["impala"], **CHOSEN_FOR[kind]["impala"]}.items():
+        for key, value in {**impala.chosen, **impala.chosen_for[kind]}.items():
             assert settings[key] == value, key
     assert settle(VECTOR, lr=3e-3).learner.lr == 3e-3
 
@@ -204,7 +179,7 @@ def test_appo_has_settings_of_its_own_for_box_actions() -> None:
     for given in ({"algorithm": "appo"}, {"algorithm": "appo", "gamma": 0.9}):
         general = RunConfig.from_flat(given)
         boxed = settled(general, given.keys(), [group(action=BOX_ACTION)])[0]
-        for key, value in {**CHOSEN_FOR_BOX_ACTIONS["appo"], **given}.items():
+        for key, value in {**SHIPPED["appo"].chosen_for["a Box action"], **given}.items():
             assert boxed.flat()[key] == value, key
         rewards = boxed.connectors.connectors["learner"]
         assert rewards == [{"use": "normalize_rewards", "gamma": boxed.learner.gamma}]
@@ -216,12 +191,6 @@ BOUNDS = {
     "uneven": spaces.Box(-100, 3, (2, 2), np.float32),
     "mixed": spaces.Box(np.array([-np.inf, 0, 5], np.float32), np.array([1, np.inf, 9], "f4")),
 }
-PLAIN_ACTIONS: list[spaces.Space[Any]] = [
-    spaces.Box(-1, 1, (2,), np.float32),
-    spaces.Box(-np.inf, np.inf, (2,), np.float32),
-    spaces.Box(0, np.inf, (2,), np.float32),
-    spaces.Discrete(3),
-]
 RESCALE = ["rescale_actions"]
 
 
@@ -246,11 +215,6 @@ def test_a_policys_range_is_mapped_to_finite_bounds(algorithm: str, name: str) -
         assert space.contains(at)
     back = built.undo(sent[2][None])[0]
     np.testing.assert_allclose(back[both], 1, rtol=1e-5)
-
-
-def test_actions_of_other_spaces_stay_as_they_are() -> None:
-    for space in (*PLAIN_ACTIONS, spaces.Tuple(PLAIN_ACTIONS)):
-        assert to_env(space, algorithm="ppo") is None, space
 
 
 def test_what_is_squashed_given_or_imitated_is_not_rescaled() -> None:
@@ -284,17 +248,6 @@ def test_weights_of_another_run_act_as_they_did_there(before: bool) -> None:
     assert pieces == [RESCALE if before else None, RESCALE]
 
 
-def test_an_image_counts_within_a_dict_and_a_tuple_too() -> None:
-    spaces_with_image = (
-        spaces.Dict({"seen": IMAGE, "which": spaces.Discrete(2)}),
-        spaces.Tuple((spaces.Discrete(2), spaces.Dict({"seen": IMAGE}))),
-    )
-    for space in spaces_with_image:
-        assert settle(space).learner == settle(IMAGE).learner
-    without = spaces.Dict({"at": VECTOR, "which": spaces.Discrete(2)})
-    assert settle(without).learner == settle(spaces.MultiDiscrete([5, 2])).learner
-
-
 def test_what_ships_is_complete_and_a_file_of_ones_own_is_not(tmp_path: Path) -> None:
     for name in shipped_configs():
         config, given = load_given(name)
@@ -303,9 +256,3 @@ def test_what_ships_is_complete_and_a_file_of_ones_own_is_not(tmp_path: Path) ->
     assert load_given(tmp_path / "mine.toml")[1] == {"env", "lr"}
     assert load_given(tmp_path / "mine.toml", "ppo")[1] == {"env", "lr", "algorithm"}
     assert load_given(None)[1] == set()
-
-
-def test_keys_on_the_command_line_are_given() -> None:
-    options = ["--batch-size", "1024", "--lambda_=1", "--no-synchronous", "cartpole", "--lr", "-1"]
-    assert {"batch_size", "lambda_", "synchronous", "lr"} <= keys_given(options)
-    assert "cartpole" not in keys_given(options)

@@ -1,17 +1,35 @@
-"""What people are told while a run that is to end waits for its last checkpoint."""
+"""How a run ends, continues, and what it shows."""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import threading
+import types
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.worker_events_world import SHAPE, WorkersWorld
+from support.workers_world import (
+    SHAPE,
+    WorkersWorld,
+    answer_the_snapshot,
+    play_a_round,
+    synchronous,
+)
 
-from juggler.driver.config import RunConfig
+import juggler
+from juggler.driver import run_end as run_clock
+from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver import Ending
+from juggler.driver.record.progress import NotebookProgress, make_progress
+from juggler.driver.record.wording import conclude
+from juggler.driver.result import goal_reached, goals_behind, nothing_to_do
+from juggler.driver.run_end import RunClock
+from juggler.driver.upkeep import Intervals
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
 
 def told_at_the_end(directory: Path, reason: str) -> list[str]:
@@ -62,10 +80,7 @@ def test_a_run_in_a_thread_says_nothing_of_ctrl_c_which_is_the_programs(tmp_path
 
 @pytest.mark.parametrize(
     ("env", "how"),
-    [
-        ("CartPole-v1", "juggler train --resume "),
-        ("__main__:Maze", "juggler.resume("),
-    ],
+    [("CartPole-v1", "juggler train --resume "), ("__main__:Maze", "juggler.resume(")],
 )
 def test_a_run_that_needs_a_script_is_not_said_to_go_on_by_a_command(
     tmp_path: Path, env: str, how: str
@@ -79,3 +94,278 @@ def test_a_run_that_needs_a_script_is_not_said_to_go_on_by_a_command(
     ending = Ending(world.parts, nothing, nothing, world.parts.hub, cast(Any, directory))
     ending._newest_update = lambda: 7  # type: ignore[method-assign]
     assert ending.how_to_go_on().startswith(f"\nTo go on from update 7: {how}")
+
+
+# What a driver does that is started again by the same command.
+
+
+CONFIG = RunConfig.from_flat({"stop_return": 475.0, "stop_steps": 1000})
+
+
+def _ended(run_dir: Path, reason: str) -> Path:
+    """What a run leaves behind."""
+    (run_dir / "metrics.jsonl").write_text("{}\n")
+    (run_dir / "summary.json").write_text(json.dumps({"reason_for_stop": reason}))
+    return run_dir
+
+
+@pytest.mark.parametrize("reason", ["solved", "stop_steps"])
+def test_a_run_that_reached_its_goal_is_over(tmp_path: Path, reason: str) -> None:
+    assert goal_reached(_ended(tmp_path, reason), CONFIG, CONFIG) == reason
+
+
+@pytest.mark.parametrize("reason", ["terminated", "interrupted", "no_envrunner", "killed"])
+def test_a_run_that_was_ended_by_something_else_goes_on(tmp_path: Path, reason: str) -> None:
+    assert goal_reached(_ended(tmp_path, reason), CONFIG, CONFIG) == ""
+
+
+def test_what_was_given_for_a_run_that_has_ended_is_told_to_have_no_effect() -> None:
+    def said(**keys: object) -> str:
+        now = RunConfig.from_flat({**CONFIG.flat(), **keys})
+        return nothing_to_do(Path("runs/mine"), "stop_steps", CONFIG, now)
+
+    assert said() == (
+        "the run in runs/mine has ended (stop_steps): nothing to go on with. To go further, give "
+        "it another stop_steps than 1000"
+    )
+    assert said(progress="off") == said()
+    assert said(lr=1e-4, env="Acrobot-v1") == (
+        "the run in runs/mine has ended (stop_steps): nothing to go on with, so that what was "
+        "given for 'env' and 'lr' has no effect. To go further, give it another stop_steps than "
+        "1000, too"
+    )
+
+
+def test_a_run_is_not_resumed_for_seconds_that_it_has_trained_for() -> None:
+    counters = {"trained": 9600, "training_time": 8.0}
+    checkpoint = Checkpoint((1, 1), {}, {}, counters, CONFIG.flat(), {})
+    past = RunConfig.from_flat({"stop_steps": 900, "stop_seconds": 7.5})
+    with pytest.raises(ConfigError, match=r"stop_seconds = 7\.5: .* trained"):
+        goals_behind(checkpoint, CONFIG, past)
+    assert goals_behind(checkpoint, past, past) == [], "they are as they were"
+    (steps,) = goals_behind(checkpoint, CONFIG, RunConfig.from_flat({"stop_steps": 900}))
+    assert steps.startswith("stop_steps = 900: the run has trained on 9,600 steps already")
+    further = RunConfig.from_flat({"stop_steps": 9601, "stop_seconds": 9.0})
+    assert goals_behind(checkpoint, CONFIG, further) == []
+
+
+def test_a_run_that_went_on_after_its_summary_and_was_killed_goes_on(tmp_path: Path) -> None:
+    _ended(tmp_path, "solved")
+    later = (tmp_path / "summary.json").stat().st_mtime_ns + 1
+    os.utime(tmp_path / "metrics.jsonl", ns=(later, later))
+    assert goal_reached(tmp_path, CONFIG, CONFIG) == ""
+
+
+# What a script or a notebook shows of how a run ended.
+
+
+SUMMARY: dict[str, Any] = {
+    "solved": True,
+    "episode_return_mean": 480.25,
+    "env_steps_trained": 312_000,
+    "updates": 1300,
+    "wall_time": 9.4,
+    "reason_for_stop": "solved",
+}
+LINE: dict[str, Any] = {
+    **SUMMARY,
+    "steps_per_second": 1000.0,
+    "staleness_mean": 0.5,
+    "num_env_runners": 2,
+}
+
+
+def test_a_result_prints_as_five_lines() -> None:
+    result = juggler.Result(SUMMARY, Path("runs/<one>"), Path("runs/<one>/checkpoints/000001300"))
+    assert str(result).splitlines() == [
+        "outcome    solved after 9.4 s",
+        "return     480.2, the mean of the last episodes",
+        "steps      312k trained on, in 1,300 updates",
+        "run        runs/<one>",
+        "checkpoint runs/<one>/checkpoints/000001300",
+    ]
+    shown = result._repr_html_()
+    assert shown.count("<tr>") == 5
+    assert "runs/&lt;one&gt;" in shown
+
+
+class _Notebook:
+    """What IPython has in a kernel, as far as a display uses it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kernel: object) -> None:
+        self.shown: list[str] = []
+        ipython = types.ModuleType("IPython")
+        display = types.ModuleType("IPython.display")
+        ipython.get_ipython = lambda: types.SimpleNamespace(kernel=kernel)  # type: ignore[attr-defined]
+        display.display = self._display  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "IPython", ipython)
+        monkeypatch.setitem(sys.modules, "IPython.display", display)
+
+    def _display(self, data: dict[str, str], *, raw: bool, display_id: bool) -> _Notebook:
+        assert raw
+        assert display_id
+        self.shown.append(data["text/plain"])
+        return self
+
+    def update(self, data: dict[str, str], *, raw: bool) -> None:
+        assert raw
+        self.shown[-1] = data["text/plain"]
+
+
+def test_a_notebook_has_one_line_that_is_written_anew(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook = _Notebook(monkeypatch, kernel=object())
+    progress = make_progress("auto")
+    assert isinstance(progress, NotebookProgress)
+    progress.waiting("the forkserver imports torch", 0.5)
+    assert notebook.shown == ["0.5 s  starting: the forkserver imports torch"]
+    progress.stop_waiting()
+    progress.start({"env": "CartPole-v1", "algorithm": "impala", "stop_steps": 313_000})
+    progress.update(LINE)
+    progress.message("something happened", "warning")
+    (line,) = notebook.shown
+    assert line.startswith("CartPole-v1 with impala until 313k steps\n9.4 s  return   480.2")
+    assert line.endswith("1.0 s left")
+    progress.finish({**SUMMARY, "run_dir": "runs/one"})
+    (line,) = notebook.shown
+    assert line.endswith("\nsolved: return 480.2 after 312k steps in 9.4 s")
+    assert capsys.readouterr().out == "warning: something happened\n"
+
+
+# RunClock: what counts as training, where a run goes on, and when its time is up.
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Wound on by hand."""
+    now = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(run_clock, "time", SimpleNamespace(monotonic=lambda: now.now))
+    return now
+
+
+def _checkpoint(**counters: float) -> Checkpoint:
+    return cast(Checkpoint, cast(Any, SimpleNamespace(counters=counters)))
+
+
+def test_training_counts_from_where_it_begins_and_the_wall_from_the_command(
+    time: SimpleNamespace,
+) -> None:
+    clock = RunClock(990.0)
+    assert clock.now() == (10.0, 0.0)
+    time.now += 5
+    assert not clock.training
+    clock.begin_training()
+    assert clock.training
+    time.now += 7
+    assert clock.now() == (22.0, 7.0)
+
+
+def test_both_go_on_where_a_run_is_resumed(time: SimpleNamespace) -> None:
+    clock = RunClock(990.0, _checkpoint(wall_time=500.0, training_time=480.0))
+    assert clock.now() == (510.0, 480.0)
+    clock.begin_training()
+    time.now += 20
+    assert clock.now() == (530.0, 500.0)
+    assert clock.is_up(500.0, patience=60)
+    assert not clock.is_up(501.0, patience=60)
+
+
+def test_time_is_up_after_so_much_training_however_long_the_start_took(
+    time: SimpleNamespace,
+) -> None:
+    clock = RunClock(1000.0)
+    time.now += 55
+    assert not clock.is_up(10, patience=60)
+    clock.begin_training()
+    time.now += 9
+    assert not clock.is_up(10, patience=60)
+    time.now += 1
+    assert clock.is_up(10, patience=60)
+
+
+@pytest.mark.parametrize(("stop_seconds", "waits"), [(10, 60), (100, 100)])
+def test_time_is_up_for_a_run_that_cannot_begin_too(
+    time: SimpleNamespace, stop_seconds: float, waits: float
+) -> None:
+    clock = RunClock(1000.0, _checkpoint(wall_time=500.0, training_time=5.0))
+    time.now += waits - 1
+    assert not clock.is_up(stop_seconds, patience=60)
+    time.now += 1
+    assert clock.is_up(stop_seconds, patience=60)
+
+
+def test_a_run_waits_for_its_workers_however_long_ago_the_command_was_given(
+    time: SimpleNamespace,
+) -> None:
+    clock = RunClock(time.now - 1000)  # imports took long, or the process has had other commands
+    assert not clock.is_up(10, patience=60)
+    time.now += 59
+    assert not clock.is_up(10, patience=60)
+    time.now += 1
+    assert clock.is_up(10, patience=60)
+
+
+def test_the_end_of_an_interrupted_run_says_how_to_go_on() -> None:
+    summary = {"reason_for_stop": "interrupted", "run_dir": "/runs/my run", "checkpoint": "/c/1"}
+    assert conclude(summary).endswith("to go on: juggler train --resume '/runs/my run'")
+    of_a_script = conclude({**summary, "command": "python"})
+    assert of_a_script.endswith(
+        "to go on: juggler.resume('/runs/my run', ...), with what is of the script passed again"
+    )
+    assert "--resume" not in conclude({**summary, "checkpoint": None})
+    assert "--resume" not in conclude({**summary, "reason_for_stop": "stop_steps"})
+
+
+# Intervals: what is to be done every so often.
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock that goes when it is told to."""
+    made = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("juggler.driver.upkeep.time.monotonic", lambda: made.now)
+    return made
+
+
+def test_each_thing_comes_after_its_own_interval_and_again_after_another(
+    clock: SimpleNamespace,
+) -> None:
+    intervals = Intervals({"often": 1.0, "seldom": 2.5})
+    named = []
+    for _ in range(6):
+        clock.now += 1.0
+        named.append(intervals.due())
+    seldom = ["often", "seldom"]
+    assert named == [["often"], ["often"], seldom, ["often"], ["often"], seldom]
+
+
+def test_what_was_missed_for_long_comes_once(clock: SimpleNamespace) -> None:
+    intervals = Intervals({"line": 1.0})
+    clock.now += 100.0
+    assert intervals.due() == ["line"]
+    assert intervals.due() == []
+
+
+def test_an_interval_of_0_never_comes(clock: SimpleNamespace) -> None:
+    intervals = Intervals({"line": 5.0, "evaluation": 0.0})
+    assert intervals.left() == 5.0
+    clock.now += 7.0
+    assert intervals.left() == 0.0
+    assert intervals.due() == ["line"]
+
+
+@pytest.mark.parametrize("keys", [{"metrics_steps": 60}, {"stop_steps": 6000}])
+def test_lines_come_at_marks_of_steps_too(tmp_path: Path, keys: dict[str, int]) -> None:
+    world = synchronous(tmp_path / "checkpoints", **keys)
+    for turn in range(4):
+        play_a_round(world)  # of 40 steps
+        world.turn()
+        if turn == 1:
+            answer_the_snapshot(world)
+            (written,) = world.written.gather(timeout=30)
+            world._loop._hear(written)
+            world.turn()
+    told = [(line["step_mark"], line["env_steps_trained"]) for line in world.lines]
+    assert told == [(60, 80), (120, 120)], "one line, however many turns are taken at a mark"
+    assert [line["env_steps_in_flight"] for line in world.lines] == [0, 0]

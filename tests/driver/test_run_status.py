@@ -14,18 +14,18 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from rich.console import Console
-from support.worker_events_world import WorkersWorld
+from support.workers_world import ROWS, STEPS, WorkersWorld
 
-from juggler.cli.status_table import table
-from juggler.driver.asking import to_plain
-from juggler.driver.record.journal import Journal
-from juggler.driver.record.progress import SilentProgress
+from juggler.cli.status import table
+from juggler.driver.monitoring import to_plain
+from juggler.driver.record.progress import Journal
 from juggler.driver.record.prometheus import families, serve_metrics
+from juggler.driver.record.wording import Progress
 from juggler.driver.status import StatusReader
+from juggler.driver.upkeep import Upkeep
 from juggler.runtime.actors.endpoints import EndpointError
-from juggler.runtime.actors.hub_events import Left
-from juggler.runtime.actors.vitals import Vitals
-from juggler.runtime.wire.v1 import attach_pb2, status_pb2, training_pb2
+from juggler.runtime.actors.hub_events import Left, Vitals
+from juggler.runtime.wire.v1 import status_pb2, training_pb2
 
 
 class Watched:
@@ -33,7 +33,7 @@ class Watched:
 
     def __init__(self, directory: Path) -> None:
         self.world = WorkersWorld(directory)
-        self.journal = Journal(SilentProgress(), directory, "run1")
+        self.journal = Journal(Progress(), directory, "run1")
         vitals = {"envrunner-0": Vitals(0.5, 1000, 10, 7.5)}
         self.world.parts.hub = cast(Any, SimpleNamespace(vitals=lambda: vitals))
         self._reader = StatusReader("run1", directory, self.world.parts, self.journal)
@@ -153,30 +153,16 @@ def test_what_happened_is_told(watched: Watched) -> None:
 
 def test_metrics_beyond_loopback_need_to_be_asked_for() -> None:
     with pytest.raises(EndpointError, match="--insecure"):
-        serve_metrics("0.0.0.0:0", status_pb2.RunStatus, insecure=False)
-    serve_metrics("0.0.0.0:0", status_pb2.RunStatus, insecure=True)()
+        serve_metrics("0.0.0.0:0", status_pb2.RunStatus, insecure=False).__enter__()
+    with serve_metrics("0.0.0.0:0", status_pb2.RunStatus, insecure=True):
+        pass
 
 
 def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(EndpointError, match=f"cannot serve metrics on {address}"):
-            serve_metrics(address, status_pb2.RunStatus, insecure=False)
-
-
-def test_status_and_metrics_stay_small_after_thousands_have_come_and_gone(
-    watched: Watched,
-) -> None:
-    world = watched.world
-    for index in range(2000):
-        worker = world.join("envrunner", 1 + index % 800)
-        failure = attach_pb2.Failure(message="x" * 4000, traceback="y" * 1000)
-        world.leave(worker, failure=failure)
-    status = watched.read()
-    assert len(status.workers) <= 256 + 2
-    assert status.ByteSize() < 500_000
-    assert len(generate_latest(_registry(status))) < 500_000
-    assert {"envrunner-0", "learner-0"} <= {worker.worker_id for worker in status.workers}
+            serve_metrics(address, status_pb2.RunStatus, insecure=False).__enter__()
 
 
 def test_simulators_at_gateways_are_counted_as_the_gateway_last_said(watched: Watched) -> None:
@@ -201,3 +187,80 @@ def test_simulators_at_gateways_are_counted_as_the_gateway_last_said(watched: Wa
     assert plain[runner.worker_id] == {"connected": 3, "environments": 12}
     world.leave(world.runner)
     assert not any(each.HasField("simulators") for each in watched.read().workers)
+
+
+# Checkpoints that are due while a module has no learner, who alone has its state.
+
+
+class World(WorkersWorld):
+    """A run of two modules with a learner each. Checkpoints are due when a test says so."""
+
+    def __init__(self, directory: Path) -> None:
+        agents = {"left": "blue", "right": "red"}
+        super().__init__(directory, agents=agents, num_learners=2, devices="cpu")
+        nothing = cast(Any, None)  # is written
+        self.upkeep = Upkeep(self.parts, nothing, [], lambda: None)
+
+    def train(self) -> None:
+        """The module "blue" has had an update."""
+        requests = self.asked(self.runner, training_pb2.SampleRequest)
+        command_id, request = next(each for each in requests if each[1].module_id == "blue")
+        books = {"batch_id": request.batch_id, "live_steps": ROWS * STEPS}
+        receipt = training_pb2.Receipt(module_id="blue", learner=request.learner, **books)
+        self.reply(self.runner, command_id, receipt)
+        ((command_id, update),) = self.asked(self.learner, training_pb2.Update)
+        version = {"generation": update.generation, "update": 1}
+        done = training_pb2.UpdateDone(
+            module_id="blue", update_id=update.update_id, version=version, batches=[books]
+        )
+        self.reply(self.learner, command_id, done)
+        assert self.parts.core.updates == 1
+
+    def a_checkpoint_is_due(self) -> None:
+        self.turns(due=["checkpoint"])
+
+    def turns(self, due: list[str]) -> None:
+        self.upkeep._intervals = cast(Any, SimpleNamespace(due=lambda: due))
+        self.upkeep.on_intervals()
+
+    def warnings(self) -> list[str]:
+        return [text for text in self.told.messages if "no checkpoints" in text]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def asked_for_states(world: World) -> list[int]:
+    return [len(world.asked(each, training_pb2.Snapshot)) for each in world.learners]
+
+
+def test_people_are_told_once_that_checkpoints_wait_for_a_learner(world: World) -> None:
+    world.train()
+    world.leave(world.learners[1])
+    world.a_checkpoint_is_due()
+    assert world.warnings() == [], "it may be back in a moment"
+    for _ in range(3):
+        world.a_checkpoint_is_due()
+    told = "there are no checkpoints while these modules have no learner: 'red'"
+    assert world.warnings() == [told]
+    assert world.told.levels[world.told.messages.index(told)] == "warning"
+    assert asked_for_states(world) == [0, 0]
+
+
+def test_the_one_that_waited_begins_with_the_learner_and_people_are_told_anew_of_the_next(
+    world: World,
+) -> None:
+    world.train()
+    world.leave(world.learners[1])
+    for _ in range(2):
+        world.a_checkpoint_is_due()
+    world.learners[1] = world.join("learner", 1)
+    world.get_ready(world.learners[1])
+    world.turns(due=[])
+    assert asked_for_states(world) == [1, 1], "at once"
+    world.leave(world.learners[1])
+    for _ in range(2):
+        world.a_checkpoint_is_due()
+    assert len(world.warnings()) == 2

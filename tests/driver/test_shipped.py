@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 from support.pages import ROOT
+from support.small_cores import acts_in_choices, needs_memory
 
 import juggler.driver.configs
-from juggler.driver import shipped
+from juggler.driver import given_config as shipped
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.given_config import load_config
-from juggler.driver.shipped import Seen, read_shipped, shipped_configs
+from juggler.driver.given_config import Seen, load_config, read_shipped, shipped_configs
+from juggler.learner.algorithms.registry import ALGORITHMS
 
 CONFIGS = Path(juggler.driver.configs.__path__[0])
 SEEN = """
@@ -69,17 +70,6 @@ def test_what_was_seen_is_beside_the_configuration(in_a_package: Path) -> None:
     assert load_config("mine") == found.config
 
 
-def test_without_the_table_nothing_was_seen(in_a_package: Path) -> None:
-    (in_a_package / "mine.toml").write_text("lr = 0.5\n")
-    assert read_shipped("mine").seen is None
-
-
-def test_a_sentence_with_figures_is_seen_as_it_is(in_a_package: Path) -> None:
-    (in_a_package / "mine.toml").write_text('seen = "wins"\nlr = 0.5\n')
-    assert read_shipped("mine").seen == "wins"
-    assert read_shipped("mine").config == RunConfig.from_flat({"lr": 0.5})
-
-
 def test_figures_from_benchmarks_are_on_the_page_that_is_named() -> None:
     for name in shipped_configs():
         if isinstance(said := read_shipped(name).seen, str):
@@ -90,8 +80,7 @@ def test_figures_from_benchmarks_are_on_the_page_that_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
-    [("machine", "machine"), ("seconds", "seconds"), ("seeds", "seeds")],
+    ("line", "words"), [("machine", "machine"), ("seconds", "seconds"), ("seeds", "seeds")]
 )
 def test_half_of_the_table_is_refused(in_a_package: Path, line: str, words: str) -> None:
     without = "\n".join(each for each in SEEN.splitlines() if not each.startswith(line))
@@ -100,14 +89,64 @@ def test_half_of_the_table_is_refused(in_a_package: Path, line: str, words: str)
         read_shipped("mine")
 
 
-def test_a_word_in_the_table_that_nobody_knows_is_refused(in_a_package: Path) -> None:
-    (in_a_package / "mine.toml").write_text(f"{SEEN}luck = 1\n")
-    with pytest.raises(ConfigError, match=r"mine\.toml: seen: .*luck"):
-        read_shipped("mine")
-
-
 def test_a_file_of_ones_own_says_nothing_of_what_was_seen(tmp_path: Path) -> None:
     file = tmp_path / "copied.toml"
     file.write_text(f"lr = 0.5\n{SEEN}")
     with pytest.raises(ConfigError, match="leave it out of a file of your own"):
         load_config(file)
+
+
+# Configurations that ship, by task and algorithm.
+
+
+def test_a_task_ships_with_settings_for_each_algorithm() -> None:
+    assert load_config("cartpole").learner.algorithm == "impala"
+    for algorithm, each in ALGORITHMS.items():
+        if each.offline:  # its task is a data set
+            continue
+        task, env = "cartpole", "CartPole-v1"
+        if needs_memory(algorithm):
+            task = "memory-cartpole"
+            env = "juggler.envrunner.memory_cartpole:MemoryCartPole-v0"
+        elif not acts_in_choices(algorithm):
+            task, env = "pendulum", "Pendulum-v1"
+        config = load_config(task, algorithm)
+        assert config.learner.algorithm == algorithm
+        assert config.env_runner.env == env
+    assert load_config("cartpole", "ppo") == load_config("cartpole-ppo")
+    assert load_config("cartpole-ppo", "ppo") == load_config("cartpole-ppo")
+
+
+def test_a_task_without_settings_for_an_algorithm_is_named() -> None:
+    with pytest.raises(ConfigError, match="'cartpole-ppo' has settings for"):
+        load_config("cartpole-ppo", "appo")
+    same = r"in CartPole-v1: give one of cartpole, cartpole-appo, .*cartpole-sac, or a .toml file"
+    with pytest.raises(ConfigError, match=rf"{same}. --env CartPole-v1 --algorithm r2d2 trains"):
+        load_config("cartpole", "r2d2")
+    with pytest.raises(ConfigError, match="'td3' needs a Box"):
+        load_config("cartpole", "td3")
+    with pytest.raises(ConfigError, match="algorithm = 'pppo' is not known"):
+        load_config("cartpole", "pppo")
+    with pytest.raises(
+        ConfigError, match=f"no configuration 'cart'.*: .*{', '.join(shipped_configs())}"
+    ):
+        load_config("cart", "ppo")
+
+
+def test_every_name_is_that_of_its_task_and_algorithm() -> None:
+    for name in shipped_configs():
+        config = load_config(name)
+        task, _, algorithm = name.rpartition("-")
+        if algorithm in ALGORITHMS:
+            assert config.learner.algorithm == algorithm
+            assert config.env_runner.env == load_config(task).env_runner.env
+
+
+@pytest.mark.parametrize("said", ['c_bar = 0.5\nalgorithm = "ppo"', "c_bar = 0.5"])
+def test_a_file_for_another_algorithm_is_refused_by_the_first_key_that_does_not_fit(
+    tmp_path: Path, said: str
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(said)
+    with pytest.raises(ConfigError, match="'c_bar' is a key of appo and"):
+        load_config(path, "ppo")

@@ -17,7 +17,7 @@ import juggler
 from juggler.driver import started
 from juggler.driver.changed_values import ChangedValues
 from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.record.progress import SilentProgress
+from juggler.driver.record.wording import Progress
 from juggler.driver.started import StartedRun
 
 
@@ -33,9 +33,7 @@ class Trains:
 
     def __call__(self, follower: juggler.Callback) -> juggler.Result:
         nobody, values = cast(DriverCore, None), cast(ChangedValues, None)
-        self.run = juggler.Run(
-            Path("runs/one"), {}, nobody, SilentProgress(), self.stop, values, nobody
-        )
+        self.run = juggler.Run(Path("runs/one"), {}, nobody, Progress(), self.stop, values, nobody)
         self.follower = follower
         follower.on_start(self.run)
         self.began.set()

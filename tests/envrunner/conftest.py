@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.environment_threads import environments_in_threads
+from support.vectors import environments_in_threads
 
 
 @pytest.fixture(autouse=True)

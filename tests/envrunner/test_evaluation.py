@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
@@ -10,12 +11,22 @@ from support.scripted_environments import NotFinite, Scripted
 from support.scripted_modules import LinearPolicy, Summing
 from support.vectors import KINDS, MODES, seeds_of
 
+from juggler.envrunner.environments.vector import EnvironmentsInTurn
 from juggler.envrunner.evaluation import Goal, evaluate, load_trees
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.info_numbers import (
+    MOST_NAMES,
+    InfoNumber,
+    InfoWatch,
+    from_messages,
+    to_messages,
+)
+from juggler.envrunner.sampler import Sampler
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS
-from juggler.runtime.checkpoints.frozen import WEIGHTS
-from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.checkpoints.weights import WEIGHTS
+from juggler.runtime.connectors.building import EnvToModule
+from juggler.runtime.modules.building import build_module
 
 # The first environment's episodes are short, and the last one's long.
 SCRIPTS = [
@@ -69,17 +80,15 @@ def test_every_environment_plays_its_share_of_whole_episodes(kind, mode, module)
     np.testing.assert_allclose(returns, [total for total, _ in expected])
 
 
-def test_an_episode_whose_return_is_not_finite_is_an_error() -> None:
-    script = ((2, "terminated"),)
-    env = SyncVectorEnv([Scripted, lambda: NotFinite(1, "rewards", script)], copy=False)
-    with pytest.raises(EnvironmentFailed, match=r"environment 1 .* is nan"):
-        evaluate(env, policy_of(2), episodes=2, seed=0)
-
-
-def test_an_episode_whose_return_is_beyond_float32_is_an_error() -> None:
-    bad = NotFinite(1, "rewards", ((2, "terminated"),), reward=1e39)
+@pytest.mark.parametrize(
+    ("reward", "words"), [({}, "is nan"), ({"reward": 1e39}, r"is 1e\+39: scale rewards")]
+)
+def test_an_episode_whose_return_is_not_finite_in_float32_is_an_error(
+    reward: dict[str, float], words: str
+) -> None:
+    bad = NotFinite(1, "rewards", ((2, "terminated"),), **reward)
     env = SyncVectorEnv([Scripted, lambda: bad], copy=False)
-    with pytest.raises(EnvironmentFailed, match=r"environment 1 .* is 1e\+39: scale rewards"):
+    with pytest.raises(EnvironmentFailed, match=f"environment 1 .* {words}"):
         evaluate(env, policy_of(2), episodes=2, seed=0)
 
 
@@ -136,22 +145,169 @@ def test_an_episode_without_an_end_counts_as_it_is_after_the_most_steps(mode) ->
     assert returns[0] == evaluate(alone, policy_of(2), episodes=2, seed=0)[0][0]
 
 
-def test_somebody_watches_every_step_of_an_evaluation() -> None:
-    """Hence a long one is known not to hang."""
-    seen: list[tuple[int, int]] = []
-    evaluate(
-        vector_of("sync", AutoresetMode.SAME_STEP),
-        policy_of(3),
-        episodes=3,
-        seed=0,
-        watch=lambda *now: seen.append(now),
-    )
-    assert [steps for _, steps in seen] == list(range(1, 41))
-
-
 def test_a_checkpoint_that_lacks_weights_of_a_module_is_told() -> None:
     policy, connectors = policy_of(1), EnvToModule({}, {}, Scripted().observation_space)
     lacks: Any = {"default": {WEIGHTS: {}, CONNECTORS: {}}}
     with pytest.raises(ValueError, match="'default' is another module's: it has no ") as told:
         load_trees(lacks, {"default": (policy, connectors)})
     assert all(name in str(told.value) for name in policy.names)
+
+
+# Numbers of infos over episodes, whichever way environments reset and fragments cut.
+
+
+LENGTHS = (3, 1, 5, 2)
+
+
+class Told(gymnasium.Env[Any, Any]):
+    """Episodes of known lengths, whose infos have the number of the step, and a success at some
+    ends."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, offset: int, integers: bool = False) -> None:
+        self._offset, self._episode, self._integers = offset, -1, integers
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._episode, self._step = self._episode + 1, 0
+        return np.zeros(1, np.float32), {"step": 1000.0, "success": 7.0, "name": "a reset"}
+
+    def step(self, action: Any) -> Any:
+        self._step += 1
+        length = LENGTHS[(self._episode + self._offset) % len(LENGTHS)]
+        over = self._step == length
+        infos: dict[str, Any] = {"step": float(self._step), "name": "text", "far": [1.0, 2.0]}
+        infos |= {"broken": float("nan"), "huge": -1e308}
+        if self._integers:
+            infos |= {"endless": 10**400, 7: 1.0}
+        if over and length > 1:
+            infos["success"] = length == 5
+        cut = over and length == 2
+        return np.zeros(1, np.float32), 1.0, over and not cut, cut, infos
+
+
+def expected(lengths: list[int]) -> tuple[list[InfoNumber], list[InfoNumber]]:
+    steps = [InfoNumber((1 + length) / 2, 1.0, float(length)) for length in lengths]
+    return steps, [InfoNumber(*[float(length == 5)] * 3) for length in lengths if length > 1]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("fragment", [1, 4, 50])
+@pytest.mark.parametrize("ours", [True, False])
+def test_each_episode_tells_its_mean_its_least_and_its_most(
+    mode: AutoresetMode, fragment: int, ours: bool
+) -> None:
+    functions = [lambda k=k: Told(k, ours) for k in range(2)]
+    env = (
+        EnvironmentsInTurn(functions, mode, "Told")
+        if ours
+        else SyncVectorEnv(functions, autoreset_mode=mode)
+    )
+    spaces = env.single_observation_space, env.single_action_space
+    module = build_module(None, *spaces, {})
+    sampler = Sampler(env, Actor(module, 2, fragment, 0), fragment, seed=0)
+    steps, successes, lengths = [], [], []
+    for _ in range(100 // fragment):
+        sampled = sampler.sample((1, 0))
+        lengths += sampled.episode_lengths
+        steps += sampled.infos.get("step", [])
+        successes += sampled.infos.get("success", [])
+        assert sampled.infos.keys() <= {"step", "success"}
+    assert len(lengths) > 40
+    assert set(lengths) == {*LENGTHS}
+    assert (steps, successes) == expected(lengths)
+
+
+def test_a_new_start_drops_what_episodes_that_were_running_gave() -> None:
+    watch = InfoWatch(1, 2, AutoresetMode.NEXT_STEP)
+    live, done = np.ones((1, 2), np.bool_), np.zeros((1, 2), np.bool_)
+    for _ in range(2):
+        for t, value in enumerate((9.0, 1.0)):
+            watch.see({"x": np.array([value])}, t, done[:, t])
+        assert watch.advance(live, done) == {}
+        watch.restart()
+    watch.see({"x": np.array([2.0])}, 1, done[:, 1])
+    done[0, 1] = True
+    found = watch.advance(live, done)
+    assert found == {"x": [InfoNumber(2.0, 2.0, 2.0)]}
+    assert from_messages(to_messages(found)) == found
+
+
+def test_of_many_numbers_the_first_are_told() -> None:
+    watch = InfoWatch(1, 1, AutoresetMode.NEXT_STEP)
+    one = np.ones((1, 1), np.bool_)
+    infos = {f"x{k:03d}": np.ones(1) for k in range(MOST_NAMES + 9)}
+    watch.see({"bad\n": np.ones(1), "n" * 101: np.ones(1), **infos}, 0, one[:, 0])
+    found = watch.advance(one, one)
+    assert list(found) == list(infos)[:MOST_NAMES]
+
+
+@pytest.mark.parametrize(
+    "other", [np.array(["n/a"], object), {"y": 1.0}, np.ones((1, 2)), "n/a", None]
+)
+def test_a_number_that_is_something_else_for_a_step_is_left_out_there(other: Any) -> None:
+    watch = InfoWatch(1, 2, AutoresetMode.NEXT_STEP)
+    live = np.ones((1, 2), np.bool_)
+    done = np.array([[False, True]])
+    watch.see({"x": np.array([3.0])}, 0, done[:, 0])
+    watch.see({"x": other}, 1, done[:, 1])
+    found = watch.advance(live, done)
+    assert found == {"x": [InfoNumber(3.0, 3.0, 3.0)]}
+
+
+@pytest.mark.parametrize("flags", [np.array([0.0]), np.ones((1, 2), np.bool_), "n/a", None])
+def test_what_does_not_flag_the_environments_of_a_number_is_passed_over(flags: Any) -> None:
+    watch = InfoWatch(1, 1, AutoresetMode.SAME_STEP)
+    done = np.zeros((1, 1), np.bool_)
+    watch.see({"x": np.array([3.0]), "_x": flags}, 0, done[:, 0])
+    assert watch.advance(None, ~done) == {"x": [InfoNumber(3.0, 3.0, 3.0)]}
+
+
+# What people are told of an environment that raises.
+
+
+IN_A_LIBRARY = "/venv/lib/python3.11/site-packages/toys/art.py"
+
+
+def _failed(call: str) -> EnvironmentFailed:
+    """A call within an installed library does not suit the function that it is for."""
+    code = compile("def draw(x): ...\n\n\ndraw()", IN_A_LIBRARY, "exec")
+    with pytest.raises(TypeError) as raised:
+        exec(code, {})
+    raised.value.__traceback__ = raised.tb.tb_next  # without this function's own frame
+    return EnvironmentFailed.during("environment 0 (toy)", call, raised.value)
+
+
+def test_where_a_library_failed_in_a_step_is_shown() -> None:
+    assert IN_A_LIBRARY in _failed("step").traceback
+
+
+def test_arguments_that_a_constructor_does_not_take_are_told_by_the_reason_alone() -> None:
+    failed = _failed("constructor")
+    assert "missing 1 required positional argument: 'x'" in failed.reason
+    assert not failed.traceback
+
+
+def test_an_exception_of_a_step_lasts_if_it_comes_again_in_the_same_round() -> None:
+    failed = _failed("step")
+    failed.in_round(7)
+    assert failed.lasting
+    assert "environment 0 (toy) failed in step: " in str(failed)
+    assert str(failed).endswith("(in round 7 of its EnvRunner)")
+
+
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_what_may_pass_by_itself_does_not_last(call: str) -> None:
+    failed = EnvironmentFailed("environment 0", call, "it did not answer within 5 s")
+    failed.in_round(1)
+    assert not failed.lasting
+
+
+def test_a_reset_as_gym_had_it_is_told_what_gymnasium_has() -> None:
+    def reset() -> None: ...
+
+    with pytest.raises(TypeError) as raised:
+        reset(seed=1)  # type: ignore[call-arg]
+    failed = EnvironmentFailed.during("environment 0 (old)", "reset", raised.value)
+    assert "write reset(self, *, seed=None, options=None)" in failed.reason

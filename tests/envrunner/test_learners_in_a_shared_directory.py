@@ -10,15 +10,12 @@ import pytest
 
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.runtime.actors.worker import Contact
-from juggler.runtime.streams.memory_sockets import MemorySocket
 from juggler.runtime.streams.shared_directory import learner_socket
+from juggler.runtime.streams.sharing import MemorySocket
 from juggler.runtime.wire.v1 import training_pb2
 
 LEARNER = training_pb2.Learners.Learner(
-    worker_id="learner-0",
-    incarnation="one",
-    addresses=["127.0.0.1:1"],
-    episode_addresses=["127.0.0.1:2"],
+    worker_id="learner-0", incarnation="one", addresses=["127.0.0.1:1"]
 )
 
 
@@ -53,7 +50,7 @@ def _connected(index: int = 0, modules: int = 1) -> tuple[str, str, list[str]]:
     return found
 
 
-def test_with_a_learner_in_the_directory_batches_go_past_its_receivers() -> None:
+def test_with_a_learner_in_the_directory_its_memory_is_shared() -> None:
     address = learner_socket("secret", "run", "one")
     listens = MemorySocket(address)
     assert _connected() == ("127.0.0.1:1", address, [])
@@ -69,26 +66,26 @@ def test_a_learner_that_is_not_in_the_directory_is_said_once_for_all_envrunners(
         f"shares no memory with learners that have no socket in {directory}: they are on other "
         "hosts, or JUGGLER_SHARED_DIR is not set there"
     )
-    assert _connected(modules=3) == ("127.0.0.1:2", "", [why]), "many notes would end the worker"
-    assert _connected(index=1) == ("127.0.0.1:2", "", [])
+    assert _connected(modules=3) == ("127.0.0.1:1", "", [why]), "many notes would end the worker"
+    assert _connected(index=1) == ("127.0.0.1:1", "", [])
     listens.close()
 
 
 def test_without_a_directory_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUGGLER_SHARED_DIR")
-    assert _connected() == ("127.0.0.1:2", "", [])
+    assert _connected() == ("127.0.0.1:1", "", [])
 
 
-def test_a_directory_that_is_gone_or_memory_that_is_not_to_be_shared_leaves_receivers_their_batches(
+def test_a_directory_that_is_gone_or_memory_that_is_not_to_be_shared_is_not_used(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listens = MemorySocket(learner_socket("secret", "run", "one"))
     monkeypatch.setenv("JUGGLER_SHARED_MEMORY", "off")
-    assert _connected() == ("127.0.0.1:2", "", [])
+    assert _connected() == ("127.0.0.1:1", "", [])
     monkeypatch.delenv("JUGGLER_SHARED_MEMORY")
     monkeypatch.setenv("JUGGLER_SHARED_DIR", str(directory / "gone"))
     address, memory, said = _connected(modules=2)
-    assert (address, memory) == ("127.0.0.1:2", "")
+    assert (address, memory) == ("127.0.0.1:1", "")
     (one,) = said
     assert one.startswith(f"shares no memory: JUGGLER_SHARED_DIR={directory}/gone: No such file")
     listens.close()

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.sharing import soon
+from support.weights_learner import PATIENCE, Learner, readers_at, same
 
 from juggler.envrunner import deliveries
+from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.deliveries import Deliveries
 from juggler.envrunner.envrunner_worker import EnvRunner
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.runtime.actors.attachment import Attachment, Detached
-from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.worker import Contact
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -55,7 +62,7 @@ def runner_with(attachment: _Attachment, inbox: Mailbox[Any], *module_ids: str) 
         streams = LearnerStreams(
             module_id, 0, cast(Attachment, attachment), contact, settled, set()
         )
-        runner._modules[module_id] = streams
+        runner._streams[module_id] = streams
     return runner
 
 
@@ -79,7 +86,7 @@ def test_what_nobody_acknowledges_is_dropped_before_a_runner_leaves(
     attachment = _Attachment()
     inbox: Mailbox[Any] = Mailbox()
     runner = runner_with(attachment, inbox, "blue")
-    runner._modules["blue"].senders["learner-0"] = (
+    runner._streams["blue"].senders["learner-0"] = (
         "incarnation",
         cast(EpisodeSender, _Sender(runner)),
     )
@@ -115,7 +122,7 @@ def test_time_is_booked_while_a_receipt_is_made() -> None:
 
 def test_a_request_for_a_module_that_it_does_not_act_with_is_refused() -> None:
     runner = runner_with(_Attachment(), Mailbox(), "blue")
-    with pytest.raises(ValueError, match="batch of module 'red', and acts with 'blue'"):
+    with pytest.raises(ValueError, match="batch of module 'red', and acts"):
         runner._sample(1, training_pb2.SampleRequest(module_id="red", batch_id=7))
 
 
@@ -123,8 +130,8 @@ def test_learners_of_another_module_are_passed_over() -> None:
     runner = runner_with(_Attachment(), Mailbox(), "blue")
     learner = training_pb2.Learners.Learner(worker_id="learner-0", addresses=["unix:nowhere"])
     runner._learners(1, training_pb2.Learners(module_id="red", learners=[learner]))
-    assert runner._modules["blue"].senders == {}
-    assert not runner._modules["blue"].subscribed
+    assert runner._streams["blue"].senders == {}
+    assert not runner._streams["blue"].subscribed
 
 
 def test_requests_of_another_round_do_not_come_before_a_round_is_complete() -> None:
@@ -132,7 +139,109 @@ def test_requests_of_another_round_do_not_come_before_a_round_is_complete() -> N
     blue = training_pb2.SampleRequest(module_id="blue", round=1, requests_in_round=2)
     red = training_pb2.SampleRequest(module_id="red", round=2, requests_in_round=2)
     runner._sample(1, blue)
-    with pytest.raises(ValueError, match="a request of round 2 came before all 2 of round 1"):
+    with pytest.raises(ValueError, match="a request of round 2 came before"):
         runner._sample(2, red)
     with pytest.raises(ValueError, match="round 1 has two requests for module 'blue'"):
         runner._sample(3, blue)
+
+
+# EnvRunners of one host read a module's weights from its learner once.
+
+
+SIZE = 100_000  # elements of float32: 400 kB are large
+
+Connect = Callable[..., LearnerStreams]
+
+
+@pytest.fixture
+def server(tmp_path: Path, every_thread_ends: None) -> Iterator[Learner]:
+    made = Learner(tmp_path, max_streams=16)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def connect(server: Learner, tmp_path: Path) -> Iterator[Connect]:
+    made: list[LearnerStreams] = []
+
+    def connect(learner: str = str(tmp_path), local: bool = True) -> LearnerStreams:
+        """The streams of another EnvRunner to this incarnation of the learner."""
+        attachment: Any = SimpleNamespace(
+            worker_id=f"envrunner-{len(made)}", run_id="run", incarnation=f"{len(made)}"
+        )
+        contact = Contact("unix:nowhere", token="secret", local=local)
+        streams = LearnerStreams("default", len(made), attachment, contact, lambda *_: None, set())
+        made.append(streams)
+        addresses = [server.address, server.tcp_address]
+        told = training_pb2.Learners.Learner(
+            worker_id="learner-0", incarnation=learner, addresses=addresses
+        )
+        streams.connect([told])
+        return streams
+
+    yield connect
+    for each in made:
+        each.close()
+
+
+def test_a_learner_has_one_reader_for_each_host(server: Learner, connect: Connect) -> None:
+    here = [connect(), connect(), connect(local=False)]
+    elsewhere = [connect(learner="of another run"), connect(learner="of another run")]
+    for update in range(1, 6):
+        version = server.publish(1, update, SIZE)
+        for streams in here + elsewhere:
+            acted: list[Any] = []
+            assert streams.act_on(version, lambda: False, acted.append)
+            newest = streams.newest
+            assert newest is not None
+            assert same(newest, version, SIZE)
+            assert streams.version == version
+    soon(lambda: readers_at(server) == 2, "one of each run reads for its others")
+
+
+def test_who_stays_acts_with_newer_weights_when_who_read_them_leaves(
+    server: Learner, connect: Connect
+) -> None:
+    streams = [connect() for _ in range(3)]
+    version = server.publish(1, 1, SIZE)
+    update = 1
+    while len(streams) > 1:
+        for each in streams:
+            assert each.act_on(version, lambda: False, lambda _: None)
+        soon(lambda: readers_at(server) == 1, "one reads")
+        (relay,) = (s for s in streams if cast(Any, s._subscription)._relay is not None)
+        relay.close()
+        streams.remove(relay)
+        update += 1
+        version = server.publish(1, update, SIZE)
+    assert streams[0]._subscription is not None
+    weights = streams[0]._subscription.wait_for(Version(1, update), PATIENCE)
+    assert same(weights, version, SIZE)
+
+
+def test_the_default_config_is_valid() -> None:
+    EnvRunnerConfig().validate()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("env", "", "Gymnasium id"),
+        ("env", 3, "Gymnasium id"),
+        ("env_kwargs", [1], "table"),
+        ("envs_per_runner", 0, "at least 1"),
+        ("envs_per_runner", 2.5, "integer"),
+        ("envs_per_runner", True, "integer"),
+        ("fragment_steps", -1, "at least 1"),
+        ("vectorize", "threads", "auto, native, sync, async"),
+        ("autoreset", "never", "auto, next_step, same_step, disabled"),
+        ("step_deadline_seconds", 0, "above 0"),
+        ("step_deadline_seconds", math.inf, "above 0"),
+        ("step_deadline_seconds", "1", "above 0"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_key_and_what_is_allowed(key, value, allowed) -> None:
+    with pytest.raises(ValueError, match=allowed) as caught:
+        EnvRunnerConfig(**{key: value}).validate()
+    assert str(caught.value).startswith(key)
+    assert repr(value) in str(caught.value)

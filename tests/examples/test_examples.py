@@ -133,7 +133,7 @@ def test_a_language_model_learns_to_repeat_words(tmp_path: Path, run_python: Run
     assert evaluated(output) > 2.8, "guessing gets 0.75 of 3"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_modules_with_one_encoder_learn_in_one_run(run_python: RunPython) -> None:
     *updates, last, shared = run_python(EXAMPLES / "shared_encoder.py").splitlines()
     first = updates[0].split()

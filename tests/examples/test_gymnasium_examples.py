@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from gymnasium.vector import AutoresetMode
-from support.commands import status_of
+from support.place import status_of
 
 from juggler.driver.given_config import load_config
 from juggler.envrunner.environments.vector import make_vector_env, reset_environments

@@ -12,10 +12,9 @@ import optuna
 import pytest
 
 from juggler.experiments import sweep
-from juggler.experiments.board import Board
-from juggler.experiments.run_process import RunEnd
+from juggler.experiments.runs import RunEnd
 from juggler.experiments.space import parse_space
-from juggler.experiments.sweep_directory import SweepDirectory, SweepPlan
+from juggler.experiments.sweep import SweepPlan
 
 METRIC = "episode_return_mean"
 STEPS = 100
@@ -43,7 +42,12 @@ class Trials:
     """The trials of a sweep, one after the other."""
 
     def __init__(self, directory: Path) -> None:
-        run: dict[str, Any] = {"env": "CartPole-v1", "stop_steps": STEPS, "stop_return": "none"}
+        run: dict[str, Any] = {
+            "env": "CartPole-v1",
+            "stop_steps": STEPS,
+            "stop_return": "none",
+            "progress": "off",
+        }
         plan = SweepPlan(
             run=run,
             stops={},
@@ -54,8 +58,9 @@ class Trials:
             trials=99,
         )
         axes = parse_space(plan.space, run)
-        made = SweepDirectory.create(directory, plan)
-        self._sweep = sweep.Sweep(made, plan, axes, Board("off"))
+        directory.mkdir()
+        self._sweep = sweep.Sweep(directory, plan, axes, jobs=1)
+        self._sweep.begin()
 
     def is_pruned(self, *points: tuple[int, float | None]) -> bool:
         """Have a trial.

@@ -10,10 +10,10 @@ import pytest
 from google.protobuf import any_pb2
 from support.gateway_world import GatewayWorld, eventually
 
-from juggler.driver.workers.replies import read_receipt
+from juggler.driver.workers.worker_events import read
 from juggler.gateway import shared_episodes
 from juggler.gateway.shared_episodes import MOST_UNTOLD
-from juggler.runtime.episodes.finiteness import MOST_REWARD
+from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.wire.v1 import training_pb2
 
 MANY = 8192  # environments
@@ -26,7 +26,7 @@ def taken(ended: Collection[tuple[float, int]]) -> training_pb2.Receipt:
     receipt.episode_lengths.extend(each[1] for each in ended)
     body = any_pb2.Any()
     body.Pack(receipt)
-    return read_receipt(training_pb2.SampleRequest(), body, (), lambda _: True)
+    return read(body, training_pb2.Receipt())
 
 
 def test_of_more_episodes_than_a_driver_takes_the_newest_are_told_and_the_simulator_hears_of_it(

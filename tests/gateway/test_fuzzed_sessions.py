@@ -12,20 +12,14 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pytest
-from support.fuzzed_modes import Local, Logged, Remote, Several
-from support.fuzzed_simulators import Simulator, exchange
-from support.fuzzed_world import RESUME_SECONDS, STALL_SECONDS, FuzzedGateway, fuzzed_gateway
+from support.fuzzed_gateway import RESUME_SECONDS, STALL_SECONDS, FuzzedGateway, fuzzed_gateway
+from support.fuzzed_simulators import Local, Logged, Remote, Several, Simulator, exchange
 
 from juggler.runtime.episodes.version import Version
 
 EVENTS = {"act": 40, "exchange": 40, "ask": 10, "time": 4, "use": 5, "settle": 2}
 EVENTS |= {"vanish": 3, "come back": 6, "leave": 1, "join": 2, "be late": 1, "repeat": 2}
 MOST_SIMULATORS = 6
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _on_both() -> None:
-    """Streams stand for gRPC's here: neither of its APIs is between simulators and gateway."""
 
 
 class Story:
@@ -156,8 +150,7 @@ class Story:
         assert kept.rows._places.used == gateway.player.recorder.bytes_waiting == 0
         assert not kept.rows._finals
         gateway.ended.update(kept.ended)  # since the last batch
-        gateway.env_ended += gateway.server.take_env_ended()
-        gateway.take_infos()
+        gateway.take_played()
         if self.several and not gateway.wild:
             of_agents = sum(total * count for (total, _), count in gateway.ended.items())
             # An environment may be cut of which an agent has ended.

@@ -8,16 +8,10 @@ import stat
 from pathlib import Path
 
 import pytest
-from support.agents_world import SPACES, AgentsWorld
+from support.gateway_world import SPACES, AgentsWorld
 
 from juggler.client import connect_agents
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.gateway import runner
-
-
-@pytest.fixture(autouse=True)
-def _nobody_steps_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "step_back", lambda: None)  # all later tests would, too
 
 
 def free_port(behind: int) -> int:

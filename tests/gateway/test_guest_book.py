@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support.agents_world import AgentsWorld, see
-from support.gateway_world import GatewayWorld, RawSimulator, break_off, eventually
+from support.gateway_world import (
+    AgentsWorld,
+    GatewayWorld,
+    RawSimulator,
+    break_off,
+    eventually,
+    see,
+)
 
 from juggler.client import GatewayError
-from juggler.driver.workers.worker_events import _NOTE_COUNTS
-from juggler.gateway import runner
 from juggler.gateway.guest_book import GuestBook, address_of
 from juggler.gateway.sessions import Sessions
-from juggler.runtime.actors.hello import MOST_EVENTS_PER_SECOND
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 
@@ -123,7 +124,6 @@ def test_simulators_that_come_and_leave_at_once_are_no_flood_for_the_driver(
             world.connect().close()
         eventually(lambda: world.count("sessions") == 0)
         assert len(world.told) == 20
-        assert 2 * 20 * _NOTE_COUNTS < MOST_EVENTS_PER_SECOND, "and as many in the next minute"
 
 
 @pytest.mark.parametrize(
@@ -139,20 +139,6 @@ def test_addresses_are_written_as_people_write_them(peer: str, address: str) -> 
     assert address_of(peer) == address
 
 
-@pytest.fixture
-def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    monkeypatch.setattr(runner, "step_back", lambda: None)  # all later tests would, too
-    worlds: list[AgentsWorld] = []
-
-    def make(**keys: Any) -> AgentsWorld:
-        worlds.append(AgentsWorld(tmp_path, {"row": "rows", "column": "columns"}, **keys))
-        return worlds[-1]
-
-    yield make
-    for world in worlds:
-        world.close()
-
-
 def heard(world: AgentsWorld, words: str) -> str:
     while words not in (text := world.notes.get(timeout=60)):
         pass
@@ -162,7 +148,7 @@ def heard(world: AgentsWorld, words: str) -> str:
 def test_agents_are_named_and_so_is_how_full_a_batch_is_that_takes_long(
     make_world: Callable[..., AgentsWorld],
 ) -> None:
-    world = make_world(environments=1)
+    world = make_world({"row": "rows", "column": "columns"})
     world.runner._slow_round.seconds = 0.2
     with world.connect("row", "column") as session:
         text = heard(world, "has the simulator at")
@@ -179,7 +165,7 @@ def test_agents_are_named_and_so_is_how_full_a_batch_is_that_takes_long(
 def test_environments_that_find_no_rows_in_a_batch_are_told(
     make_world: Callable[..., AgentsWorld],
 ) -> None:
-    world = make_world(environments=1)
+    world = make_world({"row": "rows", "column": "columns"})
     with world.connect("row", "column"), world.connect("row", "column"):
         assert "a batch has envs_per_runner = 1 rows" in heard(world, "2 environments, and a batch")
 

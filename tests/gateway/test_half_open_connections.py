@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import numpy as np
 import pytest
-from support.gateway_world import THREE, TWO_WAYS, GatewayWorld, RawSimulator, eventually, steps_of
+from support.gateway_world import THREE, TWO_WAYS, GatewayWorld, eventually
 from support.network import Network
 
 from juggler.client import connect, connection
-from juggler.gateway import gateway_stream
+from juggler.gateway import transport
 
 #: Found within three seconds, in place of half a minute.
 _SOON = {
@@ -25,38 +24,13 @@ _FREQUENT = {"grpc.http2.min_ping_interval_without_data_ms": 100}
 
 @pytest.fixture(autouse=True)
 def found_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = {**dict(gateway_stream.OPTIONS), **_SOON, **_FREQUENT}
-    monkeypatch.setattr(gateway_stream, "OPTIONS", list(served.items()))
+    served = {**dict(transport.OPTIONS), **_SOON, **_FREQUENT}
+    monkeypatch.setattr(transport, "OPTIONS", list(served.items()))
     dialed = {**dict(connection._OPTIONS), **_SOON}
     monkeypatch.setattr(connection, "_OPTIONS", list(dialed.items()))
 
 
-def test_a_session_waits_for_who_is_cut_off_and_then_its_episode_is_truncated() -> None:
-    with Network() as network, GatewayWorld(rows=1, steps=8, resume_seconds=1.0) as world:
-        world.ask()
-        through = network.link(world.address)
-        with RawSimulator(through) as simulator, RawSimulator(world.address) as other:
-            simulator.greet()
-            other.greet()
-            for seq in range(1, 5):
-                simulator.step(steps_of(seq, ((seq, seq, seq),), rewards=[seq]))
-            network.cut()
-            cut_at = time.monotonic()
-            eventually(lambda: world.count("sessions_lost") == 1)
-            waited = time.monotonic() - cut_at
-            assert waited > 2.4, "two seconds until it is found, and then the wait"
-            other.send(steps=steps_of(1))
-            assert other.hear_anything().WhichOneof("message") in ("actions", "notice")
-            assert world.count("sessions") == 1
-            world.wait_for(1)
-            network.heal()
-        batch, ended = world.batches[0]
-        assert batch.live_steps == 3
-        assert batch.truncated[0].tolist() == [False, False, True] + [False] * 5
-        assert ended == []
-        assert world.count("episodes_cut") == 1
-
-
+@pytest.mark.slow  # until the clocks of gRPC find out
 def test_who_comes_back_in_time_goes_on_where_it_was() -> None:
     with Network() as network, GatewayWorld(rows=1, steps=100, resume_seconds=20) as world:
         world.ask()

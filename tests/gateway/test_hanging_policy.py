@@ -14,8 +14,7 @@ from support.gateway_world import GatewayWorld, RawSimulator, TinyPolicy, eventu
 from juggler.gateway.runner import policy_in
 from juggler.runtime.actors.attachment import Attachment, new_incarnation
 from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import Left
-from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.hub_events import Left, Mailbox
 
 
 class Loops(TinyPolicy):

@@ -141,6 +141,18 @@ def test_simulators_teach_cartpole(tmp_path: Path, simulator: str, count: int) -
     assert all(1 <= each["rows"] <= count for each in inferences if each)
 
 
+@pytest.mark.slow
+def test_simulators_evaluate_checkpoints_and_confirm_that_a_run_is_solved(tmp_path: Path) -> None:
+    run = "cartpole-ppo --stop-return 50 --evaluation-seconds 1 --evaluation-episodes 5"
+    summary = learned_from(tmp_path, run, LOCAL.replace(', mode="local"', ""), 4)
+    assert summary["solved"]
+    assert summary["confirmation"]["confirmed"]
+    assert summary["confirmation"]["episodes"] >= 100
+    assert summary["confirmation"]["return_mean"] >= 50
+    assert summary["best"]["episodes"] == 5
+    assert (tmp_path / "run" / "best").is_dir()
+
+
 @pytest.mark.long
 def test_what_a_random_policy_did_teaches_impala_and_is_recorded(tmp_path: Path) -> None:
     sampled = tmp_path / "sampled"
@@ -154,7 +166,7 @@ def test_what_a_random_policy_did_teaches_impala_and_is_recorded(tmp_path: Path)
     assert steps > 95_000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_modules_learn_from_simulators_of_a_game_for_two(tmp_path: Path) -> None:
     config = tmp_path / "duel.toml"
     config.write_text(DUEL)
@@ -218,7 +230,14 @@ def learned_from(tmp_path: Path, run_of: str, simulator: str, count: int) -> dic
         ({"gateway": "127.0.0.1:99999"}, 'gateway must be "HOST:PORT"'),
         ({"gateway_max_batch": 0}, "gateway_max_batch must be an integer of at least 1"),
         ({"gateway_max_wait_ms": -1.0}, "gateway_max_wait_ms must be from 0 to 1000"),
-        ({"gateway": "127.0.0.1:0", "evaluation_seconds": 5.0}, "set evaluation_seconds = 0"),
+        (
+            {"gateway": "127.0.0.1:0", "agents": {"*": "all"}, "evaluation_seconds": 5.0},
+            "set evaluation_seconds = 0",
+        ),
+        (
+            {"gateway": "127.0.0.1:0", "evaluation_seconds": 5.0, "evaluation_video": 1},
+            "evaluation_video = 1",
+        ),
     ],
 )
 def test_settings_that_no_gateway_could_have_are_refused(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from support.gateway_world import (
     steps_of,
 )
 
-from juggler.gateway import gateway_server, room
+from juggler.gateway import gateway_server, session_manager
 from juggler.gateway.row_layout import Layout
 from juggler.gateway.sessions import Session, SessionAgent, SessionError
 from juggler.gateway.step_batches import read_steps
@@ -66,7 +65,7 @@ def test_those_that_vanished_make_room_for_others_and_those_that_are_here_do_not
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As where a simulator of many environments crashes and begins anew, again and again."""
-    monkeypatch.setattr(room, "MOST_ENVIRONMENTS", 5)
+    monkeypatch.setattr(session_manager, "MOST_ENVIRONMENTS", 5)
     with GatewayWorld(rows=1) as world:
         stays = world.connect(environments=2)
         for lost in range(4):
@@ -86,7 +85,7 @@ def test_those_that_vanished_make_room_for_others_and_those_that_are_here_do_not
 def test_numbers_of_infos_take_room_in_a_gateway_of_all_its_sessions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(room, "MOST_NUMBERS", 6)
+    monkeypatch.setattr(session_manager, "MOST_NUMBERS", 6)
     with GatewayWorld(rows=1) as world:
         vanished = world._server._manager.sessions.vanished
         stays = world.connect(environments=2, info_names=["x", "y"])
@@ -111,7 +110,7 @@ def test_numbers_of_infos_take_room_in_a_gateway_of_all_its_sessions(
 def test_steps_of_a_session_that_made_room_are_not_taken_for_those_of_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(room, "MOST_ENVIRONMENTS", 3)
+    monkeypatch.setattr(session_manager, "MOST_ENVIRONMENTS", 3)
     with (
         GatewayWorld(rows=8, max_wait=60.0) as world,
         RawSimulator(world.address) as stays,
@@ -135,29 +134,13 @@ def test_steps_of_a_session_that_made_room_are_not_taken_for_those_of_the_next_o
 
 
 def test_those_that_vanished_are_not_waited_for() -> None:
-    with GatewayWorld(rows=8, max_wait=20.0) as world, world.connect() as session:
+    # Were they waited for, the step would take longer than a test may.
+    with GatewayWorld(rows=8, max_wait=3600.0) as world, world.connect() as session:
         world.ask()
         with RawSimulator(world.address) as simulator:
             simulator.greet()
         eventually(lambda: len(world._server._manager.sessions.vanished()) == 1)
-        started = time.monotonic()
         assert session.step(np.zeros(3)) in (0, 1)
-        assert time.monotonic() - started < 10
-
-
-def test_who_never_waits_for_long_is_not_told_that_nobody_asks_for_samples() -> None:
-    with GatewayWorld(rows=1, steps=1) as world, RawSimulator(world.address) as simulator:
-        simulator.greet()
-        told, longest = False, 0.0
-        for seq in range(1, 9):
-            sent = time.monotonic()
-            simulator.send(steps=steps_of(seq))
-            time.sleep(0.3)  # somebody waits, whenever the gateway looks
-            world.ask()
-            while not (answer := simulator.hear_anything()).HasField("actions"):
-                told = told or answer.notice.kind == pb.Notice.WAITING
-            longest = max(longest, time.monotonic() - sent)
-        assert not told or longest > gateway_server._TELL_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -172,7 +155,7 @@ def test_who_never_waits_for_long_is_not_told_that_nobody_asks_for_samples() -> 
 def test_rows_that_are_too_many_are_refused_before_they_are_copied(
     claim: Callable[[Any, int], None],
 ) -> None:
-    agent = SessionAgent(0, "", "default", [0])
+    agent = SessionAgent(0, "", {"default": [0]})
     agent.acted[0] = 1
     batch = steps_of(1, truncated=[True])
     claim(batch.agents[0], 1_000_000)

@@ -7,13 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.datasets import random_episodes
-from support.gateway_world import PATIENCE, GatewayWorld, RawSimulator, eventually, steps_of
-from support.playing import Played, in_threads, play, play_together
+from support.gateway_world import (
+    PATIENCE,
+    GatewayWorld,
+    Played,
+    RawSimulator,
+    eventually,
+    in_threads,
+    play,
+    steps_of,
+)
+from support.random_episodes import random_episodes
 
-from juggler.gateway import episode_writer
-from juggler.gateway.episode_log import EpisodeLog
-from juggler.gateway.episode_writer import EpisodeWriter
+from juggler.gateway import episode_log
+from juggler.gateway.episode_log import EpisodeLog, EpisodeWriter
 from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.episodes.version import Version
 
@@ -59,17 +66,6 @@ def test_what_the_policy_did_is_recorded_whichever_steps_are_learned_from(at_onc
         everything = [episode for each in played for episode in each]
         eventually(lambda: len(found) >= len(everything))
         assert_are(found, everything)
-
-
-def test_the_episodes_of_a_session_with_many_environments_are_recorded() -> None:
-    with GatewayWorld(rows=5, steps=4) as world:
-        found = log_of(world)
-        world.ask(100)
-        with world.connect(environments=5) as session:
-            played = play_together(session, 5, 30)
-        whole = [each for each in played if each.terminated or each.truncated]
-        eventually(lambda: len(found) >= len(whole))
-        assert_are(found, whole)
 
 
 def test_a_last_observation_that_is_ignored_is_not_recorded_either() -> None:
@@ -149,7 +145,7 @@ def test_no_turn_waits_for_the_disk_and_all_is_written_at_the_end() -> None:
 def test_an_error_while_episodes_are_written_reaches_the_gateway(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(episode_writer, "_MOST_BYTES", 1)
+    monkeypatch.setattr(episode_log, "_MOST_BYTES", 1)
     disk: Any = SlowDisk()
     disk.refuses = True
     disk.may_write.set()
@@ -165,8 +161,8 @@ def test_an_error_while_episodes_are_written_reaches_the_gateway(
 def test_a_disk_that_hangs_holds_neither_a_turn_nor_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(episode_writer, "_MOST_BYTES", 1)
-    monkeypatch.setattr(episode_writer, "_DISK_SECONDS", 0.01)
+    monkeypatch.setattr(episode_log, "_MOST_BYTES", 1)
+    monkeypatch.setattr(episode_log, "_DISK_SECONDS", 0.01)
     disk: Any = SlowDisk()
     writer = EpisodeWriter(disk)
     first, *others = random_episodes([3] * 3)

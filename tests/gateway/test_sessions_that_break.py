@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from support.gateway_world import GatewayWorld, RawSimulator, break_off, eventually, steps_of
 
 from juggler.client import GatewayError
-from juggler.gateway import environments
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
@@ -136,25 +134,6 @@ def test_episodes_of_who_does_not_come_back_end_as_truncated_and_are_counted_as_
             assert answer.error.code == pb.Error.UNKNOWN_SESSION
 
 
-@pytest.mark.parametrize("end", ["terminated", "truncated"])
-def test_an_episode_that_ended_before_its_session_did_ends_once(end: str) -> None:
-    with GatewayWorld(rows=1, steps=8) as world:
-        world.ask()
-        with world.connect() as session:
-            session.step(np.zeros(3))
-            session.step(np.ones(3))
-            # The next episode has begun, and nobody knows what its first action led to.
-            session.step(np.full(3, 5), 1.0, **{end: True}, final_observation=np.full(3, 2))
-        world.wait_for(1)
-        batch, ended = world.batches[0]
-        assert ended == [(1.0, 2)]
-        assert world.count("episodes_cut") == 0
-        assert batch.live_steps == 2
-        assert batch.terminated.nonzero()[1].tolist() == [1] * (end == "terminated")
-        assert batch.truncated.nonzero()[1].tolist() == [1] * (end == "truncated")
-        assert batch.final_observations.tolist() == [[2.0] * 3] * (end == "truncated")
-
-
 def test_a_second_stream_takes_a_session_over_and_the_first_is_told() -> None:
     with GatewayWorld(rows=1, steps=100) as world:
         world.ask()
@@ -164,44 +143,6 @@ def test_a_second_stream_takes_a_session_over_and_the_first_is_told() -> None:
             assert new.greet(resume_token=token).welcome.last_seq == 1
             assert old.hear().error.code == pb.Error.SUPERSEDED
             assert new.step(steps_of(2)).actions.seq == 2
-
-
-def test_a_slow_simulator_holds_up_neither_fast_ones_nor_their_batches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Both have half of the rows that are wanted; the slow one never fills its own."""
-    with GatewayWorld(rows=2, steps=4) as world:
-        world.ask(100)
-        with world.connect() as slow, world.connect() as fast:
-            slow.step(np.full(3, -1))
-            slow.step(np.full(3, -2), 1.0)
-            started = time.monotonic()
-            for _ in range(401):  # to the end of a row: nothing of it is handed in short
-                fast.step(np.ones(3), 1.0)
-            assert time.monotonic() - started < 30, "half of the time in which nobody stalls"
-            world.wait_for(40)
-            # What the slow one has done is handed in after a while, as far as it goes.
-            monkeypatch.setattr(environments, "STALL_SECONDS", 0.5)
-            eventually(lambda: world.count("rows_cut") == 1)
-            monkeypatch.setattr(environments, "STALL_SECONDS", 60.0)
-            for _ in range(12):
-                fast.step(np.ones(3), 1.0)
-            short = [
-                batch.observations[row]
-                for batch, _ in world.batches
-                for row in range(2)
-                if not batch.live[row].all()
-            ]
-            assert len(short) == 1
-            assert short[0][:, 0].tolist() == [-1, -2, -2, -2]
-            # And what it does next is not lost.
-            for reward in (2, 3, 4, 5):
-                slow.step(np.full(3, -3), reward)
-            fast_rows = 4
-            for _ in range(4 * fast_rows):
-                fast.step(np.ones(3), 1.0)
-            rows = [batch.rewards[row].tolist() for batch, _ in world.batches for row in (0, 1)]
-            assert [2, 3, 4, 5] in rows
 
 
 def test_steps_wait_until_somebody_asks_and_simulators_are_told_so() -> None:
@@ -258,7 +199,7 @@ def test_the_end_of_the_gateway_is_an_error_of_its_own() -> None:
         while True:
             session.step(np.zeros(3))
 
-    with pytest.raises(GatewayError, match="ENDED: the gateway leaves") as ended:
+    with pytest.raises(GatewayError, match="ENDED") as ended:
         go_on()
     assert ended.value.retryable
     thread.join()

@@ -8,18 +8,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agents_world import AgentsWorld
-from support.gateway_world import GatewayWorld, eventually
+from support.gateway_world import AgentsWorld, GatewayWorld, eventually
 from support.network import free_address
-from support.seeds import first_of
+from support.place import first_of
 
-from juggler.gateway import runner
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.episodes.version import Version
 
@@ -167,34 +165,32 @@ def test_cartpole_in_cpp_is_learned_from(place: Path) -> None:
     assert tells_speed(place)
 
 
-def test_the_game_for_two_in_python_is_played(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "step_back", lambda: None)  # all later tests would, too
+def test_the_game_for_two_in_python_is_played(make_world: Callable[..., AgentsWorld]) -> None:
+    scope = page_in_python()
+    world = make_world({"row": "rows", "column": "columns"})
+    spaces = {name: (scope["box"]([1]), scope["discrete"](3)) for name in ("row", "column")}
+    with scope["connect_agents"](world.address, spaces):
+        world.begin()
+    world.learners["columns"].publish(2)  # scissors, and rock for the other
+    for _ in range(2):
+        world.driver.tell(*world.requests(rows=0, columns=2))
+    assert scope["play_rock_paper_scissors"](world.address, 5) == [1.0] * 5
+    receipts = world.receipts("rows", "columns")
+    assert world.batch("rows").rewards.tolist() == [[1, 1, 1, 1]]
+    assert world.batch("columns").rewards.tolist() == [[-1, -1, -1, -1]]
+    assert [total for each in receipts.values() for total in each.env_returns] == [0.0] * 4
+
+
+def page_in_python() -> dict[str, Any]:
+    """What the page's Python has defined."""
     scope: dict[str, Any] = {}
     for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.S | re.M):
         exec(block, scope)
-    world = AgentsWorld(tmp_path, {"row": "rows", "column": "columns"}, environments=1)
-    try:
-        spaces = {name: (scope["box"]([1]), scope["discrete"](3)) for name in ("row", "column")}
-        with scope["connect_agents"](world.address, spaces):
-            world.begin()
-        world.learners["columns"].publish(2)  # scissors, and rock for the other
-        for _ in range(2):
-            world.driver.tell(*world.requests(rows=0, columns=2))
-        assert scope["play_rock_paper_scissors"](world.address, 5) == [1.0] * 5
-        receipts = world.receipts("rows", "columns")
-        assert world.batch("rows").rewards.tolist() == [[1, 1, 1, 1]]
-        assert world.batch("columns").rewards.tolist() == [[-1, -1, -1, -1]]
-        assert [total for each in receipts.values() for total in each.env_returns] == [0.0] * 4
-    finally:
-        world.close()
+    return scope
 
 
 def test_the_simulators_in_python_play() -> None:
-    scope: dict[str, Any] = {}
-    for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.S | re.M):
-        exec(block, scope)
+    scope = page_in_python()
     with GatewayWorld(module_of_any_size, rows=1, steps=4) as world:
         world.ask(100)
         scope["simulate"](world.address, 30)
@@ -202,7 +198,7 @@ def test_the_simulators_in_python_play() -> None:
         assert world.count("steps") >= 25
         scope["simulate_with_numbers"](world.address, 12)
         with world._server.at_work():
-            told = world._server.take_infos()
+            told = world._server.take_played().infos
         assert told == {"left": [(4.5, 0.0, 9.0)]}
     with GatewayWorld(module_of_any_size, rows=1, steps=4) as world:
         world.ask(1000)
@@ -217,9 +213,7 @@ def test_the_simulators_in_python_play() -> None:
 
 @pytest.mark.long
 def test_a_simulator_in_python_acts_by_itself() -> None:
-    scope: dict[str, Any] = {}
-    for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.S | re.M):
-        exec(block, scope)
+    scope = page_in_python()
     with GatewayWorld(module_of_any_size, rows=1, steps=4) as world:
         world.ask(1000)
         scope["simulate_cartpole"](world.address)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from juggler.gateway.agent_spaces import difference
+from juggler.gateway.session_manager import difference
 
 IMAGE = spaces.Box(0, 255, (8, 8), np.uint8)
 LOW = np.zeros(2000, np.float32)

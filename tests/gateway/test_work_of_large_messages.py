@@ -33,6 +33,7 @@ def seconds_to_end(world: GatewayWorld, rows: int, kind: str) -> float:
         return time.process_time() - began
 
 
+@pytest.mark.slow  # it looks at the clock of the process
 @pytest.mark.parametrize("kind", ["truncated", "both", "paused"])
 def test_sixteen_times_the_environments_that_end_together_are_no_work_of_their_square(
     kind: str,

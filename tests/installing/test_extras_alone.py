@@ -6,14 +6,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import socket
 import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 from support.alone import ROOT, Alone
-from support.seeds import first_of
+from support.network import free_address
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # pip fetches what it installs
 
@@ -28,9 +27,72 @@ onnx onnxruntime onnxscript optuna open_spiel pettingzoo pygame wandb
 """
 DOCTOR = ("-m", "juggler", "doctor")
 SHORT = ("--stop-steps", 1, "--num-env-runners", 1)
-#: Environments with two agents, by extra.
-GAMES = {"openspiel": "open_spiel:kuhn_poker", "pettingzoo": "pettingzoo:classic/connect_four_v3"}
-ENVIRONMENTS = {"box2d": "lunarlander", "atari": "pong", "mujoco": "hopper"}
+
+EXPORT = """
+import juggler, numpy, onnxruntime
+juggler.load_policy("run").export_onnx("policy.onnx")
+model = onnxruntime.InferenceSession("policy.onnx")
+(actions,) = model.run(["action"], {"observation": numpy.zeros([3, 4], numpy.float32)})
+print(actions.shape)
+"""
+AGENTS = """
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+print(*make_multi_agent_envs(EnvRunnerConfig(env="NAME")).agents)
+"""
+LIST = """
+import sys, grpc
+from grpc_reflection.v1alpha import proto_reflection_descriptor_database as reflection
+with grpc.insecure_channel(sys.argv[1]) as channel:
+    grpc.channel_ready_future(channel).result(60)
+    print(*reflection.ProtoReflectionDescriptorDatabase(channel).get_services())
+"""
+
+
+def _juggler(*words: object) -> tuple[object, ...]:
+    return ("-m", "juggler", *words)
+
+
+def _trained(name: str) -> list[tuple[object, ...]]:
+    return [
+        _juggler("train", name, *SHORT, "--run-dir", "own"),
+        _juggler("evaluate", "own", "--episodes", 1),
+    ]
+
+
+#: By extra: programs, of which the first one says that it is missing, and what the last one prints,
+#: or a file that is there then.
+USES: dict[str, tuple[list[tuple[object, ...]], str]] = {
+    "box2d": (_trained("lunarlander"), "1 episode: return"),
+    "atari": (_trained("pong"), "1 episode: return"),
+    "mujoco": (_trained("hopper"), "1 episode: return"),
+    "openspiel": ([("-c", AGENTS.replace("NAME", "open_spiel:kuhn_poker"))], "player_0 player_1"),
+    "pettingzoo": (
+        [("-c", AGENTS.replace("NAME", "pettingzoo:classic/connect_four_v3"))],
+        "player_0 player_1",
+    ),
+    "certs": ([_juggler("certs", "tls")], "tls/cert.pem"),
+    "datasets": (
+        [
+            _juggler("record", "run", "--episodes", 1, "--to", "shown"),
+            _juggler(
+                *("train", "--algorithm", "bc", "--dataset", "shown", "--run-dir", "own", *SHORT)
+            ),
+        ],
+        "own/summary.json",
+    ),
+    "onnx": ([("-c", EXPORT)], "(3,)"),
+    "sweep": (
+        [
+            _juggler(
+                *("sweep", "cartpole", *SHORT, "--trials", 1, "--space", "lr=1e-4,1e-3"),
+                *("--metric", "env_steps_trained", "--run-dir", "sweep"),
+            )
+        ],
+        "sweep/best.toml",
+    ),
+    "video": ([_juggler("evaluate", "run", "--episodes", 1, "--video", "videos")], "videos/*.mp4"),
+}
 
 
 @pytest.fixture
@@ -49,20 +111,6 @@ def trained(plain: Alone) -> Path:
     """A run."""
     plain.run("-m", "juggler", "train", "cartpole", *SHORT, "--run-dir", "run")
     return plain.path / "run"
-
-
-@pytest.mark.long
-def test_every_extra_is_tried() -> None:
-    assert {
-        *ENVIRONMENTS,
-        "certs",
-        "datasets",
-        "onnx",
-        *GAMES,
-        "reflection",
-        "sweep",
-        "video",
-    } == EXTRAS.keys() - LEFT_OUT
 
 
 @pytest.mark.long
@@ -86,109 +134,29 @@ def test_without_any_extra_the_machine_is_looked_at_and_a_project_is_written(pla
     assert "heat.environment" in (plain.path / "heat" / "train.toml").read_text()
 
 
-@pytest.mark.parametrize("extra", first_of(ENVIRONMENTS))
 @pytest.mark.long
-def test_environments_are_trained_on_and_played(extra: str, alone: Alone) -> None:
-    train = ("-m", "juggler", "train", ENVIRONMENTS[extra], *SHORT, "--run-dir")
-    install(alone, extra, told=alone.try_to_run(*train, "failed"))
-    alone.run(*train, "run")
-    assert "1 episode: return" in alone.run("-m", "juggler", "evaluate", "run", "--episodes", 1)
-
-
-@pytest.mark.parametrize("extra", first_of(GAMES))
-@pytest.mark.long
-def test_games_with_several_agents_are_made(alone: Alone, extra: str) -> None:
-    play = f"""
-from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.multi_agent.making import make_multi_agent_envs
-envs = make_multi_agent_envs(EnvRunnerConfig(env={GAMES[extra]!r}))
-print(*envs.agents)
-"""
-    install(alone, extra, told=alone.try_to_run("-c", play))
-    assert alone.run("-c", play) == "player_0 player_1\n"
+@pytest.mark.parametrize("extra", USES)
+def test_an_extra_does_what_it_is_for(alone: Alone, trained: Path, extra: str) -> None:
+    programs, shown = USES[extra]
+    (alone.path / "run").symlink_to(trained)
+    install(alone, extra, told=alone.try_to_run(*programs[0]))
+    said = [alone.run(*each) for each in programs]
+    assert shown in said[-1] or list(alone.path.glob(shown))
 
 
 @pytest.mark.long
-def test_certificates_are_made(alone: Alone) -> None:
-    certs = ("-m", "juggler", "certs", "tls")
-    install(alone, "certs", told=alone.try_to_run(*certs))
-    alone.run(*certs)
-    names = {path.name for path in (alone.path / "tls").iterdir()}
-    assert names == {"ca.pem", "cert.pem", "key.pem", "token"}
-
-
-@pytest.mark.long
-def test_demonstrations_are_recorded_and_learned_from(alone: Alone, trained: Path) -> None:
-    record = ("-m", "juggler", "record", trained, "--episodes", 1, "--to", "shown")
-    install(alone, "datasets", told=alone.try_to_run(*record))
-    alone.run(*record)
-    learn = ("--algorithm", "bc", "--dataset", "shown", "--run-dir", "learned")
-    alone.run("-m", "juggler", "train", *learn, *SHORT)
-
-
-EXPORT = """
-import juggler, sys
-juggler.load_policy(sys.argv[1]).export_onnx("policy.onnx")
-"""
-ACT = """
-import numpy, onnxruntime
-model = onnxruntime.InferenceSession("policy.onnx")
-(actions,) = model.run(["action"], {"observation": numpy.zeros([3, 4], numpy.float32)})
-print(actions.shape)
-"""
-
-
-@pytest.mark.long
-def test_policies_are_exported_and_act(alone: Alone, trained: Path) -> None:
-    install(alone, "onnx", told=alone.try_to_run("-c", EXPORT, trained))
-    alone.run("-c", EXPORT, trained)
-    assert alone.run("-c", ACT) == "(3,)\n"
-
-
-@pytest.mark.long
-def test_settings_are_looked_for(alone: Alone) -> None:
-    sweep = ("-m", "juggler", "sweep", "cartpole", *SHORT, "--trials", 1, "--space", "lr=1e-4,1e-3")
-    install(alone, "sweep", told=alone.try_to_run(*sweep))
-    alone.run(*sweep, "--metric", "env_steps_trained", "--run-dir", "sweep")
-    assert "lr = 0.00" in (alone.path / "sweep" / "best.toml").read_text()
-
-
-@pytest.mark.long
-def test_videos_are_written(alone: Alone, trained: Path) -> None:
-    video = ("-m", "juggler", "evaluate", trained, "--episodes", 1, "--video", "videos")
-    install(alone, "video", told=alone.try_to_run(*video))
-    alone.run(*video)
-    (written,) = (alone.path / "videos").iterdir()
-    assert written.read_bytes()[4:8] == b"ftyp", "an MP4 file"
-
-
-LIST = """
-import sys, grpc
-from grpc_reflection.v1alpha import proto_reflection_descriptor_database as reflection
-with grpc.insecure_channel(sys.argv[1]) as channel:
-    grpc.channel_ready_future(channel).result(60)
-    print(*reflection.ProtoReflectionDescriptorDatabase(channel).get_services())
-"""
-
-
-@pytest.mark.long
-def test_services_are_listed(alone: Alone, address: str) -> None:
-    driver = ("-m", "juggler", "driver", "cartpole", "--bind", address, "--reflection")
+def test_services_are_listed(alone: Alone) -> None:
+    assert {*USES, "reflection"} == EXTRAS.keys() - LEFT_OUT, "every extra is tried"
+    address = free_address()
+    driver = _juggler("driver", "cartpole", "--bind", address, "--reflection")
     install(alone, "reflection", told=alone.try_to_run(*driver))
-    running = subprocess.Popen([alone.python, *driver], cwd=alone.path, env=alone.variables())
+    command = [str(alone.python), *map(str, driver)]
+    running = subprocess.Popen(command, cwd=alone.path, env=alone.variables())
     try:
         assert "juggler.v1.Driver" in alone.run("-c", LIST, address).split()
     finally:
         running.terminate()
         running.wait(60)
-
-
-@pytest.fixture
-def address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return f"127.0.0.1:{port}"
 
 
 def install(alone: Alone, extra: str, told: subprocess.CompletedProcess[str]) -> None:

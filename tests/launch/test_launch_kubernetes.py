@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from juggler.cli import launch, scale
-from juggler.launch import following
-from juggler.launch.commands import Launch
+from juggler.launch import engine as following
+from juggler.launch.engine import Launch
 
 #: Takes the next of the states from a file whenever it is asked for the driver's Job and pods.
 FAKE = """#!{python}
@@ -122,7 +122,7 @@ def test_a_run_that_reaches_its_goal_is_shown_and_taken_down(
     printed = capfd.readouterr()
     assert printed.out == "a line of pod-1\na line of pod-2\n"
     assert "the driver: its pod waits: ImagePullBackOff: no such image" in printed.err
-    assert "Unable to connect to the server; the run goes on" in printed.err
+    assert "Unable to connect to the server; the run continues" in printed.err
     assert kubectl.changes == ["apply", "delete"]
     (deleted,) = (each for each in kubectl.calls if each[0] == "delete")
     assert deleted[1:3] == ["-n", "lab"]
@@ -213,7 +213,7 @@ def test_a_run_that_somebody_removes_is_told(
 ) -> None:
     kubectl.answers([_job(), _pod("pod-1", "Running")], [])
     assert _launched() == 1
-    assert "the driver's Job is gone" in capfd.readouterr().err
+    assert "the driver's Job was removed" in capfd.readouterr().err
     assert kubectl.changes == ["apply", "delete"]
 
 
@@ -228,13 +228,6 @@ def test_simulators_are_told_where_to_dial_and_the_certificate_has_that_name(
     assert (kubectl.path / "run.launch" / "kubernetes" / "0-gateway" / "service.yaml").is_file()
 
 
-def test_a_component_that_is_none_is_told(
-    kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert _launched("--component", "gpus") == 1
-    assert "--component gpus: give autoscale or gpu, or a directory" in capfd.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["BAD_NS", "lab.one", "-lab", "lab-", "l" * 64])
 def test_a_namespace_that_kubernetes_refuses_is_refused_before_anything_is_written(
     kubectl: Kubectl, capfd: pytest.CaptureFixture[str], name: str
@@ -244,10 +237,3 @@ def test_a_namespace_that_kubernetes_refuses_is_refused_before_anything_is_writt
     assert f"--namespace {name}: Kubernetes takes names of at most 63 of a-z, 0-9" in said.err
     assert said.out == ""
     assert not (kubectl.path / "calls").exists()
-
-
-def test_a_namespace_that_kubernetes_takes_is_used(kubectl: Kubectl) -> None:
-    kubectl.answers([_job("Complete"), _pod("pod-1", "Succeeded", 0)])
-    longest = f"1-{'b' * 61}"
-    assert _launched(f"--namespace={longest}") == 0
-    assert all(longest in each for each in kubectl.calls if each[0] in ("get", "delete", "logs"))

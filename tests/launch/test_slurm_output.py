@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from juggler.launch import slurm
-from juggler.launch.commands import ROLES, Launch
-from juggler.launch.slurm import Jobs, SlurmRun
+from juggler.launch.engine import ROLES, Launch
+from juggler.launch.slurm import SlurmRun
 
 
 def test_each_character_is_shown_once_and_nothing_of_the_launch_before(
@@ -19,10 +19,10 @@ def test_each_character_is_shown_once_and_nothing_of_the_launch_before(
     log = launch.directory / "logs" / "driver.log"
     log.parent.mkdir(parents=True)
     log.write_text("what the first life of the run has said\n")
-    run = SlurmRun(launch, Jobs(numbers=dict.fromkeys(ROLES, 1)), lambda _: None)
+    run = SlurmRun(launch, dict.fromkeys(ROLES, 1), lambda _: None)
     run.submit()
     for part in (b"return 500 \xc2", b"\xb1 0\n"):
         with log.open("ab") as file:
             file.write(part)
-        run.show()
+        run.look()
     assert capsys.readouterr().out == "return 500 ± 0\n"

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
+from support.place import options_of
 
-from juggler.cli import driver, envrunner, evaluator, launch, learner
+from juggler.cli import driver, launch
 from juggler.cli.arguments import parse
 
 COMMON = Path(__file__).resolve().parents[2] / "docker" / "common.yaml"
@@ -61,10 +62,9 @@ def test_commands_of_the_services_are_what_juggler_takes(
     }
     assert words["driver"][:2] == ["driver", "/run.toml"]
     assert words["driver"][words["driver"].index("--run-dir") + 1] == str(tmp_path / "a $run")
-    workers = {"learner": learner, "envrunner": envrunner, "evaluator": evaluator}
-    for role, module in workers.items():
+    for role in ("learner", "envrunner", "evaluator"):
         assert words[role][0] == role
-        assert parse(module.Arguments, words[role][1:], role).driver == "driver:5005"
+        assert parse(options_of(role), words[role][1:], role).driver == "driver:5005"
     given = driver.read_arguments(["my run.toml", *words["driver"][2:]]).arguments
     assert given.bind == "0.0.0.0:5005"
     assert given.run.driver.num_learners == 1

@@ -6,32 +6,26 @@ import os
 import signal
 import subprocess
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from support.sharing import soon
 
 from juggler.launch import slurm, ssh
-from juggler.launch.commands import ROLES, Launch, LaunchError
-from juggler.launch.following import NoAnswer
-from juggler.launch.hosts import Host, Hosts
-from juggler.launch.slurm import DRIVER_SCRIPT, WORKER_SCRIPT, Jobs, SlurmRun
-from juggler.launch.ssh import KeptRunning, SshRun
+from juggler.launch.engine import ROLES, Launch, LaunchError, NoAnswer
+from juggler.launch.slurm import DRIVER_SCRIPT, WORKER_SCRIPT, SlurmRun
+from juggler.launch.ssh import Host, Hosts, KeptRunning, SshRun
 
 
 class _Stays(KeptRunning):
     """A worker that leaves only when it is killed."""
 
     def __init__(self) -> None:
-        self.name = "a worker"
         self.got: list[int] = []
 
-    @property
-    def running(self) -> bool:
+    def is_alive(self) -> bool:
         return signal.SIGKILL not in self.got
-
-    def look(self) -> None:
-        pass
 
     def start_no_more(self) -> None:
         pass
@@ -40,14 +34,19 @@ class _Stays(KeptRunning):
         self.got.append(number)
 
 
-def test_each_further_signal_cuts_short_a_wait_for_workers_that_stay(tmp_path: Path) -> None:
+def test_each_further_signal_cuts_short_a_wait_for_workers_that_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hosts = Hosts("127.0.0.1:0", (Host("a", env_runners=1, learners=1),))
     run = SshRun(Launch(tmp_path / "run", ""), hosts, lambda text: None)
     worker = _Stays()
     run._kept["envrunner", "a"] = {0: worker}
+    run._process = subprocess.Popen(["true"])
+    run._process.wait()
     began = time.monotonic()
-    run._signals = [signal.SIGINT, signal.SIGINT]
-    run._end()
+    waits = iter(range(99))
+    monkeypatch.setattr(time, "sleep", lambda _: run.signals.append(next(waits)))
+    run.take_down()
     assert worker.got == [signal.SIGTERM, signal.SIGKILL]
     assert time.monotonic() - began < 10, "workers have 35 s where nobody is in a hurry"
 
@@ -59,12 +58,16 @@ def test_certificates_leave_the_good_hosts_where_another_cannot_be_used(
 
     def answer(host: Host, command: str, given: bytes = b"") -> tuple[int, str]:
         asked.append((host.name, command))
-        return (255, "no route to host") if host.name == "bad" else (0, ssh._version())
+        return (
+            (255, "no route to host")
+            if host.name == "bad"
+            else (0, f"juggler {version('juggler')}")
+        )
 
     monkeypatch.setattr(ssh, "_asked", answer)
     hosts = Hosts("127.0.0.1:0", (Host("good", learners=1), Host("bad", env_runners=1)))
     with pytest.raises(LaunchError, match="route"):
-        SshRun(Launch(tmp_path / "run", "cartpole"), hosts, lambda text: None).run()
+        SshRun(Launch(tmp_path / "run", "cartpole"), hosts, lambda text: None).submit()
     of_good = [command for name, command in asked if name == "good"]
     assert "tar -x" in of_good[-2]
     assert of_good[-1].startswith("rm -rf")
@@ -83,7 +86,7 @@ def test_jobs_of_a_role_that_slurm_does_not_cancel_leave_no_others_running(
         return ""
 
     monkeypatch.setattr(slurm, "_ask", ask)
-    run = SlurmRun(Launch(tmp_path / "run", ""), Jobs(numbers=dict.fromkeys(ROLES, 1)), print)
+    run = SlurmRun(Launch(tmp_path / "run", ""), dict.fromkeys(ROLES, 1), print)
     with pytest.raises(NoAnswer, match="busy"):
         run.take_down()
     assert [each.rpartition("-")[2] for each in asked] == ["driver", *ROLES]

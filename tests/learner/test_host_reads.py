@@ -1,22 +1,29 @@
-"""An update never reads on the host what the device has computed: nobody waits for it."""
+"""An update reads nothing from its device, and few calls lead to it."""
 
 from __future__ import annotations
 
+import re
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.worker_world import World
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from juggler.learner.algorithms.appo.config import AppoConfig
-from juggler.learner.algorithms.impala.config import ImpalaConfig
-from juggler.learner.algorithms.ppo.config import PpoConfig
+import juggler
+from juggler.learner.algorithms.appo import AppoConfig
+from juggler.learner.algorithms.impala import ImpalaConfig
+from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import LearnerConfig
-from juggler.learner.core import gradient_core, own_network
+from juggler.learner.core import around_core, gradient_core
+from juggler.runtime import recorder
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 MakeBatch = Callable[..., EpisodeBatch]
@@ -69,7 +76,7 @@ def test_reads_are_seen() -> None:
 def test_an_update_reads_nothing_from_its_device(
     make_batch: MakeBatch, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (gradient_core, own_network):  # the CPU stands for a device
+    for module in (gradient_core, around_core):  # the CPU stands for a device
         monkeypatch.setattr(module, "on_host", lambda x: False)
     learner = build_learner(
         CONFIGS[case],
@@ -83,3 +90,35 @@ def test_an_update_reads_nothing_from_its_device(
         learner.step(learner.prepared(sample))
         learner.get_params()
     assert reads.found == []
+
+
+# Few calls lie between the command for an update and its loss, and docs/architecture.md lists
+# them.
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+PACKAGE = str(Path(juggler.__file__).parent)
+
+
+def test_nine_calls_lead_from_the_command_for_an_update_to_a_loss(
+    tmp_path: Path, make_batch: Callable[..., EpisodeBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    loss = Impala.loss
+
+    def watched(*arguments: Any) -> Any:
+        stack = traceback.extract_stack()
+        own = [frame for frame in stack if frame.filename.startswith(PACKAGE)]
+        calls.extend(frame.name for frame in own if frame.filename != recorder.__file__)
+        return loss(*arguments)
+
+    monkeypatch.setattr(Impala, "loss", watched)
+    world = World(tmp_path, make_batch)
+    try:
+        world.send(1, update=10)
+        world.update(1)
+    finally:
+        world.close()
+    listed = re.findall(r"^\| \d \| `\w+\.(\w+)`", PAGE.read_text(), re.MULTILINE)
+    assert len(listed) == 9
+    assert [*calls[calls.index("_update") :], "loss"] == listed

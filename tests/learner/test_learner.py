@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -10,17 +11,16 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.cores import make_core, samples_of
-from support.states import copied
+from support.small_cores import copied, make_core, samples_of
 from torch import Tensor
 
-from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.registry import build_learner, find_algorithm
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.state import StateMismatch
 from juggler.learner.data.collate import collate
-from juggler.learner.learner import Learner
+from juggler.learner.learner import Episodes, Learner
 from juggler.runtime.checkpoints.checkpoint import REPLAY
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.acting import strip_to_acting
@@ -32,11 +32,7 @@ TWO = spaces.Discrete(2)
 
 
 def make_learner(
-    action_space: gymnasium.Space[Any] = TWO,
-    *,
-    seed: int = 0,
-    hidden: int = 8,
-    **config: Any,
+    action_space: gymnasium.Space[Any] = TWO, *, seed: int = 0, hidden: int = 8, **config: Any
 ) -> Learner:
     model = {"hidden_sizes": [hidden]}
     return build_learner(ImpalaConfig(**config), None, VECTOR, action_space, model, seed=seed)
@@ -94,15 +90,6 @@ def test_a_learner_finds_the_torque_that_pays(make_batch: MakeBatch) -> None:
     assert log_std < -0.3  # and has become surer of it
 
 
-def test_episodes_of_the_default_module_need_no_name(make_batch: MakeBatch) -> None:
-    one, other = make_learner(), make_learner()
-    batches = [make_batch(seed=1), make_batch(seed=2)]
-    found = fetch_metrics(one.update_from_episodes(batches))
-    assert found == fetch_metrics(other.update_from_episodes(batches))
-    assert one.updates == other.updates == 1
-    assert found["grad_norm"] > 0
-
-
 def test_a_step_without_a_sample_takes_the_next_of_the_source(make_batch: MakeBatch) -> None:
     samples = [collate([make_batch(seed=seed)]) for seed in range(2)]
     given, sourced = make_learner(), make_learner()
@@ -128,7 +115,7 @@ def test_a_number_takes_the_place_of_a_schedule_until_it_is_taken_back(
         np.testing.assert_array_equal(told.get_weights()[name], weights)  # type: ignore[index, call-overload]
     told.use_values({"entropy_coefficient": 0.5})
     assert fetch_metrics(told.step(samples[1]))["lr"] == pytest.approx(1e-3)
-    with pytest.raises(ValueError, match=r"impala has no schedule 'gamma': known are entropy_co"):
+    with pytest.raises(ValueError, match="impala has no schedule 'gamma'"):
         told.use_values({"gamma": 0.5})
     told.use_values({})
     assert float(told.core.schedules["entropy_coefficient"](told.state["steps"])) == (
@@ -145,7 +132,7 @@ def test_an_update_that_the_algorithm_does_not_serve_says_which_it_does(
     make_module = make_learner().core._make_module
     learner = Learner(OfEpisodes(make_module, ImpalaConfig()))
     sample = collate([make_batch()])
-    with pytest.raises(TypeError, match="does not serve update_from_batch: call update_from_epis"):
+    with pytest.raises(TypeError, match="does not serve update_from_batch"):
         learner.update_from_batch(sample)
 
     class OfBatches(Impala):
@@ -153,7 +140,7 @@ def test_an_update_that_the_algorithm_does_not_serve_says_which_it_does(
 
     other = Learner(OfBatches(make_module, ImpalaConfig()))
     assert other.update_from_batch(sample)["skipped"] == 0
-    with pytest.raises(TypeError, match="does not serve update_from_episodes: call update_from_b"):
+    with pytest.raises(TypeError, match="does not serve"):
         other.update_from_episodes([make_batch()])
 
 
@@ -217,7 +204,7 @@ def test_a_saved_tree_is_not_changed_by_later_updates(make_batch: MakeBatch) -> 
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"hidden": 16}, r"'parameters/encoder\S*weight' has shape \(16, 4\) in"),
+        ({"hidden": 16}, r"'parameters/encoder\S*weight' has"),
         ({"optimizer": "rmsprop"}, "'moments/mean' is here, and not"),
         ({"action_space": spaces.Box(-1, 1, (2,))}, r"'parameters/\S*log_std' is in the"),
     ],
@@ -242,8 +229,8 @@ def without_selection(replay: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("capacity", "damage", "said"),
     [
-        (1000, lambda replay: {**replay, "format": np.array(4)}, "is of format 4"),
-        (8, lambda replay: replay, "cannot go on in one of 8"),
+        (1000, lambda replay: {**replay, "format": np.array(5)}, "is of format 5"),
+        (8, lambda replay: replay, "cannot continue in one of 8"),
         (1000, without_selection, "holds no replay table: KeyError"),
     ],
 )
@@ -275,7 +262,7 @@ def test_a_checkpoint_with_something_else_in_a_place_is_refused() -> None:
     own: Any = tree["default"]
     with pytest.raises(StateMismatch, match="algorithm 'ppo'"):
         learner.restore(tree, {**extras, "algorithm": "ppo"})
-    with pytest.raises(StateMismatch, match="'parameters' is here, and not in the checkpoint"):
+    with pytest.raises(StateMismatch, match="'parameters' is here, and not in"):
         learner.restore({}, extras)
     with pytest.raises(StateMismatch, match=r"'steps' is torch\.float"):
         learner.restore({"default": {**own, "steps": np.zeros((), np.float32)}}, extras)
@@ -293,7 +280,86 @@ def test_a_learner_is_built_from_the_fields_of_a_config(make_batch: MakeBatch) -
 
 
 def test_an_unknown_algorithm_is_told_the_nearest() -> None:
-    with pytest.raises(ValueError, match="'imapla' is not known: did you mean 'impala'"):
+    with pytest.raises(ValueError, match="'imapla' is not known: did you"):
         find_algorithm("imapla")
     with pytest.raises(ValueError, match=r"known are .*impala"):
         find_algorithm("zzz")
+
+
+# NaN and infinity in what a script has a learner learn from: they reach no replay.
+
+
+def dqn() -> Learner:
+    keys = {"replay_begin": 0, "replay_batch_size": 8, "replay_ratio": 1.0}
+    return build_learner(
+        {"algorithm": "dqn", **keys},
+        None,
+        VECTOR,
+        TWO,
+        {"hidden_sizes": [8]},
+    )
+
+
+def with_one(batch: EpisodeBatch, column: str, at: tuple[int, ...], value: float) -> EpisodeBatch:
+    array = getattr(batch, column).copy()
+    array[at] = value
+    return replace(batch, **{column: array})
+
+
+def columns_of(batch: EpisodeBatch) -> dict[str, Any]:
+    return batch.to_tree()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("column", "at", "where"),
+    [
+        ("rewards", (1, 2), "row 1 at step 2"),
+        ("action_logp", (0, 3), "row 0 at step 3"),
+        ("observations", (2, 4, 1), "row 2 at step 4"),
+        ("last_observations", (1, 0), "row 1 at step 5"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_named_before_a_replay_keeps_it(
+    make_batch: MakeBatch, column: str, at: tuple[int, ...], where: str, value: float
+) -> None:
+    learner = dqn()
+    bad = with_one(make_batch(3, 6, ends=0.0), column, at, value)
+    with pytest.raises(ValueError, match=f"^{column} in {where} are {value}: only finite"):
+        learner.update_from_batch(columns_of(bad))
+    with pytest.raises(ValueError, match=f"^{column} in row . of batch 1 at step"):
+        learner.update_from_episodes([make_batch(3, 6), bad])
+    with pytest.raises(ValueError, match="only finite numbers"):
+        learner.update_from_episodes([bad], async_update=True).result(60)
+    assert (learner.updates, learner.data.books()) == (0, {})
+    for seed in range(3):
+        metrics = fetch_metrics(learner.update_from_episodes([make_batch(3, 6, seed=seed)]))
+        assert metrics["skipped"] == 0.0
+    learner.close()
+
+
+def test_a_hook_that_mends_episodes_comes_before_anybody_looks_at_them(
+    make_batch: MakeBatch,
+) -> None:
+    class Mends(Learner):
+        def preprocess_episodes(self, episodes: Episodes) -> Episodes:
+            return [_mended(each) for each in episodes]
+
+    bad = with_one(make_batch(3, 6, ends=0.0), "rewards", (1, 2), np.nan)
+    one = Mends(
+        build_learner(
+            {"algorithm": "impala"},
+            None,
+            VECTOR,
+            TWO,
+            {},
+        ).core
+    )
+    other = Learner(one.core)
+    metrics = [fetch_metrics(one.update_from_episodes([bad]))]
+    metrics.append(fetch_metrics(other.update_from_episodes([_mended(bad)])))
+    assert metrics[0] == metrics[1]
+
+
+def _mended(batch: EpisodeBatch) -> EpisodeBatch:
+    return replace(batch, rewards=np.nan_to_num(batch.rewards))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.metrics import fetch_metrics

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import imageio_ffmpeg
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from numpy.typing import NDArray
+from support import worlds
 
-from juggler.driver.line_ups import PlayedMatches
+import juggler
+from juggler.cli import main
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.evaluating import PlayedMatches
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.multi_agent.making import make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.policies.matches import Match, RandomPlayer, Record, play_matches, records
+from juggler.runtime.checkpoints.checkpoint import read, write
 from juggler.runtime.wire.trees import Tree
 
 BOX, MOVES = Box(0, 1, (1,), np.float32), Discrete(2)
@@ -96,17 +103,8 @@ def test_played_matches_are_shown_with_a_line_for_each_agent() -> None:
     ]
 
 
-def test_one_match_says_nothing_of_how_much_returns_vary() -> None:
-    played = [Match({"row": 1.0, "column": -1.0}, {})]
-    players = {"row": "main", "column": "random"}
-    shown = PlayedMatches(Path("run/1"), players, played, records(played), [])
-    assert str(shown).splitlines()[2] == (
-        "row (main): return 1.00; 1 won, 0 drawn, 0 lost: score 1.00 (95 %: 0.21 to 1.00)"
-    )
-
-
 def test_an_agent_without_a_player_is_named() -> None:
-    with pytest.raises(ValueError, match="nobody"):
+    with pytest.raises(ValueError, match="no player"):
         play_matches(_envs(MATRIX), {"row": Always(0)}, 1, seed=0)
 
 
@@ -160,3 +158,233 @@ def test_members_of_a_team_win_together() -> None:
     assert results({"a": 3.0, "b": -2.0, "c": 0.0, "d": 0.0}, teams=teams) == expected
     assert results({"a": 2.0, "c": 1.0, "d": 1.0}, teams=teams) == dict.fromkeys("acd", drawn)
     assert results({"a": 2.0, "c": 1.0}, margin=1.0) == dict.fromkeys("ac", drawn)
+
+
+# Matches between policies that a script has loaded: what they draw, and by which seed.
+
+
+AGENTS = ("row", "column")
+
+
+def hand() -> worlds.World:
+    """Has the spaces of rock, paper, scissors."""
+    return worlds.World(Box(0, 1, (1,), np.float32), Discrete(3))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Of a run of rock, paper, scissors."""
+    saved = read(worlds.written(tmp_path / "alone", f"{__name__}:hand"))
+    keys = {"env": "juggler:MatrixGame", "agents": dict.fromkeys(AGENTS, "default")}
+    config = RunConfig.from_flat({**saved.config, **keys}).flat()
+    modules = {"default": {"version": (1, 1), "extra": {}, "spaces": saved.spaces}}
+    both = replace(saved, config=config, modules=modules, spaces={})
+    return write(tmp_path / "both" / "checkpoints", both)
+
+
+def loaded(checkpoint: Path) -> dict[str, str | juggler.Policy]:
+    """A policy for each agent, from the same checkpoint."""
+    return {agent: juggler.load_policy(checkpoint) for agent in AGENTS}
+
+
+def results(
+    checkpoint: Path, players: Mapping[str, str | juggler.Policy], seed: int = 0
+) -> list[float]:
+    """What "row" gets in each match; all three results are possible."""
+    played = juggler.play_matches(checkpoint, players, 40, seed, explore=True)
+    return [match.returns["row"] for match in played.matches]
+
+
+def test_what_is_no_player_is_told_with_what_is_one(checkpoint: Path) -> None:
+    players: dict[str, Any] = {"row": 3, "column": "random"}
+    with pytest.raises(ConfigError, match="player"):
+        juggler.play_matches(checkpoint, players, 1)
+
+
+def test_two_policies_of_one_checkpoint_draw_different_actions(checkpoint: Path) -> None:
+    assert set(results(checkpoint, loaded(checkpoint))) == {-1.0, 0.0, 1.0}
+
+
+def test_the_seed_decides_how_given_policies_play_and_what_they_drew_before_does_not(
+    checkpoint: Path,
+) -> None:
+    players = loaded(checkpoint)
+    played = results(checkpoint, players, seed=3)
+    assert results(checkpoint, players, seed=3) == played
+    assert results(checkpoint, loaded(checkpoint), seed=3) == played
+    assert results(checkpoint, loaded(checkpoint), seed=4) != played
+
+
+def test_what_the_second_player_draws_is_not_what_the_first_one_does_with_the_next_seed(
+    checkpoint: Path,
+) -> None:
+    first, second = [], []
+    told = read(checkpoint)
+    payoffs = {"payoffs": [[0, 1, 2], [3, 4, 5], [6, 7, 8]]}  # so that they tell both actions
+    told = replace(told, config={**told.config, "env_kwargs": payoffs})
+    where = write(checkpoint.parent / "told", told)
+    for seed in range(4):
+        drawn = [divmod(got, 3) for got in results(where, loaded(where), seed)]
+        first.append(tuple(row for row, _ in drawn))
+        second.append(tuple(column for _, column in drawn))
+    assert len({*first, *second}) == 8
+
+
+def test_policies_play_as_the_modules_do_that_they_were_loaded_from(checkpoint: Path) -> None:
+    given = {"row": loaded(checkpoint)["row"], "column": "random"}
+    named = {"row": "default", "column": "random"}
+    assert results(checkpoint, given) == results(checkpoint, named)
+
+
+def test_the_rule_of_a_runs_league_decides_who_wins(checkpoint: Path) -> None:
+    saved = read(checkpoint)
+    league = {"builder": "none", "draw_margin": 2.0}
+    write(checkpoint.parent, replace(saved, config={**saved.config, "league": league}))
+    players = {"row": "random", "column": "random"}
+    played = juggler.play_matches(checkpoint, players, 20)
+    assert {match.returns["row"] for match in played.matches} > {0.0}
+    assert played.records["row"].draws == 20
+
+
+# Videos of episodes with several agents.
+
+
+PLAIN = worlds.plain()
+GAME_VIDEOS_AGENTS = ["ann", "bob"]
+LENGTH = 6
+
+
+class Shown:
+    """Both act for 6 steps; each image is as bright as the step is late, wider in odd episodes."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_fps": 10}
+    possible_agents = GAME_VIDEOS_AGENTS
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode, self.draws = render_mode, np.random.default_rng(0)
+
+    def observation_space(self, agent: str) -> Any:
+        return PLAIN.observation_space
+
+    def action_space(self, agent: str) -> Any:
+        return PLAIN.action_space
+
+    def seen(self) -> dict[str, Any]:
+        return {
+            agent: self.draws.normal(size=(4,)).astype(np.float32) for agent in GAME_VIDEOS_AGENTS
+        }
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self.at = list(GAME_VIDEOS_AGENTS), 0
+        self.draws = np.random.default_rng(seed)
+        return self.seen(), {}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self.at += 1
+        over = self.at == LENGTH
+        self.agents = [] if over else self.agents
+        rewards = {agent: float(self.draws.integers(9)) for agent in GAME_VIDEOS_AGENTS}
+        no = dict.fromkeys(GAME_VIDEOS_AGENTS, False)
+        return self.seen(), rewards, dict.fromkeys(GAME_VIDEOS_AGENTS, over), no, {}
+
+    def render(self) -> Any:
+        assert self.render_mode == "rgb_array"
+        return np.full((32, 48, 3), 40 * self.at, np.uint8)
+
+
+class Blind(Shown):
+    render = None  # type: ignore[assignment]
+
+
+@pytest.fixture
+def checkpoint_of_game_videos(tmp_path: Path) -> Path:
+    saved = read(worlds.written(tmp_path / "alone", worlds.plain))
+    keys = {"env": f"{__name__}:Shown", "agents": dict.fromkeys(GAME_VIDEOS_AGENTS, "default")}
+    config = RunConfig.from_flat({**saved.config, **keys, "envs_per_runner": 2}).flat()
+    modules = {"default": {"version": (1, 1), "extra": {}, "spaces": saved.spaces}}
+    return write(
+        tmp_path / "both" / "checkpoints", replace(saved, config=config, modules=modules, spaces={})
+    )
+
+
+def brightness(video: Path) -> list[float]:
+    frames = imageio_ffmpeg.read_frames(str(video))
+    assert next(frames)["size"] == (48, 32)
+    return [float(np.frombuffer(frame, np.uint8).mean()) for frame in frames]
+
+
+def test_each_episode_of_several_agents_is_a_video_of_all_its_steps(
+    checkpoint_of_game_videos: Path, tmp_path: Path
+) -> None:
+    played = juggler.evaluate(
+        checkpoint_of_game_videos, episodes=3, video=tmp_path / "videos", videos=3
+    )
+    assert [each.name for each in played.videos] == [
+        "environment-0-episode-0.mp4",
+        "environment-0-episode-1.mp4",
+        "environment-1-episode-0.mp4",
+    ]
+    assert sorted((tmp_path / "videos").iterdir()) == played.videos
+    for video in played.videos:
+        shown = brightness(video)
+        assert len(shown) == LENGTH + 1
+        np.testing.assert_allclose(shown, [40 * step for step in range(LENGTH + 1)], atol=6)
+    assert played.returns == juggler.evaluate(checkpoint_of_game_videos, episodes=3).returns
+
+
+def test_each_match_is_a_video(
+    checkpoint_of_game_videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    videos = tmp_path / "videos"
+    players = {"bob": "random"}
+    played = juggler.play_matches(
+        checkpoint_of_game_videos, players, episodes=5, video=videos, videos=5
+    )
+    assert [each.name for each in played.videos] == [f"match-{k}.mp4" for k in range(5)]
+    assert sorted(videos.iterdir()) == played.videos
+    assert {len(brightness(video)) for video in played.videos} == {LENGTH + 1}
+    again = juggler.play_matches(checkpoint_of_game_videos, {"bob": "random"}, episodes=5)
+    assert again.matches == played.matches
+    options = ["--play", "bob=random", "--videos", "2", "--video", str(tmp_path / "others")]
+    assert main(["evaluate", str(checkpoint_of_game_videos), *options]) == 0
+    assert f"video: {tmp_path / 'others'}/match-0.mp4, and 1 more" in capsys.readouterr().out
+
+
+def test_a_move_of_one_agent_is_a_frame(checkpoint_of_game_videos: Path, tmp_path: Path) -> None:
+    """And that an agent takes its leave is none."""
+    pytest.importorskip("pettingzoo")
+    from juggler.envrunner.config import EnvRunnerConfig
+    from juggler.envrunner.environments.video import record_videos
+    from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+
+    path = tmp_path / "tictactoe.mp4"
+    config = EnvRunnerConfig(env="pettingzoo:classic/tictactoe_v3", envs_per_runner=1)
+    envs = make_multi_agent_envs(config, record_videos(config, None, [[path]], several_agents=True))
+    turn = envs.reset(0)
+    moves = 0
+    while not len(turn.over):
+        (group,) = turn.groups
+        observations: Any = group.observations
+        turn = envs.step([observations["action_mask"].argmax(1)])
+        moves += 1
+    envs.close()
+    frames = imageio_ffmpeg.read_frames(str(path))
+    next(frames)
+    assert len(list(frames)) == moves + 1
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ("juggler:CartPoles", "CartPoles: it steps all of its"),
+        ("juggler:MatrixGame", "a video of MatrixGame"),
+        (f"{__name__}:Blind", "a video of Blind: it cannot be"),
+    ],
+)
+def test_what_cannot_be_recorded_is_said_in_a_sentence(
+    checkpoint_of_game_videos: Path, tmp_path: Path, env: str, words: str
+) -> None:
+    with pytest.raises(ValueError, match="a video of ") as refused:
+        juggler.evaluate(checkpoint_of_game_videos, env=env, video=tmp_path / "videos")
+    assert words in str(refused.value)
+    assert not (tmp_path / "videos").exists()

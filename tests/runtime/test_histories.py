@@ -14,10 +14,10 @@ from support import runtime_world
 from support.runtime_world import History, play, search, simulated_run
 from support.simulation import Violation
 
-from juggler.driver.workers.learner_events import LearnerEvents
+from juggler.driver.workers.worker_events import LearnerEvents
 from juggler.envrunner.envrunner_worker import EnvRunner
-from juggler.learner.group.membership import Membership
 from juggler.learner.group.peers import Peers
+from juggler.learner.process.hosted_module import Membership
 from juggler.runtime.actors import hub
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS
 from juggler.runtime.actors.requests import RequestPool
@@ -25,11 +25,7 @@ from juggler.runtime.episodes.version import Version
 
 DEATHS = ("a_worker_is_killed", "a_learner_is_killed")
 STANDSTILLS = ("a_worker_stands_still", "the_driver_stands_still", "an_environment_hangs")
-NETWORK = (
-    "a_connection_breaks",
-    "the_network_is_cut_for_a_while",
-    "a_stream_of_batches_breaks",
-)
+NETWORK = ("a_connection_breaks", "the_network_is_cut_for_a_while", "a_stream_of_batches_breaks")
 EVERYTHING = (*DEATHS, *STANDSTILLS, *NETWORK, "the_wall_clock_jumps")
 
 #: By name: what may happen.
@@ -41,7 +37,7 @@ CLASSES = {
     "groups": History(kinds=EVERYTHING, faults=6, duplicates=0.05, learners=2, batch_size=40),
     "large states": History(kinds=("a_learner_is_killed",), learners=2, slow_saves=9.0, hang=120.0),
 }
-SEEDS = 25
+SEEDS = 12
 MORE = 1000
 
 

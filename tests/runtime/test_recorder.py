@@ -8,12 +8,12 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from support.algorithms import needs_memory
-from support.cores import MakeBatch, make_core, samples_of
+from support.small_cores import MakeBatch, make_core, needs_memory, samples_of
 from torch import Tensor, nn
 
 from juggler.learner.algorithms.registry import ALGORITHMS
@@ -21,7 +21,6 @@ from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.learner import Learner
 from juggler.runtime import recorder
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.recorder import SLOW, Recordings
 from juggler.runtime.wire.structures import tree_map
 
@@ -57,16 +56,6 @@ def test_every_algorithm_learns_the_same_bit_for_bit(
     assert bool(recordings._recorded) != needs_memory(name)
 
 
-def test_an_update_follows_values_in_the_place_of_schedules(make_batch: MakeBatch) -> None:
-    plain, recorded = (learner_of(make_core("ppo"), often) for often in (None, 2))
-    for update, sample in enumerate(samples_of(make_batch, 8)):
-        for learner in (plain, recorded):
-            learner.use_values({"entropy_coefficient": 0.1 * (update // 4)})
-            learner.core.config.clip = 0.2 if update < 6 else 0.01
-        assert_equal(plain.step(sample), recorded.step(sample))
-    assert_equal(plain.state, recorded.state)
-
-
 @pytest.mark.parametrize("name", ["impala", "appo"])
 def test_segments_that_only_modules_with_a_state_read_make_no_other_shapes(
     make_batch: MakeBatch, name: str
@@ -78,43 +67,6 @@ def test_segments_that_only_modules_with_a_state_read_make_no_other_shapes(
     for each in (sample, fewer):
         learner.step(each)
     assert len(learner.core._recordings._calls) == 1
-
-
-class Own(ActorCritic):
-    """A user's own module, which may read what it likes."""
-
-
-def test_a_users_own_code_is_called_each_time() -> None:
-    assert make_core("ppo", Own)._recordings is None
-    assert make_core("ppo")._recordings is not None
-
-
-def gradient_of_a_network(network: nn.Module) -> Callable[[Any], Any]:
-    def function(inputs: Any) -> Any:
-        loss = network(inputs["x"]).square().mean()  # []
-        gradients = torch.autograd.grad(loss, list(network.parameters()))
-        return {"loss": loss.detach(), "gradients": dict(enumerate(gradients))}
-
-    return function
-
-
-@pytest.mark.parametrize(
-    "network",
-    [
-        nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.LayerNorm(4), nn.Linear(4, 2), nn.Tanh()),
-        nn.Sequential(nn.Conv1d(3, 4, 1), nn.ELU(), nn.Flatten(), nn.Linear(4, 2), nn.Softmax(-1)),
-        nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.BatchNorm1d(4)).eval(),
-    ],
-)
-def test_gradients_are_among_the_operations(network: nn.Sequential) -> None:
-    recordings, function = Recordings(1, math.inf), gradient_of_a_network(network)
-    for seed in range(6):
-        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed))  # [B, F]
-        x = x.unsqueeze(-1) if isinstance(network[0], nn.Conv1d) else x
-        assert_equal(recordings(function, {"x": x}, None), function({"x": x}))
-    assert recordings._recorded == 1
-    with torch.no_grad():  # without a graph there could be no gradient: nothing of this is called
-        recordings(function, {"x": x}, None)
 
 
 def test_other_shapes_kinds_and_names_are_other_calls() -> None:
@@ -209,22 +161,6 @@ def test_an_index_out_of_bounds_is_told_by_the_function(
     assert recordings._recorded == 1
     with pytest.raises(ValueError, match="no such place"):
         recordings(function, {"x": torch.tensor([2])}, None)
-
-
-def test_numbers_that_the_function_makes_stay_its_own() -> None:
-    """A caller may change what it gets, without changing what others get."""
-    recordings = Recordings(1, math.inf)
-
-    def function(inputs: Any) -> Any:
-        two = torch.full((2,), 2.0)  # [2]
-        return {"two": two, "view": torch.ones(2, 1).view(2), "y": inputs["x"] * two}
-
-    x = torch.ones(2)  # [2]
-    for _ in range(7):
-        found = recordings(function, {"x": x}, None)
-        assert_equal(found, {"two": torch.full((2,), 2.0), "view": torch.ones(2), "y": 2 * x})
-        for each in found.values():
-            each.add_(1)
 
 
 def of_a_product(x: Tensor, w: Tensor) -> dict[str, Tensor]:
@@ -364,3 +300,117 @@ def test_private_names_that_mean_something_else_stop_recordings(
     assert_equal(learner.state, plain.state)
     assert learner.core._recordings._is_off
     assert caplog.text.count("torch cannot record operations here") == 1
+
+
+# TorchScript's interpreter makes recorded operations as they were made, whatever they read.
+
+
+_LIBRARY = torch.library.Library("juggler_tests", "DEF")
+_LIBRARY.define("twice(Tensor x) -> Tensor")
+_LIBRARY.impl("twice", lambda x: x * 2, "CPU")
+
+
+def assert_is_repeated(function: Callable[[Tensor], dict[str, Tensor]]) -> None:
+    """Its operations are made again without it, with the same results for other inputs."""
+    recordings, calls = Recordings(1, math.inf), []
+
+    def counted(inputs: Any) -> Any:
+        calls.append(None)
+        return function(inputs["x"])
+
+    for seed in range(7):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))  # [4, 6]
+        found, expected = recordings(counted, {"x": x.clone()}, None), function(x)
+        assert found.keys() == expected.keys()
+        for name, each in expected.items():
+            assert found[name].dtype == each.dtype, name
+            assert found[name].stride() == each.stride(), name
+            torch.testing.assert_close(found[name], each, rtol=0, atol=0)
+    assert len(calls) == 4, "one that is recorded, and three that are compared"
+
+
+def with_numbers(x: Tensor) -> dict[str, Tensor]:
+    return {
+        "times a float": x * 2.5,
+        "times an integer": x * 2,
+        "less": 1 - x,
+        "whole": x.div(2, rounding_mode="floor"),
+        "double and float": x.sum() * x.double().sum() + 0.1,
+        "an integer for a float": torch.nn.functional.leaky_relu(x, 1),
+        "without end": x.clamp(max=math.inf).clamp(min=0),
+    }
+
+
+def with_lists(x: Tensor) -> dict[str, Tensor]:
+    ones = torch.tensor([1, 1])  # [2]
+    return {
+        "one part of three": x.split([1, 2, 3], 1)[1] * 2,
+        "indices": x[:, ones],
+        "joined": torch.cat([x, x.view(6, 4).t()], 1),
+        "sum": x.sum((0, 1)),
+        "sum of all": x.sum(()),
+        "each": torch._foreach_mul([x, x + 1], 2.0)[1],
+    }
+
+
+def with_words(x: Tensor) -> dict[str, Tensor]:
+    return {
+        "channels last": x.view(1, 2, 3, 4).clone(memory_format=torch.channels_last),
+        "wide": x.to(torch.float64, copy=True),
+        "gelu": torch.nn.functional.gelu(x, approximate="tanh"),
+        "convolution": torch.nn.functional.conv2d(x.view(1, 1, 4, 6), x.view(6, 1, 2, 2)),
+    }
+
+
+def with_several_outputs(x: Tensor) -> dict[str, Tensor]:
+    most, where = x.max(1)  # [4] each
+    return {"most": most, "where": where, "norm": torch.nn.functional.layer_norm(x, (6,))}
+
+
+def in_place(x: Tensor) -> dict[str, Tensor]:
+    own = x.clone()  # [4, 6]
+    torch._foreach_add_([own, own[0]], 1.0)
+    own.mul_(3)[:, 0].relu_()
+    return {"own": own, "before": x}
+
+
+def of_a_library(x: Tensor) -> dict[str, Tensor]:
+    return {"twice": torch.ops.juggler_tests.twice(x + 1) - 1}
+
+
+@pytest.mark.parametrize(
+    "function", [with_numbers, with_lists, with_words, with_several_outputs, in_place, of_a_library]
+)
+def test_arguments_of_every_kind_are_handed_on(
+    function: Callable[[Tensor], dict[str, Tensor]],
+) -> None:
+    assert_is_repeated(function)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [lambda x: torch.mul(2.0, x), lambda x: x.masked_fill(x > 0, True), lambda x: (x * 1j).abs()],
+    ids=["a number first", "a bool for a number", "a complex number"],
+)
+def test_what_torchscript_does_not_know_is_not_recorded(
+    operation: Callable[[Tensor], Tensor],
+) -> None:
+    recordings, x = Recordings(1, math.inf), torch.ones(4)  # [4]
+    for _ in range(6):
+        found = recordings(lambda inputs: {"y": operation(inputs["x"] + 1) * 2}, {"x": x}, None)
+        torch.testing.assert_close(found["y"], operation(x + 1) * 2, rtol=0, atol=0)
+    assert recordings._recorded == 0
+
+
+@pytest.mark.parametrize("place", [1, 7])
+def test_torchscript_of_the_caller_is_optimized_as_before(place: int) -> None:
+    def function(inputs: Any) -> Any:
+        return {"y": inputs["x"][inputs["place"]]}
+
+    recordings, x = Recordings(1, math.inf), torch.ones(3)  # [3]
+    for _ in range(5):
+        recordings(function, {"x": x, "place": torch.tensor([0])}, None)
+    assert recordings._recorded == 1
+    with pytest.raises(IndexError) if place > 2 else nullcontext():
+        recordings(function, {"x": x, "place": torch.tensor([place])}, None)
+    assert torch._C._get_graph_executor_optimize()

@@ -2,30 +2,89 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from support.algorithms import needs_memory
-from support.cores import MakeBatch, make_core, samples_of
-from support.fake_graphs import FakeDevice, FakeGraph
+from support.small_cores import MakeBatch, make_core, needs_memory, samples_of
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.core import gradient_core
 from juggler.learner.learner import Learner
 from juggler.learner.optim import optimizers
-from juggler.runtime.recorder import (
-    DeviceGraphs,
-    Recordings,
-    _captured_constants,
-    _is_same,
-    _read,
-    _Watch,
-)
+from juggler.runtime.recorder import DeviceGraphs, Recordings, _captured_constants, _read, _Watch
 from juggler.runtime.wire.structures import tree_map
+
+
+class FakeGraph(TorchDispatchMode):
+    """Notes operations between `capture_begin` and `capture_end`, and makes them again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[tuple[Any, Any, Any, list[Tensor]]] = []
+        self.replays = 0
+
+    def capture_begin(self, capture_error_mode: str) -> None:
+        assert capture_error_mode == "thread_local"
+        self.__enter__()
+
+    def capture_end(self) -> None:
+        self.__exit__(None, None, None)
+
+    def replay(self) -> None:
+        self.replays += 1
+        for func, args, kwargs, outputs in self._made:
+            again = func(*args, **kwargs)
+            for old, new in zip(outputs, _tensors(again), strict=True):
+                old.copy_(new)  # to where the graph has it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        self._made.append((func, args, kwargs or {}, _tensors(outputs)))
+        return outputs
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    each = outputs if isinstance(outputs, list | tuple) else [outputs]
+    return [x for x in each if isinstance(x, Tensor)]
+
+
+class FakeDevice:
+    """Stands in for torch.cuda."""
+
+    def __init__(self) -> None:
+        self.graphs: list[FakeGraph] = []
+
+    def CUDAGraph(self) -> FakeGraph:
+        self.graphs.append(FakeGraph())
+        return self.graphs[-1]
+
+    def Stream(self, device: object, priority: int) -> Any:
+        return _FakeStream()
+
+    def current_stream(self, device: object = None) -> Any:
+        return _FakeStream()
+
+    def stream(self, stream: object) -> Any:
+        return contextlib.nullcontext()
+
+    def device(self, device: torch.device) -> Any:
+        assert device.type == "cpu"
+        return contextlib.nullcontext()
+
+
+class _FakeStream:
+    def wait_stream(self, other: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda:0" if GPU else "cpu"
@@ -56,8 +115,9 @@ def near(one: Any, other: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "micro_batches"), [*((name, 1) for name in ALGORITHMS), ("ppo", 2), ("r2d2", 2)]
+)
 def test_every_algorithm_learns_the_same_with_graphs(
     make_batch: MakeBatch, device: str, name: str, micro_batches: int
 ) -> None:
@@ -115,10 +175,7 @@ class Watched:
 
 @pytest.mark.parametrize(
     ("name", "config"),
-    [
-        *((name, {}) for name in ALGORITHMS if not needs_memory(name)),
-        ("sac", {"temperature": 0.2}),
-    ],
+    [*((name, {}) for name in ALGORITHMS if not needs_memory(name)), ("sac", {"temperature": 0.2})],
 )
 def test_losses_and_optimizer_steps_can_be_captured(
     make_batch: MakeBatch, device: str, name: str, config: dict[str, Any]
@@ -177,49 +234,6 @@ def test_what_a_graph_reads_beside_its_inputs_stays_in_memory() -> None:
     assert [x is table for x in call.repeat.__self__.constants] == [True]
 
 
-def reads_a_number(x: Tensor) -> Tensor:
-    return x * 2 if float(x.sum()) > 0 else x
-
-
-def draws(x: Tensor) -> Tensor:
-    return torch.nn.functional.dropout(x)
-
-
-def has_a_shape_by_numbers(x: Tensor) -> Tensor:
-    return x[x > 0].sum()
-
-
-@pytest.mark.parametrize("operation", [reads_a_number, draws, has_a_shape_by_numbers])
-def test_what_other_inputs_could_change_is_not_captured(
-    operation: Callable[[Tensor], Tensor],
-) -> None:
-    recordings, fake = graphs(often=1)
-    for seed in range(4):
-        x = torch.randn(8, generator=torch.Generator().manual_seed(seed)).to(DEVICE)  # [8]
-        torch.manual_seed(0)
-        found = recordings(lambda inputs: {"y": operation(inputs["x"])}, {"x": x}, None)
-        torch.manual_seed(0)
-        assert torch.equal(found["y"], operation(x))
-    assert recordings._recorded == 0
-    assert fake.graphs == []
-
-
-def test_a_function_that_reads_more_than_its_inputs_is_found_out(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    recordings, _ = graphs(often=1)
-    factor = 0.0
-
-    def function(inputs: Any) -> Any:
-        return {"y": inputs["x"] * factor}
-
-    for _ in range(6):
-        factor += 1.0
-        found = recordings(function, {"x": torch.ones(2, device=DEVICE)}, None)
-        assert found["y"].tolist() == [factor, factor]
-    assert caplog.text.count("gave other results") == 1
-
-
 @pytest.mark.parametrize("step", [1e-6, 1e-3])
 def test_a_wrong_step_is_found_out_however_small_it_is(
     step: float, caplog: pytest.LogCaptureFixture
@@ -238,24 +252,6 @@ def test_a_wrong_step_is_found_out_however_small_it_is(
     factor = 0.0
     recordings(function, {"x": x}, None, before={"state": {"parameters": x}})
     assert caplog.text.count("gave other results") == 1
-
-
-def test_a_step_may_differ_by_rounding() -> None:
-    before = {"state": {"parameters": torch.linspace(-3, 3, 1000)}}  # [1000]
-    step = torch.linspace(1e-5, -2e-5, 1000)  # [1000]
-
-    def after(change: Tensor) -> Any:
-        steps = {"parameters": before["state"]["parameters"] + change, "steps": torch.tensor(7.0)}
-        return {"state": steps, "metrics": {"grad_norm": torch.tensor(0.5)}}
-
-    def near(other: Tensor, before: Any) -> bool:
-        return _is_same(after(step), after(other), before, on_graph=True)
-
-    assert near(step * (1 + 1e-6), before)
-    assert not near(step * 1.5, before)
-    assert not near(-step, before)
-    assert not near(torch.zeros(1000), before)
-    assert near(torch.zeros(1000), {}), "it is small"
 
 
 class NoGraph(FakeDevice):
@@ -295,10 +291,3 @@ def test_after_a_capture_that_failed_all_is_computed_and_nothing_captured(
     assert len(fake.graphs) == 1
     (record,) = caplog.records
     assert "could not be captured as a graph" in record.message
-
-
-def test_a_capture_that_failed_keeps_no_other_kind_of_device_from_its_own() -> None:
-    for fake, recorded in ((NoGraph(), 0), (FakeDevice(), 1)):
-        recordings = Recordings(1, math.inf, {"cpu": DeviceGraphs(fake)})
-        recordings(lambda inputs: {"y": inputs["x"] + 1}, {"x": torch.ones(2)}, None)
-        assert recordings._recorded == recorded

@@ -13,12 +13,11 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from juggler.runtime.modules.acting import strip_to_acting
+from juggler.runtime.modules.acting import initial_states, one_step, restarted, strip_to_acting
 from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.columns import ACTION_MASK, OBSERVATIONS
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.modules.stepping import best_actions, initial_states, one_step, restarted
 from juggler.runtime.wire.structures import to_tree, tree_map
 
 ROWS = 6
@@ -81,7 +80,9 @@ class InTorch:
             if use == "exploration":
                 actions = self.module.action_distribution()(inputs).sample(torch.from_numpy(noise))
             else:
-                actions = best_actions(self.module, outputs)
+                actions = outputs.get("actions")
+                if actions is None:
+                    actions = self.module.action_distribution()(inputs).mode()
             return tuple(tree_map(Tensor.numpy, each) for each in (actions, inputs, self.states))  # type: ignore[return-value]
 
 

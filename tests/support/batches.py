@@ -1,12 +1,25 @@
-"""Batches of episodes with all that can happen in them."""
+"""Batches of random episodes, and stores and replays of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+from gymnasium import Space, spaces
 
+from juggler.learner.data.batch_store import BatchStore, HeldBatch
+from juggler.learner.data.replay.replay import Replay
+from juggler.learner.data.replay.table import Table
+from juggler.learner.data.sources import Columns
+from juggler.learner.data.validation import BatchValidator
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.streams.episodes import BatchFrame
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.frames import FrameReader, encode_frame
+from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
 
 _SEGMENT_COLUMNS = [f"segment_{name}" for name in ("rows", "starts", "lengths", "offsets")]
 
@@ -88,3 +101,86 @@ def _segments(live: np.ndarray, done: np.ndarray, rng: np.random.Generator) -> d
         "segment_generations": np.ones_like(numbers),
         "segment_updates": np.ones_like(numbers),
     }
+
+
+MakeBatch = Callable[..., EpisodeBatch]
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+TWO = spaces.Discrete(2)
+GENERATION = 5  # of the group when the learner joined it
+
+
+@dataclass
+class World:
+    """A store, and what it reported."""
+
+    make_batch: MakeBatch
+    arrivals: list[HeldBatch] = field(default_factory=list)
+
+    def open(
+        self, observation_space: Space[Any] = VECTOR, action_space: Space[Any] = TWO, **options: Any
+    ) -> BatchStore:
+        validator = BatchValidator("default", observation_space, action_space, {})
+        store = BatchStore(validator, self.arrivals.append, **options)
+        store.serve(joined=GENERATION)
+        return store
+
+    def frame(
+        self,
+        batch_id: int = 1,
+        *,
+        generation: int = GENERATION,
+        live_steps: int | None = None,
+        tree: Any = None,
+        **columns: Any,
+    ) -> BatchFrame:
+        """A batch as it comes from the wire: good, but for what is said here."""
+        batch = self.make_batch(seed=batch_id, **columns)
+        header = episodes_pb2.BatchHeader(
+            batch_id=batch_id,
+            envrunner="envrunner-3",
+            generation=generation,
+            live_steps=batch.live_steps if live_steps is None else live_steps,
+            version=training_pb2.WeightsVersion(generation=4, update=batch_id),
+        )
+        tree = {"default": batch.to_tree()} if tree is None else tree
+        (chunk,) = encode_frame(header, tree)
+        frame = FrameReader(episodes_pb2.BatchHeader).feed(chunk)
+        assert frame is not None
+        return frame
+
+
+def refused(world: World, store: BatchStore, frame: BatchFrame) -> str:
+    """Why; and that nothing of it stays behind."""
+    before = len(world.arrivals)
+    try:
+        reason = store.take(frame)
+    except WireError as error:
+        reason = str(error)
+    assert reason
+    assert len(world.arrivals) == before, "a refused batch was reported"
+    return reason
+
+
+def make(**changes: Any) -> Replay:
+    defaults: dict[str, Any] = {"capacity": 100, "size": 4, "ratio": 2.0}
+    return Replay(lambda columns: dict(columns), **{**defaults, **changes})
+
+
+def table_of(
+    capacity: int, kind: type[Table] = Table, seed: int = 0, directory: str = "", alpha: float = 0.0
+) -> Any:
+    return kind(capacity, alpha, np.random.default_rng(seed), directory)
+
+
+def numbered(first: int, count: int) -> Columns:
+    return {"number": torch.arange(first, first + count), "half": torch.ones(count, 2)}
+
+
+def drawn(samples: Any) -> list[int]:
+    return [int(x) for each in samples for x in each["number"]]
+
+
+def kept(table: Table) -> list[int]:
+    """The numbers of the rows in a table, the oldest first."""
+    numbers: list[int] = table.rows(table.oldest_first())["number"].tolist()
+    return numbers

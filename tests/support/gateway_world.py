@@ -1,29 +1,43 @@
-"""A gateway without a run: whoever tests it says when samples are wanted, and gets the batches."""
+"""Gateways without a run, and simulators that remember what they did.
+
+A test says when samples are wanted, and gets the batches; or it has the messages of a driver and a
+learner for each module.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import grpc
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from juggler.client import connect
-from juggler.client.connection import AnySession
+from juggler.client import AgentsSession, connect, connect_agents
+from juggler.client.connection import Connection
 from juggler.client.spaces import Values
-from juggler.gateway import environments, recorder
+from juggler.envrunner.program import GatewayAddress
+from juggler.gateway import environments, recordings
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
+from juggler.gateway.runner import GatewayRunner
 from juggler.gateway.session_manager import GatewaySettings
-from juggler.gateway.transport import make_transport
+from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
+from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.tls import Tls
+from juggler.runtime.actors.worker import Contact, to_json
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -31,6 +45,9 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
+from juggler.runtime.wire.v1 import training_pb2
+from support.episode_views import episodes_of
+from support.runner_world import RunnerWorld
 
 PATIENCE = 60.0
 THREE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -40,7 +57,7 @@ TWO_WAYS = spaces.Discrete(2)
 @pytest.fixture(autouse=True)
 def nobody_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are handed in short where a test says so, not where the machine is busy."""
-    for module in (environments, recorder):
+    for module in (environments, recordings):
         monkeypatch.setattr(module, "STALL_SECONDS", 60.0)
 
 
@@ -110,7 +127,7 @@ class GatewayWorld:
         settings = GatewaySettings(
             max_batch, max_wait, "a run", steps, resume_seconds, refuses_logged
         )
-        self._server = GatewayServer(make_transport(token), self, settings, self._failed, busy)
+        self._server = GatewayServer(Transport(token), self, settings, self._failed, busy)
         self.address = self._server.start(address, tls, False)
 
     def __enter__(self) -> GatewayWorld:
@@ -292,9 +309,9 @@ def steps_of(seq: int, observations: Any = ((0.0, 0.0, 0.0),), **rows: Any) -> p
     return pb.StepBatch(seq=seq, agents=[pb.Rows(observations=tensors, **rows)])
 
 
-def break_off(session: AnySession) -> None:
+def break_off(session: Connection) -> None:
     """Lose a session's connection, as if the network were cut."""
-    session._connection._channel.close()
+    session._channel.close()
 
 
 def eventually(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:
@@ -303,3 +320,267 @@ def eventually(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:
         assert time.monotonic() < deadline, "it never came to that"
         time.sleep(0.005)
     return result
+
+
+SEEN = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+THREE_WAYS = spaces.Discrete(3)
+#: A simulator's agents with those spaces.
+SPACES = (SEEN, THREE_WAYS)
+
+
+def see(*numbers: float) -> Any:
+    return np.array(numbers, np.float32)
+
+
+class AgentsWorld(RunnerWorld):
+    """
+    Args:
+        directory: of the learners' sockets.
+        agents: by agent, the module that plays it.
+        gateway: where it is told to listen.
+        local: the driver started it.
+        worker_id: its own.
+        alone: simulators have one agent, which the only module plays.
+        keys: of a `RunnerWorld`.
+
+    Attributes:
+        address: where simulators dial.
+        notes: what the driver was told for people.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        agents: Mapping[str, str | list[str]],
+        gateway: str = "127.0.0.1:0",
+        local: bool = True,
+        worker_id: str = "envrunner-0",
+        alone: bool = False,
+        **keys: Any,
+    ) -> None:
+        self._gateway, self._local, self._worker_id = gateway, local, worker_id
+        self.notes: SimpleQueue[str] = SimpleQueue()
+        self._early: list[training_pb2.Receipt] = []  # of later rounds
+        super().__init__(directory, agents, **keys)
+        if alone:
+            self.setup = replace(self.setup, agents={})
+        self.send_frozen()
+        self.driver.tell(training_pb2.Setup(config=to_json(self.setup), seed=7))
+        while " takes simulators at " not in (note := f" {self.notes.get(timeout=PATIENCE)}"):
+            pass
+        self.address = note.partition(" at ")[2].partition(";")[0]
+
+    def _make(self, attachment: Attachment, contact: Contact) -> Any:
+        self.driver.report = lambda note: self.notes.put(note.text)  # type: ignore[method-assign]
+        self.driver.worker_id = self._worker_id
+        gateway, contact = GatewayAddress(self._gateway), replace(contact, local=self._local)
+        return GatewayRunner(attachment, self.driver.inbox, contact, gateway)
+
+    def connect(self, *names: str, **options: Any) -> AgentsSession:
+        return connect_agents(self.address, dict.fromkeys(names, SPACES), **options)
+
+    def begin(self) -> training_pb2.Ready:
+        """Take part, once simulators have told the spaces."""
+        ready = self.driver.hear(training_pb2.Ready)
+        self.introduce()
+        return ready
+
+    def ask(self, *module_ids: str, rounds: int = 1) -> None:
+        """Ask for rounds."""
+        for _ in range(rounds):
+            self.driver.tell(*self.requests(**dict.fromkeys(module_ids, 0)))
+
+    def receipts(self, *module_ids: str) -> dict[str, training_pb2.Receipt]:
+        """The next one of each module. A module may be a round ahead of the others."""
+        found: dict[str, training_pb2.Receipt] = {}
+        early, self._early = self._early, []
+        while found.keys() != {*module_ids}:
+            receipt = early.pop(0) if early else self.driver.hear(training_pb2.Receipt)
+            assert receipt.module_id in module_ids
+            if receipt.module_id in found:
+                self._early.append(receipt)
+            else:
+                found[receipt.module_id] = receipt
+        self._early += early
+        return found
+
+    def batch(self, module_id: str) -> EpisodeBatch:
+        return self.learners[module_id].batch()[1]
+
+    def counts(self) -> dict[str, float]:
+        """What has happened at the gateway."""
+        counts: dict[str, float] = self.runner._server.counts()
+        return counts
+
+
+def row_alone(agents: Sequence[str], generator: np.random.Generator) -> dict[str, str]:
+    """A mapping that knows one agent."""
+    return {"row": "zero"}
+
+
+def hello_of(*names: str, space: Any = SEEN, **changes: Any) -> pb.Hello:
+    """The first message of a simulator with these agents."""
+    agents = [
+        pb.Agent(
+            id=name,
+            observation_space=space_to_message(space),
+            action_space=space_to_message(THREE_WAYS),
+        )
+        for name in names
+    ]
+    said = {"mode": pb.REMOTE_INFERENCE, "environments": 1, "agents": agents}
+    return pb.Hello(protocol_min=1, protocol_max=1, **{**said, **changes})
+
+
+class Wandering(gymnasium.Env):
+    """Episodes of known lengths and ends; observations that no other step has."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+    lengths = ((3, True), (5, False), (1, False), (9, True))
+
+    def __init__(self) -> None:
+        self._episode = -1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._episode, self._step = self._episode + 1, 0
+        return self._shown(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        length, terminates = self.lengths[self._episode % len(self.lengths)]
+        over = self._step == length
+        reward = float(action) + self._step / 10
+        return self._shown(), reward, over and terminates, over and not terminates, {}
+
+    def _shown(self) -> Any:
+        place = self.np_random.normal()
+        return np.array([self._episode, self._step, place], np.float32) / 10
+
+
+@dataclass
+class Played:
+    """One episode as its simulator saw it."""
+
+    observations: list[Any] = field(default_factory=list)
+    actions: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    terminated: bool = False
+    truncated: bool = False
+
+
+def play(
+    world: GatewayWorld,
+    seed: int,
+    steps: int,
+    at_once: bool = True,
+    kind: type[Wandering] = Wandering,
+    **options: Any,
+) -> list[Played]:
+    """One environment, for so many steps and to the end of the episode.
+
+    Args:
+        world: has the gateway.
+        seed: of the environment.
+        steps: at least.
+        at_once: an episode's end and the next one's beginning travel together.
+        kind: of environment.
+        options: of the session.
+    """
+    env, played = kind(), [Played()]
+    observation, _ = env.reset(seed=seed)
+    with world.connect(**options) as session:
+        action = session.step(observation)
+        while steps > 0 or played[-1].observations:
+            episode = played[-1]
+            episode.observations.append(observation.copy())
+            episode.actions.append(action)
+            observation, reward, terminated, truncated, _ = env.step(action)
+            episode.rewards.append(reward)
+            steps -= 1
+            if not (terminated or truncated):
+                action = session.step(observation, reward)
+                continue
+            final = observation.copy()
+            episode.observations.append(final)
+            episode.terminated, episode.truncated = terminated, truncated
+            played.append(Played())
+            if at_once and steps > 0:
+                observation, _ = env.reset()
+                action = session.step(observation, reward, terminated, truncated, final)
+            else:
+                assert session.step(final, reward, terminated, truncated) is None
+                if steps > 0:
+                    observation, _ = env.reset()
+                    action = session.step(observation)
+    return played[:-1]
+
+
+def play_together(session: Any, count: int, steps: int) -> list[Played]:
+    """So many environments of one session, so many steps of each; those that run in the end, too.
+
+    Args:
+        session: of that many environments.
+    """
+    env = SyncVectorEnv([Wandering] * count, autoreset_mode=AutoresetMode.SAME_STEP)
+    observations, _ = env.reset(seed=list(range(1, count + 1)))
+    running, played = [Played([row.copy()]) for row in observations], []
+    actions = session.step(observations)
+    for _ in range(steps):
+        observations, rewards, terminated, truncated, infos = env.step(actions)
+        finals = infos.get("final_obs")
+        for i, episode in enumerate(running):
+            episode.actions.append(actions[i])
+            episode.rewards.append(rewards[i])
+            over = terminated[i] or truncated[i]
+            episode.observations.append((finals if over else observations)[i].copy())
+            if over:
+                episode.terminated, episode.truncated = terminated[i], truncated[i]
+                played.append(episode)
+                running[i] = Played([observations[i].copy()])
+        actions = session.step(observations, rewards, terminated, truncated, finals)
+        assert actions.shape == (count,)
+    return played + running
+
+
+def in_threads(count: int, what: Any) -> list[Any]:
+    results: dict[int, Any] = {}
+
+    def run(i: int) -> None:
+        results[i] = what(i)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [results[i] for i in range(count)]
+
+
+def assert_recorded(batches: list[EpisodeBatch], played: list[Played]) -> None:
+    """Every step of the batches is one that was played; no episode has a hole or a wrong end."""
+    by_first = {tuple(each.observations[0]): each for each in played}
+    parts: dict[int, list[Any]] = defaultdict(list)
+    for batch in batches:
+        for episode in episodes_of(batch):
+            parts[episode.episode_id].append(episode)
+    assert parts
+    for pieces in parts.values():
+        pieces.sort(key=lambda piece: piece.offset)
+        expected = by_first[tuple(pieces[0].observations[0])]
+        at = 0
+        for piece in pieces:
+            assert piece.offset == at
+            stop = at + len(piece)
+            np.testing.assert_array_equal(piece.observations, expected.observations[at:stop])
+            np.testing.assert_array_equal(piece.actions, expected.actions[at:stop])
+            np.testing.assert_array_equal(
+                piece.rewards, np.array(expected.rewards[at:stop], np.float32)
+            )
+            over = stop == len(expected.rewards)
+            assert piece.terminated == (over and expected.terminated)
+            assert piece.truncated == (over and expected.truncated)
+            if not piece.terminated:
+                np.testing.assert_array_equal(piece.last_observation, expected.observations[stop])
+            at = stop

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from juggler.runtime.actors.attachment import Attachment, new_incarnation
+from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.tls import Tls, read_tls
 
 
 class World:
@@ -52,3 +55,18 @@ class World:
             attachment.close()
         if hasattr(self, "hub"):
             self.hub.close()
+
+
+def make(directory: Path, *hosts: str, days: float = 1.0) -> Tls:
+    make_certificates(directory, hosts, days)
+    tls = read_tls(str(directory))
+    assert tls is not None
+    return tls
+
+
+def mixed(directory: Path, **sources: Path) -> Path:
+    """A directory with files of others: `ca=...`, `cert=...`, `key=...`."""
+    directory.mkdir()
+    for name, source in sources.items():
+        shutil.copy(source / f"{name}.pem", directory)
+    return directory

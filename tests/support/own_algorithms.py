@@ -1,18 +1,26 @@
-"""Algorithms of one's own, some of which cannot learn."""
+"""Algorithms of one's own that are wrong or slow, and populations."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from gymnasium import spaces
+from torch import Tensor, nn
 
 import juggler
-from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.core.gradient_core import Forward, Loss
+from juggler.learner.core.gradient_core import Forward, Loss, MakeModule
+from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.population import Population
+from juggler.learner.data.collate import collate
 from juggler.learner.data.replay.replay import Replay
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules.rl_module import Batch, RLModule
 
 
 class Fails(Impala):
@@ -36,15 +44,6 @@ class NotANumber(Impala):
         return found._replace(total=found.total * float("nan"), metrics=infinite)
 
 
-class Standardizes(Impala):
-    """Its loss is finite with several rows alone."""
-
-    def loss(self, forward: Forward, columns: Any, state: Any) -> Loss:
-        found = super().loss(forward, columns, state)
-        rows = columns["rewards"].shape[0] * found.total.new_ones(())  # []
-        return found._replace(total=found.total / (rows - 1))
-
-
 class KeepsNothing(Impala):
     """Its replay gets no row of what arrives."""
 
@@ -58,34 +57,6 @@ class Keeping(juggler.Algorithm):
 
 class TellsRows(juggler.Dqn):
     """Fails with the number of rows that it is to learn from."""
-
-    def loss(self, forward: Forward, columns: Any, state: Any) -> Loss:
-        raise RuntimeError(f"{len(columns['live'])} rows drawn")
-
-
-class OfWrongPriorities(juggler.Dqn):
-    """Its priorities have a dimension too many."""
-
-    def loss(self, forward: Forward, columns: Any, state: Any) -> Loss:
-        found = super().loss(forward, columns, state)
-        assert found.priorities is not None
-        return found._replace(priorities=found.priorities.unsqueeze(1))
-
-
-class WaitsForMany(Impala):
-    """Has a replay of its own, from which nothing is drawn for long."""
-
-    def data_source(self, seed: int = 0) -> Replay:
-        return Replay(
-            lambda columns: {"live": columns["live"][columns["live"]].unsqueeze(1)},
-            capacity=10**6,
-            size=512,
-            ratio=0.01,
-            begin=10**6,
-            selector="fifo",
-            max_times_sampled=1,
-            seed=seed,
-        )
 
     def loss(self, forward: Forward, columns: Any, state: Any) -> Loss:
         raise RuntimeError(f"{len(columns['live'])} rows drawn")
@@ -126,14 +97,6 @@ class Telling(juggler.Algorithm):
     off_policy = True
 
 
-class Misjudging(Telling):
-    core = OfWrongPriorities
-
-
-class Waiting(juggler.Algorithm):
-    config, core = ImpalaConfig, WaitsForMany
-
-
 class Failing(juggler.Algorithm):
     config, core = ImpalaConfig, Fails
 
@@ -146,10 +109,6 @@ class Infinite(juggler.Algorithm):
     config, core = ImpalaConfig, NotANumber
 
 
-class OfSeveralRows(juggler.Algorithm):
-    config, core = ImpalaConfig, Standardizes
-
-
 class Learning(juggler.Algorithm):
     config, core = ImpalaConfig, Impala
 
@@ -160,3 +119,47 @@ def many(*arguments: Any) -> Population:
 
 class Many(juggler.Algorithm):
     config, core = ImpalaConfig, "support.own_algorithms:many"
+
+
+MakeBatch = Callable[..., EpisodeBatch]
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+TWO = spaces.Discrete(2)
+RATES = np.geomspace(1e-5, 1e-2, 16).tolist()
+
+
+class Small(RLModule):
+    """A policy and a value function on one hidden layer, in the dtype asked for."""
+
+    def __init__(self, layer: nn.Module | None = None, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(VECTOR, TWO, {})
+        self.body = nn.Sequential(nn.Linear(4, 8), layer or nn.Identity(), nn.Tanh())
+        self.heads = nn.Linear(8, 3)
+        self.to(dtype)
+
+    def _forward(self, batch: Batch) -> dict[str, Any]:
+        observations = batch["observations"].to(self.heads.weight.dtype)  # [B, 4]
+        outputs = self.heads(self.body(observations))  # [B, 3]
+        return {"action_dist_inputs": outputs[:, :2], "values": outputs[:, 2]}
+
+
+def make_core(make: MakeModule | None = None, **config: Any) -> Impala:
+    return Impala(make or Small, ImpalaConfig(**config))
+
+
+def in_float64(make_batch: MakeBatch, seed: int, **options: Any) -> Columns:
+    columns = collate([make_batch(4, 9, seed=seed, **options)])
+    # Observations stay as the space has them; the module casts them.
+    return {**columns, **{name: columns[name].double() for name in ("rewards", "action_logp")}}
+
+
+def assert_close(one: Any, other: Any, tolerance: float = 1e-9) -> None:
+    if isinstance(one, Tensor):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+        return
+    assert one.keys() == other.keys()
+    for key, branch in one.items():
+        assert_close(branch, other[key], tolerance)
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    assert_close(one, other, 0.0)

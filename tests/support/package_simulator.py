@@ -1,4 +1,4 @@
-"""A simulator written with the package dm-env-rpc, as others write theirs."""
+"""A dm_env_rpc server by the package dm_env_rpc, and streams that dial it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Any
 
 import grpc
 import numpy as np
-from dm_env_rpc.v1 import (
-    dm_env_rpc_pb2,
-    dm_env_rpc_pb2_grpc,
-    tensor_spec_utils,
-    tensor_utils,
-)
+from dm_env_rpc.v1 import dm_env_rpc_pb2, dm_env_rpc_pb2_grpc, tensor_spec_utils, tensor_utils
 from google.rpc import status_pb2
+
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments.vector import make_vector_env
 
 BOARD, COUNT, REWARD, DISCOUNT, TITLE = 10, 11, 12, 13, 14
 MOVE, PUSH = 1, 2
@@ -215,3 +213,20 @@ class Served:
     def close(self) -> None:
         self.server.stop(None).wait(10)
         self._pool.shutdown()
+
+
+SEEN = ["board", "agent.count"]
+
+
+def dial(where: str, count: int = 1, deadline: float = 10.0, **options: Any) -> Any:
+    config = EnvRunnerConfig(
+        env=f"dm_env_rpc://{where}",
+        env_kwargs=options,
+        envs_per_runner=count,
+        step_deadline_seconds=deadline,
+    )
+    return make_vector_env(config)
+
+
+def act(count: int, move: int = 1) -> dict[str, Any]:
+    return {"move": np.full(count, move), "push": np.full((count, 2), 0.05, np.float32)}

@@ -1,24 +1,29 @@
-"""Runs of the real command, in a place of their own, checked for what they leave behind."""
+"""Commands, in this process or in a place that is checked for what they leave behind."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
+from juggler.cli import main
 from juggler.cli.status import Arguments, _statuses
-from juggler.driver.asking import to_plain
+from juggler.driver.monitoring import to_plain
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUSY = 3.0  # Waits are this many times as long as a test says, for machines that are busy or slow.
@@ -155,6 +160,12 @@ class Command:
         )
         assert text in self.output, self.output
 
+    def address(self) -> str:
+        """Where a driver waits for workers, once it does."""
+        self.wait_for("waiting for workers at")
+        line = next(line for line in self.output.splitlines() if "waiting for workers at" in line)
+        return line.split()[-1]
+
     def interrupt(self) -> None:
         """What a terminal does on Ctrl-C: the signal goes to everybody in the group."""
         os.killpg(self.process.pid, signal.SIGINT)
@@ -241,6 +252,63 @@ def trained_steps(run_dir: Path) -> int:
     return int(lines[-1]["env_steps_trained"]) if lines else 0
 
 
+def trains_on(run_dir: Path, run: Command, more: int = 0, seconds: float = 60) -> None:
+    """Wait until the run has trained on more steps than now, by at least so many."""
+    reached = trained_steps(run_dir) + more
+    eventually(lambda: trained_steps(run_dir) > reached, seconds, lambda: run.output)
+
+
 def status(where: Path) -> dict[str, Any]:
     """What the driver of a run that goes on says of it, as `juggler status --json` shows it."""
     return to_plain(next(_statuses(Arguments(where=str(where)))))
+
+
+def status_of(*arguments: object) -> int:
+    """Run a command and return its exit status."""
+    try:
+        return main([str(argument) for argument in arguments])
+    except SystemExit as error:  # tyro's own way out
+        return int(error.code or 0)
+
+
+def options_of(command: str) -> type:
+    """The dataclass of a command's options, also of one with a word of its own."""
+    own = {
+        "envrunner": "worker:EnvRunnerArguments",
+        "learner": "worker:LearnerArguments",
+        "evaluator": "worker:EvaluatorArguments",
+        "record": "evaluate:RecordArguments",
+        "runs": "status:RunsArguments",
+        "watch": "status:WatchArguments",
+        "healthcheck": "doctor:HealthArguments",
+        "certs": "launch:CertsArguments",
+    }
+    module, _, name = own.get(command, f"{command}:Arguments").partition(":")
+    found: type = getattr(importlib.import_module(f"juggler.cli.{module}"), name)
+    return found
+
+
+@contextmanager
+def raises_key(kind: type[Exception], key: str) -> Iterator[None]:
+    """An error that names a key of the configuration, as `key: why` or `key = value: why`."""
+    with pytest.raises(kind, match=rf"(?<![\w.]){re.escape(key)}( =|:)"):
+        yield
+
+
+def first_of(cases: Iterable[Any]) -> list[Any]:
+    """The cases of a parametrization, of which all but the first one are left to the long tests.
+
+    A case that is a tuple has the values of several arguments.
+    """
+    first, *others = cases
+    return [first, *(left_to_long(case) for case in others)]
+
+
+def left_to_long(case: Any) -> Any:
+    """A case of a parametrization that only the long tests try."""
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
+#: Of a learning test whose seeds differ in nothing else.
+seeds = pytest.mark.parametrize("seed", first_of(range(3)))

@@ -1,16 +1,20 @@
-"""Fragments of random episodes as a runner sees them, with what a slow loop remembers of them."""
+"""Random episodes, the columns of batches, and data sets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
+from juggler.envrunner.datasets.writing import writing
+from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.wire.structures import to_tree, tree_map
 from juggler.runtime.wire.trees import Tree
 
@@ -135,3 +139,112 @@ def fragments(
 
 def as_tensors(columns: dict[str, Any]) -> dict[str, Any]:
     return {name: tree_map(torch.from_numpy, column) for name, column in columns.items()}
+
+
+TRUNCATED_IN_MID_ROW, RUNNING, TERMINATED, TRUNCATED_AT_THE_END, FIRST_HALF, SECOND_HALF = range(6)
+
+
+def columns(**changed: Any) -> dict[str, Any]:
+    """N = 4 rows of T = 4 steps, K = 2 truncated episodes, S = 6 segments.
+
+    The observation of row r before step t is [r, t]; the final one of an episode truncated there
+    is [100 + r, t]. The segments, in the order of the names above:
+
+        row 0: episode 11 is truncated after two steps, episode 12 goes on after the row
+        row 1: episode 13, five steps old, terminates after three; then a reset row
+        row 2: episode 14 is truncated by its fourth step
+        row 3: episode 15 changes from version (1, 7) to (1, 8) in its middle
+    """
+    rows, steps = 4, 4
+    grid = np.moveaxis(np.indices((rows, steps), np.float32), 0, -1)  # [N, T, 2]
+    ends = np.zeros((2, rows, steps), np.bool_)
+    terminated, truncated = ends  # [N, T]
+    terminated[1, 2] = truncated[0, 1] = truncated[2, 3] = True
+    live = np.ones((rows, steps), np.bool_)
+    live[1, 3] = False
+    return {
+        "observations": np.ascontiguousarray(grid),
+        "actions": np.arange(rows * steps).reshape(rows, steps) % 3,
+        "rewards": np.arange(rows * steps, dtype=np.float32).reshape(rows, steps) * live,
+        "terminated": terminated,
+        "truncated": truncated,
+        "live": live,
+        "action_logp": np.full((rows, steps), -0.5, np.float32),
+        "last_observations": np.array([[row, steps] for row in range(rows)], np.float32),
+        "states": {},
+        "final_observations": np.array([[100, 1], [102, 3]], np.float32),
+        "final_rows": np.array([0, 2], np.int32),
+        "final_steps": np.array([1, 3], np.int32),
+        "segment_episodes": np.array([11, 12, 13, 14, 15, 15], np.uint64),
+        "segment_rows": np.array([0, 0, 1, 2, 3, 3], np.int32),
+        "segment_starts": np.array([0, 2, 0, 0, 0, 2], np.int32),
+        "segment_lengths": np.array([2, 2, 3, 4, 2, 2], np.int32),
+        "segment_offsets": np.array([0, 0, 5, 0, 0, 2], np.int32),
+        "segment_generations": np.ones(6, np.uint64),
+        "segment_updates": np.array([7, 7, 7, 7, 7, 8], np.uint64),
+        **changed,
+    }
+
+
+def column_with(name: str, at: tuple[int, ...], value: Any) -> dict[str, Any]:
+    """One of those columns with another value in one place, to be given to `columns`."""
+    column = columns()[name]
+    column[at] = value
+    return {name: column}
+
+
+VECTOR = spaces.Box(-10, 10, (3,), np.float32)
+CHOICES = spaces.Discrete(3, start=1)
+
+
+def random_episode(
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    steps: int,
+    *,
+    terminated: bool,
+    seed: int,
+) -> RecordedEpisode:
+    """An episode of values that the spaces have."""
+    observation_space.seed(seed)
+    action_space.seed(seed)
+
+    def drawn(space: gymnasium.Space[Any], count: int) -> Any:
+        values = [to_tree(space, space.sample()) for _ in range(count)]
+        return tree_map(lambda *each: np.stack(each), *values)  # [count, ...]
+
+    return RecordedEpisode(
+        drawn(observation_space, steps + 1),
+        drawn(action_space, steps),
+        np.random.default_rng(seed).standard_normal(steps).astype(np.float32),
+        terminated,
+    )
+
+
+def random_episodes(
+    lengths: Sequence[int],
+    observation_space: gymnasium.Space[Any] = VECTOR,
+    action_space: gymnasium.Space[Any] = CHOICES,
+) -> list[RecordedEpisode]:
+    """Every other one was cut off."""
+    both = observation_space, action_space
+    return [
+        random_episode(*both, steps, terminated=bool(i % 2), seed=i)
+        for i, steps in enumerate(lengths)
+    ]
+
+
+def write(
+    place: Path,
+    episodes: Sequence[RecordedEpisode],
+    observation_space: gymnasium.Space[Any] = VECTOR,
+    action_space: gymnasium.Space[Any] = CHOICES,
+    env: str | None = None,
+) -> Path:
+    """A data set of these episodes."""
+    spec = None if env is None else gymnasium.spec(env)
+    about = observation_space, action_space, spec, {"algorithm_name": "random"}
+    with writing(place, "juggler/random-v0", *about) as writer:
+        for episode in episodes:
+            writer.add(episode)
+    return place

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,13 +20,12 @@ from juggler.driver.checkpoint.restoring import restores
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.envrunner_worker import EnvRunner
 from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup, may_play
-from juggler.runtime.actors.attachment import Attachment, Command, Detached
+from juggler.runtime.actors.attachment import Attachment, BusyThreads, Command, Detached
 from juggler.runtime.actors.credentials import CallMetadata, why_refused
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
-from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.actors.setups import to_json
-from juggler.runtime.actors.worker import Contact
-from juggler.runtime.checkpoints.frozen import tree_digest
+from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.worker import Contact, to_json
+from juggler.runtime.checkpoints.weights import tree_digest
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig
@@ -55,6 +54,7 @@ class Driver:
         self.inbox: Mailbox[Command | Detached] = Mailbox()
         self._answers: SimpleQueue[Message | BaseException] = SimpleQueue()
         self._commands = 0
+        self._threads = BusyThreads()
         self.notes: list[training_pb2.Note] = []
 
     def tell(self, *commands: Message) -> None:
@@ -80,7 +80,7 @@ class Driver:
         pass
 
     def busy(self) -> AbstractContextManager[None]:
-        return nullcontext()
+        return self._threads.busy()
 
     def progresses(self) -> None:
         pass
@@ -152,6 +152,8 @@ class RunnerWorld:
         steps: fragment_steps.
         frozen: what modules play with that are not trained, by id.
         environments: envs_per_runner.
+        league: the driver assigns line-ups.
+        mapping: the name of the function that draws them.
     """
 
     def __init__(
@@ -162,7 +164,10 @@ class RunnerWorld:
         steps: int = 4,
         frozen: Mapping[str, Tree] | None = None,
         environments: int = 2,
+        league: bool = False,
+        mapping: str = "",
     ) -> None:
+        self._directory = directory
         self.driver = Driver()
         self._frozen = frozen or {}
         ids = dict.fromkeys(each for said in agents.values() for each in may_play(said))
@@ -170,7 +175,7 @@ class RunnerWorld:
             each: LearnerOf(directory, each) for each in ids if each not in {RANDOM, *self._frozen}
         }
         acting = ActingSetup(
-            module=ModuleConfig(module="support.paced_sampling:Scaled"),
+            module=ModuleConfig(module="support.scripted_agents:Scaled"),
             connectors={},
             algorithm="impala",
             off_policy=True,
@@ -186,6 +191,8 @@ class RunnerWorld:
                 },
             },
             agents=dict(agents),
+            league=league,
+            mapping=mapping,
         )
         contact = Contact("", token="secret", local=True)
         self.runner: Any = self._make(cast(Attachment, self.driver), contact)
@@ -218,6 +225,18 @@ class RunnerWorld:
             for part in restores(module_id, cast(Any, tree), {}):
                 self.driver.ask(part, attach_pb2.Done)
 
+    def add_player(self, module_id: str) -> None:
+        """A player that learns comes, with weights of update 1."""
+        learner = self.learners[module_id] = LearnerOf(self._directory, module_id)
+        acting = to_json(next(iter(self.setup.modules.values())))
+        added = training_pb2.AddPlayer(module_id=module_id, config=acting)
+        self.driver.ask(added, attach_pb2.Done)
+        learner.publish(1)
+        self.driver.ask(learner.message(), attach_pb2.Done)
+
+    def remove_player(self, module_id: str) -> None:
+        self.driver.ask(training_pb2.RemovePlayer(module_id=module_id), attach_pb2.Done)
+
     def requests(self, **at_least: int) -> list[training_pb2.SampleRequest]:
         """The requests of a round, by module with the update to wait for."""
         self._rounds += 1
@@ -231,7 +250,6 @@ class RunnerWorld:
                     learner=self.learners[module_id].worker_id,
                     generation=1,
                     at_least=Version(1, update).message(),
-                    permit=b"permit",
                     round=self._rounds,
                     requests_in_round=len(at_least),
                 )

@@ -19,7 +19,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
-import grpc
 import numpy as np
 import torch
 
@@ -28,38 +27,39 @@ from juggler.driver.config import RunConfig
 from juggler.driver.core import events
 from juggler.driver.loop import Loop
 from juggler.driver.parts import RunParts
-from juggler.driver.record.progress import SilentProgress
-from juggler.driver.run_clock import RunClock
-from juggler.driver.workers.learners import PEER_SILENCE_SECONDS
+from juggler.driver.record.wording import Progress
+from juggler.driver.run_end import RunClock
+from juggler.driver.workers.trained_modules import PEER_SILENCE_SECONDS
 from juggler.driver.workers.worker_events import WorkerEvents
 from juggler.envrunner import envrunner_worker, learner_streams
 from juggler.envrunner.rounds import PlayedRound, Recorded
-from juggler.learner.group import membership, peers
-from juggler.learner.group.member import GroupMember
-from juggler.learner.group.membership import Membership
+from juggler.learner.group import peers
 from juggler.learner.group.peers import PeerLost, Peers
-from juggler.learner.process.hosted_module import HostedModule
-from juggler.runtime.actors import attachment, busy_threads, connection, hub
-from juggler.runtime.actors.attachment import AttachError, Attachment
+from juggler.learner.learner import Learner
+from juggler.learner.process import hosted_module as membership
+from juggler.learner.process.hosted_module import HostedModule, Membership
+from juggler.runtime.actors import attachment, hub
+from juggler.runtime.actors.attachment import AttachError
 from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import Left
-from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.actors.public_calls import End
+from juggler.runtime.actors.hub_events import Left, Mailbox
 from juggler.runtime.actors.worker import CommandLoop, Contact
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.streams.weights import Weights
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2
-from support.ready import ready_message
 from support.simulation import (
-    Alarm,
+    BY_PROCESS,
+    Line,
     Process,
     SimulatedLoop,
     Simulation,
     Violation,
+    Worker,
     active,
+    me,
     simulated,
     simulated_modules,
 )
+from support.workers_world import ready_message
 
 ROWS, STEPS = 2, 10
 SPACE = spaces_pb2.Space(discrete=spaces_pb2.DiscreteSpace(n=2, dtype=5))
@@ -102,11 +102,11 @@ class RuntimeWorld:
         self.simulation, self.random, self.history = simulation, simulation.random, history
         self.happened: deque[str] = deque(maxlen=40)
         self.driver = Process("driver")
-        self.workers: dict[str, _Worker] = {}  # by worker id, those whose process runs
-        self.by_incarnation: dict[str, _Worker] = {}
+        self.workers: dict[str, Worker] = {}  # by worker id, those whose process runs
+        self.by_incarnation: dict[str, Worker] = {}
         self.meetings: dict[tuple[str, int], _Meeting] = {}
         self.partitioned: dict[str, float] = {}  # worker id -> until when
-        self.lines: list[_Line] = []
+        self.lines: list[Line] = []
         self.books = _Books()
         self._closing = False
         loop = SimulatedLoop(simulation, self.driver)
@@ -127,11 +127,10 @@ class RuntimeWorld:
             config,
             self.hub,
             cast(Any, self),
-            SilentProgress(),
+            Progress(),
             SnapshotWriter(Mailbox(), directory, config, clock, None),
             clock,
             directory,
-            None,
             only_local=True,
         )
         if history.learners > 1:
@@ -274,7 +273,7 @@ class RuntimeWorld:
             self.note(f"{process.name} runs again after {seconds} s")
             self.simulation.resume(process)
 
-    def _any(self, role: str = "") -> _Worker:
+    def _any(self, role: str = "") -> Worker:
         ids = sorted(each for each in self.workers if each.startswith(role))
         if not ids:
             self.simulation.run(20.0, lambda: any(each.startswith(role) for each in self.workers))
@@ -285,11 +284,11 @@ class RuntimeWorld:
 
     def start(self, role: str, index: int) -> None:
         worker = (_Runner if role == "envrunner" else _Learner)(self, role, index)
-        _AS[id(worker.process)] = worker
+        BY_PROCESS[id(worker.process)] = worker
         self.workers[worker.worker_id] = self.by_incarnation[worker.incarnation] = worker
         self.simulation.thread(partial(self._live, worker), worker.process)
 
-    def end(self, worker: _Worker) -> None:
+    def end(self, worker: Worker) -> None:
         """The process ends, however; the next one starts soon."""
         if not worker.process.alive:
             return
@@ -303,11 +302,11 @@ class RuntimeWorld:
             delay = self.random.uniform(0.2, 2.0)
             self.simulation.at(delay, partial(self._start_again, worker))
 
-    def _start_again(self, worker: _Worker) -> None:
+    def _start_again(self, worker: Worker) -> None:
         if worker.worker_id not in self.workers:
             self.start(worker.role, worker.index)
 
-    def _live(self, worker: _Worker) -> None:
+    def _live(self, worker: Worker) -> None:
         try:
             reason = worker.run()
         except AttachError as error:
@@ -363,7 +362,7 @@ class RuntimeWorld:
 
         self._worker_events.hear = heard  # type: ignore[method-assign]
 
-    def latency(self, worker: _Worker) -> float:
+    def latency(self, worker: Worker) -> float:
         late = self.random.uniform(0.001, 0.3) if self.random.random() < 0.1 else 0.001
         cut = self.partitioned.get(worker.worker_id, 0.0) - self.simulation.now
         return max(cut, 0.0) + late
@@ -394,186 +393,10 @@ class _Books:
             raise Violation(f"{sampled} steps sampled, of at most {most}: {event}")
 
 
-class _Worker:
-    """A process of a worker, and what it needs of the world."""
-
-    role = ""
-
-    def __init__(self, world: RuntimeWorld, role: str, index: int) -> None:
-        self.world, self.role, self.index = world, role, index
-        self.worker_id = f"{role}-{index}"
-        self.incarnation = f"{world.random.getrandbits(60):x}"
-        self.pid = world.random.getrandbits(30)
-        self.process = Process(self.worker_id)
-        self.line: _Line | None = None
-        self.senders: list[_Sender] = []
-        self.hangs = False
-
-    def excuse(self, why: str) -> None:
-        self.process.excuses.append(why)
-
-    def attach(self, inbox: Any) -> Attachment:
-        def connect(*ends: Any) -> _Line:
-            self.line = _Line(self.world, self, *ends)
-            return self.line
-
-        return Attachment(
-            "simulated",
-            self.role,
-            self.index,
-            self.incarnation,
-            inbox,
-            local=True,
-            data_addresses=(f"unix:{self.incarnation}",),
-            connect=connect,
-        )
-
-    def run(self) -> str:
-        raise NotImplementedError
-
-    def gone(self) -> None:
-        """The process has ended."""
-
-
-class _Line:
-    """The stream between a worker and the hub: the worker's end, and the hub's."""
-
-    local = known = True
-
-    def __init__(
-        self,
-        world: RuntimeWorld,
-        worker: _Worker,
-        next_message: Callable[[], bytes | None],
-        received: Callable[[bytes], None],
-        ended: Callable[[End], None],
-    ) -> None:
-        self._world, self._worker = world, worker
-        self._next, self._received, self._ended = next_message, received, ended
-        self._sending = False
-        self._over = {"up": False, "down": False}
-        self._last = {"up": 0.0, "down": 0.0}  # when the last message arrives
-        self._inbox: deque[bytes] = deque()
-        self._waiter: Any = None
-        self._end = End("", grpc.StatusCode.OK, ())
-        self._task: Any = None
-        world.lines.append(self)
-        self._carry("up", self._open)
-
-    def _carry(self, way: str, work: Callable[[], None]) -> None:
-        """Have something arrive, behind what went this way before."""
-        simulation = self._world.simulation
-        arrives = simulation.now + self._world.latency(self._worker)
-        self._last[way] = max(self._last[way], arrives)
-        process = self._world.driver if way == "up" else self._worker.process
-
-        def arrive() -> None:
-            if not self._over[way]:
-                work()
-
-        simulation.at(self._last[way] - simulation.now, arrive, process)
-
-    # The worker's end.
-
-    def wake(self) -> None:
-        if not self._sending and self._worker.process.alive:
-            self._sending = True
-            self._world.simulation.at(0.0005, self._leave, self._worker.process)
-
-    def _leave(self) -> None:
-        message = self._next()
-        if message is None:
-            self._sending = False
-            return
-        self._carry("up", partial(self._hear, message))
-        if self._world.random.random() < self._world.history.duplicates:
-            said = attach_pb2.FromWorker.FromString(message)
-            if not said.HasField("hello") and not said.HasField("farewell"):
-                self._carry("up", partial(self._hear, message))
-        self._world.simulation.at(0.0005, self._leave, self._worker.process)
-
-    def close(self) -> None:
-        if not self._over["down"]:
-            self.is_gone()
-            closed = End("closed", grpc.StatusCode.CANCELLED, ())
-            self._world.simulation.at(0.0, partial(self._ended, closed), self._worker.process)
-            self._over["down"] = True
-
-    def is_gone(self) -> None:
-        """The worker's process or its channel is."""
-        self._carry("up", self._cancel)
-
-    def break_off(self) -> None:
-        """Both ends notice; what was on its way is lost."""
-        self._over["up"] = True
-        broken = End("the connection broke", grpc.StatusCode.UNAVAILABLE, ())
-        if not self._over["down"]:
-            self._over["down"] = True
-            delay = self._world.latency(self._worker)
-            simulation = self._world.simulation
-            simulation.at(delay, partial(self._ended, broken), self._worker.process)
-            simulation.at(delay, self._cancel, self._world.driver)
-
-    # The hub's end.
-
-    def _open(self) -> None:
-        loop = self._world.asyncio_loop
-        self._task = loop.create_task(self._world.hub.serve(self))
-        self._task.add_done_callback(lambda _: self._served())
-
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    def _hear(self, message: bytes) -> None:
-        self._inbox.append(message)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def receive(self) -> bytes | None:
-        while not self._inbox:
-            self._waiter = self._world.asyncio_loop.create_future()
-            await self._waiter
-        return self._inbox.popleft()
-
-    async def send(self, message: attach_pb2.ToWorker) -> None:
-        self._carry("down", partial(self._received, message.SerializeToString()))
-
-    def end(self, why: str, reason: str = "", code: grpc.StatusCode = grpc.StatusCode.OK) -> None:
-        metadata = ((hub.REASON_KEY, reason.encode()),) if reason else ()
-        self._end = End(why, code, metadata)
-
-    def _served(self) -> None:
-        self._world.lines.remove(self)
-
-        def ended() -> None:
-            self._over["down"] = True
-            self._ended(self._end)
-
-        if not self._over["down"]:
-            self._carry("down", ended)
-
-    def ping(self) -> None:
-        """As gRPC does by the options of the hub's server: without an answer in time, the
-        connection ends."""
-        if self._task is None or self._task.done():
-            return
-        options = dict(hub.WATCHFUL_SERVER_OPTIONS)
-        patience = float(options["grpc.http2.ping_timeout_ms"]) / 1000
-        answered: list[bool] = []
-        self._carry("down", lambda: self._carry("up", lambda: answered.append(True)))
-
-        def look() -> None:
-            if not answered and not self._over["up"]:
-                self.break_off()
-
-        self._world.simulation.at(patience, Alarm(look), self._world.driver)
-
-
 # -- EnvRunners ------------------------------------------------------------------------------
 
 
-class _Runner(_Worker):
+class _Runner(Worker):
     def run(self) -> str:
         inbox: Any = Mailbox()
         attached = self.attach(inbox)
@@ -589,14 +412,6 @@ class _Runner(_Worker):
             sender.closed = True
 
 
-_AS: dict[int, _Worker] = {}  # by process
-
-
-def _me(simulation: Simulation) -> _Worker:
-    """The worker whose thread calls."""
-    return _AS[id(simulation.current)]
-
-
 class _Batch(SimpleNamespace):
     def to_tree(self) -> dict[str, Any]:
         return {}
@@ -605,7 +420,7 @@ class _Batch(SimpleNamespace):
 class _Stage:
     """Environments that take their time, and a module that needs nothing."""
 
-    def __init__(self, worker: _Worker) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
     def ready(self) -> list[training_pb2.Ready.Module]:
@@ -637,7 +452,7 @@ class _Sender:
     def __init__(
         self, address: str, _: Any, settled: Callable[[int, str, str], None], *__: Any
     ) -> None:
-        self._worker = _me(active())
+        self._worker = me(active())
         self._world, self._settled = self._worker.world, settled
         self._learner = self._world.by_incarnation[address.removeprefix("unix:")]
         self._open: set[int] = set()
@@ -688,7 +503,7 @@ class _Subscription:
 
     def __init__(self, address: str, *_: Any, **__: Any) -> None:
         self.address = address
-        self._worker = _me(active())
+        self._worker = me(active())
         self._learner = cast(
             _Learner, self._worker.world.by_incarnation[address.removeprefix("unix:")]
         )
@@ -723,13 +538,19 @@ class _Subscription:
 # -- learners --------------------------------------------------------------------------------
 
 
-class _Learner(_Worker, GroupMember):
+class _Learner(Worker):
     """A learner whose state is the number of its updates. Saving it takes its time."""
+
+    join: Any = Learner.join
+    leave: Any = Learner.leave
+    why_alone: Any = Learner.why_alone
+    sums: Any = Learner.sums
+    _peers: Any = None
 
     def __init__(self, world: RuntimeWorld, role: str, index: int) -> None:
         super().__init__(world, role, index)
         self.core = cast(Any, SimpleNamespace(trains_in_groups=True))
-        self._data = cast(Any, SimpleNamespace(why_alone=lambda: ""))
+        self.data = cast(Any, SimpleNamespace(draw_apart=lambda _: None))
         self.state, self.updates = None, 0
         self.device = torch.device("cpu")
         self.published: Version | None = None
@@ -778,7 +599,7 @@ class _Learner(_Worker, GroupMember):
 
     def _group(self, _: int, group: training_pb2.Group) -> training_pb2.GroupFormed:
         superseded = partial(self._loop.waits, training_pb2.Group)
-        formed = self._membership.form(group, self, superseded)
+        formed = self._membership.form(group, cast(Any, self), superseded)
         self._generation = group.generation
         came = formed.peer_lost or "formed"
         self.world.note(f"{self.worker_id}: group {group.generation}: {came}")
@@ -798,7 +619,7 @@ class _Learner(_Worker, GroupMember):
                 self.sums(torch.ones(1))
                 self.updates += 1
             except PeerLost as error:
-                self._membership.lose(self, str(error))
+                self._membership.lose(cast(Any, self), str(error))
         done.peer_lost = self._membership.lost
         missing = [i for i in update.batch_ids if i not in here]
         HostedModule._book(
@@ -838,8 +659,6 @@ class _Learner(_Worker, GroupMember):
 
     def forget(self) -> None: ...
 
-    def draw_apart(self, rank: int) -> None: ...
-
 
 class _Meeting:
     """What the learners of a generation have said to each other."""
@@ -857,7 +676,7 @@ class _Peers(Peers):
         self, point: str, generation: int, rank: int, size: int, _: str, superseded: Any, __: Any
     ) -> None:
         super().__init__(rank, size)
-        self._me = _me(active())
+        self._me = me(active())
         self._world, self._superseded = self._me.world, superseded
         meetings = self._world.meetings
         self._meeting = meetings.setdefault((point, generation), _Meeting())
@@ -927,13 +746,12 @@ def simulated_run() -> Iterator[None]:
         stack.callback(os.sched_setaffinity, 0, processors)
         os.sched_setaffinity(0, {sorted(processors)[os.getpid() % len(processors)]})
         for module, name, instead in (
-            (busy_threads, "thread_waited", zero),
-            (connection, "seconds_waited", zero),
+            (attachment, "thread_waited", zero),
+            (hub, "seconds_waited", zero),
             (attachment, "resident_bytes", lambda: 0),
-            (attachment, "os", SimpleNamespace(getpid=lambda: _me(active()).pid)),
+            (attachment, "os", SimpleNamespace(getpid=lambda: me(active()).pid)),
             (envrunner_worker, "build_stage", lambda *_: _stage()),
             (envrunner_worker, "seed_process", nothing),
-            (envrunner_worker, "report_slow_streams", nothing),
             (learner_streams, "EpisodeSender", _Sender),
             (learner_streams, "WeightsSubscription", _Subscription),
             (membership, "GlooPeers", _Peers),
@@ -943,7 +761,7 @@ def simulated_run() -> Iterator[None]:
 
 
 def _stage() -> _Stage:
-    return _Stage(_me(active()))
+    return _Stage(me(active()))
 
 
 def play(history: History, seed: int, directory: Path) -> list[str]:
@@ -960,7 +778,7 @@ def play(history: History, seed: int, directory: Path) -> list[str]:
             log = "\n  ".join(world.happened)
             raise Violation(f"{error!r}\nseed {seed} of {history}:\n  {log}") from error
         finally:
-            _AS.clear()
+            BY_PROCESS.clear()
         return list(world.happened)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -306,3 +308,8 @@ class MaskedParts(gymnasium.Wrapper):
     def legal(self):
         steps = self.unwrapped.steps
         return steps % 3, steps % 2, (steps + 1) % 3
+
+
+def loop(_: object) -> None:
+    """Loop in C, where no Python code runs, such as a handler of signals."""
+    deque(itertools.repeat(None), maxlen=0)

@@ -24,6 +24,13 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
+
+from juggler.runtime.actors import hub
+from juggler.runtime.actors.attachment import Attachment
+from juggler.runtime.actors.calls import End
+from juggler.runtime.wire.v1 import attach_pb2
+
 
 class Violation(AssertionError):
     """What must hold does not."""
@@ -471,3 +478,190 @@ def simulated(simulation: Simulation) -> Iterator[Simulation]:
             simulation.close()
         finally:
             _active = None
+
+
+# -- workers, and the streams between them and the hub ---------------------------------------------
+
+
+BY_PROCESS: dict[int, Worker] = {}  # by process
+
+
+def me(simulation: Simulation) -> Worker:
+    """The worker whose thread calls."""
+    return BY_PROCESS[id(simulation.current)]
+
+
+class Worker:
+    """A process of a worker, and what it needs of the world."""
+
+    role = ""
+
+    def __init__(self, world: Any, role: str, index: int) -> None:
+        self.world, self.role, self.index = world, role, index
+        self.worker_id = f"{role}-{index}"
+        self.incarnation = f"{world.random.getrandbits(60):x}"
+        self.pid = world.random.getrandbits(30)
+        self.process = Process(self.worker_id)
+        self.line: Line | None = None
+        self.senders: list[Any] = []
+        self.hangs = False
+
+    def excuse(self, why: str) -> None:
+        self.process.excuses.append(why)
+
+    def attach(self, inbox: Any) -> Attachment:
+        def connect(*ends: Any) -> Line:
+            self.line = Line(self.world, self, *ends)
+            return self.line
+
+        return Attachment(
+            "simulated",
+            self.role,
+            self.index,
+            self.incarnation,
+            inbox,
+            local=True,
+            data_addresses=(f"unix:{self.incarnation}",),
+            connect=connect,
+        )
+
+    def run(self) -> str:
+        raise NotImplementedError
+
+    def gone(self) -> None:
+        """The process has ended."""
+
+
+class Line:
+    """The stream between a worker and the hub: the worker's end, and the hub's."""
+
+    local = known = True
+
+    def __init__(
+        self,
+        world: Any,
+        worker: Worker,
+        next_message: Callable[[], bytes | None],
+        received: Callable[[bytes], None],
+        ended: Callable[[End], None],
+    ) -> None:
+        self._world, self._worker = world, worker
+        self._next, self._received, self._ended = next_message, received, ended
+        self._sending = False
+        self._over = {"up": False, "down": False}
+        self._last = {"up": 0.0, "down": 0.0}  # when the last message arrives
+        self._inbox: deque[bytes] = deque()
+        self._waiter: Any = None
+        self._end = End("", grpc.StatusCode.OK, ())
+        self._task: Any = None
+        world.lines.append(self)
+        self._carry("up", self._open)
+
+    def _carry(self, way: str, work: Callable[[], None]) -> None:
+        """Have something arrive, behind what went this way before."""
+        simulation = self._world.simulation
+        arrives = simulation.now + self._world.latency(self._worker)
+        self._last[way] = max(self._last[way], arrives)
+        process = self._world.driver if way == "up" else self._worker.process
+
+        def arrive() -> None:
+            if not self._over[way]:
+                work()
+
+        simulation.at(self._last[way] - simulation.now, arrive, process)
+
+    # The worker's end.
+
+    def wake(self) -> None:
+        if not self._sending and self._worker.process.alive:
+            self._sending = True
+            self._world.simulation.at(0.0005, self._leave, self._worker.process)
+
+    def _leave(self) -> None:
+        message = self._next()
+        if message is None:
+            self._sending = False
+            return
+        self._carry("up", partial(self._hear, message))
+        if self._world.random.random() < self._world.history.duplicates:
+            said = attach_pb2.FromWorker.FromString(message)
+            if not said.HasField("hello") and not said.HasField("farewell"):
+                self._carry("up", partial(self._hear, message))
+        self._world.simulation.at(0.0005, self._leave, self._worker.process)
+
+    def close(self) -> None:
+        if not self._over["down"]:
+            self.is_gone()
+            closed = End("closed", grpc.StatusCode.CANCELLED, ())
+            self._world.simulation.at(0.0, partial(self._ended, closed), self._worker.process)
+            self._over["down"] = True
+
+    def is_gone(self) -> None:
+        """The worker's process or its channel is."""
+        self._carry("up", self._cancel)
+
+    def break_off(self) -> None:
+        """Both ends notice; what was on its way is lost."""
+        self._over["up"] = True
+        broken = End("the connection broke", grpc.StatusCode.UNAVAILABLE, ())
+        if not self._over["down"]:
+            self._over["down"] = True
+            delay = self._world.latency(self._worker)
+            simulation = self._world.simulation
+            simulation.at(delay, partial(self._ended, broken), self._worker.process)
+            simulation.at(delay, self._cancel, self._world.driver)
+
+    # The hub's end.
+
+    def _open(self) -> None:
+        loop = self._world.asyncio_loop
+        self._task = loop.create_task(self._world.hub.serve(self))
+        self._task.add_done_callback(lambda _: self._served())
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _hear(self, message: bytes) -> None:
+        self._inbox.append(message)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def receive(self) -> bytes | None:
+        while not self._inbox:
+            self._waiter = self._world.asyncio_loop.create_future()
+            await self._waiter
+        return self._inbox.popleft()
+
+    async def send(self, message: attach_pb2.ToWorker) -> None:
+        self._carry("down", partial(self._received, message.SerializeToString()))
+
+    def end(self, why: str, reason: str = "", code: grpc.StatusCode = grpc.StatusCode.OK) -> None:
+        metadata = ((hub.REASON_KEY, reason.encode()),) if reason else ()
+        self._end = End(why, code, metadata)
+
+    def _served(self) -> None:
+        self._world.lines.remove(self)
+
+        def ended() -> None:
+            self._over["down"] = True
+            self._ended(self._end)
+
+        if not self._over["down"]:
+            self._carry("down", ended)
+
+    def ping(self) -> None:
+        """As gRPC does by the options of the hub's server: without an answer in time, the
+        connection ends."""
+        if self._task is None or self._task.done():
+            return
+        options = dict(hub.WATCHFUL_SERVER_OPTIONS)
+        patience = float(options["grpc.http2.ping_timeout_ms"]) / 1000
+        answered: list[bool] = []
+        self._carry("down", lambda: self._carry("up", lambda: answered.append(True)))
+
+        def look() -> None:
+            if not answered and not self._over["up"]:
+                self.break_off()
+
+        self._world.simulation.at(patience, Alarm(look), self._world.driver)

@@ -234,38 +234,6 @@ class BadlyScaled(gymnasium.Env[Floats, Floats]):
         return (self._numbers * (5, 1e-3) + (2000, 0)).astype(np.float32)
 
 
-class Push(gymnasium.Env[Floats, Floats]):
-    """A mass that is pushed back to 0; it costs its distance, and a tenth of what the push is.
-
-    An episode has 20 steps, and is worth -0.5 if the mass is pushed well, -10 if it is left alone.
-    Chance is -23.
-    """
-
-    def __init__(self) -> None:
-        self.observation_space = spaces.Box(-10, 10, (2,), np.float32)
-        self.action_space = spaces.Box(-2, 2, (1,), np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Floats, Infos]:
-        super().reset(seed=seed)
-        self._steps = 0
-        self._seen = np.array([self.np_random.uniform(-1, 1), 0], np.float32)
-        return self._seen, {}
-
-    def step(self, action: Floats) -> Step:
-        place, speed = map(float, self._seen)
-        push = float(np.clip(action[0], -2, 2))
-        speed = 0.5 * speed + 0.2 * push
-        self._seen = np.array([np.clip(place + speed, -3, 3), speed], np.float32)
-        self._steps += 1
-        return (
-            self._seen,
-            -abs(float(self._seen[0])) - 0.1 * abs(push),
-            False,
-            self._steps == 20,
-            {},
-        )
-
-
 class Valve(gymnasium.Env[Floats, Floats]):
     """A valve is set between 5 and 9, and is best a bit above or below 7, as an observation says.
 

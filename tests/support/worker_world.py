@@ -16,22 +16,19 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from gymnasium import spaces
 
-from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.process import hosted_module
 from juggler.learner.process.hosted_module import HostedModule
-from juggler.learner.process.learner_worker import LearnerWorker
-from juggler.learner.process.listening import LearnerServer
+from juggler.learner.process.learner_worker import LearnerServer, LearnerWorker
 from juggler.learner.process.program import LearnerProgram, LearnerSetup, ModuleSetup
 from juggler.runtime.actors.attachment import Command, Detached
 from juggler.runtime.actors.credentials import call_metadata
-from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.actors.setups import to_json
-from juggler.runtime.actors.worker import Contact
+from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.worker import Contact, to_json
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.streams.episodes import EpisodeSender
-from juggler.runtime.streams.permits import Permits
 from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.spaces import space_to_message
@@ -43,7 +40,6 @@ PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
 BEGIN = Version(4, 10)  # of the learner's first weights
 GENERATION = 5  # of the group that it joins
 MAX_STALENESS = 2
-PERMITS = Permits(bytes(range(32)))
 
 
 class Driver:
@@ -157,12 +153,7 @@ class World:
         self.driver.ask(group, training_pb2.GroupFormed())
 
     def send(
-        self,
-        batch_id: int,
-        update: int,
-        generation: int = GENERATION,
-        module_id: str = "default",
-        permit: bytes | None = None,
+        self, batch_id: int, update: int, generation: int = GENERATION, module_id: str = "default"
     ) -> tuple[str, str]:
         """A batch for a generation, sampled with the weights of an update. What became of it."""
         batch = self._make_batch(4, 8, seed=batch_id)
@@ -172,7 +163,6 @@ class World:
             generation=generation,
             live_steps=batch.live_steps,
             version=Version(generation, update).message(),
-            permit=PERMITS.of(batch_id, module_id) if permit is None else permit,
             module_id=module_id,
         )
         self._sender.send(header, {module_id: batch.to_tree()})
@@ -231,7 +221,7 @@ def _setup(
         synchronous=synchronous,
         outlives_failures=outlives_failures,
     )
-    return training_pb2.Setup(config=to_json(setup), permits_key=PERMITS.key)
+    return training_pb2.Setup(config=to_json(setup))
 
 
 def _module(module_id: str, learner: Mapping[str, Any]) -> training_pb2.AddModule:

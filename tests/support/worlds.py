@@ -14,14 +14,13 @@ from google.protobuf.json_format import MessageToDict
 from gymnasium import spaces
 
 from juggler.driver.config import RunConfig
-from juggler.driver.record.checkpoints import write
 from juggler.envrunner.environments.vector import make_vector_env
-from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, write
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.connector import ActionConnector, ObservationConnector
+from juggler.runtime.modules.acting import weights_of
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.modules.stepping import weights_of
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.structures import to_tree
 
@@ -146,10 +145,7 @@ def written(
     name = env if isinstance(env, str) else f"support.worlds:{env.__name__}"
     config = RunConfig.from_flat({"env": name, "vectorize": "sync", "envs_per_runner": 1, **keys})
     environments = make_vector_env(config.env_runner)
-    observed, acted = (
-        environments.single_observation_space,
-        environments.single_action_space,
-    )
+    observed, acted = (environments.single_observation_space, environments.single_action_space)
     env_to_module, module_to_env = build_runner_pipelines(
         config.connectors.parsed(), observed, acted, own
     )

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import sys
+import shutil
 import tomllib
 from pathlib import Path
 
 import pytest
-from support.commands import status_of
-from support.place import REPOSITORY, Place, assert_books_balance, eventually, metrics, summary
-
-from juggler.driver.record.wording import clock
+from support.network import free_address
+from support.place import (
+    Place,
+    assert_books_balance,
+    checkpoints,
+    eventually,
+    metrics,
+    status_of,
+    summary,
+    trains_on,
+)
 
 LINE_KEYS = {
     "wall_time",
@@ -76,40 +82,6 @@ def test_a_run_writes_what_happened(
     assert "\x1b" not in output, "no escape sequences where there is no terminal"
 
 
-@pytest.mark.long
-def test_a_run_trains_on_the_public_api_of_grpc(place: Place) -> None:
-    options = ["--run-dir", "run", "--stop-steps", 20_000, "--stop-return", 501]
-    run = place.run("train", "cartpole", *options, JUGGLER_GRPC="public")
-    assert run.status == 0, run.output
-    assert "public API" not in run.output, "it was asked for"
-    assert_books_balance(place.path / "run")
-    assert summary(place.path / "run")["env_steps_trained"] >= 20_000
-
-
-@pytest.mark.long
-def test_a_script_is_told_that_private_names_of_grpc_are_missing_and_trains_without_torch(
-    place: Place,
-) -> None:
-    hidden = 'import sys; sys.modules["juggler.runtime.actors.core_calls"] = None'
-    place.write("sitecustomize.py", hidden)  # as if it could not be imported
-    script = place.write(
-        "script.py",
-        "import sys, juggler\n"
-        "juggler.train('cartpole', stop_steps=20_000, stop_return=501, run_dir='run')\n"
-        "print('torch' in sys.modules)\n",
-    )
-    run = place.start_program([sys.executable, str(script)])
-    assert run.wait(300) == 0, run.output
-    assert run.output.splitlines()[-1] == "False", "the driver does without torch"
-    said = [line for line in run.output.splitlines() if "public API of grpcio" in line]
-    assert len(said) == 1, run.output
-    assert "envrunner-0 uses the public API of grpcio, which is slower" in said[0]
-    assert "ModuleNotFoundError" in said[0]
-    assert_books_balance(place.path / "run")
-    assert summary(place.path / "run")["env_steps_trained"] >= 20_000
-    place.assert_nothing_is_left()
-
-
 @pytest.mark.usefixtures("local_workers")
 def test_a_run_goes_on_from_its_checkpoint(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
@@ -164,17 +136,6 @@ def test_an_evaluation_runs_beside_training_and_a_checkpoint_can_be_played(place
 
 
 @pytest.mark.slow
-def test_a_synchronous_run_trains_on_fresh_steps_alone(place: Place) -> None:
-    options = ["--run-dir", "run", "--stop-steps", 60_000, "--num-env-runners", 2]
-    run = place.run("train", "cartpole", "--synchronous", *options)
-    assert run.status == 0, run.output
-    assert_books_balance(place.path / "run")
-    end = summary(place.path / "run")
-    assert end["staleness_max"] == 0
-    assert end["env_steps_dropped"].keys() <= {"shutdown"}
-
-
-@pytest.mark.slow
 def test_environments_may_have_processes_of_their_own(place: Place) -> None:
     options = ["--run-dir", "run", "--stop-steps", 2000, "--vectorize", "async"]
     sizes = ["--envs-per-runner", 4, "--fragment-steps", 16, "--batch-size", 100]
@@ -184,58 +145,86 @@ def test_environments_may_have_processes_of_their_own(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
+# One command for a driver, given again and again as containers do.
+
+
 @pytest.mark.slow
-def test_stop_seconds_are_of_training_and_go_on_where_a_run_is_resumed(place: Place) -> None:
-    place.write(
-        "slow_start.py",
-        "import time, gymnasium\n"
-        "def make():\n"
-        "    time.sleep(5)\n"
-        "    return gymnasium.make('CartPole-v1')\n",
-    )
-    directory, python_path = place.path / "run", {"PYTHONPATH": f"{REPOSITORY}:{place.path}"}
-    options = ["--env", "slow_start:make", "--envs-per-runner", 1, "--batch-size", 32]
-    run = place.run("train", *options, "--run-dir", "run", "--stop-seconds", 3, **python_path)
-    assert run.status == 0, run.output
-    first = summary(directory)
-    assert first["reason_for_stop"] == "stop_seconds"
-    assert first["startup_time"] >= 5
-    assert first["training_time"] >= 3
-    assert first["env_steps_trained"] > 0
-    parts = first["startup_time"] + first["training_time"]
-    assert parts == pytest.approx(first["wall_time"])
-    assert f"(start-up {clock(first['startup_time'])}, training " in run.output
+def test_the_same_command_begins_a_run_goes_on_with_it_and_finds_it_ended(place: Place) -> None:
+    directory = place.path / "run"
+    token = place.write("token", "a secret\n")
+    secret = ["--token-file", token]
+    start = ["driver", "cartpole", "--run-dir", "run", "--go-on", *secret]
+    address = free_address()
+    seldom = ["--checkpoint-seconds", 600]
+    first = place.start(*start, "--bind", address, "--stop-return", 501, *seldom)
+    first.wait_for(f"waiting for workers at {address}")
+    workers = [place.start(role, "--driver", address, *secret) for role in ("learner", "envrunner")]
+    trains_on(directory, first)
+    assert not checkpoints(directory)
+    first.process.kill()
 
-    newest = place.path / first["checkpoint"]
-    saved = json.loads((newest / "checkpoint.json").read_text())["counters"]
-    more = saved["training_time"] + 2
-    run = place.run("train", "--resume", "run", "--stop-seconds", more, **python_path)
-    assert run.status == 0, run.output
-    end = summary(directory)
-    assert end["training_time"] >= more
-    assert end["startup_time"] >= first["startup_time"] + 5, "both starts"
-    assert end["env_steps_trained"] > first["env_steps_trained"]
-    assert end["wall_time"] >= saved["wall_time"] + 7
-    place.assert_nothing_is_left()
+    second = place.start(*start, "--bind", address, "--checkpoint-seconds", 1, "--stop-return", 501)
+    eventually(lambda: checkpoints(directory), 90, lambda: second.output)
+    assert "going on" not in second.output, "there was nothing to go on from"
+    second.process.kill()
+
+    reached = [
+        *start,
+        "--bind",
+        address,
+        "--stop-steps",
+        max(1, metrics(directory)[-1]["env_steps_trained"]),
+    ]
+    third = place.start(*reached)
+    third.wait_for("going on from update ")
+    assert third.wait(110) == 0, third.output
+    for each in workers:
+        assert each.wait(30) == 0, each.output
+    assert summary(directory)["reason_for_stop"] == "stop_steps"
+    assert_books_balance(directory)
+
+    fourth = place.run(*reached)
+    assert fourth.status == 0
+    assert "has ended (stop_steps): nothing to go on with. To" in fourth.output
 
 
-@pytest.mark.long
-def test_what_a_run_chose_is_said_and_kept_and_nothing_that_was_given_is_replaced(
-    place: Place,
+# A run that begins with the weights of another one, by the real command.
+
+
+#: Nothing is learned meanwhile: what a run plays is what it has begun with. Drawn from a seed, a
+#: policy gets to 22.
+KEEPS = ("--lr", 1e-9, "--stop-steps", 60_000)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that plays CartPole well."""
+    place = Place()
+    try:
+        run = place.run("train", "cartpole", "--stop-return", 400, "--run-dir", "run")
+        assert run.status == 0, run.output
+        return Path(shutil.copytree(place.path / "run", tmp_path_factory.mktemp("t") / "run"))
+    finally:
+        place.close()
+
+
+@pytest.mark.slow
+def test_several_learners_begin_with_them_and_a_run_that_is_resumed_does_not_load_again(
+    place: Place, trained: Path
 ) -> None:
-    options = ["--env", "FrozenLake-v1", "--lr", 2e-3, "--run-dir", "run", "--stop-steps", 500]
-    run = place.run("train", *options)
+    directory = place.path / "run"
+    begun = shutil.copytree(trained, place.path / "before")
+    run = place.run(
+        *("train", "cartpole", "--from", "before", "--num-learners", 2, "--run-dir", "run"), *KEEPS
+    )
     assert run.status == 0, run.output
-    chosen = next(line for line in run.output.splitlines() if line.startswith("chosen for impala"))
-    assert "value_lr_scale = 1.0" in chosen
-    assert " lr = " not in chosen
-    config = tomllib.loads((place.path / "run" / "config.toml").read_text())
-    assert config["lr"] == 2e-3
-    assert config["value_lr_scale"] == 1.0
-    again = place.run("train", "--resume", "run", "--stop-steps", 1000)
-    assert again.status == 0, again.output
-    assert "chosen for" not in again.output
-    assert tomllib.loads((place.path / "run" / "config.toml").read_text()) == {
-        **config,
-        "stop_steps": 1000,
-    }
+    assert summary(directory)["episode_return_mean"] > 150
+    updates = summary(directory)["updates"]
+    shutil.rmtree(begun)
+    run = place.run("train", "--resume", "run", "--stop-steps", 80_000)
+    assert run.status == 0, run.output
+    assert f"going on from update {updates}" in run.output
+    assert "beginning with" not in run.output
+    assert len(checkpoints(directory)) >= 2
+    assert_books_balance(directory)
+    place.assert_nothing_is_left()

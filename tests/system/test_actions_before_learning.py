@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import status_of
+from support.place import status_of
 
 BEGIN, STEPS = 800, 1600
 
@@ -41,14 +41,13 @@ class Recorded(gymnasium.Env):
 
 
 @pytest.mark.usefixtures("local_workers")
-@pytest.mark.parametrize("synchronous", [True, False], ids=["synchronous", "asynchronous"])
 def test_actions_are_uniform_before_learning_begins_and_near_the_policys_after(
-    in_a_directory: Path, synchronous: bool
+    in_a_directory: Path,
 ) -> None:
     Path("recorded.py").write_text(RECORDED)
     status = status_of(
         *("train", "--env", "recorded:Recorded", "--algorithm", "td3", "--seed", 3),
-        *(["--synchronous"] if synchronous else []),
+        "--synchronous",
         *("--num-env-runners", 1, "--envs-per-runner", 1, "--fragment-steps", 8),
         *("--batch-size", 8, "--replay-begin", BEGIN, "--replay-batch-size", 8),
         # The policy stays where it began, in the middle of the Box.
@@ -63,5 +62,5 @@ def test_actions_are_uniform_before_learning_begins_and_near_the_policys_after(
     counts = np.stack([np.histogram(x, 8, (-1, 1))[0] for x in shares[:BEGIN].T]) / BEGIN
     np.testing.assert_allclose(counts, 1 / 8, atol=0.04)
     np.testing.assert_allclose(shares[-400:].std(0), 0.1, rtol=0.2)
-    if synchronous:  # what follows that update has the noise of the schedule at once
-        assert np.abs(shares[BEGIN:]).max() < 0.6
+    # What follows the first update has the noise of the schedule at once.
+    assert np.abs(shares[BEGIN:]).max() < 0.6

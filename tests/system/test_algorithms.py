@@ -1,8 +1,7 @@
-"""Do PPO, APPO, PQN, DQN, SAC and TD3 learn, as IMPALA does in test_learning.py? The shipped
-settings, seed by seed, against thresholds; and stretches of training with memories, masks and
-maps.
+"""Does each algorithm learn, with what it has of its own, and each configuration that ships?
 
-What IMPALA learns of these in test_learning_spaces.py is left to the long tests here.
+Seed by seed, against thresholds. IMPALA on CartPole is in `test_learning.py`, and what it learns
+from spaces of every kind in `test_learning_spaces.py`.
 """
 
 from __future__ import annotations
@@ -11,77 +10,94 @@ import json
 from typing import Any
 
 import pytest
-from support.place import (
-    REPOSITORY,
-    Place,
-    assert_books_balance,
-    checkpoints,
-    metrics,
-    summary,
-)
-from support.seeds import first_of, left_to_long, seeds
+from support.place import Place, assert_books_balance, checkpoints, metrics, seeds, summary
 
+from juggler.driver.given_config import read_shipped
+from juggler.envrunner.environments.extras import check_extra
 from juggler.runtime.checkpoints.checkpoint import read
 
 pytestmark = pytest.mark.slow
 
-algorithms = pytest.mark.parametrize("algorithm", ["appo", "ppo"])
 
-#: For the environments in toys.py.
-TOYS: dict[str, dict[str, Any]] = {
-    "appo": {"envs_per_runner": 32, "fragment_steps": 20, "batch_size": 640, "grad_clip": 0.5},
-    "ppo": {"envs_per_runner": 32, "fragment_steps": 40, "batch_size": 1280},
+def _dqn(**network: Any) -> tuple[object, ...]:
+    model = {"hidden_sizes": [64, 64], "activation": "relu", **network}
+    return ("cartpole", "--algorithm", "dqn", "--model", json.dumps(model))
+
+
+ATOMS: dict[str, Any] = {"atoms": 51, "v_min": 0.0, "v_max": 20.0}
+
+#: Arguments of `juggler train`, the return to be reached, and the steps that it may take.
+LEARNS: dict[str, tuple[tuple[object, ...], float, int]] = {
+    "ppo synchronously": (("cartpole", "--algorithm", "ppo", "--synchronous"), 475, 1_000_000),
+    "dqn at first": (("cartpole", "--algorithm", "dqn"), 220, 60_000),  # random play: 22
+    "dqn": (("cartpole", "--algorithm", "dqn"), 475, 150_000),
+    "dqn with atoms": (_dqn(**ATOMS), 220, 60_000),
+    "dqn dueling": (_dqn(dueling=True), 220, 60_000),
+    "dqn with dueling atoms": (_dqn(dueling=True, **ATOMS), 220, 60_000),
+    "ppo": (("cartpole", "--algorithm", "ppo"), 475, 500_000),
+    "appo": (("cartpole", "--algorithm", "appo"), 475, 500_000),
+    "pqn": (("cartpole", "--algorithm", "pqn"), 475, 500_000),
+    "ppo in a Box": (("pendulum", "--algorithm", "ppo"), -300, 1_500_000),
+    "sac": (("pendulum", "--algorithm", "sac"), -200, 150_000),
+    "sac of choices": (("cartpole", "--algorithm", "sac"), 475, 150_000),
+    "td3": (("pendulum", "--algorithm", "td3"), -200, 60_000),
+    "compiled": (("cartpole", "--compile"), 100, 1_000_000),
+    "bfloat16": (("cartpole", "--precision", "bfloat16"), 100, 1_000_000),
+    "acrobot": (("acrobot",), -100, 3_000_000),
+    "pendulum": (("pendulum",), -300, 3_000_000),
+    "hopper": (("hopper",), 300, 5_000_000),
+    "lunarlander": (("lunarlander",), -50, 5_000_000),
+    "memory-cartpole": (("memory-cartpole",), 250, 5_000_000),
+    "mountaincar-continuous": (("mountaincar-continuous",), 80, 5_000_000),
 }
+#: The slow tests try this, and the long tests the others.
+SLOW = ("ppo synchronously",)
+
+
+def skip_without_its_packages(name: str) -> None:
+    try:
+        check_extra(read_shipped(name).config.env_runner.env)
+    except ValueError as error:
+        pytest.skip(str(error))
 
 
 def train(place: Place, *options: object) -> dict[str, Any]:
-    path = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/tests"}
-    run = place.run("train", *options, "--run-dir", "run", **path)
+    run = place.run("train", *options, "--run-dir", "run")
     assert run.status == 0, run.output
     assert_books_balance(place.path / "run")
-    place.assert_nothing_is_left()
     return summary(place.path / "run")
 
 
-@pytest.mark.long
-@algorithms
-@pytest.mark.parametrize("seed", range(3))
-def test_acrobot_is_solved(place: Place, algorithm: str, seed: int) -> None:
-    limits = ("--stop-return", -100, "--stop-steps", 1_000_000)
-    end = train(place, "acrobot", "--algorithm", algorithm, "--seed", seed, *limits)
-    assert end["solved"], metrics(place.path / "run")
-
-
-@pytest.mark.long  # mountaincar-continuous, which ships, has them, too
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[] if each in SLOW else pytest.mark.long) for each in LEARNS]
+)
 @seeds
-def test_continuous_actions_are_learned_by_ppo(place: Place, seed: int) -> None:
-    limits = ("--stop-return", -300, "--stop-steps", 1_500_000)
-    end = train(place, "pendulum", "--algorithm", "ppo", "--seed", seed, *limits)
+def test_it_learns(place: Place, name: str, seed: int) -> None:
+    options, goal, steps = LEARNS[name]
+    skip_without_its_packages(str(options[0]))
+    end = train(place, *options, "--seed", seed, "--stop-return", goal, "--stop-steps", steps)
     assert end["solved"], metrics(place.path / "run")
+    assert end["confirmation"]["return_mean"] >= goal
+    if "--synchronous" in options:
+        assert end["staleness_max"] == 0
+    if "--compile" in options:
+        assert metrics(place.path / "run")[-1]["modules"]["default"]["compiled_calls"] >= 1
+    else:  # what was compiled stays in the temporary directory for the next run
+        place.assert_nothing_is_left()
 
 
-@seeds
-def test_ppo_learns_synchronously_too(place: Place, seed: int) -> None:
-    options = ("--algorithm", "ppo", "--synchronous", "--stop-steps", 1_000_000)
-    end = train(place, "cartpole", *options, "--seed", seed)
-    assert end["solved"], metrics(place.path / "run")
-    assert end["staleness_max"] == 0
-
-
-@pytest.mark.parametrize("algorithm", ["appo", left_to_long("ppo"), "pqn"])
-@pytest.mark.parametrize("seed", first_of([1, 2]))
 @pytest.mark.long
-def test_cartpole_is_solved(place: Place, algorithm: str, seed: int) -> None:
-    limits = ("--stop-return", 475, "--stop-steps", 500_000)
-    end = train(place, "cartpole", "--algorithm", algorithm, "--seed", seed, *limits)
-    assert end["solved"], metrics(place.path / "run")
-
-
-@pytest.mark.parametrize("seed", first_of([1, 2]))
-def test_dqn_holds_poles_ten_times_as_long_as_random_play(place: Place, seed: int) -> None:
-    limits = ("--stop-return", 220, "--stop-steps", 60_000)
-    end = train(place, "cartpole", "--algorithm", "dqn", "--seed", seed, *limits)
-    assert end["solved"], metrics(place.path / "run")
+@pytest.mark.parametrize("name", ["pong", "breakout"])
+def test_atari_is_trained_from_single_frames_and_played(place: Place, name: str) -> None:
+    skip_without_its_packages(name)
+    end = train(place, name, "--stop-steps", 2000)
+    assert end["env_steps_trained"] >= 2000
+    assert end["updates"] >= 2
+    assert end["modules"]["default"]["skipped"] == 0
+    played = place.run("evaluate", "run", "--episodes", 1)
+    assert played.status == 0, played.output
+    assert "1 episode: return" in played.output
+    place.assert_nothing_is_left()
 
 
 def test_two_runners_and_a_learner_hold_the_ratio_that_they_are_told(place: Place) -> None:
@@ -100,122 +116,4 @@ def test_two_runners_and_a_learner_hold_the_ratio_that_they_are_told(place: Plac
     state: Any = read(checkpoints(place.path / "run")[-1]).tree["default"]
     steps = int(state["moments"]["updates"])
     assert abs(steps * drawn / (end["env_steps_trained"] - begin) / ratio - 1) < 0.05
-
-
-ATOMS = {"atoms": 51, "v_min": 0.0, "v_max": 20.0}
-DUELING = {"dueling": True}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("network", [ATOMS, DUELING, {**ATOMS, **DUELING}], ids=str)
-def test_each_kind_of_dqn_holds_poles_ten_times_as_long_as_random_play(
-    place: Place, network: dict[str, Any], seed: int
-) -> None:
-    model = json.dumps({"hidden_sizes": [64, 64], "activation": "relu", **network})
-    limits = ("--stop-return", 220, "--stop-steps", 60_000)
-    options = ("--algorithm", "dqn", "--seed", seed, "--model", model)
-    end = train(place, "cartpole", *options, *limits)
-    assert end["solved"], metrics(place.path / "run")
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "seed"),
-    [*first_of([("sac", 1), ("sac", 2)]), *first_of([("td3", 1), ("td3", 2)])],
-)
-@pytest.mark.long
-def test_a_mass_is_pushed_to_its_place(place: Place, algorithm: str, seed: int) -> None:
-    model = json.dumps({"hidden_sizes": [32, 32], "activation": "relu"})
-    replay = ("--replay-batch-size", 64, "--replay-ratio", 64, "--replay-begin", 300)
-    options = ("--env", "support.toys:Push", "--algorithm", algorithm, "--seed", seed, *replay)
-    limits = ("--stop-return", -4, "--stop-steps", 8000)
-    end = train(place, *options, "--lr", 1e-3, "--model", model, *limits)
-    assert end["solved"], metrics(place.path / "run")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("task", ["pendulum", "cartpole"])
-def test_sac_solves(place: Place, task: str) -> None:
-    end = train(place, task, "--algorithm", "sac", "--seed", 1, "--stop-steps", 150_000)
-    assert end["solved"], metrics(place.path / "run")
-
-
-@pytest.mark.long
-@seeds
-def test_td3_solves_pendulum(place: Place, seed: int) -> None:
-    limits = ("--stop-return", -200, "--stop-steps", 60_000)
-    end = train(place, "pendulum", "--algorithm", "td3", "--seed", seed, *limits)
-    assert end["solved"], metrics(place.path / "run")
-
-
-@pytest.mark.long
-@seeds
-def test_dqn_solves_cartpole(place: Place, seed: int) -> None:
-    limits = ("--stop-return", 475, "--stop-steps", 150_000)
-    end = train(place, "cartpole", "--algorithm", "dqn", "--seed", seed, *limits)
-    assert end["solved"], metrics(place.path / "run")
-
-
-@pytest.mark.long
-@algorithms
-def test_solved_stays_solved(place: Place, algorithm: str) -> None:
-    """475, and then another million steps in which what greedy play brings stays at 400.
-
-    `benchmarks/sample-efficiency.md` has five seeds of each.
-    """
-    limits = ("--stop-return", 501, "--stop-steps", 1_500_000)
-    evaluations = ("--evaluation-seconds", 1, "--evaluation-episodes", 20)
-    train(place, "cartpole", "--algorithm", algorithm, "--seed", 0, *limits, *evaluations)
-    lines = metrics(place.path / "run")
-    steps = [line["env_steps_trained"] for line in lines]
-    solved = next(
-        step
-        for step, line in zip(steps, lines, strict=True)
-        if (line["episode_return_mean"] or 0.0) >= 475
-    )
-    assert solved <= 500_000
-    # A line has the newest evaluation, which may be of a policy of some time ago.
-    returns = [
-        line["evaluation_return_mean"]
-        for step, line in zip(steps, lines, strict=True)
-        if step > solved + 200_000
-    ]
-    assert len(returns) > 3
-    assert min(returns) >= 400, returns
-
-
-#: Environment, threshold and keys.
-TASKS: dict[str, tuple[str, float, dict[str, Any]]] = {
-    "masks": ("NextFree", 17.0, {"env_kwargs": {"mask_in": "info"}, "gamma": 0.5}),
-    "dict": ("Errand", 0.6, {"gamma": 0.9, "entropy_coefficient": 0.03}),
-    "several choices": ("Dials", 17.0, {"gamma": 0.5}),
-    "memory": ("TMaze", 0.85, {"env_kwargs": {"length": 4}, "model": {"recurrent": "lstm"}}),
-}
-
-
-@pytest.mark.long
-@algorithms
-@pytest.mark.parametrize("task", TASKS)
-def test_masks_maps_choices_and_memories_are_learned_with(
-    place: Place, task: str, algorithm: str
-) -> None:
-    env, threshold, keys = TASKS[task]
-    settings = {
-        "env": f"support.toys:{env}",
-        "algorithm": algorithm,
-        "num_env_runners": 1,
-        "lr": 2e-3,
-        "stop_return": threshold,
-        "stop_steps": 1_500_000,
-        **TOYS[algorithm],
-        **keys,
-    }
-    if (env, algorithm) == ("Errand", "appo"):
-        # With each step used four times, a rate of 2e-3 gets stuck in about every second run.
-        settings["lr"] = 5e-4
-    options: list[object] = []
-    for key, value in settings.items():
-        text = json.dumps(value) if isinstance(value, dict) else value
-        options += [f"--{key.replace('_', '-')}", text]
-    end = train(place, *options)
-    assert end["solved"], [line["episode_return_mean"] for line in metrics(place.path / "run")]
+    place.assert_nothing_is_left()

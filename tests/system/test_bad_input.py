@@ -1,4 +1,7 @@
-"""Wrong input: one clear message that says what to do, and exit status 1 or 2."""
+"""Wrong input: one clear message that says what to do, and exit status 1 or 2.
+
+`tests/docs/errors.txt` has more of these messages, each of them whole.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-from support.commands import status_of
-from support.place import Place
+from support.place import Place, status_of
 
 pytestmark = pytest.mark.usefixtures("no_forkserver")
 
@@ -17,29 +19,19 @@ pytestmark = pytest.mark.usefixtures("no_forkserver")
 @pytest.mark.parametrize(
     ("toml", "words"),
     [
-        ("learning_rate = 1e-3", "unknown key 'learning_rate': it is called lr here"),
-        ('algorithm = "sac"\nalpha = 0.2', "unknown key 'alpha': it is called temperature here"),
-        ("train_batch_size = 9", "it is called batch_size here, over all learners"),
+        ('algorithm = "sac"\nalpha = 0.2', "unknown key 'alpha': it is called"),
+        ("train_batch_size = 9", "it is called batch_size here"),
         ("clip_rewards = true", "it is the connector clip_rewards here"),
         ("use_sde = true", "there is no such key here"),
-        ("net_arch = [64]", "it is called hidden_sizes here, in the table model"),
-        ("hidden_sizes = [64]", "it is a key of the table model, as in model = {hidden_sizes ="),
+        ("net_arch = [64]", "it is called hidden_sizes here"),
+        ("hidden_sizes = [64]", "it is a key of the table model"),
         ("[model]\nfcnet_hiddens = [8]", "it is called hidden_sizes here"),
         ("envs_per_runer = 4", "did you mean 'envs_per_runner'?"),
-        ('lr = "fast"', "lr: expected a number, or a schedule: a list of [step, value] pairs"),
-        ("lr = -1.0", "lr = -1.0: must be above 0"),
-        ("num_env_runners = -1", "num_env_runners = -1"),
-        ("num_learners = 0", "num_learners = 0: must be at least 1"),
+        ('lr = "fast"', "lr: expected a number, or a"),
         ('num_learners = 1\ndevices = "fake:2"', "num_learners = 1: must be at least 2"),
-        ('vectorize = "magic"', "vectorize"),
-        ('algorithm = "impla"', "did you mean 'impala'?"),
         ('devices = "tpu"', "devices = 'tpu'"),
         ("env = ", "not valid TOML"),
-        ("stop_steps = 0", "stop_steps = 0"),
-        ("env_kwargs = 3", "env_kwargs"),
-        ("max_staleness = 0", "max_staleness"),
-        ("[model]\nhidden_size = [8]", "no key 'hidden_size': did you mean 'hidden_sizes'"),
-        ("[model]\nhidden_sizes = 128", "a list of positive integers, such as [128], not 128"),
+        ("[model]\nhidden_sizes = 128", "a list of positive integers, such"),
     ],
 )
 def test_a_wrong_configuration_names_the_key_and_what_is_right(
@@ -56,37 +48,23 @@ def test_a_wrong_configuration_names_the_key_and_what_is_right(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("train", "carpole"), "no configuration 'carpole' (did you mean 'cartpole'?)"),
-        (("evaluate", "nowhere", "--episodes", "0"), "episodes = 0: must be at least 1"),
-        (
-            ("train", "--env", "CartPole-v1", "--save-replay", "false"),
-            "--save-replay false: give --save-replay for true, and --no-save-replay for false",
-        ),
+        (("train", "--env", "CartPole-v1", "--save-replay", "false"), "--save-replay false: give"),
         (("tune", "cartpole", "--synchronous=True"), "and --no-synchronous for false"),
         (("train", "CartPole-v1"), "give it as `--env CartPole-v1`"),
-        (("status", "nowhere"), "nowhere is neither a directory nor an address"),
-        (("train", "nowhere.toml"), "cannot read nowhere.toml"),
         (("trian",), "Did you mean 'juggler train'?"),
         (("resume", "runs/demo"), "Did you mean 'juggler train --resume RUN'?"),
-        (("train", "--resume", "nowhere"), "nowhere"),
-        (("train", "cartpole", "--resume", "nowhere"), "not both"),
         (("driver", "cartpole", "--resume", "nowhere"), "not both"),
-        (("evaluate", "nowhere"), "there is no such file or directory"),
-        (("plot", "nowhere"), "nowhere is not a directory"),
         (("envrunner", "--driver", "here"), "expected HOST:PORT"),
         (("driver", "cartpole", "--bind", "0.0.0.0:0"), "--insecure"),
         (
             ("driver", "cartpole", "--evaluation-seconds", "5", "--num-evaluators", "2"),
-            "this is for evaluators of the driver's own host",
+            "this is for evaluators of the",
         ),
         (("driver", "cartpole", "--token-file", "nowhere"), "cannot read the token file"),
     ],
 )
 def test_a_wrong_command_says_what_is_wrong(
-    in_a_directory: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    words: str,
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
 ) -> None:
     assert status_of(*arguments) in (1, 2)
     said = capsys.readouterr().err
@@ -94,25 +72,11 @@ def test_a_wrong_command_says_what_is_wrong(
     assert "Traceback" not in said
 
 
-def test_a_wrong_option_names_the_nearest(
-    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert status_of("train", "cartpole", "--max-stalenes", "3") == 2
-    assert "--max-staleness" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--env", "CartPol-v1"), "no environment is registered as 'CartPol-v1'. Nearest: Cart"),
         (("--env", "ALE/Pong-v5"), "Nearest: ale_py:ALE/Pong-v5"),
-        (("--env", "nowhere.deep:Env"), "there is no Python module 'nowhere' here"),
         (("--env", "envpool:Pong-v5"), "needs the package envpool: "),
-        (("--module", "nowhere:Module"), "module 'nowhere:Module' cannot be imported"),
-        (("--distribution", "nowhere:made"), "distribution 'nowhere:made' cannot"),
-        (("--model", '{"encoder": "nowhere:Waves"}'), "encoder 'nowhere:Waves' cannot be imported"),
-        (("--env-wrappers", "nowhere:Wrapper"), "wrapper 'nowhere:Wrapper' cannot be imported"),
-        (("--connectors", '{"learner": ["nowhere:C"]}'), "connector 'nowhere:C' cannot be"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_told_before_anything_starts(
@@ -169,7 +133,7 @@ def test_what_cannot_be_made_is_told_before_there_is_a_run_directory(
         "    def reset(self, *, seed=None, options=None):\n"
         "        return 'hello', {}\n"
         "    def step(self, action):\n"
-        "        return 'bye', 0.0, True, False, {}\n",
+        "        return 'bye', 0.0, True, False, {}\n"
     )
     told = {
         ("--env", "Acrobot-v1", "--env-kwargs", '{"x": 1}'): "unexpected keyword argument 'x'",
@@ -200,7 +164,7 @@ def test_a_script_gets_the_error_of_its_environment_and_no_run_directory(
         "try:\n"
         "    juggler.train(env=Mine, env_kwargs={'length': 3})\n"
         "except juggler.ConfigError as error:\n"
-        "    print('told:', error)\n",
+        "    print('told:', error)\n"
     )
     said = run_shortly(script)
     assert "told: environment 0 (Mine) failed in constructor: TypeError" in said

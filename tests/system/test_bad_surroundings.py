@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import sys
 from pathlib import Path
 
 import pytest
-from support.commands import status_of
-from support.place import Place, checkpoints, eventually
+from support.place import Place, status_of
 
 from juggler.runtime.checkpoints.checkpoint import digest
 from juggler.runtime.installing import installing
@@ -45,55 +43,6 @@ def test_a_missing_extra_is_told_before_anything_starts(
     said = capsys.readouterr().err
     assert f"env {env!r} needs the package {package}: {installing(extra)}" in said
     assert list(in_a_directory.iterdir()) == []
-
-
-@pytest.mark.usefixtures("local_workers")
-def test_an_extra_that_is_not_installed_is_named(
-    in_a_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Other tests of this process may have imported the package already.
-    for name in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "mujoco", None)
-    assert status_of("train", "hopper") == 2
-    said = "".join(capsys.readouterr())
-    assert not (in_a_directory / "runs").exists()
-    last = said.splitlines()[-1]
-    assert f"'Hopper-v5' needs the package mujoco: {installing('mujoco')}" in last
-    assert "Traceback" not in said
-
-
-def test_a_port_in_use_is_named(in_a_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert status_of("driver", "cartpole", "--bind", f"127.0.0.1:{port}") == 1
-    said = capsys.readouterr().err
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in said
-
-
-def test_a_limit_of_open_files_is_named_before_anything_starts(place: Place) -> None:
-    limited = ["sh", "-c", 'ulimit -n 24; exec "$@"', "sh", sys.executable, "-m", "juggler"]
-    run = place.start_program([*limited, "train", "cartpole", "--run-dir", "run"])
-    assert run.wait(60) == 1, run.output
-    assert "a process may have 24 files open at once here" in run.output
-    assert len(run.output.splitlines()) == 1, run.output
-    assert not (place.path / "run").exists()
-
-
-@pytest.mark.long
-def test_nobody_is_sent_to_a_checkpoint_that_is_gone(place: Place) -> None:
-    run = place.start("train", "cartpole", "--run-dir", "run", "--checkpoint-seconds", 1)
-    eventually(lambda: checkpoints(place.path / "run"), 60, lambda: run.output)
-    (place.path / "run").rename(place.path / "elsewhere")
-    place.write("run", "a file")
-    run.process.terminate()
-    assert run.wait(60) == 1, run.output
-    assert "was not written" in run.output
-    assert run.output.splitlines()[-1] == "There is no checkpoint to go on from"
-    assert "Traceback" not in run.output
-    place.assert_nothing_is_left()
 
 
 @pytest.mark.slow

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from support.place import Command, Place, eventually, trained_steps
-from support.seeds import first_of
+from support.place import Command, Place, eventually, first_of, trains_on
 
 #: Each environment starts a game of two processes that it never ends: a child, and one that has
 #: left the session and lost its parent, as daemons do.
@@ -58,7 +57,7 @@ def _no_game_is_left(place: Place) -> Iterator[None]:
 
 def _all_play(place: Place, run: Command) -> None:
     # Two runners of two environments, with two processes each, and the one for the spaces.
-    eventually(lambda: trained_steps(place.path / "run") > 0, 120, lambda: run.output)
+    trains_on(place.path / "run", run)
     eventually(lambda: len(_games(place)) >= 8, 60, lambda: f"{len(_games(place))}\n{run.output}")
 
 
@@ -77,8 +76,7 @@ def test_a_killed_envrunner_takes_its_games_with_it_and_no_others(
     assert len(its) < len(before)
     eventually(lambda: not any(game.is_running() for game in its), 30, lambda: str(its))
     assert all(game.is_running() for game in before if game in mine)
-    reached = trained_steps(place.path / "run")
-    eventually(lambda: trained_steps(place.path / "run") > reached, 60, lambda: run.output)
+    trains_on(place.path / "run", run)
     run.interrupt()
     run.wait(60)
     eventually(lambda: not _games(place), 30, lambda: str(_games(place)))

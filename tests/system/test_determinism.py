@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import status_of
 from support.place import (
     REPOSITORY,
     Command,
@@ -20,9 +19,9 @@ from support.place import (
     checkpoints,
     eventually,
     metrics,
+    status_of,
     summary,
 )
-from support.seeds import first_of
 
 SETTINGS = """
 synchronous = true
@@ -108,7 +107,7 @@ CASES = {
         priority_exponent = 0.6
     """,
     "agents at once that keep steps": """
-        env = "support.tag_game:Tag"
+        env = "support.small_games:Tag"
         [modules.adversary]
         algorithm = "r2d2"
         batch_size = 96  # of two agents
@@ -139,9 +138,6 @@ IN_TURN = "agents in turn that keep steps"
 
 #: The slow tests try these cases, and the long tests the others.
 SLOW = ("old steps beside new ones", IN_TURN, "two learners")
-
-#: Those that are tried with shared memory and without.
-SHARED = first_of(["recurrent", "plain", "masks and permutations"])
 
 #: "connectors" is the case of a run that is killed.
 WITH_A_BREAK = [case for case in CASES if case != "connectors"]
@@ -264,21 +260,6 @@ def test_a_run_with_a_break_at_a_checkpoint_equals_one_without(
         dropped -= {"stale"}  # of agents whose rows are not full when the others' batches are
     assert (end["in_flight"], dropped) == (0, set())
     assert end["episodes"] == len(end["returns"]) > 0
-    place.assert_nothing_is_left()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("case", SHARED)
-def test_a_run_that_shares_memory_equals_one_that_does_not(place: Place, case: str) -> None:
-    ended(started(place, case, "inline", shared_memory="off", stop_steps=2000))
-    shared = started(place, case, "shared", shared_memory="0", stop_steps=2000)
-    learner = place.worker("learner 0").pid
-    maps = Path(f"/proc/{learner}/maps")
-    eventually(lambda: "memfd:juggler" in maps.read_text(), 60, lambda: shared.output)
-    ended(shared)
-    for update in (4, 8, 12):
-        assert_equal(place, "inline", "shared", update)
-    assert_books_balance(place.path / "shared")
     place.assert_nothing_is_left()
 
 

@@ -7,11 +7,10 @@ import re
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.network import free_address
-from support.place import Command, Place, assert_books_balance, eventually, summary, trained_steps
+from support.place import Command, Place, assert_books_balance, summary, trains_on
 
 from juggler.runtime.actors.certificates import make_certificates
 
@@ -56,7 +55,7 @@ def test_a_server_that_is_killed_is_waited_for_and_the_run_goes_on(place: Place)
     bound = ["--bind", free_address()]
     server, address = serve(place, "CartPole-v1", *bound)
     run = place.start("train", *SMALL, *ONE_RUNNER, "--env", address)
-    eventually(lambda: trained_steps(directory) > 0, 60, lambda: run.output)
+    trains_on(directory, run)
     server.process.kill()
     server.wait(30)
     run.wait_for("the stream to the simulator broke", seconds=60)
@@ -65,26 +64,10 @@ def test_a_server_that_is_killed_is_waited_for_and_the_run_goes_on(place: Place)
     assert re.search(failed, run.output), run.output
     run.wait_for("no simulator at", seconds=60)
     server, _ = serve(place, "CartPole-v1", *bound)
-    reached = trained_steps(directory)
-    eventually(lambda: trained_steps(directory) > reached + 600, 60, lambda: run.output)
+    trains_on(directory, run, 600)
     run.interrupt()
     assert run.wait(30) == 130, run.output
     assert_books_balance(directory)
     assert summary(directory)["restarts"] >= 1
-    stop(server)
-    place.assert_nothing_is_left()
-
-
-@pytest.mark.long
-def test_cartpole_is_learned_through_sockets(place: Place) -> None:
-    server, address = serve(place)
-    kwargs: Any = json.dumps({"seed_setting": "seed"})
-    options = ["--env", address, "--env-kwargs", kwargs, "--stop-return", 450, "--run-dir", "run"]
-    run = place.run("train", "cartpole-ppo", *options, seconds=220)
-    assert run.status == 0, run.output
-    end = summary(place.path / "run")
-    assert end["solved"], run.output
-    assert end["episode_return_mean"] >= 450
-    assert_books_balance(place.path / "run")
     stop(server)
     place.assert_nothing_is_left()

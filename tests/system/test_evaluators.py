@@ -61,9 +61,7 @@ def test_an_evaluator_that_dials_in_leaves_the_best_checkpoint(place: Place) -> 
     options = ["--stop-return", "none", "--evaluation-seconds", 0.5]
     options += ["--bind", "127.0.0.1:0", "--run-dir", "run"]
     driver = place.start("driver", "cartpole", *options)
-    driver.wait_for("waiting for workers at")
-    line = next(line for line in driver.output.splitlines() if "waiting for workers" in line)
-    address = line.split()[-1]
+    address = driver.address()
     roles = ("evaluator", "learner", "envrunner")
     workers = [place.start(role, "--driver", address) for role in roles]
     best = place.path / "run" / "best"

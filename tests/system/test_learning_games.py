@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.place import Place, assert_books_balance
-from support.seeds import seeds
+from support.place import Place, assert_books_balance, seeds
 
 import juggler
 

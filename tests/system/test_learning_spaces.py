@@ -10,12 +10,9 @@ import json
 from typing import Any
 
 import pytest
-from support.place import REPOSITORY, Place, assert_books_balance, metrics, summary
-from support.seeds import first_of, seeds
+from support.place import REPOSITORY, Place, assert_books_balance, first_of, metrics, summary
 
 pytestmark = pytest.mark.slow
-
-MEMORIES = [("lstm", 0), ("gru", 0), ("lstm", 1), ("lstm", 2)]
 
 FAST = {
     "num_env_runners": 1,
@@ -56,6 +53,65 @@ BADLY_SCALED = FAST | {
     "entropy_coefficient": 0.0,
     "stop_steps": 500_000,
 }
+R2D2_MAZE = {
+    "algorithm": "r2d2",
+    "env": "support.toys:TMaze",
+    "env_kwargs": {"length": 20},
+    "num_env_runners": 1,
+    "envs_per_runner": 8,
+    "fragment_steps": 64,
+    "batch_size": 512,
+    "lr": 1e-3,
+    "model": {"recurrent": "lstm", "hidden_sizes": [64]},
+    "stop_steps": 150_000,
+}
+MASKED = FAST | {"env": "support.toys:NextFree", "gamma": 0.5, "stop_steps": 500_000}
+LSTM = {"model": {"recurrent": "lstm"}}
+GRU = {"model": {"recurrent": "gru"}}
+
+#: Settings that learn, and the return to be reached.
+LEARNS: dict[str, tuple[dict[str, Any], float]] = {
+    "a Box by default": (
+        {"env": "support.toys:Valve", "algorithm": "ppo", "stop_steps": 60_000},
+        8.0,
+    ),
+    "CartPole without velocities": (CARTPOLE | LSTM, 150.0),
+    "a sign at the start of a maze, lstm": (MAZE | LSTM, 0.85),
+    "a sign at the start of a maze, gru": (MAZE | GRU, 0.85),
+    "a sign for twenty steps, lstm": (LONG_MAZE | LSTM, 0.85),
+    "a sign for twenty steps, gru": (LONG_MAZE | GRU, 0.85),
+    "a sign for twenty steps, r2d2": (R2D2_MAZE, 0.85),
+    "several choices": (
+        FAST | {"env": "support.toys:Dials", "gamma": 0.5, "stop_steps": 500_000},
+        17.0,
+    ),
+    "every part of a dict": (
+        # With the default, one seed in some ten keeps to a policy that does not heed every part.
+        FAST
+        | {"env": "support.toys:Errand", "gamma": 0.9}
+        | {"entropy_coefficient": 0.03, "stop_steps": 1_000_000},
+        0.65,
+    ),
+    # The environment raises at an action that is not legal, and so the run would fail.
+    "legal actions, masked in infos": (MASKED | {"env_kwargs": {"mask_in": "info"}}, 17.0),
+    "legal actions, masked in observations": (
+        MASKED | {"env_kwargs": {"mask_in": "observation"}},
+        17.0,
+    ),
+    # Above 10 both numbers are needed: one that is large, and one that is tiny.
+    "badly scaled observations, behind a filter": (
+        BADLY_SCALED | {"connectors": {"env_to_module": ["mean_std_filter"]}},
+        13.0,
+    ),
+    "images": (FAST | {"env": "support.toys:Catch", "stop_steps": 600_000}, 0.9),
+}
+
+#: Settings that lack what it takes, and a return that they do not get to.
+FAILS: dict[str, tuple[dict[str, Any], float]] = {
+    "CartPole without velocities": (CARTPOLE, 100.0),
+    "a sign at the start of a maze": (MAZE, 0.5),
+    "badly scaled observations": (BADLY_SCALED, 5.0),
+}
 
 
 def train(place: Place, seed: int, settings: dict[str, Any], says: str = "") -> list[float]:
@@ -76,132 +132,23 @@ def train(place: Place, seed: int, settings: dict[str, Any], says: str = "") -> 
     return [value for value in returns if value is not None]
 
 
-def assert_learned(place: Place, seed: int, settings: dict[str, Any], threshold: float) -> None:
-    returns = train(place, seed, settings | {"stop_return": threshold})
+@pytest.mark.parametrize("name", first_of(LEARNS))
+@pytest.mark.parametrize("seed", first_of(range(3)))
+def test_it_is_learned(place: Place, name: str, seed: int) -> None:
+    settings, goal = LEARNS[name]
+    returns = train(place, seed, settings | {"stop_return": goal})
     end = summary(place.path / "run")
     assert end["solved"], returns
-    assert end["confirmation"]["return_mean"] >= threshold
+    assert end["confirmation"]["return_mean"] >= goal
 
 
-def assert_failed(place: Place, settings: dict[str, Any], bound: float) -> None:
-    """It makes all of its steps and never gets to the bound."""
+@pytest.mark.long
+@pytest.mark.parametrize("name", FAILS)
+def test_it_is_not_learned_without_what_it_takes(place: Place, name: str) -> None:
+    settings, bound = FAILS[name]
     returns = train(place, 0, settings)
     assert summary(place.path / "run")["env_steps_trained"] >= settings["stop_steps"]
     assert max(returns) < bound, returns
-
-
-@seeds
-@pytest.mark.long
-def test_cartpole_without_velocities_is_solved_by_a_memory(place: Place, seed: int) -> None:
-    assert_learned(place, seed, CARTPOLE | {"model": {"recurrent": "lstm"}}, 150.0)
-
-
-@pytest.mark.long
-def test_cartpole_without_velocities_is_not_solved_without_one(place: Place) -> None:
-    assert_failed(place, CARTPOLE, 100.0)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("kind", "seed"), MEMORIES)
-def test_a_sign_at_the_start_of_a_maze_is_remembered_to_its_end(
-    place: Place, kind: str, seed: int
-) -> None:
-    assert_learned(place, seed, MAZE | {"model": {"recurrent": kind}}, 0.85)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("kind", "seed"), MEMORIES)
-def test_a_sign_is_remembered_for_twenty_steps(place: Place, kind: str, seed: int) -> None:
-    assert_learned(place, seed, LONG_MAZE | {"model": {"recurrent": kind}}, 0.85)
-
-
-@seeds
-@pytest.mark.long
-def test_a_sign_is_remembered_for_twenty_steps_by_r2d2(place: Place, seed: int) -> None:
-    settings = {
-        "algorithm": "r2d2",
-        "env": "support.toys:TMaze",
-        "env_kwargs": {"length": 20},
-        "num_env_runners": 1,
-        "envs_per_runner": 8,
-        "fragment_steps": 64,
-        "batch_size": 512,
-        "lr": 1e-3,
-        "model": {"recurrent": "lstm", "hidden_sizes": [64]},
-        "stop_steps": 150_000,
-    }
-    assert_learned(place, seed, settings, 0.85)
-
-
-@pytest.mark.long
-def test_the_sign_is_not_known_at_the_end_without_a_memory(place: Place) -> None:
-    assert_failed(place, MAZE, 0.5)
-
-
-@seeds
-@pytest.mark.long
-def test_actions_of_several_choices_are_learned(place: Place, seed: int) -> None:
-    settings = FAST | {"env": "support.toys:Dials", "gamma": 0.5, "stop_steps": 500_000}
-    assert_learned(place, seed, settings, 17.0)
-
-
-@seeds
-@pytest.mark.long
-def test_every_part_of_a_dict_is_read(place: Place, seed: int) -> None:
-    settings = FAST | {
-        "env": "support.toys:Errand",
-        "gamma": 0.9,
-        # With the default, one seed in some ten keeps to a policy that does not heed every part.
-        "entropy_coefficient": 0.03,
-        "stop_steps": 1_000_000,
-    }
-    assert_learned(place, seed, settings, 0.65)
-
-
-@pytest.mark.parametrize(
-    ("mask_in", "seed"),
-    first_of([("info", 0), ("observation", 0), ("observation", 1), ("observation", 2)]),
-)
-@pytest.mark.long
-def test_only_legal_actions_are_chosen_and_the_best_of_them_learned(
-    place: Place, mask_in: str, seed: int
-) -> None:
-    """The environment raises at one that is not, and a run whose environment raises fails."""
-    settings = FAST | {
-        "env": "support.toys:NextFree",
-        "env_kwargs": {"mask_in": mask_in},
-        "gamma": 0.5,
-        "stop_steps": 500_000,
-    }
-    assert_learned(place, seed, settings, 17.0)
-
-
-@pytest.mark.long
-@seeds
-def test_badly_scaled_observations_are_learned_from_behind_a_filter(
-    place: Place, seed: int
-) -> None:
-    """Above 10 both numbers are needed: one that is large, and one that is tiny."""
-    connectors = {"env_to_module": ["mean_std_filter"]}
-    assert_learned(place, seed, BADLY_SCALED | {"connectors": connectors}, 13.0)
-
-
-@pytest.mark.long
-def test_badly_scaled_observations_are_not_learned_from_as_they_are(place: Place) -> None:
-    assert_failed(place, BADLY_SCALED, 5.0)
-
-
-@seeds
-@pytest.mark.long
-def test_images_are_learned_from(place: Place, seed: int) -> None:
-    settings = FAST | {"env": "support.toys:Catch", "stop_steps": 600_000}
-    assert_learned(place, seed, settings, 0.9)
-
-
-@seeds
-def test_actions_far_from_zero_are_learned_by_default(place: Place, seed: int) -> None:
-    settings = {"env": "support.toys:Valve", "algorithm": "ppo", "stop_steps": 60_000}
-    assert_learned(place, seed, settings, 8.0)
 
 
 def test_a_run_whose_actions_are_clipped_to_one_bound_says_so(place: Place) -> None:

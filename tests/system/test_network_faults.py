@@ -41,9 +41,7 @@ def test_training_goes_on_whatever_the_network_does(place: Place) -> None:
     options = ["--run-dir", "run", "--stop-return", 501, "--checkpoint-seconds", 1]
     with Network() as network:
         driver = place.start("driver", "cartpole", "--bind", "127.0.0.1:0", *options)
-        driver.wait_for("waiting for workers at")
-        line = next(line for line in driver.output.splitlines() if "waiting for" in line)
-        to_driver = network.link(line.split()[-1])
+        to_driver = network.link(driver.address())
         dial, bind = ["--driver", to_driver], free_address()
         to_learner = network.link(bind)
         data = ["--bind", bind, "--advertise", to_learner]

@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.commands import status_of
-from support.place import assert_books_balance, summary
+from support.place import assert_books_balance, status_of, summary
 
 #: CartPole by IMPALA, 2 updates, written under version 2 of the protocol: one module, whose id is
 #: "default" in the tree and stands nowhere else.

@@ -8,8 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from support.commands import status_of
-from support.place import REPOSITORY, Place, assert_books_balance, summary
+from support.place import REPOSITORY, Place, assert_books_balance, status_of, summary
 
 EXAMPLES = REPOSITORY / "examples"
 PATH = {"PYTHONPATH": f"{REPOSITORY}:{EXAMPLES}", "COLUMNS": "120"}  # one column of options
@@ -17,82 +16,64 @@ NAME = "own_algorithm:MyAlgorithm"
 SMALL = ("--env", "CartPole-v1", "--num-env-runners", 1, "--algorithm", NAME)
 
 
-def changed(place: Place, name: str, old: str, new: str) -> str:
+def changed(directory: Path, name: str, old: str, new: str) -> str:
     """A copy of the example with a change, as a module of its own -> what names its algorithm."""
     source = (EXAMPLES / "own_algorithm.py").read_text()
     assert old in source
-    place.write(f"{name}.py", source.replace(old, new))
+    (directory / f"{name}.py").write_text(source.replace(old, new))
     return f"{name}:MyAlgorithm"
 
 
-def refused(place: Place, algorithm: str, *options: object) -> str:
-    """What a run with this algorithm says that ends before it has a directory."""
-    run = place.run("train", *SMALL[:-1], algorithm, "--run-dir", "refused", *options, **PATH)
-    assert run.status == 2, run.output
-    assert not (place.path / "refused").exists(), "told before the run starts"
-    return run.output
+@pytest.mark.usefixtures("local_workers")
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        (
+            "total",
+            "return juggler.Loss(total,",
+            "return total; juggler.Loss(total,",
+            "MyCore.loss returned a",
+        ),
+        (
+            "column",
+            'columns["rewards"]',
+            'columns["reward"]',
+            "did you mean 'rewards'?\" (column.py",
+        ),
+        ("untyped", "lambda_: float = 0.65", "lambda_ = 0.65", "so it is no key: write lambda_"),
+        ("nameless", 'name = "my algorithm"', "", "MyCore needs a name, which its checkpoints"),
+        ("spaces", "", "", "choose an algorithm that can act"),
+    ],
+)
+def test_a_mistake_in_it_is_told_before_the_run_has_a_directory(
+    in_a_directory: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    old: str,
+    new: str,
+    said: str,
+) -> None:
+    mine = changed(in_a_directory, name, old, new)
+    env = ("--env", "Pendulum-v1") if name == "spaces" else ()
+    assert status_of("train", *SMALL[:-1], mine, *env, "--run-dir", "run") == 2
+    told = "".join(capsys.readouterr())
+    assert said in told
+    assert not Path("run").exists()
 
 
-@pytest.mark.long
-def test_a_loss_that_returns_the_wrong_thing_is_told_before_the_run_starts(place: Place) -> None:
-    plain = changed(
-        place, "plain", "return juggler.Loss(total, mean.live_steps,", "return total  #"
-    )
-    said = refused(place, plain)
-    assert "MyCore.loss returned a tensor of shape () and torch.float32: return" in said
-    assert "Traceback" not in said
-    metric = changed(place, "metric", "mean(chosen.detach())", "0.5")
-    said = refused(place, metric)
-    assert "MyCore.loss returned a Loss whose metrics['mean_value'] is 0.5" in said
-    raises = changed(place, "raises", 'columns["rewards"]', 'columns["reward"]')
-    said = refused(place, raises)
-    assert "there is no column 'reward': did you mean 'rewards'?\" (raises.py, line" in said
-
-
-@pytest.mark.long
-def test_a_file_that_cannot_be_imported_shows_its_own_lines_alone(place: Place) -> None:
-    wrong = changed(place, "wrong", "epsilon: juggler.Scheduled =", "epsilon: list[float] = []  #")
-    importing = place.write("importing.py", "import wrong\n").stem
-    for name in (wrong, f"{importing}:MyAlgorithm"):
-        said = refused(place, name)
-        assert "ValueError: mutable default <class 'list'> for field epsilon" in said
-        assert "importlib" not in said
-        assert {line.split('"')[1] for line in said.splitlines() if line.startswith("  File")} <= {
-            str(place.path / "wrong.py"),
-            str(place.path / "importing.py"),
-        }
+def test_a_file_that_cannot_be_imported_shows_its_own_lines_alone(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = "epsilon: list[float] = []  #"
+    named = changed(in_a_directory, "wrong", "epsilon: juggler.Scheduled =", wrong)
+    Path("importing.py").write_text("import wrong\n")
+    for name in (named, "importing:MyAlgorithm"):
+        assert status_of("train", *SMALL[:-1], name, "--run-dir", "run") == 2
+        said = "".join(capsys.readouterr())
+        files = {line.split('"')[1] for line in said.splitlines() if line.startswith("  File")}
+        assert files <= {str(in_a_directory / each) for each in ("wrong.py", "importing.py")}
         assert "cannot be imported: ValueError: mutable default" in said.splitlines()[-1]
         assert "(wrong.py, line" in said.splitlines()[-1]
-
-
-@pytest.mark.long
-def test_a_key_without_a_type_and_a_core_without_a_name_are_told_at_once(place: Place) -> None:
-    untyped = changed(place, "untyped", "lambda_: float = 0.65", "lambda_ = 0.65")
-    said = refused(place, untyped)
-    assert "MyConfig has lambda_ = 0.65 without a type, so it is no key: write lambda_: fl" in said
-    nameless = changed(place, "nameless", 'name = "my algorithm"', "")
-    said = refused(place, nameless)
-    assert "MyCore needs a name, which its checkpoints carry: write name = " in said
-    assert "starting" not in said, "no process was started"
-
-
-@pytest.mark.long
-def test_an_action_space_that_it_cannot_act_in_is_told_with_the_algorithms_that_can(
-    place: Place,
-) -> None:
-    said = refused(place, NAME, "--env", "Pendulum-v1")
-    assert "'own_algorithm:MyAlgorithm' needs a Discrete action space, and this environment" in said
-    assert "choose an algorithm that can act in it, such as appo or impala or ppo" in said
-    assert "Traceback" not in said
-
-
-def test_help_names_how_to_see_the_options_of_an_algorithm_of_ones_own(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", PATH["COLUMNS"])
-    assert status_of("train", "--help") == 0
-    shown = capsys.readouterr().out
-    assert "`juggler train --algorithm my_file:MyAlgorithm --help`" in shown
 
 
 def test_help_shows_its_keys_with_their_defaults_and_no_others(
@@ -111,24 +92,28 @@ def test_help_shows_its_keys_with_their_defaults_and_no_others(
     assert "--clip " not in words
 
 
-@pytest.mark.long
-def test_a_wrong_key_or_name_is_named_with_the_nearest_right_one(place: Place) -> None:
-    for options, said in (
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
         ((*SMALL, "--epsilom", 0.1), "--epsilon FLOAT"),
-        ((*SMALL, "--lambda_", 2), "lambda_ = 2.0: must be at least 0 and at most 1"),
-        (("--algorithm", "own_algorithm:MyAlgoritm"), "did you mean 'MyAlgorithm'?"),
-        (("--algorithm", "own_algoritm:Mine"), "there is no Python module 'own_algoritm' here"),
-        (("--algorithm", "own_algorithm:MyCore"), "must be a class derived from juggler.Algorithm"),
-        (("--algorithm", "pppo"), "did you mean 'ppo'?"),
-    ):
-        run = place.run("train", *options, **PATH)
-        assert run.status == 2, run.output
-        assert said in run.output
-        assert "Traceback" not in run.output
-    place.write("wrong.toml", f'algorithm = "{NAME}"\nepsilom = 0.1\n')
-    run = place.run("train", "wrong.toml", **PATH)
-    assert run.status == 2
-    assert "unknown key 'epsilom': did you mean 'epsilon'?" in run.output
+        ((*SMALL, "--lambda_", 2), "lambda_ = 2.0: must be at least 0"),
+        (("wrong.toml",), "unknown key 'epsilom': did you"),
+    ],
+)
+def test_a_wrong_key_is_named_with_the_nearest_right_one(
+    in_a_directory: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[object, ...],
+    said: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", PATH["COLUMNS"])
+    monkeypatch.syspath_prepend(EXAMPLES)
+    Path("wrong.toml").write_text(f'algorithm = "{NAME}"\nepsilom = 0.1\n')
+    assert status_of("train", *options) == 2
+    told = "".join(capsys.readouterr())
+    assert said in told
+    assert "Traceback" not in told
 
 
 @pytest.mark.slow
@@ -156,59 +141,6 @@ def test_a_file_names_it_and_its_run_is_resumed_and_evaluated(place: Place) -> N
 
 
 @pytest.mark.long
-def test_a_module_that_has_changed_is_told_with_the_two_ways_to_go_on(place: Place) -> None:
-    run = place.run(
-        "train",
-        *SMALL[:-1],
-        changed(place, "mine", "units", "units"),
-        "--run-dir",
-        "run",
-        "--stop-steps",
-        1000,
-        **PATH,
-    )
-    assert run.status == 0, run.output
-    changed(place, "mine", '"units", 128', '"units", 64')
-    resumed = place.run("train", "--resume", "run", "--stop-steps", 2000, **PATH)
-    assert resumed.status == 2, resumed.output
-    assert "weights 'layers.0.bias' have shape (128,); " in resumed.output
-    assert "expected (64,). Restore the files and the settings that it was" in resumed.output
-    fitting = ("--from", "run", "--from-parameters", "layers.6.bias")
-    new = place.run(
-        "train",
-        *SMALL[:-1],
-        "mine:MyAlgorithm",
-        *fitting,
-        "--run-dir",
-        "new",
-        "--stop-steps",
-        1000,
-        **PATH,
-    )
-    assert new.status == 0, new.output
-    changed(place, "mine", "units", "units")
-    restored = place.run("train", "--resume", "run", "--stop-steps", 2000, **PATH)
-    assert restored.status == 0, restored.output
-
-
-@pytest.mark.long
-def test_several_learners_that_dial_in_train_with_it(place: Place) -> None:
-    options = ["--bind", "127.0.0.1:0", "--run-dir", "run", "--stop-steps", 4000]
-    driver = place.start("driver", *SMALL, *options, "--num-learners", 2, **PATH)
-    driver.wait_for("waiting for workers at")
-    line = next(line for line in driver.output.splitlines() if "waiting for workers" in line)
-    dial = ["--driver", line.split()[-1]]
-    roles = ("learner", "learner", "envrunner", "envrunner")
-    workers = [place.start(role, *dial, **PATH) for role in roles]
-    assert driver.wait(110) == 0, driver.output
-    for worker in workers:
-        assert worker.wait(60) == 0, worker.output
-    assert summary(place.path / "run")["env_steps_trained"] >= 4000
-    assert_books_balance(place.path / "run")
-    place.assert_nothing_is_left()
-
-
-@pytest.mark.long
 @pytest.mark.usefixtures("local_workers")
 def test_that_of_a_script_trains_is_asked_for_again_and_its_run_needs_it_not_to_act(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
@@ -229,7 +161,7 @@ def test_that_of_a_script_trains_is_asked_for_again_and_its_run_needs_it_not_to_
         "    try:\n"
         "        juggler.train(algorithm=MyCore)\n"
         "    except juggler.ConfigError as error:\n"
-        "        print(error)\n",
+        "        print(error)\n"
     )
     runpy.run_path(str(script), run_name="__main__")
     said = capsys.readouterr().out

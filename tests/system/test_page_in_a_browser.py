@@ -4,25 +4,195 @@ go on, are over, or are killed."""
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import select
+import shutil
+import subprocess
+import time
 from collections.abc import Iterator
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import pytest
-from support.browser import Tab, browser, chromium
-from support.made_checkpoints import checkpoint, league_state
-from support.made_runs import append, line, made
+from support.made_files import append, line, made
 from support.network import free_address
 from support.place import Place
 
-from juggler.driver.league.payoffs import Payoffs
-from juggler.driver.league.roster import Player
-from juggler.driver.record.checkpoints import write
-from juggler.driver.watching.serving import PageApplication, Refused, serve_page
+from juggler.driver.watching.serving import serve_page
+
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--remote-debugging-pipe",
+)
+_SECONDS = 120.0
+
+
+def chromium() -> str | None:
+    """Where the program is; None: it is not installed."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+class Tab:
+    """A page in the browser.
+
+    Attributes:
+        problems: exceptions, and what the console has of errors, without those of connections to
+            servers that a test stops.
+    """
+
+    def __init__(self, to: int, out: int) -> None:
+        self.problems: list[str] = []
+        self._to, self._out = to, out
+        self._rest = b""
+        self._number = 0
+        self._stopped: list[str] = []  # addresses
+        self._session: str | None = None
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self._call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self._call(f"{domain}.enable")
+
+    def open(self, url: str) -> None:
+        self._call("Page.navigate", url=url)
+
+    def loses(self, url: str) -> None:
+        """Note that the test now stops the server with this address, while the page asks it."""
+        self._stopped.append(url)
+
+    def size(self, width: int, height: int, *, dark: bool = False) -> None:
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def value(self, expression: str) -> Any:
+        """What an expression of JavaScript gives."""
+        found, problem = self._evaluate(expression)
+        assert not problem, problem
+        return found
+
+    def wait_for(self, expression: str, seconds: float = _SECONDS) -> Any:
+        """Wait until an expression is true; returns what it gives. It may fail before that, since
+        a page that is loading has nothing yet."""
+        deadline = time.monotonic() + seconds
+        while True:
+            found, problem = self._evaluate(expression)
+            if found and not problem:
+                return found
+            seen, _ = self._evaluate("document.body.innerText")
+            assert time.monotonic() < deadline, f"{expression} is {problem or found} of: {seen}"
+            time.sleep(0.1)
+
+    def _evaluate(self, expression: str) -> tuple[Any, str]:
+        """The value, where an element is true, and what went wrong."""
+        answer = self._call(
+            "Runtime.evaluate",
+            expression=f"(found => found instanceof Node || found)({expression})",
+            returnByValue=True,
+        )
+        problem = answer.get("exceptionDetails")
+        return answer["result"].get("value"), json.dumps(problem) if problem else ""
+
+    def press(self, key: str, modifiers: int = 0) -> None:
+        """A key, by its name: Tab, Enter, ArrowLeft, or a space."""
+        codes = {"Tab": 9, "Enter": 13, " ": 32, "ArrowLeft": 37, "ArrowRight": 39}
+        said = {"Enter": "\r", " ": " "}.get(key, "")
+        for kind in ("keyDown", "keyUp"):
+            self._call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code="Space" if key == " " else key,
+                windowsVirtualKeyCode=codes[key],
+                modifiers=modifiers,
+                **({"text": said} if said and kind == "keyDown" else {}),
+            )
+
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        asked: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            asked["sessionId"] = self._session
+        os.write(self._to, json.dumps(asked).encode() + b"\0")
+        deadline = time.monotonic() + _SECONDS
+        while True:
+            message = self._message(deadline)
+            if message.get("id") == self._number:
+                assert "error" not in message, f"{method}: {message['error']}"
+                return message["result"]
+            self._note(message)
+
+    def _message(self, deadline: float) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._out], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, "the browser does not answer"
+            part = os.read(self._out, 1 << 20)
+            assert part, "the browser has ended"
+            self._rest += part
+        text, _, self._rest = self._rest.partition(b"\0")
+        return json.loads(text)
+
+    def _note(self, message: dict[str, Any]) -> None:
+        if message.get("method") == "Runtime.exceptionThrown":
+            self.problems.append(json.dumps(message["params"]["exceptionDetails"]))
+        elif message.get("method") == "Log.entryAdded":
+            entry = message["params"]["entry"]
+            text, url = entry["text"], entry.get("url", "")
+            is_expected = "net::ERR_" in text and url.startswith(tuple(self._stopped))
+            if entry["level"] == "error" and not is_expected:
+                self.problems.append(f"{text} {url}")
+
+
+@contextlib.contextmanager
+def browser(profile: Path) -> Iterator[Tab]:
+    """A tab of a new browser, with a fresh profile in this directory."""
+    program = chromium()
+    assert program is not None
+    (its_in, to), (out, its_out) = os.pipe(), os.pipe()
+
+    def as_three_and_four() -> None:
+        # They may be 3 and 4 themselves, the wrong way round.
+        spares = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 10) for each in (its_in, its_out)]
+        for number, spare in enumerate(spares, start=3):
+            os.dup2(spare, number)
+
+    process = subprocess.Popen(
+        [program, *_FLAGS, f"--user-data-dir={profile}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=as_three_and_four,
+        close_fds=False,
+        start_new_session=True,
+    )
+    os.close(its_in)
+    os.close(its_out)
+    try:
+        yield Tab(to, out)
+    finally:
+        os.close(to)  # which ends it
+        os.close(out)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
 
 pytestmark = [
     pytest.mark.slow,
@@ -136,89 +306,6 @@ def test_runs_are_compared_by_mouse_and_by_keyboard(tab: Tab, tmp_path: Path) ->
         assert tab.value("document.activeElement.tagName") == "svg", "what is new moves no focus"
 
 
-@pytest.mark.long
-def test_no_two_curves_of_a_chart_look_alike_though_there_are_more_runs_than_colours(
-    tab: Tab, tmp_path: Path
-) -> None:
-    for number in range(9):
-        made(tmp_path / f"run-{number}", lines(30, more=number))
-    with shown(tab, tmp_path, named=True):
-        tab.wait_for("document.querySelectorAll('#runs input:checked').length === 9")
-        swatches = (
-            f"{CHARTS}.map(chart => [...chart.querySelectorAll('.legend .swatch')].map("
-            "e => e.style.color + e.querySelector('path')?.getAttribute('stroke-dasharray')))"
-        )
-        tab.wait_for(f"{swatches}[1]?.length === 18")
-        for looks in tab.value(swatches):
-            assert len(set(looks)) == len(looks) >= 9
-
-
-@pytest.mark.long
-def test_a_click_counts_though_the_table_has_news_while_the_mouse_is_pressed(
-    tab: Tab, tmp_path: Path
-) -> None:
-    made(tmp_path / "one", lines(30), {"solved": True}, old=200.0)
-    two = made(tmp_path / "two", lines(30))
-    with shown(tab, tmp_path):
-        name = f"document.querySelector('[title=\"all about {tmp_path / 'one'}\"]')"
-        tab.wait_for(f"document.querySelector('#detail-title').innerText === 'two' && {name}")
-        tab.mouse("mousePressed", name)
-        append(two, line(9000, 77.0))
-        tab.wait_for("document.querySelector('.panel-books').innerText.includes('9,000')")
-        tab.mouse("mouseReleased", name)
-        tab.wait_for("document.querySelector('#detail-title').innerText === 'one'")
-        tab.wait_for("document.querySelector('#runs').innerText.includes('77.00')")
-
-
-@pytest.mark.long
-def test_a_video_that_is_shown_stays_when_the_next_one_is_recorded(
-    tab: Tab, tmp_path: Path
-) -> None:
-    videos = made(tmp_path / "run", lines(30)) / "videos"
-    videos.mkdir()
-    (videos / "update-1.mp4").write_bytes(b"no video, but that is not asked here")
-    with shown(tab, tmp_path):
-        buttons = "[...document.querySelectorAll('.videos button')]"
-        assert tab.wait_for(f"{buttons}[0].innerText") == "Play videos/update-1.mp4"
-        tab.value(f"{buttons}[0].click()")
-        tab.wait_for("document.querySelector('video')?.src.startsWith('blob:')")
-        tab.value("document.querySelector('video').isTheSame = true")
-        (videos / "update-2.mp4").write_bytes(b"nor this")
-        tab.wait_for(f"{buttons}.length === 2")
-        assert tab.value("document.querySelector('video')?.isTheSame")
-        (videos / "update-1.mp4").unlink()
-        tab.wait_for(f"{buttons}.length === 1 && !document.querySelector('video')")
-
-
-@pytest.mark.long
-def test_players_of_a_league_and_who_beats_whom_are_shown(tab: Tab, tmp_path: Path) -> None:
-    players = [
-        Player("main", "main", True, "initial", steps=500, ready=True),
-        Player("main-v1", "historical", False, "initial", "main", ready=True),
-    ]
-    payoffs = Payoffs(1.0, 1)
-    for result in (1, 1, 1, 0):
-        payoffs.book("main", "main-v1", result)
-    one = {"elo": 40.0, "win_rate": 0.9, "steps": 500, "copies": 1, "resets": 0}
-    told = {"players": 2, "historical": 1, "learning": {"main": one}}
-    run_dir = made(tmp_path / "run", [each | {"league": told} for each in lines(30)])
-    with (run_dir / "config.toml").open("a") as file:
-        file.write('[league]\nbuilder = "self_play"\n')
-    counters = {"league": league_state(players, payoffs)}
-    write(run_dir / "checkpoints", checkpoint(8, counters=counters))
-    with shown(tab, tmp_path):
-        panel = "document.querySelector('.panel-league')"
-        tab.wait_for(f"{panel}?.innerText.includes('As checkpoint 8 has it')")
-        said = tab.value(f"{panel}.innerText")
-        assert "Players that can play: 2. Frozen copies among them: 1." in said
-        rows = tab.value(f"[...{panel}.querySelectorAll('tbody tr')].map(e => e.innerText)")
-        assert [each.split() for each in rows] == [
-            ["main", "40.00", "90", "%", "500", "1", "0"],
-            ["main", "136.6", "~88"],
-            ["main-v1", "-136.6", "~13"],
-        ]
-
-
 def test_everything_fits_at_any_width_and_has_a_focus_that_is_seen(
     tab: Tab, tmp_path: Path
 ) -> None:
@@ -271,58 +358,3 @@ def test_an_empty_directory_and_damaged_files_are_told_in_words(tab: Tab, tmp_pa
         os.utime(run / "metrics.jsonl")
         tab.wait_for("document.querySelector('#problem').innerText.includes('1 line of')")
         tab.wait_for(f"{CHARTS}.length > 3")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("answer", "told"), [("an error", "the disk is gone"), ("[1", "what came is no JSON")]
-)
-def test_a_run_that_is_answered_badly_is_told_while_the_others_go_on(
-    tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, told: str
-) -> None:
-    one, two = made(tmp_path / "one", lines(30)), made(tmp_path / "two", lines(30))
-    asked = PageApplication._answer
-    well = True
-
-    def answered(self: PageApplication, environ: dict[str, Any]) -> tuple[str, int, Any]:
-        run_id = parse_qs(environ["QUERY_STRING"]).get("id", [""])[0]
-        if well or self._run_dirs.get(run_id) != two:
-            return asked(self, environ)
-        if answer == "an error":
-            raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the disk is gone")
-        return "application/json", len(answer), [answer.encode()]
-
-    monkeypatch.setattr(PageApplication, "_answer", answered)
-    problem = "document.querySelector('#problem').innerText"
-    with shown(tab, tmp_path, named=True):
-        tab.wait_for("document.querySelectorAll('#runs input:checked').length === 2")
-        tab.value(f"document.querySelector('[title=\"all about {one}\"]').click()")
-        tab.wait_for("document.querySelector('#detail-title').innerText === 'one'")
-        well = False
-        assert tab.wait_for(problem) == f"two: {told}"
-        append(one, line(9000, 77.0))
-        tab.wait_for("document.querySelector('.panel-books').innerText.includes('9,000')")
-        assert "lost" not in tab.value("document.querySelector('#connection').className")
-        well = True
-        tab.wait_for(f"{problem} === ''")
-    if answer == "an error":  # which the console has, too
-        tab.problems[:] = [each for each in tab.problems if "status of 500" not in each]
-
-
-def test_only_connections_to_a_server_that_a_test_stops_are_no_problem(
-    tab: Tab, tmp_path: Path
-) -> None:
-    made(tmp_path / "run", lines(5))
-    with serve_page([tmp_path], free_address()) as url:
-        tab.open(url)
-        tab.wait_for("document.querySelectorAll('#runs tbody tr').length === 1")
-        tab.value("void fetch('/nothing').then(answer => { document.title = answer.status; })")
-        tab.wait_for("document.title === '404'")
-        tab.value("void setTimeout(() => { throw new Error('of the page'); })")
-        tab.loses(url)
-    tab.wait_for("document.querySelector('#connection').className === 'lost'")
-    tab.open("about:blank")
-    found, tab.problems[:] = sorted(tab.problems), []
-    assert len(found) == 2
-    assert "status of 404" in found[0]
-    assert "of the page" in found[1]

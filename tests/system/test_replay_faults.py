@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.commands import status_of
 from support.place import (
     REPOSITORY,
     Place,
@@ -13,9 +13,12 @@ from support.place import (
     checkpoints,
     eventually,
     metrics,
+    status_of,
     summary,
     trained_steps,
 )
+
+from juggler.runtime.checkpoints.checkpoint import read
 
 MARKED = """
 import gymnasium, numpy as np, torch
@@ -66,7 +69,7 @@ class Checked(DqnAlgorithm):
     core = CheckedDqn
 """
 
-SETTINGS = """
+MARKED_SETTINGS = """
 env = "mine:Marked"
 algorithm = "mine:Checked"
 num_env_runners = 2
@@ -85,69 +88,6 @@ checkpoint_seconds = 1
 env_to_module = [{use = "frame_stack", k = 2}]
 """
 
-LOGGED = """
-import os
-from pathlib import Path
-
-import gymnasium, numpy as np
-
-from juggler.learner.algorithms.dqn import DqnAlgorithm
-from juggler.learner.algorithms.dqn.core import Dqn
-
-
-class Numbered(gymnasium.Env):
-    '''Observations that come once in a run: of which process, environment and step they are.'''
-
-    observation_space = gymnasium.spaces.Box(0, 1e7, (3,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-    made = 0
-
-    def __init__(self, **_):
-        Numbered.made += 1
-        self.number, self.seen = Numbered.made, 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.left = int(self.np_random.integers(1, 30))
-        return self.see(), {}
-
-    def step(self, action):
-        self.left -= 1
-        return self.see(), 1.0, False, self.left == 0, {}
-
-    def see(self):
-        self.seen += 1
-        return np.array([os.getpid(), self.number, self.seen], np.float32)
-
-
-class LoggedDqn(Dqn):
-    def step(self, state, sample, *seam):
-        drawn = sample["observations"].flatten(0, 1).int().tolist()
-        with Path(__file__).with_name(f"drawn-{os.getpid()}").open("a") as file:
-            file.writelines(f"{step}\\n" for step in drawn)
-        return super().step(state, sample, *seam)
-
-
-class Logged(DqnAlgorithm):
-    core = LoggedDqn
-"""
-
-ONCE = """
-env = "mine:Numbered"
-algorithm = "mine:Logged"
-num_env_runners = 2
-envs_per_runner = 4
-fragment_steps = 8
-batch_size = 64
-replay_selector = "fifo"
-max_times_sampled = 1
-replay_begin = 0
-replay_batch_size = 16
-replay_ratio = 1.0
-save_replay = false
-checkpoint_seconds = 1
-"""
-
 AGAIN = "killed by SIGKILL. Starting it again"
 
 
@@ -157,7 +97,7 @@ def test_no_half_written_row_is_drawn_when_samplers_and_the_learner_are_killed(
 ) -> None:
     directory = place.path / "run"
     place.write("mine.py", MARKED)
-    place.write("run.toml", SETTINGS)
+    place.write("run.toml", MARKED_SETTINGS)
     path = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/tests:{place.path}"}
     run = place.start("train", "run.toml", "--run-dir", "run", **path)
 
@@ -183,44 +123,6 @@ def test_no_half_written_row_is_drawn_when_samplers_and_the_learner_are_killed(
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
-def test_each_step_is_learned_from_once_or_counted_as_lost_when_the_learner_is_killed(
-    place: Place,
-) -> None:
-    directory = place.path / "run"
-    place.write("mine.py", LOGGED)
-    place.write("run.toml", ONCE)
-    path = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/tests:{place.path}"}
-    run = place.start("train", "run.toml", "--run-dir", "run", **path)
-    lives = []
-    for restarts in range(3):
-        reached = trained_steps(directory) + 1000
-        eventually(lambda: trained_steps(directory) > reached, 120, lambda: run.output)  # noqa: B023
-        learner = place.worker("learner 0")
-        lives.append(learner.pid)
-        if restarts < 2:
-            eventually(lambda: checkpoints(directory), 60, lambda: run.output)
-            learner.kill()
-            eventually(lambda: run.output.count(AGAIN) > restarts, 60, lambda: run.output)  # noqa: B023
-    run.interrupt()
-    assert run.wait(30) == 130, run.output
-    assert_books_balance(directory)
-    logs = [(place.path / f"drawn-{pid}").read_text().splitlines() for pid in lives]
-    drawn = [step for log in logs for step in log]
-    assert len(drawn) == len(set(drawn)), "a step was learned from twice"
-    end = summary(directory)
-    assert end["restarts"] == 2
-    trained, lost = end["env_steps_trained"], end["env_steps_dropped"]
-    # Less than a sample is stored when a learner ends. In the updates that it has not answered by
-    # then it may have drawn what counts as lost.
-    unheard = lost.get("learner_lost", 0) + lost.get("shutdown", 0)
-    assert trained - 16 * len(lives) < len(drawn) <= trained + unheard
-    told = end["modules"]["default"]
-    assert told["replay_rows"] == told["replay_rows_waiting"] < 16
-    assert told["replay_rows_drawn"] <= len(logs[-1])
-    place.assert_nothing_is_left()
-
-
 @pytest.mark.usefixtures("local_workers")
 def test_a_replay_that_does_not_fit_into_memory_is_told_before_a_run_begins(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
@@ -228,6 +130,54 @@ def test_a_replay_that_does_not_fit_into_memory_is_told_before_a_run_begins(
     options = ("--algorithm", "dqn", "--replay-capacity", 10**12, "--run-dir", "run")
     assert status_of("train", "cartpole", *options) != 0
     said = "".join(capsys.readouterr())
-    assert "replay_capacity = 1000000000000: so many kept steps, of " in said
+    assert "replay_capacity = 1000000000000: that many steps of " in said
     assert "of this host's memory are free. Set it to" in said
     assert not (in_a_directory / "run").exists()
+
+
+SETTINGS = """
+env = "CartPole-v1"
+algorithm = "dqn"
+progress = "off"
+envs_per_runner = 4
+fragment_steps = 16
+batch_size = 64
+replay_begin = 400
+replay_capacity = 600
+replay_batch_size = 16
+replay_ratio = 2.0
+model = {hidden_sizes = [8]}
+"""
+
+
+def arrived(line: dict[str, Any]) -> float:
+    """Rows that came into the replay, by what became of them."""
+    told = line["modules"].get("default", {})
+    return sum(told.get(f"replay_rows_{what}", 0) for what in ("drawn", "waiting", "unused"))
+
+
+@pytest.mark.usefixtures("local_workers", "in_a_directory")
+@pytest.mark.parametrize("saved", [True, False])
+def test_trained_is_used_and_stored_and_left_unused_in_every_line_of_a_resumed_run_too(
+    saved: bool,
+) -> None:
+    settings = f"{SETTINGS}save_replay = {str(saved).lower()}\n"
+    Path("run.toml").write_text(settings)
+    assert status_of("train", "run.toml", "--run-dir", "run", "--stop-steps", "1000") == 0
+    lines = metrics(Path("run"))
+    before = len(lines)
+    for line in lines:
+        assert arrived(line) == line["env_steps_trained"]
+    told = lines[-1]["modules"]["default"]
+    assert told["replay_rows_drawn"] > 0
+    assert told["replay_rows_unused"] > 0
+    assert told["replay_steps_missing"] == 0
+    trained: int = read(checkpoints(Path("run"))[-1]).counters["trained"]
+    assert status_of("train", "--resume", "run", "--stop-steps", "1200") == 0
+    assert_books_balance(Path("run"))
+    later = [line for line in metrics(Path("run"))[before:] if line["modules"]]
+    assert later
+    for line in later:
+        assert arrived(line) == line["env_steps_trained"] - (0 if saved else trained)
+    missing = later[-1]["modules"]["default"]["replay_steps_missing"]
+    assert missing == (0 if saved else max(0, 400 - arrived(later[-1])))

@@ -4,20 +4,42 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from support.commands import status_of
-from support.league_runs import LEAGUE, players
-from support.place import Place, assert_books_balance, eventually, metrics, summary
+from support.place import Place, assert_books_balance, eventually, metrics, status_of, summary
 
-from juggler.driver.shipped import read_shipped
+from juggler.driver.given_config import read_shipped
 from juggler.envrunner.environments.extras import check_extra
-from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
-from juggler.runtime.checkpoints.frozen import playing_tree, read_module, tree_digest
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
+from juggler.runtime.checkpoints.weights import WEIGHTS, playing_tree, read_module, tree_digest
+
+LEAGUE = """
+env = "juggler:MatrixGame"
+algorithm = "ppo"
+num_env_runners = 1
+envs_per_runner = 16
+fragment_steps = 16
+batch_size = 256
+epochs = 2
+
+[connectors]
+learner = []
+
+[league]
+builder = "alphastar"
+max_historical = 3
+min_games = 1
+options = {mains = 1, main_exploiters = 1, league_exploiters = 1, min_phase_steps = 500, \
+max_phase_steps = 1_000}
+"""
+
+
+def players(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
+    return {each["player_id"]: each for each in checkpoint.counters["league"]["players"]}
 
 
 def digest(run: Path, copy_id: str) -> str:
@@ -135,37 +157,6 @@ def test_a_league_that_ships_trains_all_its_players(place: Place, name: str) -> 
 
 
 @pytest.mark.long
-def test_copies_that_are_lost_damaged_or_exchanged_are_told_and_done_without(place: Place) -> None:
-    run_dir = place.path / "run"
-    place.write("league.toml", LEAGUE.replace("max_historical = 3", "max_historical = 6"))
-    run = place.run("train", "league.toml", "--run-dir", "run", "--stop-steps", 8_000)
-    assert run.status == 0, run.output
-    was = players(read(run_dir))
-    # One that was copied last may not have reached all EnvRunners.
-    copies = [name for name, each in was.items() if each["parent"] and each["ready"]]
-    lost, damaged, one, other = copies[:4]
-    shutil.rmtree(run_dir / "frozen" / lost)
-    for file in (run_dir / "frozen" / damaged).rglob("*.safetensors"):
-        file.write_bytes(file.read_bytes()[:-4] + b"\x00\x01\x02\x03")
-
-    shown = place.run("league", "run", "--tournament", 2)
-    assert shown.status == 0, shown.output
-    assert f"{lost} is left out" in shown.output
-    assert f"{damaged} is left out" in shown.output
-    frozen = run_dir / "frozen"
-    for source, target in ((one, "aside"), (other, one), ("aside", other)):
-        (frozen / source).rename(frozen / target)
-    again = place.run("train", "--resume", "run", "--stop-steps", 11_000)
-    assert again.status == 0, again.output
-    assert again.output.count("has other weights than were copied") == 2
-    for name in (lost, damaged, one, other):
-        assert f"there is no copy {name} any more, and nobody plays it" in again.output
-        assert players(read(run_dir))[name]["retired"]
-    assert_books_balance(run_dir)
-    place.assert_nothing_is_left()
-
-
-@pytest.mark.long
 def test_four_players_with_a_pole_each_reach_a_summed_return_of_600(place: Place) -> None:
     limits = ["--stop-steps", 200_000, "--run-dir", "run"]
     run = place.run("train", "cartpole-4-league", *limits)
@@ -174,21 +165,6 @@ def test_four_players_with_a_pole_each_reach_a_summed_return_of_600(place: Place
     lines = metrics(place.path / "run")
     assert set(lines[-1]["league"]["learning"]) == {f"main-{number}" for number in range(4)}
     assert all(each["updates"] for each in lines[-1]["by_module"].values())
-
-
-@pytest.mark.long
-def test_a_league_may_have_more_copies_than_learners(place: Place) -> None:
-    """As many as fit into a receipt, and as come in a long run."""
-    many = LEAGUE.replace("max_historical = 3", "max_historical = 80")
-    many = many.replace(
-        "min_phase_steps = 500, max_phase_steps = 1_000", "max_phase_steps = 1, min_phase_steps = 1"
-    )
-    place.write("league.toml", many)
-    league = ["--stop-steps", 40_000, "--run-dir", "run"]
-    run = place.run("train", "league.toml", *league)
-    assert run.status == 0, run.output
-    assert max(line["league"]["historical"] for line in metrics(place.path / "run")) > 64
-    assert summary(place.path / "run")["restarts"] == 0
 
 
 RLLIB = """
@@ -249,75 +225,77 @@ def test_a_league_adds_players_that_learn_and_has_them_when_it_is_killed_and_res
     place.assert_nothing_is_left()
 
 
-@pytest.mark.long
-def test_a_league_whose_players_replay_steps_goes_on_while_workers_are_killed(
-    place: Place,
-) -> None:
-    """Each of two learners keeps the steps of its own players, as AlphaStar's replay shards do."""
-    run_dir = place.path / "run"
-    replaying = LEAGUE.replace('"ppo"', '"appo"').replace("epochs = 2", "replay_share = 0.5")
-    place.write("league.toml", replaying)
-    options = ["--run-dir", "run", "--stop-steps", 1_000_000, "--num-env-runners", 2]
-    options += ["--num-learners", 2]
-    run = place.start("train", "league.toml", *options, "--checkpoint-seconds", 2)
-
-    def league() -> dict[str, Any]:
-        lines = metrics(run_dir) if (run_dir / "metrics.jsonl").exists() else []
-        return dict(lines[-1].get("league", {})) if lines else {}
-
-    def copies() -> int:
-        return sum(each["copies"] for each in league().get("learning", {}).values())
-
-    eventually(lambda: copies() >= 3, 90, lambda: run.output)
-    for role in ("envrunner 0", "learner 1", "envrunner 1"):
-        had = copies()
-        place.worker(role).kill()
-        eventually(lambda had=had: copies() >= had + 3, 90, lambda: run.output)
-    assert "league: there is no copy" not in run.output
-    run.interrupt()
-    assert run.wait(30) == 130, run.output
-    assert_books_balance(run_dir)
-    assert summary(run_dir)["restarts"] == 3
-    of_modules = [each for line in metrics(run_dir) for each in line.get("modules", {}).items()]
-    replayed = {player for player, each in of_modules if each.get("replayed_steps", 0) > 0}
-    assert league()["learning"].keys() <= replayed
-    place.assert_nothing_is_left()
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ('builder = "alphasatr"', "builder = 'alphasatr' is not known: did you mean 'alphastar'?"),
-        ('bulider = "none"', "league has no key 'bulider': did you mean 'builder'?"),
-        ("options = {main = 2}", "options has no key 'main': did you mean 'mains'?"),
-        ("max_learning = 65", "max_learning = 65: must be at most 64"),
-        ('fixed = ["nosuch"]', "'nosuch' cannot play: a player that does not learn is random"),
-        ("", "the table 'league' is empty: name a builder"),
-        ('teams = [["red"]]', "no agent is called 'red'"),
-    ],
-)
-@pytest.mark.usefixtures("local_workers")
-def test_a_wrong_table_is_one_sentence(
-    in_a_directory: Path, capsys: pytest.CaptureFixture[str], line: str, says: str
-) -> None:
-    table = f'env = "juggler:MatrixGame"\nalgorithm = "ppo"\n[league]\n{line}\n'
-    Path("league.toml").write_text(table)
-    assert status_of("train", "league.toml", "--run-dir", "run") == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert "Traceback" not in said
-    assert not Path("run").exists()
-
-
 @pytest.mark.usefixtures("local_workers")
 def test_what_does_not_go_with_a_league_is_told(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     league = json.dumps({"builder": "self_play"})
     for options, says in (
-        (("--env", "CartPole-v1"), "has one agent, and nobody to play against"),
+        (("--env", "CartPole-v1"), "has one agent, and no opponent"),
         (("--env", "juggler:MatrixGame", "--synchronous"), "synchronous = true with a league"),
-        (("--env", "juggler:MatrixGame", "--gateway", "127.0.0.1:0"), "league with gateway"),
     ):
         assert status_of("train", *options, "--league", league, "--run-dir", "run") == 2
         assert says in capsys.readouterr().err
+
+
+HUNTER = """
+from dataclasses import dataclass
+from juggler import AddPlayer, FreezePlayer, LeagueBuilder, ResetPlayer
+
+@dataclass(kw_only=True)
+class Hunt(LeagueBuilder):
+    \"\"\"A hunter is copied, then reset to a fixed player and to its first copy.\"\"\"
+
+    def initial(self):
+        yield AddPlayer("stone", "fixed", learning=False, source="rock")
+        yield AddPlayer("hunter", "main")
+
+    def build(self, results):
+        if "hunter" not in results.players():
+            return
+        hunter = results.player("hunter")
+        if hunter.phase_steps < 500:
+            return
+        if hunter.copies <= hunter.life:
+            yield FreezePlayer("hunter")
+        elif hunter.life == 0:
+            yield ResetPlayer("hunter", "stone")
+        elif hunter.life == 1 and "hunter-v0" in results.players():
+            yield ResetPlayer("hunter", "hunter-v0")
+"""
+
+
+@pytest.mark.usefixtures("local_workers")
+def test_a_player_is_reset_to_another_one_with_a_new_optimizer_and_schedules_that_begin_at_0(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The learning rate changes no weights, so that they show where they are from."""
+    still = ["--lr", 1e-12, "--stop-steps"]
+    Path("rock.toml").write_text(LEAGUE.partition("[league]")[0])
+    Path("hunter.py").write_text(HUNTER)
+    league = LEAGUE.partition("[league]")[0] + '[league]\nbuilder = "hunter:Hunt"\n'
+    Path("league.toml").write_text(league + '[modules.rock]\ntrain = false\nfrom = "rock"\n')
+    assert status_of("train", "rock.toml", "--run-dir", "rock", "--seed", 7, *still, 500) == 0
+    capsys.readouterr()
+    assert status_of("train", "league.toml", "--run-dir", "run", *still, 6_000) == 0
+    assert "cannot" not in "".join(capsys.readouterr())
+
+    frozen = in_a_directory / "run/frozen"
+    names = ("rock", "hunter-v0", "hunter-v1", "hunter-v2")
+    rock, first, second, third = (
+        playing_tree(*read_module(str(frozen / name)))[WEIGHTS] for name in names
+    )
+    assert same(second, rock)
+    assert same(third, first)
+    assert not same(first, rock)
+    saved = read(in_a_directory / "run")
+    hunter = players(saved)["hunter"]
+    assert hunter["life"] == 2
+    assert hunter["copies"] == 3
+    steps = int(saved.tree["hunter"]["steps"])
+    assert 0 < steps <= hunter["steps"] - hunter["reset_at"]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two players have the same weights."""
+    return all(np.allclose(one[name], other[name], atol=1e-6) for name in one.keys() | other.keys())

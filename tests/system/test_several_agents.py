@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
-from support.commands import status_of
-from support.place import Place, assert_books_balance, eventually, metrics, summary
+from support.place import Place, assert_books_balance, eventually, metrics, status_of, summary
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import juggler
+from juggler.runtime.checkpoints.checkpoint import read
 
 MATRIX = "juggler:MatrixGame"
 POLES = "juggler:CartPoles"
@@ -34,90 +35,6 @@ devices = "fake:2"
 [modules.right]
 algorithm = "ppo"
 """
-
-
-@pytest.mark.slow
-def test_agents_with_equal_spaces_share_a_module_that_learns_from_all_of_them(
-    place: Place,
-) -> None:
-    options = ["--env", POLES, "--env-kwargs", '{"num_agents": 4}', "--run-dir", "run"]
-    options += ["--stop-steps", 100_000, "--stop-return", 2001]
-    run = place.run("train", *options)
-    assert run.status == 0, run.output
-    assert_books_balance(place.path / "run")
-    first = next(
-        line["episode_return_mean"] for line in metrics(place.path / "run") if line["episodes"]
-    )
-    end = summary(place.path / "run")
-    assert end["env_steps_trained"] >= 100_000
-    assert "by_module" not in end, "there is one module alone"
-    assert end["episode_return_mean"] > 2 * first
-    place.assert_nothing_is_left()
-
-
-@pytest.mark.long
-def test_modules_with_algorithms_of_their_own_learn_side_by_side(place: Place) -> None:
-    place.write("two.toml", TWO_MODULES)
-    run = place.run("train", "two.toml", "--run-dir", "run")
-    assert run.status == 0, run.output
-    assert_books_balance(place.path / "run")
-    end = summary(place.path / "run")
-    assert set(end["by_module"]) == {"left", "right"}
-    for module in end["by_module"].values():
-        # Episodes are short: an agent whose pole falls would wait long for one that has learned.
-        assert module["updates"] > 2
-        assert module["env_steps_trained"] > 10_000
-    config = tomllib.loads((place.path / "run" / "config.toml").read_text())
-    assert sorted(config["agents"].values()) == ["left", "right"]
-    again = place.run("train", "--resume", "run", "--stop-steps", 90_000)
-    assert again.status == 0, again.output
-    assert_books_balance(place.path / "run")
-    resumed = summary(place.path / "run")
-    for module_id, module in resumed["by_module"].items():
-        assert module["updates"] > end["by_module"][module_id]["updates"]
-    place.assert_nothing_is_left()
-
-
-@pytest.mark.long
-def test_a_module_goes_on_while_the_learner_of_another_one_is_killed(place: Place) -> None:
-    place.write("two.toml", TWO_MODULES)
-    running = place.start("train", "two.toml", "--run-dir", "run", "--stop-steps", 10**9)
-
-    def modules() -> dict[str, Any] | None:
-        lines = metrics(place.path / "run") if (place.path / "run").exists() else []
-        return lines[-1].get("by_module") if lines else None
-
-    def both_have_updated() -> bool:
-        now = modules()
-        return bool(now) and all(module["updates"] > 3 for module in now.values())
-
-    eventually(both_have_updated, 60.0, "both modules make updates")
-    before = modules()
-    assert before is not None
-    (learner,) = before["right"]["learners"]
-    assert before["left"]["learners"] != [learner]
-    killed: psutil.Process = place.worker(learner.replace("-", " "))
-    os.kill(killed.pid, signal.SIGSTOP)  # it dies, and cannot come back for a while
-    killed.kill()
-
-    def left_goes_on() -> bool:
-        now = modules()
-        assert now is not None
-        return now["left"]["updates"] > before["left"]["updates"] + 20
-
-    def right_is_back() -> bool:
-        now = modules()
-        assert now is not None
-        return now["right"]["weights_version"] > before["right"]["weights_version"] and bool(
-            now["right"]["learners"]
-        )
-
-    eventually(left_goes_on, 30.0, "the other module goes on")
-    eventually(right_is_back, 60.0, "the module of the killed learner comes back")
-    running.process.send_signal(signal.SIGINT)
-    running.wait(60)
-    assert_books_balance(place.path / "run")
-    place.assert_nothing_is_left()
 
 
 @pytest.mark.slow
@@ -168,34 +85,129 @@ def test_an_agent_that_no_pattern_fits_is_named_before_the_run_has_a_directory(
     assert not Path("run").exists()
 
 
-@pytest.mark.long
-def test_modules_of_a_run_play_matches_against_each_other_and_random_play(place: Place) -> None:
-    dominated = '{"payoffs": [[1, 1], [-1, -1]]}'  # the first row is better whatever column does
-    options = ["--env", MATRIX, "--env-kwargs", dominated, "--algorithm", "ppo"]
-    options += ["--agents", '{"row": "row", "column": "column"}', "--stop-steps", 20_000]
-    run = place.run("train", *options, "--run-dir", "run")
-    assert run.status == 0, run.output
-    assert_books_balance(place.path / "run")
-    assert abs(summary(place.path / "run")["episode_return_mean"]) < 1e-6, "it is a zero-sum game"
+# A run with several agents and two algorithms: training, resuming, evaluating, acting.
 
-    played = place.run("evaluate", "run", "--play", "column=random", "--episodes", 50)
-    assert played.status == 0, played.output
-    assert "row (row): return 1.00 (standard error 0.00); 50 won, 0 drawn, 0 lost" in played.output
-    assert (
-        "column (random): return -1.00 (standard error 0.00); 0 won, 0 drawn, 50 lost"
-        in played.output
-    )
-    drawn = juggler.play_matches(place.path / "run", {"*": "random"}, 400, seed=3)
-    assert 0.4 < drawn.records["row"].score < 0.6
-    policy = juggler.load_policy(place.path / "run", module_id="row")
-    again = juggler.play_matches(place.path / "run", {"row": policy, "column": "random"}, 20)
-    assert again.records["row"].wins == 20
-    for said, words in (
-        ("rwo=random", "no agent is called 'rwo': did you mean 'row'?"),
-        ("row=cloumn", "'cloumn' is neither a module of this run nor the path of a checkpoint"),
-        ("row", "--play row: expected AGENT=PLAYER, such as player_0=random"),
-    ):
-        wrong = place.run("evaluate", "run", "--play", said)
-        assert wrong.status != 0
-        assert words in wrong.output
-        assert "Traceback" not in wrong.output
+
+RUN: dict[str, Any] = {
+    "env": "support.small_games:Tag",
+    "modules": {"runner": {"algorithm": "ppo", "batch_size": 64, "minibatches": 1}},
+    "num_env_runners": 1,
+    "progress": "off",
+}
+SEEN = {"adversary": np.zeros(3, np.float32), "runner": np.zeros(2, np.float32)}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> juggler.Result:
+    run_dir = tmp_path_factory.mktemp("runs") / "tag"
+    return juggler.train(**RUN, stop_steps=2000, run_dir=str(run_dir))
+
+
+@pytest.mark.usefixtures("local_workers")
+def test_modules_with_different_algorithms_learn_side_by_side(trained: juggler.Result) -> None:
+    assert trained.checkpoint is not None
+    saved = read(trained.checkpoint)
+    assert saved.module_ids == ("adversary", "runner")
+    algorithms = {name: saved.modules[name]["extra"]["algorithm"] for name in saved.modules}
+    assert algorithms == {"adversary": "impala", "runner": "ppo"}
+    steps = {name: saved.counters_of(name)["trained"] for name in saved.modules}
+    assert min(steps.values()) > 0
+    assert sum(steps.values()) == saved.counters["trained"] >= 2000
+    assert saved.config["agents"] == {
+        "adversary_0": "adversary",
+        "adversary_1": "adversary",
+        "runner_0": "runner",
+    }
+
+
+@pytest.mark.usefixtures("local_workers")
+def test_such_a_run_is_resumed_with_every_module_at_its_version(
+    trained: juggler.Result, tmp_path: Path
+) -> None:
+    assert trained.checkpoint is not None
+    before = read(trained.checkpoint)
+    later = juggler.resume(trained.run_dir, stop_steps=3000)
+    assert later.checkpoint is not None
+    after = read(later.checkpoint)
+    for module_id in before.module_ids:
+        (generation, update), newer = before.version_of(module_id), after.version_of(module_id)
+        assert newer[0] == generation + 1
+        assert newer[1] > update
+    assert later.summary["env_steps_trained"] >= 3000
+
+
+@pytest.mark.usefixtures("local_workers")
+@pytest.mark.parametrize("module_id", SEEN)
+def test_each_module_becomes_a_policy(trained: juggler.Result, module_id: str) -> None:
+    policy = juggler.load_policy(trained.run_dir, module_id=module_id)
+    action, _ = policy.act(SEEN[module_id])
+    assert policy.action_space.contains(action)
+
+
+@pytest.mark.usefixtures("local_workers")
+def test_whole_episodes_of_all_agents_are_evaluated(trained: juggler.Result) -> None:
+    played = juggler.evaluate(trained.run_dir, 3)
+    assert played.returns == [15.0] * 3, "the sum over three agents, each of which gets 1 a step"
+    assert played.lengths == [5] * 3
+
+
+# Numbers that environments with several agents put into infos, in the metrics of whole runs.
+
+
+GAME = """
+import numpy as np
+from gymnasium import spaces
+
+SEES, ACTS = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
+
+
+class Told:
+    possible_agents = ("left", "right")
+
+    def observation_space(self, agent):
+        return SEES
+
+    def action_space(self, agent):
+        return ACTS
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.at = list(self.possible_agents), 0
+        return self.seen(), {agent: {"step": 1000.0} for agent in self.agents}
+
+    def step(self, actions):
+        self.at += 1
+        if self.at == 4:
+            self.agents = []
+        odd = {"text": "x", "nan": float("nan"), "endless": 10**400, "far": {"x": 1.0}}
+        infos = {
+            "left": {"step": self.at, **odd},
+            "right": {"step": 10.0 * self.at, **({} if self.agents else {"won": True})},
+            "common": {"step": 1e6},
+        }
+        both = self.possible_agents
+        ends = dict.fromkeys(both, not self.agents), dict.fromkeys(both, False)
+        return self.seen(), dict.fromkeys(both, 1.0), *ends, infos
+
+    def seen(self):
+        return {agent: np.zeros(3, np.float32) for agent in self.possible_agents}
+"""
+EXPECTED = {
+    "left/step": {"mean": 2.5, "least": 1.0, "most": 4.0},
+    "right/step": {"mean": 25.0, "least": 10.0, "most": 40.0},
+    "right/won": {"mean": 1.0, "least": 1.0, "most": 1.0},
+}
+
+
+@pytest.mark.usefixtures("local_workers")
+def test_numbers_of_each_agent_are_in_metrics_and_the_summary(in_a_directory: Path) -> None:
+    Path("told.py").write_text(GAME)
+    options = ["--agents", '{"left": "one", "right": "two"}', "--stop-steps", 3000]
+    options += ["--num-env-runners", 2, "--run-dir", "run"]
+    assert status_of("train", "--env", "told:Told", *options) == 0
+    lines = [*metrics(Path("run")), summary(Path("run"))]
+    assert lines[-1]["info"] == EXPECTED
+    assert all(line["info"] == EXPECTED for line in lines if line["episodes"])
+    events = EventAccumulator(str(next(Path("run").rglob("*tfevents*")).parent))
+    events.Reload()
+    tags = {f"info/{name}/{key}" for name, means in EXPECTED.items() for key in means}
+    assert tags <= set(events.Tags()["scalars"])

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import signal
 import sys
 from pathlib import Path
-from queue import SimpleQueue
 
-import numpy as np
 import pytest
 from support.network import free_address
 from support.place import (
@@ -19,48 +15,11 @@ from support.place import (
     eventually,
     metrics,
     summary,
-    train_beyond_a_checkpoint,
     trained_steps,
+    trains_on,
 )
 
-from juggler.runtime.actors.credentials import call_metadata
-from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.streams.episodes import EpisodeSender
-from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
-
 EVERY_SECOND = ["--checkpoint-seconds", 1]
-
-
-def _address(output: str) -> str:
-    line = next(line for line in output.splitlines() if "waiting for workers at" in line)
-    return line.split()[-1]
-
-
-def _pushed_batch(rows: int, steps: int) -> EpisodeBatch:
-    """Of CartPole: a learner would take it, were it asked for."""
-    no, numbers = np.zeros((rows, steps), np.bool_), np.arange(rows)
-    columns = {
-        "observations": np.zeros((rows, steps, 4), np.float32),
-        "actions": np.zeros((rows, steps), np.int64),
-        "rewards": np.full((rows, steps), -9, np.float32),
-        "terminated": no,
-        "truncated": no,
-        "live": ~no,
-        "action_logp": np.full((rows, steps), -0.7, np.float32),
-        "last_observations": np.zeros((rows, 4), np.float32),
-        "states": {},
-        "final_observations": np.zeros((0, 4), np.float32),
-        "final_rows": np.zeros(0, np.int32),
-        "final_steps": np.zeros(0, np.int32),
-        "segment_episodes": numbers.astype(np.uint64),
-        "segment_rows": numbers.astype(np.int32),
-        "segment_starts": np.zeros(rows, np.int32),
-        "segment_lengths": np.full(rows, steps, np.int32),
-        "segment_offsets": np.zeros(rows, np.int32),
-        "segment_generations": np.ones(rows, np.uint64),
-        "segment_updates": np.ones(rows, np.uint64),
-    }
-    return EpisodeBatch.from_tree(columns)
 
 
 @pytest.mark.slow
@@ -70,8 +29,7 @@ def test_driver_learner_and_envrunner_meet_over_tcp(place: Place) -> None:
     directory = place.path / "run"
     options = ["--stop-return", 501, "--run-dir", "run", "--bind", "127.0.0.1:0"]
     driver = place.start("driver", "cartpole", *options, *secret)
-    driver.wait_for("waiting for workers at")
-    address = _address(driver.output)
+    address = driver.address()
 
     stranger = place.run("envrunner", "--driver", address)
     assert stranger.status == 1
@@ -89,62 +47,15 @@ def test_driver_learner_and_envrunner_meet_over_tcp(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
-@pytest.mark.long
-def test_batches_that_nobody_asked_for_do_not_keep_those_of_the_run_out(
-    place: Place,
-) -> None:
-    secret, directory = ["--token-file", place.write("token", "a secret\n")], place.path / "run"
-    options = ["--stop-return", 501, "--run-dir", "run", "--bind", "127.0.0.1:0"]
-    driver = place.start("driver", "cartpole", *options, *secret)
-    driver.wait_for("waiting for workers at")
-    dial = ["--driver", _address(driver.output), *secret]
-    data_address = free_address()
-    workers = [
-        place.start("learner", *dial, "--bind", data_address),
-        place.start("envrunner", *dial),
-    ]
-    eventually(lambda: trained_steps(directory) > 0, 60, lambda: driver.output)
-
-    run_id = json.loads((directory / "driver.json").read_text())["run"]
-    settled: SimpleQueue[str] = SimpleQueue()
-    metadata = call_metadata("a secret", run_id, "attacker")
-    sender = EpisodeSender(data_address, metadata, lambda *each: settled.put(each[2]))
-    batch, newest = _pushed_batch(rows=16, steps=32), metrics(directory)[-1]["updates"]
-    for batch_id in range(5000):  # far ahead of what the run gets to meanwhile
-        header = episodes_pb2.BatchHeader(
-            batch_id=batch_id,
-            envrunner="envrunner-0",
-            generation=1,
-            live_steps=batch.live_steps,
-            version=training_pb2.WeightsVersion(generation=1, update=newest),
-        )
-        sender.send(header, {"default": batch.to_tree()})
-    why = {settled.get(timeout=60) for _ in range(5000)}
-    assert any("has no permit of the driver's" in each for each in why), why
-    reached = trained_steps(directory)
-    eventually(lambda: trained_steps(directory) > reached + 50_000, 60, lambda: driver.output)
-    sender.close()
-    driver.interrupt()
-    assert driver.wait(30) == 130, driver.output
-    for worker in workers:
-        assert worker.wait(30) == 0, worker.output
-    assert_books_balance(directory)
-    end = summary(directory)
-    assert not end["env_steps_dropped"].keys() & {"refused", "learner_lost"}, "no honest one was"
-    assert end["env_steps_trained"] == end["learner_steps"]["learner-0"]["trained"]
-    place.assert_nothing_is_left()
-
-
 @pytest.mark.slow
 def test_a_worker_may_leave_and_another_one_join(place: Place) -> None:
     directory = place.path / "run"
     options = ["--stop-steps", 10**9, "--stop-return", 501, "--run-dir", "run"]
     driver = place.start("driver", "cartpole", "--bind", "127.0.0.1:0", *options)
-    driver.wait_for("waiting for workers at")
-    address = _address(driver.output)
+    address = driver.address()
     learner = place.start("learner", "--driver", address)
     first = place.start("envrunner", "--driver", address)
-    eventually(lambda: trained_steps(directory) > 0, 60, lambda: driver.output)
+    trains_on(directory, driver)
     first.process.terminate()
     assert first.wait(30) == 0, first.output
     driver.wait_for("envrunner-0 left: terminated")
@@ -163,46 +74,11 @@ def test_a_worker_may_leave_and_another_one_join(place: Place) -> None:
 
 
 @pytest.mark.long
-def test_learners_of_several_hosts_are_a_group_that_loses_and_finds_members(place: Place) -> None:
-    directory = place.path / "run"
-    options = ["--stop-return", 501, "--run-dir", "run", "--num-learners", 2, *EVERY_SECOND]
-    driver = place.start("driver", "cartpole", "--bind", "127.0.0.1:0", *options)
-    driver.wait_for("waiting for workers at")
-    dial = ["--driver", _address(driver.output)]
-    first, second = (place.start("learner", *dial, "--index", index) for index in range(2))
-    runners = [place.start("envrunner", *dial) for _ in range(2)]
-    eventually(lambda: trained_steps(directory) > 0, 60, lambda: driver.output)
-
-    first.process.kill()
-    driver.wait_for("learner group 2: learner-1 on cpu", 30)
-    third = place.start("learner", *dial)
-    driver.wait_for("learner group 3: learner-1 on cpu, learner-0 on cpu", 60)
-    reached = trained_steps(directory)
-    eventually(lambda: trained_steps(directory) > reached, 30, lambda: driver.output)
-
-    train_beyond_a_checkpoint(directory, lambda: driver.output)
-    for learner in (second, third):
-        learner.process.kill()
-    fourth = place.start("learner", *dial)
-    driver.wait_for("the learners' weights are lost: learner-", 30)
-    driver.wait_for("learner group 5: ", 30)
-    reached = trained_steps(directory)
-    eventually(lambda: trained_steps(directory) > reached, 30, lambda: driver.output)
-    driver.interrupt()
-    assert driver.wait(30) == 130, driver.output
-    for worker in (fourth, *runners):
-        assert worker.wait(30) == 0, worker.output
-    assert_books_balance(directory)
-    place.assert_nothing_is_left()
-
-
-@pytest.mark.long
 def test_learners_come_and_go_while_a_run_that_began_with_one_goes_on(place: Place) -> None:
     directory = place.path / "run"
     options = ["--stop-return", 501, "--run-dir", "run", "--max-learners", 3, *EVERY_SECOND]
     driver = place.start("driver", "cartpole", "--bind", "127.0.0.1:0", *options)
-    driver.wait_for("waiting for workers at")
-    dial = ["--driver", _address(driver.output)]
+    dial = ["--driver", driver.address()]
     runner = place.start("envrunner", *dial)
     learners = [place.start("learner", *dial)]
 
@@ -215,7 +91,7 @@ def test_learners_come_and_go_while_a_run_that_began_with_one_goes_on(place: Pla
 
         eventually(does, 60, lambda: driver.output)
 
-    eventually(lambda: trained_steps(directory) > 0, 60, lambda: driver.output)
+    trains_on(directory, driver)
     for number in (2, 3):
         learners.append(place.start("learner", *dial))
         trains_with(number)
@@ -245,52 +121,6 @@ def test_learners_come_and_go_while_a_run_that_began_with_one_goes_on(place: Pla
     place.assert_nothing_is_left()
 
 
-@pytest.mark.long
-def test_a_run_begins_without_a_learner_that_does_not_come_and_takes_it_later(
-    place: Place,
-) -> None:
-    directory = place.path / "run"
-    options = ["--stop-return", 501, "--run-dir", "run", "--num-learners", 2]
-    options += ["--worker-timeout-seconds", 6]
-    driver = place.start("driver", "cartpole", "--bind", "127.0.0.1:0", *options)
-    driver.wait_for("waiting for workers at")
-    dial = ["--driver", _address(driver.output)]
-    workers = [place.start(role, *dial) for role in ("envrunner", "learner")]
-    driver.wait_for("waiting for 1 more learner, for up to 6 s", 60)
-    assert trained_steps(directory) == 0
-    driver.wait_for("1 more learner did not come within 6 s: the run begins without", 30)
-    eventually(lambda: trained_steps(directory) > 0, 30, lambda: driver.output)
-    workers.append(place.start("learner", *dial))
-    driver.wait_for("learner group 2: learner-0 on cpu, learner-1 on cpu", 60)
-    driver.interrupt()
-    assert driver.wait(30) == 130, driver.output
-    for each in workers:
-        assert each.wait(30) == 0, each.output
-    assert_books_balance(directory)
-    place.assert_nothing_is_left()
-
-
-@pytest.mark.long
-def test_workers_that_shall_not_wait_for_another_driver_say_so_and_leave(place: Place) -> None:
-    options = ["--run-dir", "run", "--bind", "127.0.0.1:0", "--stop-return", 501]
-    driver = place.start("driver", "cartpole", *options)
-    driver.wait_for("waiting for workers at")
-    address = _address(driver.output)
-    dial = ["--driver", address, "--reattach-seconds", 0]
-    workers = [place.start(role, *dial) for role in ("envrunner", "learner")]
-    patient = place.start("envrunner", "--driver", address)
-    for worker in (*workers, patient):
-        worker.wait_for("attached to the driver")
-    eventually(lambda: trained_steps(place.path / "run") > 0, 60, lambda: driver.output)
-    driver.process.kill()
-    for worker in workers:
-        assert worker.wait(30) == 1, worker.output
-        assert "lost the driver" in worker.output
-    patient.wait_for("waiting up to 600 s for a driver")
-    patient.process.terminate()
-    assert patient.wait(30) == -signal.SIGTERM, "one that waits can be told to leave"
-
-
 @pytest.mark.slow
 def test_workers_go_on_with_a_driver_that_takes_the_place_of_theirs(place: Place) -> None:
     directory = place.path / "run"
@@ -314,8 +144,7 @@ def test_workers_go_on_with_a_driver_that_takes_the_place_of_theirs(place: Place
         return line["weights_version"][0] == 2 and line["num_env_runners"] == 2
 
     eventually(all_are_back, 60, lambda: again.output)
-    reached = trained_steps(directory)
-    eventually(lambda: trained_steps(directory) > reached, 30, lambda: again.output)
+    trains_on(directory, again)
     again.process.terminate()
     assert again.wait(30) == 143, again.output
     for worker in workers:

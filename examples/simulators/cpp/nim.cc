@@ -30,7 +30,7 @@ constexpr int kGames = 16;
 constexpr int kPlayers = 2;
 constexpr std::chrono::seconds kPatience{60};  // until a gateway answers
 
-// -- the game: take 1 to 3 sticks in turn; whoever takes the last one wins -------------------------
+// -- the game: take 1 to 3 sticks in turn; taking the last wins ----------------------
 
 std::mt19937 rng(std::random_device{}());
 

@@ -14,7 +14,7 @@ const GAMES = 16;
 const PLAYERS = ['player_0', 'player_1'];
 const PATIENCE = 60_000; // milliseconds until a gateway answers
 
-// -- the game: take 1 to 3 sticks in turn; whoever takes the last one wins -------------------------
+// -- the game: take 1 to 3 sticks in turn; taking the last wins ----------------------
 
 const begin = () => ({
   sticks: 5 + Math.floor(Math.random() * 8),

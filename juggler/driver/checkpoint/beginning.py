@@ -2,227 +2,218 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-from juggler.driver.checkpoint.parts_agree import different_parts
+import numpy as np
+from numpy.typing import NDArray
+
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.record.checkpoints import write
-from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError, read
-from juggler.runtime.checkpoints.frozen import FROM, WEIGHTS, playing_tree, read_module
-from juggler.runtime.checkpoints.weights import NoSuchWeights, Weights, weights_of
-from juggler.runtime.connectors.built_in import Place
-from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.checkpoints.checkpoint import (
+    CONNECTORS,
+    Checkpoint,
+    CheckpointError,
+    read,
+    write,
+)
+from juggler.runtime.checkpoints.weights import (
+    FROM,
+    WEIGHTS,
+    NoSuchWeights,
+    Weights,
+    is_frozen,
+    is_named,
+    playing_tree,
+    read_module,
+    weights_of,
+)
+from juggler.runtime.connectors.config import ConnectorsConfig, Piece, Place
 from juggler.runtime.connectors.mergeable_state import State, connector_branch, connector_state
-from juggler.runtime.connectors.pipeline import Piece
 from juggler.runtime.nearest import listed
 
 #: The directory in that of a run with a league which has what its players began with.
 INITIAL: Final = "initial"
 _WHOLE: Final = "whole"
+#: Pipelines of EnvRunners.
+_PLAYING: Final[tuple[Place, ...]] = ("env_to_module", "module_to_env")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where weights are from.
+    """Where weights are from."""
 
-    Attributes:
-        words: for errors: a key with its value, or words.
-        selectable: the key `from_parameters` can have only some of them taken.
-    """
-
-    words: str
-    selectable: bool = False
+    words: str  # for errors: a key with its value, or words
+    selectable: bool = False  # the key `from_parameters` can have only some of them taken
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beginning:
-    """Weights of another run, and what goes with them.
+    """Weights of another run, and what goes with them."""
 
-    Attributes:
-        weights: for the learners, by module id of the new run. Modules that are not there begin
-            with what the seed gives.
-        whole: the modules whose weights are all that a checkpoint has, and so all that they must
-            have.
-        connectors: by module id of the new run, what the other run's connectors had learned of
-            observations; {}: nothing.
-        text: for people, where all of it is from.
-        warnings: for people.
-        sources: where the weights are from, by module id of the new run.
-    """
-
+    # For the learners, by module id of the new run. Modules that are not there begin with what the
+    # seed gives.
     weights: Weights
+    # The modules whose weights are all that a checkpoint has, and so all that they must have
     whole: Collection[str]
+    # By module id of the new run, what the other run's connectors had learned of observations; {}:
+    # nothing
     connectors: Mapping[str, State]
-    text: str
-    warnings: tuple[str, ...]
-    sources: Mapping[str, Source]
-
-
-#: Checkpoints from which the tables of modules have weights, each with the module's id in it.
-Own: TypeAlias = "Mapping[str, tuple[Checkpoint, str]]"
+    text: str  # for people, where all of it is from
+    warnings: tuple[str, ...]  # for people
+    sources: Mapping[str, Source]  # where the weights are from, by module id of the new run
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OtherRun:
-    """The checkpoint that a new run begins with.
+class _Origin:
+    """Where one module has its weights from."""
 
-    Attributes:
-        checkpoint: of the other run.
-        weights: those that were asked for, by module id of the other run.
-    """
+    checkpoint: Checkpoint  # of another run
+    module_id: str  # of a module there
+    weights: dict[str, NDArray[Any]]  # as asked for
+    whole: bool  # they are all that the checkpoint has of the module
+    source: Source  # for errors
 
-    checkpoint: Checkpoint
-    weights: Weights
+    def pieces(self, place: Place) -> list[Piece]:
+        """A pipeline that the module had."""
+        try:
+            before = self.checkpoint.config_of(self.module_id).get("connectors", {})
+            return list(ConnectorsConfig.parse(before).pipeline(place))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the connectors of {self.checkpoint.path}: {error}") from error
 
-    def beginning(self, config: RunConfig) -> Beginning:
-        """What each module of a configuration begins with whose table has no `from`: the weights
-        of the module with the same id, or those of the only module that there is.
+    def learned(self) -> State:
+        """What its connectors had learned."""
+        try:
+            return connector_state(self.checkpoint, self.module_id)
+        except CheckpointError as error:
+            raise ConfigError(f"{self.source.words}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Origins:
+    """The checkpoints that a new run begins with."""
+
+    # That of `from_checkpoint`, with the weights that were asked for, by module id there; None:
+    # modules without a `from` of their own begin with what the seed gives
+    other: tuple[Checkpoint, Weights] | None
+    # By module id, that of its own table, with its id there
+    own: Mapping[str, tuple[Checkpoint, str]]
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Origins:
+        """Read those of a configuration.
 
         Raises:
-            ConfigError: there are none for a module.
+            ConfigError: there is no such checkpoint, it is damaged, or no parameter in it has one
+                of the names asked for.
         """
-        checkpoint, whole = self.checkpoint, not config.driver.from_parameters
-        weights: Weights = {}
+        driver, other = config.driver, None
+        where = f"from_checkpoint = {driver.from_checkpoint!r}"
+        try:
+            if driver.from_checkpoint is not None:
+                checkpoint = read(Path(driver.from_checkpoint))
+                other = checkpoint, weights_of(checkpoint, driver.from_parameters)
+            own = {}
+            for module_id, table in config.agents.modules.items():
+                if table.get(FROM) and not is_frozen(table):
+                    where = _own(config, module_id)
+                    own[module_id] = read_module(str(table[FROM]))
+        except CheckpointError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        except NoSuchWeights as error:
+            raise ConfigError(f"from_parameters = {driver.from_parameters}: {error}") from None
+        return cls(other, own)
+
+    def beginning(self, config: RunConfig) -> Beginning | None:
+        """Return what each module begins with; None: all begin with new weights.
+
+        A module begins with the weights that its table names; or with those of the module with the
+        same id, or of the only module that there is.
+        """
+        if self.other is None and not self.own:
+            return None
+        origins = self._by_module(config)
         learned: dict[str, State] = {}
-        warnings = list(checkpoint.problems)
-        for module_id in [each for each in config.module_ids if not _own_source(config, each)]:
-            source = self.source(module_id)
-            weights[module_id] = self.weights[source]
-            changed = _changed(config.of(module_id), checkpoint, source)
-            keeps = whole and "env_to_module" not in changed
-            learned[module_id] = _learned(config, checkpoint, source) if keeps else {}
-            which = "" if len(config.module_ids) == 1 else f" of module {source!r}"
-            warnings += [_other_connectors(which, checkpoint, place) for place in changed]
-        shared = config.agents.shared
-        for name, one, other in islice(different_parts(weights, shared), 1):
-            warnings.append(
-                f"modules {one!r} and {other!r} share {name!r}, and have different values of it in "
-                f"{checkpoint.path}: all who share parts begin with those of the module that the "
-                "table agents names last"
-            )
-        parts = "the weights" if whole else "weights"
-        text = f"{parts} of update {checkpoint.version[1]} in {checkpoint.path}"
-        given = Source(f"from_checkpoint = {config.driver.from_checkpoint!r}", selectable=True)
+        texts = dict[str, None]()
+        warnings = dict.fromkeys(self.other[0].problems if self.other else ())
+        for module_id, each in origins.items():
+            pipelines = config.of(module_id).connectors.parsed()
+            changed = [
+                place for place in _PLAYING if each.pieces(place) != list(pipelines.pipeline(place))
+            ]
+            keeps = each.whole and "env_to_module" not in changed
+            learned[module_id] = each.learned() if keeps else {}
+            path, alone = each.checkpoint.path, each.source.selectable and len(origins) == 1
+            which = "" if alone else f" of module {each.module_id!r}"
+            if each.source.selectable:
+                parts = "the weights" if each.whole else "weights"
+                texts[f"{parts} of update {each.checkpoint.version[1]} in {path}"] = None
+            else:
+                there = f"module {each.module_id!r} in {path}"
+                texts[f"module {module_id!r} with those of {there}"] = None
+            for place in changed:
+                warnings[
+                    f"the weights{which} of {path} were trained with other connectors: "
+                    f"connectors.{place} is not the same there"
+                ] = None
+        weights = {module_id: each.weights for module_id, each in origins.items()}
+        for name, one, two in islice(different_parts(weights, config.agents.shared), 1):
+            warnings[
+                f"modules {one!r} and {two!r} share {name!r}, and begin with different values of "
+                "it: all sharing modules begin with the values of the module that the table agents "
+                "names last"
+            ] = None
         return Beginning(
             weights,
-            weights.keys() if whole else (),
+            [module_id for module_id, each in origins.items() if each.whole],
             learned,
-            text,
+            ", ".join(texts),
             tuple(warnings),
-            dict.fromkeys(weights, given),
+            {module_id: each.source for module_id, each in origins.items()},
         )
 
-    def source(self, module_id: str) -> str:
-        """Find the other run's module whose weights a module begins with.
+    def rescaled(self, config: RunConfig) -> dict[str, bool]:
+        """Whether modules had rescale_actions where their weights are from, by id."""
+        return {
+            module_id: any(piece.use == "rescale_actions" for piece in each.pieces("module_to_env"))
+            for module_id, each in self._by_module(config).items()
+        }
 
-        Returns:
-            The id of that module in the other run.
-
-        Raises:
-            ConfigError: the other run has no such module.
-        """
-        if len(self.weights) == 1:
-            return next(iter(self.weights))
-        if module_id not in self.weights:
-            raise ConfigError(
-                f"from_checkpoint: {self.checkpoint.path} has weights of the modules "
-                f"{listed(self.weights)}, and none for module {module_id!r} of this run: give "
-                "modules the same ids as there"
-            )
-        return module_id
-
-
-def other_run(config: RunConfig) -> OtherRun | None:
-    """The checkpoint that a configuration begins with; None: it begins with what the seed gives.
-
-    Raises:
-        ConfigError: there is no such checkpoint, it is damaged, or no parameter in it has one of
-            the names asked for.
-    """
-    driver = config.driver
-    if driver.from_checkpoint is None:
-        return None
-    try:
-        checkpoint = read(Path(driver.from_checkpoint))
-        return OtherRun(checkpoint, weights_of(checkpoint, driver.from_parameters))
-    except CheckpointError as error:
-        raise ConfigError(f"from_checkpoint = {driver.from_checkpoint!r}: {error}") from error
-    except NoSuchWeights as error:
-        raise ConfigError(f"from_parameters = {driver.from_parameters}: {error}") from None
+    def _by_module(self, config: RunConfig) -> dict[str, _Origin]:
+        """Those of `from_checkpoint` first."""
+        found: dict[str, _Origin] = {}
+        if self.other is not None:
+            checkpoint, weights = self.other
+            given = Source(f"from_checkpoint = {config.driver.from_checkpoint!r}", selectable=True)
+            whole = not config.driver.from_parameters
+            for module_id in [each for each in config.module_ids if each not in self.own]:
+                there = next(iter(weights)) if len(weights) == 1 else module_id
+                if there not in weights:
+                    raise ConfigError(
+                        f"from_checkpoint: {checkpoint.path} has weights of the modules "
+                        f"{listed(weights)}, and none for module {module_id!r} of this run: give "
+                        "modules the same ids as there"
+                    )
+                found[module_id] = _Origin(checkpoint, there, weights[there], whole, given)
+        for module_id, (checkpoint, there) in self.own.items():
+            where = _own(config, module_id)
+            try:
+                acting: Any = playing_tree(checkpoint, there)[WEIGHTS]
+            except CheckpointError as error:
+                raise ConfigError(f"{where}: {error}") from error
+            found[module_id] = _Origin(checkpoint, there, acting, True, Source(where))
+        return found
 
 
-def own_checkpoints(config: RunConfig) -> Own:
-    """Read the checkpoints from which modules begin by their own tables, by module id.
-
-    Args:
-        config: of the run, with its module ids.
-
-    Raises:
-        ConfigError: a checkpoint is missing or damaged.
-    """
-    sources = {module_id: _own_source(config, module_id) for module_id in config.module_ids}
-    return {each: _own_checkpoint(each, source) for each, source in sources.items() if source}
-
-
-def beginning_of(
-    config: RunConfig, other: OtherRun | None = None, own: Own | None = None
-) -> Beginning | None:
-    """What a configuration whose modules are known begins with; None: with what the seed gives.
-
-    Args:
-        config: of the run.
-        other: what `other_run` has found; None: it is still to be looked for.
-        own: what `own_checkpoints` has read; None: it is still to be read.
-
-    Raises:
-        ConfigError: as `other_run` and `OtherRun.beginning`; or there are no weights where the
-            table of a module has them from.
-    """
-    other = other or other_run(config)
-    parts = [] if other is None else [other.beginning(config)]
-    own = own_checkpoints(config) if own is None else own
-    parts += [_own_beginning(config, module_id, *found) for module_id, found in own.items()]
-    return _together(parts) if parts else None
-
-
-def rescaled_before(config: RunConfig, other: OtherRun | None, own: Own) -> dict[str, bool]:
-    """Check for each reused module whether its old run had rescale_actions.
-
-    Args:
-        config: of the run, with its module ids.
-        other: the result of `other_run`.
-        own: the result of `own_checkpoints`.
-
-    Returns:
-        By module id, for modules that begin with weights of another run.
-
-    Raises:
-        ConfigError: as `beginning_of`.
-    """
-    found = {}
-    for module_id in config.module_ids:
-        if module_id in own:
-            before, own_id = own[module_id]
-        elif other is not None:
-            before, own_id = other.checkpoint, other.source(module_id)
-        else:
-            continue
-        pieces = _pieces(before, own_id, "module_to_env")
-        found[module_id] = any(piece.use == "rescale_actions" for piece in pieces)
-    return found
+def _own(config: RunConfig, module_id: str) -> str:
+    return f"modules.{module_id}: from = {config.agents.modules[module_id][FROM]!r}"
 
 
 def keep(beginning: Beginning, config: RunConfig, run_dir: Path) -> None:
-    """Write what a run begins with into its directory: players of a league may be reset to it,
-    also after the run was resumed.
-
-    Raises:
-        CheckpointError: the disk refuses.
-    """
+    """Write what a run begins with into its directory, for later resets."""
     tree: dict[str, Any] = {
         module_id: {"parameters": weights, "buffers": {}}
         for module_id, weights in beginning.weights.items()
@@ -237,15 +228,10 @@ def keep(beginning: Beginning, config: RunConfig, run_dir: Path) -> None:
 
 
 def kept(config: RunConfig, run_dir: Path) -> Beginning | None:
-    """What `keep` has written for a run that is resumed; None: it began with what the seed gives.
-
-    Raises:
-        CheckpointError: it is gone or damaged.
-    """
-    driver = config.driver
-    if driver.from_checkpoint is None and not any(
-        _own_source(config, m) for m in config.module_ids
-    ):
+    """Read what `keep` has written; None: the run began with new weights."""
+    tables = config.agents.modules
+    named = any(tables.get(module_id, {}).get(FROM) for module_id in config.module_ids)
+    if config.driver.from_checkpoint is None and not named:
         return None
     found = read(run_dir / INITIAL)
     weights = weights_of(found)
@@ -255,90 +241,32 @@ def kept(config: RunConfig, run_dir: Path) -> Beginning | None:
     return Beginning(weights, whole, learned, text, (), dict.fromkeys(weights, Source(text)))
 
 
-def _own_source(config: RunConfig, module_id: str) -> str:
-    """What the table of a module says that it begins with; "": nothing."""
-    return str(config.agents.modules.get(module_id, {}).get(FROM, ""))
+def different_parts(
+    weights: Weights, shared: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield shared parameters with different values, and two of their modules."""
+    for pattern, module_ids in shared.items():
+        first: dict[str, str] = {}
+        for module_id in module_ids:
+            for name, array in weights.get(module_id, {}).items():
+                if not is_named(pattern, f"{module_id}:{name}"):
+                    continue
+                before = first.setdefault(name, module_id)
+                if not np.array_equal(weights[before][name], array):
+                    yield name, before, module_id
 
 
-def _own_checkpoint(module_id: str, source: str) -> tuple[Checkpoint, str]:
-    """Read a module's first checkpoint, and find the module's id in it.
-
-    Raises:
-        ConfigError: the checkpoint is missing or damaged.
-    """
-    try:
-        return read_module(source)
-    except CheckpointError as error:
-        raise ConfigError(f"modules.{module_id}: from = {source!r}: {error}") from error
-
-
-def _own_beginning(
-    config: RunConfig, module_id: str, checkpoint: Checkpoint, own_id: str
-) -> Beginning:
-    """What one module begins with.
+def shared_parts_must_agree(checkpoint: Checkpoint, shared: Mapping[str, Sequence[str]]) -> None:
+    """Check that modules which share parts have the same values of them.
 
     Raises:
-        ConfigError: there are no such weights.
+        CheckpointError: they have not; names the parameter and two modules.
     """
-    where = f"modules.{module_id}: from = {_own_source(config, module_id)!r}"
-    try:
-        weights: Any = playing_tree(checkpoint, own_id)[WEIGHTS]
-        learned = connector_state(checkpoint, own_id)
-    except CheckpointError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    changed = _changed(config.of(module_id), checkpoint, own_id)
-    which = f" of module {own_id!r}"
-    warnings = tuple(_other_connectors(which, checkpoint, place) for place in changed)
-    text = f"module {module_id!r} with those of module {own_id!r} in {checkpoint.path}"
-    return Beginning(
-        {module_id: weights},
-        (module_id,),
-        {module_id: {} if "env_to_module" in changed else learned},
-        text,
-        warnings,
-        {module_id: Source(where)},
-    )
-
-
-def _together(parts: Sequence[Beginning]) -> Beginning:
-    return Beginning(
-        {key: weights for part in parts for key, weights in part.weights.items()},
-        frozenset(module_id for part in parts for module_id in part.whole),
-        {key: learned for part in parts for key, learned in part.connectors.items()},
-        ", ".join(part.text for part in parts),
-        tuple(warning for part in parts for warning in part.warnings),
-        {key: source for part in parts for key, source in part.sources.items()},
-    )
-
-
-def _other_connectors(which: str, checkpoint: Checkpoint, place: Place) -> str:
-    return (
-        f"the weights{which} of {checkpoint.path} were trained with other connectors: "
-        f"connectors.{place} is not the same there"
-    )
-
-
-def _learned(config: RunConfig, checkpoint: Checkpoint, source: str) -> State:
-    try:
-        return connector_state(checkpoint, source)
-    except CheckpointError as error:
-        where = f"from_checkpoint = {config.driver.from_checkpoint!r}"
-        raise ConfigError(f"{where}: {error}") from error
-
-
-def _changed(config: RunConfig, checkpoint: Checkpoint, source: str) -> list[Place]:
-    """List a module's EnvRunner pipelines that differ from the other run's."""
-    own = config.connectors.parsed()
-    places: tuple[Place, ...] = ("env_to_module", "module_to_env")
-    return [
-        place for place in places if _pieces(checkpoint, source, place) != list(own.pipeline(place))
-    ]
-
-
-def _pieces(checkpoint: Checkpoint, source: str, place: Place) -> list[Piece]:
-    """Return a pipeline of a module in another run."""
-    try:
-        before = ConnectorsConfig.parse(checkpoint.config_of(source).get("connectors", {}))
-        return list(before.pipeline(place))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the connectors of {checkpoint.path}: {error}") from error
+    if not shared:
+        return
+    for name, one, other in different_parts(weights_of(checkpoint), shared):
+        raise CheckpointError(
+            checkpoint.path or Path("in memory"),
+            f"has different values of {name!r} for modules {one!r} and {other!r}, which share it: "
+            "resume from an earlier checkpoint",
+        )

@@ -1,18 +1,17 @@
-"""Modules of a run that play and are not trained: what they play with, and where it is kept."""
+"""Keeps the modules of a run that play and are not trained."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.record.checkpoints import write
 from juggler.envrunner.setup import ActingSetup
-from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError
-from juggler.runtime.checkpoints.frozen import (
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError, write
+from juggler.runtime.checkpoints.weights import (
     DIGEST,
     DIRECTORY,
     FROM,
@@ -24,27 +23,27 @@ from juggler.runtime.checkpoints.frozen import (
 )
 from juggler.runtime.connectors.mergeable_state import State, connector_branch, connector_state
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.modules.by_name import given_or_named
 from juggler.runtime.wire.trees import Tree
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+
+    from juggler.runtime.connectors.building import EnvToModule, ModuleToEnv
+    from juggler.runtime.modules.rl_module import RLModule
+
+    Parts: TypeAlias = tuple[RLModule, EnvToModule, ModuleToEnv]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrozenModule:
-    """A module that is not trained.
+    """A module that is not trained."""
 
-    Attributes:
-        module_id: in this run.
-        checkpoint: has its weights.
-        source: its id there.
-        config: as the module had it there.
-        tree: all that it plays with.
-        digest: of the tree.
-    """
-
-    module_id: str
-    checkpoint: Checkpoint
-    source: str
-    config: RunConfig
-    tree: Mapping[str, Tree]
+    module_id: str  # in this run
+    checkpoint: Checkpoint  # has its weights
+    source: str  # its id there
+    config: RunConfig  # as the module had it there
+    tree: Mapping[str, Tree]  # all that it plays with
     digest: str
 
     @property
@@ -63,6 +62,10 @@ class FrozenModule:
             digest=self.digest,
         )
 
+    def parts(self, observed: Space[Any], acted: Space[Any], factory: Any, own: Any) -> Parts:
+        """As `parts_in`, of this module."""
+        return parts_in(self.checkpoint, self.source, self.config, observed, acted, factory, own)
+
     @classmethod
     def copied(
         cls,
@@ -78,29 +81,15 @@ class FrozenModule:
         """A copy of a module of this run.
 
         Args:
-            copy_id: its id.
-            player_id: of the module.
-            config: of the run.
-            spaces: of its agents, as a checkpoint has them.
-            weights: its parameters.
-            learned: by its connectors.
-            version: of the weights.
             settings_of: the module of the configuration whose settings the player has.
         """
         flat = config.flat()
         made = _checkpoint_of(player_id, weights, learned, version, spaces, flat, settings_of)
-        playing: dict[str, Tree] = {
-            WEIGHTS: dict(weights),
-            CONNECTORS: made.learned_of(player_id),
-        }
+        playing: dict[str, Tree] = {WEIGHTS: dict(weights), CONNECTORS: made.learned_of(player_id)}
         return cls(copy_id, made, player_id, config.of(settings_of), playing, tree_digest(playing))
 
     def keep(self, run_dir: Path) -> None:
-        """Write what it plays with into the directory of a run, as a checkpoint of this module.
-
-        Raises:
-            CheckpointError: the disk refuses.
-        """
+        """Write its checkpoint into the directory of a run."""
         before, source = self.checkpoint, self.source
         copy = _checkpoint_of(
             source,
@@ -114,10 +103,7 @@ class FrozenModule:
         write(run_dir / DIRECTORY / self.module_id, copy, keep=1)
 
     def must_fit(self, agent: str, group: FoundGroup) -> None:
-        """
-        Raises:
-            ConfigError: the spaces of an agent are not those that it knows.
-        """
+        """Check that the module knows the spaces of an agent."""
         other = group.other_space(self.checkpoint.spaces_of(self.source))
         if other is not None:
             side, needs, has = other
@@ -131,7 +117,6 @@ def frozen_modules(config: RunConfig, run_dir: Path | None = None) -> dict[str, 
     """The modules of a configuration that are not trained, by id.
 
     Args:
-        config: of the run.
         run_dir: of a run that goes on, which has kept what they play with.
 
     Raises:
@@ -151,8 +136,7 @@ def kept_modules(
     """The copies of players that a run has kept, by id.
 
     Args:
-        run_dir: of the run.
-        copies: by id, the digest of what it plays with; "": nobody knows it.
+        copies: by id, the digest of what it plays with; "": unknown.
         lost: is told why a copy is gone, damaged or another one; it is left out.
     """
     found = {}
@@ -165,12 +149,12 @@ def kept_modules(
             found[copy_id] = module
         except ConfigError as error:
             why = error.__cause__ or error
-            lost(f"league: there is no copy {copy_id} any more, and nobody plays it: {why}")
+            lost(f"league: there is no copy {copy_id} any more, so it does not play: {why}")
     return found
 
 
 def with_digests(config: RunConfig, frozen: Mapping[str, FrozenModule]) -> RunConfig:
-    """A configuration that says what its modules that are not trained play with."""
+    """Add the digests of its frozen modules to a configuration."""
     if not frozen:
         return config
     tables = dict(config.agents.modules)
@@ -182,20 +166,44 @@ def with_digests(config: RunConfig, frozen: Mapping[str, FrozenModule]) -> RunCo
 def must_fit(
     config: RunConfig, frozen: Mapping[str, FrozenModule], groups: Sequence[FoundGroup]
 ) -> None:
-    """
+    """Check that modules know the spaces of their agents.
+
     Args:
         config: `with_agents` has made it.
-        frozen: its modules that are not trained.
-        groups: the agents of the environment and their spaces; (): nobody here knows them.
-
-    Raises:
-        ConfigError: the agents have other spaces than a module knows that is to play them.
+        groups: the agents of the environment and their spaces; (): unknown here.
     """
     for group in groups:
         for agent in group.agents:
             for module_id in config.played_by[agent]:
                 if module_id in frozen:
                     frozen[module_id].must_fit(agent, group)
+
+
+def parts_in(
+    checkpoint: Checkpoint,
+    module_id: str,
+    config: RunConfig,
+    observation_space: Space[Any],
+    action_space: Space[Any],
+    factory: Callable[..., Any] | None,
+    own: Mapping[str, type[Any]],
+) -> Parts:
+    """Build a module of a checkpoint and its connectors.
+
+    Args:
+        factory: what the key `module` was given in Python.
+        own: other classes of a script, by the names that stand for them.
+
+    Raises:
+        CheckpointError: the weights are another module's.
+        ValueError: a part cannot be built; says which one.
+    """
+    from juggler.policies.policy import PolicyConfig, restore_parts  # imports torch
+
+    given = given_or_named(config.module.module, factory, own)
+    made_by = given if callable(given) else None
+    policy = PolicyConfig(config.module, config.connectors.parsed(), made_by, own)
+    return restore_parts(checkpoint, policy, observation_space, action_space, module_id)
 
 
 def _frozen_module(module_id: str, table: Mapping[str, Any], run_dir: Path | None) -> FrozenModule:
@@ -213,8 +221,8 @@ def _frozen_module(module_id: str, table: Mapping[str, Any], run_dir: Path | Non
     digest = tree_digest(tree)
     if digest != table.get(DIGEST, digest):
         raise ConfigError(
-            f"{where}: its weights have the digest {digest}, and digest = {table[DIGEST]!r}: they "
-            "are not those that were meant"
+            f"{where}: its weights have the digest {digest}, and digest = {table[DIGEST]!r}: "
+            "other weights were meant"
         )
     return FrozenModule(module_id, checkpoint, own_id, config, tree, digest)
 
@@ -228,7 +236,7 @@ def _checkpoint_of(
     config: dict[str, Any],
     settings_of: str,
 ) -> Checkpoint:
-    """One that has what a single module plays with, and nothing to train it."""
+    """Make a checkpoint of what a single module plays with."""
     tree: dict[str, Tree] = {module_id: {"parameters": weights, "buffers": {}}}
     if learned:
         tree[CONNECTORS] = connector_branch({module_id: learned})

@@ -1,36 +1,48 @@
-"""What of a driver goes into a checkpoint, and how a run goes on from one."""
+"""Saves what a driver has in a checkpoint, and restores it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from itertools import chain, pairwise
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
 
 from juggler.driver.checkpoint.beginning import Beginning
-from juggler.driver.checkpoint.books import books_in, past_in
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.core.state import ModuleSettings, ModuleStart
+from juggler.driver.core.ledger import Count, Counters, LedgerError
+from juggler.driver.core.state import ModuleSettings, ModuleStart, Past
+from juggler.driver.driver_config import REQUESTS_PER_RUNNER, UPDATES_IN_FLIGHT
 from juggler.driver.hosting import Hosting
 from juggler.driver.league_players import trained_now
-from juggler.driver.record.candidates import Candidates
-from juggler.driver.record.metrics import Metrics
-from juggler.driver.workers.connector_state import ConnectorState
+from juggler.driver.record.metrics import (
+    RETURN_WINDOW,
+    AgentMetrics,
+    Candidates,
+    Metrics,
+    ModuleMetrics,
+)
+from juggler.driver.run_end import Times
+from juggler.driver.workers.command_sender import ConnectorState
 from juggler.runtime.checkpoints.checkpoint import (
     CONNECTORS,
     PIPELINES,
     Checkpoint,
+    CheckpointError,
 )
 from juggler.runtime.connectors.mergeable_state import State, connector_branch, connector_state
-from juggler.runtime.episodes.version import DEFAULT_MODULE
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
 
 
 def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
-    """A new core, or one whose books continue those of a checkpoint, module by module."""
+    """Make a core, whose books continue those of a checkpoint."""
     trained = trained_now(config, resume.counters if resume else None)
     together = config.trained_together
     hosting = Hosting(config, trained)
@@ -53,17 +65,15 @@ def settings_for(config: RunConfig, settings_of: str, num_learners: int) -> Modu
     """What bounds the requests and updates of a module.
 
     Args:
-        config: of the run.
         settings_of: the module of the configuration whose settings it has.
-        num_learners: whom its first group waits for.
     """
     of_module = config.of(settings_of)
     return ModuleSettings(
         batch_size=of_module.learner.batch_size,
         max_open_updates=of_module.staleness.open_updates,
         weights_interval=of_module.learner.weights_interval,
-        requests_per_runner=config.driver.requests_per_runner,
-        max_updates_in_flight=config.driver.updates_in_flight,
+        requests_per_runner=REQUESTS_PER_RUNNER,
+        max_updates_in_flight=UPDATES_IN_FLIGHT,
         num_learners=num_learners,
         synchronous=config.driver.synchronous,
         num_runners=config.driver.num_env_runners,
@@ -72,7 +82,7 @@ def settings_for(config: RunConfig, settings_of: str, num_learners: int) -> Modu
 
 
 def is_without(checkpoint: Checkpoint, module_id: str) -> bool:
-    """Whether a checkpoint lacks a module, because that was added a moment before."""
+    """Whether a checkpoint lacks a module, which was added just before."""
     return bool(checkpoint.config.get("league")) and module_id not in checkpoint.module_ids
 
 
@@ -91,10 +101,10 @@ def metrics_of(resume: Checkpoint | None) -> Metrics:
         metrics.episodes_ended(counters["returns"], counters["lengths"])
         metrics.episodes = counters["episodes"]
         for module_id, ended in counters.get("by_module", {}).items():
-            metrics.agents_ended(module_id, ended["returns"], ended["lengths"])
+            metrics.of(module_id).episodes_ended(ended["returns"], ended["lengths"])
             metrics.of(module_id).episodes = ended["episodes"]
         for agent, ended in counters.get("by_agent", {}).items():
-            metrics.agent_ended(agent, ended["returns"])
+            metrics.of_agent(agent).episodes_ended(ended["returns"])
             metrics.of_agent(agent).episodes = ended["episodes"]
         metrics.candidates = Candidates(**counters.get("candidates", {}))
         for module_id, steps in counters.get("played", {}).items():
@@ -105,11 +115,9 @@ def metrics_of(resume: Checkpoint | None) -> Metrics:
 
 
 def connectors_of(
-    resume: Checkpoint | None,
-    beginning: Beginning | None = None,
-    module_id: str = DEFAULT_MODULE,
+    resume: Checkpoint | None, beginning: Beginning | None = None, module_id: str = DEFAULT_MODULE
 ) -> ConnectorState:
-    """What a module's connectors have learned so far: nothing, or what is in a checkpoint."""
+    """Return what a module's connectors have learned so far."""
     if resume is not None:
         return ConnectorState(connector_state(resume, module_id))
     return ConnectorState({} if beginning is None else beginning.connectors.get(module_id, {}))
@@ -121,15 +129,12 @@ def checkpoint_tree(
     """The tree of a checkpoint.
 
     A learner calls its module "default"; in the checkpoint it goes by its id. What its state has
-    beside that and pipelines, as a core of somebody's own may, is named "module:name" there, unless
+    beside that and pipelines, as a user's own core may, is named "module:name" there, unless
     the module is itself called "default".
 
     Args:
         states: by module id, what its learner saved.
         connectors: by module id, what its connectors in EnvRunners have learned.
-
-    Raises:
-        ValueError: no learner's state is like that.
     """
     tree: dict[str, Tree] = {}
     pipelines: dict[str, Tree] = {}
@@ -156,18 +161,14 @@ def _name_in_checkpoint(module_id: str, key: str) -> str:
 
 
 def restore_commands(module_id: str, checkpoint: Checkpoint) -> Iterator[training_pb2.Restore]:
-    """What a learner is told to have a module go on from a checkpoint.
-
-    Raises:
-        CheckpointError: the checkpoint has no such module.
-    """
+    """Make the commands that restore a module from a checkpoint."""
     checkpoint.module_id(module_id)
     extra = checkpoint.modules.get(module_id, {}).get("extra", {})
     return restores(module_id, learner_state(module_id, checkpoint), extra)
 
 
 def learner_state(module_id: str, checkpoint: Checkpoint) -> dict[str, Tree]:
-    """The arrays of a module's learner in a checkpoint, as `Learner.restore` takes them."""
+    """Return a module's state as `Learner.restore` takes it."""
     state: dict[str, Tree] = {}
     for name, branch in checkpoint.tree.items():
         key = _key_of_learner(name, module_id, checkpoint)
@@ -180,7 +181,7 @@ def learner_state(module_id: str, checkpoint: Checkpoint) -> dict[str, Tree]:
 
 
 def _key_of_learner(name: str, module_id: str, checkpoint: Checkpoint) -> str | None:
-    """What a learner's state calls a branch of a checkpoint; None: the branch is not its."""
+    """Return a learner's name of a branch; None: of another's branch."""
     if name in (module_id, PIPELINES):
         return DEFAULT_MODULE if name == module_id else name
     if name == CONNECTORS or name in checkpoint.module_ids:
@@ -192,7 +193,7 @@ def _key_of_learner(name: str, module_id: str, checkpoint: Checkpoint) -> str | 
 
 
 def begin_commands(module_id: str, beginning: Beginning) -> Iterator[training_pb2.Restore]:
-    """What a learner is told to have a module begin with weights from elsewhere."""
+    """Make the commands that give a module weights from elsewhere."""
     source = beginning.sources[module_id]
     return restores(
         module_id,
@@ -213,11 +214,9 @@ def restores(
     extra: Mapping[str, Any],
     last: training_pb2.Restore | None = None,
 ) -> Iterator[training_pb2.Restore]:
-    """A state, or weights, as commands to the learner process that hosts a module.
+    """Make commands from a state, or weights, of a module.
 
     Args:
-        module_id: of the module that is to go on from it.
-        tree: arrays, as `Learner.save` or `Learner.get_weights` gives them.
         extra: what of a state is not an array.
         last: what the last command says beside its chunk.
     """
@@ -232,3 +231,143 @@ def restores(
             part.MergeFrom(last or training_pb2.Restore())
             part.last = True
         yield part
+
+
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+_Returns = Annotated[list[float], msgspec.Meta(max_length=RETURN_WINDOW)]
+_Lengths = Annotated[list[Count], msgspec.Meta(max_length=RETURN_WINDOW)]
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedCandidates:
+    """What `Candidates` has; older checkpoints have none."""
+
+    refused: Count = 0
+    not_before: Count = 0
+
+
+@dataclass(frozen=True)
+class _Past(Counters):
+    """Books of modules that have left, and the sums of their versions."""
+
+    version: tuple[Count, Count]
+
+
+@dataclass(frozen=True)
+class _OfAgent:
+    """The episodes in which an agent acted."""
+
+    episodes: Count
+    returns: _Returns
+
+    def __post_init__(self) -> None:
+        if len(self.returns) > self.episodes:
+            raise ValueError(f"has {len(self.returns)} returns of {self.episodes} episodes")
+
+
+@dataclass(frozen=True)
+class _OfModule(_OfAgent):
+    """Episodes of a module's agents, or of the run."""
+
+    lengths: _Lengths
+
+    def __post_init__(self) -> None:
+        if len(self.returns) != len(self.lengths) or len(self.returns) > self.episodes:
+            raise ValueError(
+                f"has {len(self.returns)} returns and {len(self.lengths)} lengths of "
+                f"{self.episodes} episodes"
+            )
+
+
+@dataclass(frozen=True)
+class _Saved(_OfModule, Counters):
+    """The driver's share of a checkpoint, as `counters_of` makes it."""
+
+    next_id: Count
+    wall_time: _Seconds
+    training_time: _Seconds = 0.0  # older ones have none
+    candidates: _SavedCandidates = field(default_factory=_SavedCandidates)
+    by_module: dict[str, _OfModule] = field(default_factory=dict)  # with several agents
+    by_agent: dict[str, _OfAgent] = field(default_factory=dict)  # likewise
+    played: dict[str, Count] = field(default_factory=dict)  # by modules that are not trained
+    league: dict[str, Any] = field(default_factory=dict)  # see `League.to_state`
+    copies: dict[str, str] = field(default_factory=dict)  # digests of the league's copies, by id
+    resets: dict[str, Count] = field(default_factory=dict)  # see `league_players.RESETS`
+    values: dict[str, dict[str, float | None]] = field(default_factory=dict)  # see `ChangedValues`
+    past: _Past | None = None  # where modules have come and gone
+
+
+def must_be_sound(checkpoint: Checkpoint) -> None:
+    """Check that a run can continue from a checkpoint's counters."""
+    path, what = checkpoint.path or Path(), "its counters"
+    try:
+        saved = msgspec.convert(checkpoint.counters, _Saved)
+        saved.check()
+        books: list[Counters] = [saved.past] if saved.past else []
+        for each in books:
+            each.check()
+        for module_id in checkpoint.module_ids:
+            what = f"the counters of module {module_id!r}"
+            books.append(books_in(checkpoint, module_id))
+            books[-1].check()
+    except (msgspec.ValidationError, LedgerError) as error:
+        raise CheckpointError(path, f"{what} cannot be those of a run: {error}") from None
+    added, together = Counters.sum(books), Counters.sum([saved])
+    if added != together:
+        raise CheckpointError(
+            path, f"the counters of its modules add up to {added}, and its own are {together}"
+        )
+
+
+def books_of(counters: Counters) -> dict[str, Any]:
+    """Books as a checkpoint has them."""
+    return {**asdict(counters), "dropped": dict(counters.dropped)}
+
+
+def counters_of(
+    books: Iterable[Counters], past: Past, next_id: int, metrics: Metrics, times: Times
+) -> dict[str, Any]:
+    """The driver's share of a checkpoint.
+
+    Args:
+        books: of each module, as they were when its state was cut.
+        past: of modules whose states are not there.
+    """
+    before = {**books_of(past.counters), "version": past.version}
+    return {
+        **books_of(Counters.sum([*books, past.counters])),
+        **({"past": before} if past != Past() else {}),
+        "next_id": next_id,
+        "wall_time": times.wall,
+        "training_time": times.training,
+        **_ended(metrics),
+        "lengths": list(metrics.lengths),
+        "by_module": {
+            name: {**_ended(each), "lengths": list(each.lengths)}
+            for name, each in metrics.by_module.items()
+            if each.episodes
+        },
+        "by_agent": {name: _ended(each) for name, each in metrics.by_agent.items()},
+        "candidates": asdict(metrics.candidates),
+        "played": {name: each.played for name, each in metrics.by_module.items() if each.played},
+    }
+
+
+def _ended(of: Metrics | ModuleMetrics | AgentMetrics) -> dict[str, Any]:
+    return {"episodes": of.episodes, "returns": list(of.returns)}
+
+
+def books_in(checkpoint: Checkpoint, module_id: str) -> Counters:
+    """The books of a module as a sound checkpoint has them."""
+    return msgspec.convert(checkpoint.counters_of(module_id), Counters)
+
+
+def past_in(checkpoint: Checkpoint, trained: Container[str]) -> Past:
+    """Return the books of modules that are not trained any more."""
+    saved = msgspec.convert(checkpoint.counters, _Saved).past
+    past = Past(Counters.sum([saved]), Version(*saved.version)) if saved else Past()
+    for module_id in checkpoint.modules:
+        if module_id not in trained:
+            version = Version(*checkpoint.version_of(module_id))
+            past = past.and_of(books_in(checkpoint, module_id), version)
+    return past

@@ -1,4 +1,4 @@
-"""From a learner's state on the attach stream to a checkpoint on the disk."""
+"""Writes states of learners, as they arrive, to checkpoints on the disk."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from juggler.driver.checkpoint.books import books_of, counters_of
-from juggler.driver.checkpoint.restoring import checkpoint_tree
+from juggler.driver.checkpoint.restoring import books_of, checkpoint_tree, counters_of
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.ledger import Counters
 from juggler.driver.core.state import Past
-from juggler.driver.record.checkpoints import adopt, write
 from juggler.driver.record.metrics import Metrics
-from juggler.driver.run_clock import RunClock
-from juggler.driver.workers.module_spaces import Spaces
-from juggler.runtime.actors.mailbox import Mailbox
+from juggler.driver.run_end import RunClock
+from juggler.driver.workers.module_setups import Spaces
+from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.checkpoints.checkpoint import (
     Checkpoint,
     CheckpointError,
+    adopt,
     newest_good,
+    write,
 )
-from juggler.runtime.checkpoints.frozen import playing_trees
+from juggler.runtime.checkpoints.weights import playing_trees
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.frames import FrameReader
@@ -34,29 +34,25 @@ from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
+if TYPE_CHECKING:
+    from juggler.driver.parts import RunParts
+
 _STATE_LIMIT = 64 << 30  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotWritten:
-    """A checkpoint is on the disk, or `problem` says why it is not.
-
-    Attributes:
-        path: of it.
-        aside: the directory of the run where it lies until it is known how well it plays; "": it
-            is one of the checkpoints.
-        update: that its weights have.
-        steps: that the run had trained on.
-        generation: of the weights.
-        playing: of one that lies aside, as `playing_trees` gives it.
-    """
+    """The end of writing a checkpoint, or the problem with it."""
 
     path: Path | None
     problem: str = ""
+    # The directory of the run where it lies until it is known how well it plays; "": it is one of
+    # the checkpoints
     aside: str = ""
-    update: int = 0
-    steps: int = 0
+    update: int = 0  # that its weights have
+    steps: int = 0  # that the run had trained on
     generation: int = 0
+    # Of one that lies aside, as `playing_trees` gives it
     playing: Mapping[str, Mapping[str, Tree]] = field(default_factory=dict)
 
     @property
@@ -67,7 +63,7 @@ class SnapshotWritten:
 
 @dataclass(slots=True, eq=False)
 class _ModuleCut:
-    """The state of one module on its way from a learner, and the books of that moment."""
+    """The state of one module from its learner, and its books then."""
 
     settings_of: str  # the module of the configuration whose settings it has
     reader: FrameReader[training_pb2.StateHeader]
@@ -79,7 +75,7 @@ class _ModuleCut:
 
 
 class SnapshotWriter:
-    """Gathers the states of all modules for one checkpoint at a time, and writes it in a thread.
+    """Gathers states of all modules, and writes them in a thread.
 
     Attributes:
         under_way: a snapshot was asked for, and it is not on the disk yet; or a learner still
@@ -118,7 +114,6 @@ class SnapshotWriter:
 
         Args:
             trained: by module id, the module of the configuration whose settings it has.
-            aside: as in `Checkpointing.begin`.
         """
         self._aside = aside
         self._abandoned = False
@@ -145,17 +140,8 @@ class SnapshotWriter:
         update that the state has, and no other. The books as they are then complete the cut.
 
         Args:
-            module_id: of the module.
-            chunk: of a frame.
-            last: its sender says that it is the last one.
-            core: has the books.
-            metrics: of the run.
             spaces: of the agents that the module plays.
-            connectors: what the module's connectors have learned.
             more: gives what else the counters of the run have; None: nothing.
-
-        Raises:
-            ValueError: the learner sent something else.
         """
         if module_id not in self._awaited:
             raise ValueError("more of a state that was whole")
@@ -194,11 +180,7 @@ class SnapshotWriter:
         threading.Thread(target=self._write, args=(checkpoint,), name="checkpoint").start()
 
     def _whole(self) -> Checkpoint:
-        """The checkpoint, of which everything is here.
-
-        Raises:
-            ValueError: the states do not go together.
-        """
+        """The checkpoint, of which everything is here."""
         modules: dict[str, Any] = {}
         states: dict[str, Mapping[str, Tree]] = {}
         for module_id, cut in self._cuts.items():
@@ -231,7 +213,7 @@ class SnapshotWriter:
         )
 
     def newest_good(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint of this run that is whole, and what is wrong with newer ones."""
+        """Return this run's newest whole checkpoint, and problems of newer ones."""
         if self.newest is None:
             return None, []
         try:
@@ -245,7 +227,7 @@ class SnapshotWriter:
             self.newest = written.path or self.newest
 
     def keep(self, candidate: Path) -> str:
-        """Make a candidate the newest checkpoint of the run. Returns what prevents it, or ""."""
+        """Make a candidate the newest checkpoint, or return what prevents it."""
         try:
             self.newest = adopt(candidate, self._directory, self._config.driver.keep_checkpoints)
         except CheckpointError as error:
@@ -254,13 +236,12 @@ class SnapshotWriter:
         return ""
 
     def let_go(self, aside: str) -> None:
-        """Nobody wants what lies there any more, unless it is not there yet."""
+        """Remove a state set aside, unless it is still under way."""
         if not (self.under_way and self._aside == aside):
             shutil.rmtree(self._directory.with_name(aside), ignore_errors=True)
 
     def abandon(self, module_id: str) -> None:
-        """Whoever was asked for this module's state sends no more of it. What is whole is written
-        all the same; else the states of other modules, of which more may come, are in vain."""
+        """Give up on a module's state, and so on an unfinished snapshot."""
         if module_id in self._awaited:
             self._awaited.remove(module_id)
             self._abandoned = True
@@ -298,3 +279,85 @@ def _extra(text: str) -> dict[str, Any]:
 def state_reader() -> FrameReader[training_pb2.StateHeader]:
     """For the answers to one Snapshot."""
     return FrameReader(training_pb2.StateHeader, Limits(payload_bytes=_STATE_LIMIT), digests=True)
+
+
+class Checkpointing:
+    """Asks one learner of each module for its state.
+
+    Asynchronously, the clock says when, and training goes on meanwhile. In synchronous mode it
+    happens between two turns, at multiples of `checkpoint_updates`, and the next turn waits until
+    the checkpoint is on the disk. Then all workers restart, as those of a run do that is
+    resumed from it: what a checkpoint does not hold is lost. Hence both runs give the same
+    numbers.
+
+    Attributes:
+        suspended: whether there are no checkpoints, because another run has the directory.
+    """
+
+    def __init__(self, parts: RunParts) -> None:
+        self._parts, self._core, self._registry = parts, parts.core, parts.registry
+        self._commands, self._snapshots = parts.commands, parts.snapshots
+        self._every = parts.config.driver.checkpoint_updates
+        self._last = parts.core.updates_before  # its checkpoint is there
+        self._asked: dict[str, str] = {}  # by module id, the learner that sends its state
+        self.suspended = False
+
+    @property
+    def waits_for(self) -> list[str]:
+        """The modules without a learner, which prevent checkpoints."""
+        return [each.module_id for each in self._core.in_checkpoints() if not each.members]
+
+    def begin(self, aside: str = "") -> bool:
+        """Ask for all states, if that is possible now.
+
+        Args:
+            aside: the directory of the run where it is to lie; "": among the checkpoints.
+        """
+        return not self.suspended and self._ask(None, aside)
+
+    def holds_up(self, update: int) -> bool:
+        """Begin a due checkpoint; return whether the next turn has to wait."""
+        modules = self._core.modules.values()
+        if self._snapshots.under_way or not all(module.members for module in modules):
+            return True
+        # Each round makes one update of every module.
+        rounds = max(module.weights_version.update for module in modules)
+        if self.suspended or rounds % self._every or update == self._last:
+            return False
+        self._last = update
+        self._commands.begin_anew(update)
+        for module in modules:
+            for member in module.members[1:]:
+                learner = self._registry.ready[member]
+                seed = self._registry.seed(learner, update=update)
+                anew = training_pb2.BeginAnew(module_id=module.module_id, seed=seed)
+                self._commands.send(learner, anew)
+        return self._ask(update)
+
+    def left(self, worker_id: str) -> None:
+        """Abandon the states that a lost learner was sending."""
+        for module_id in [each for each, asked in self._asked.items() if asked == worker_id]:
+            del self._asked[module_id]
+            self._snapshots.abandon(module_id)
+
+    def _ask(self, begins_anew: int | None, aside: str = "") -> bool:
+        """Ask each module's first learner, which may restart at an update.
+
+        Modules that were just added are left out, and leaving ones unless they are needed.
+        """
+        league = self._parts.league
+        modules = self._core.in_checkpoints(league.learners.needed() if league else ())
+        if not modules or self._snapshots.under_way:
+            return False
+        if not all(module.members for module in modules):
+            return False
+        trained = {each.module_id: self._registry.trained[each.module_id] for each in modules}
+        self._snapshots.begin(trained, aside)
+        self._asked = {module.module_id: module.members[0] for module in modules}
+        for module_id, worker_id in self._asked.items():
+            command = training_pb2.Snapshot(module_id=module_id)
+            if begins_anew is not None:
+                learner = self._registry.ready[worker_id]
+                command.seed = self._registry.seed(learner, update=begins_anew)
+            self._commands.tell(worker_id, command)
+        return True

@@ -1,1 +1,1 @@
-"""What becomes of batches: events in, commands out, the books. No input or output in here."""
+"""The fate of batches: events in, commands out, and the books."""

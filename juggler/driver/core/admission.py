@@ -1,4 +1,4 @@
-"""When requests may go out, to whom, and when an update: what sets the two modes apart.
+"""Decide when requests and updates may go out, in both modes.
 
 An EnvRunner plays for all modules at once. So requests go out in rounds: one request for each
 module that takes part, all of them to the same EnvRunner, which plays once and answers each. A
@@ -22,43 +22,45 @@ from juggler.driver.core.state import State
 
 
 class Round(NamedTuple):
-    """Who shall sample, and by module id, for which learner."""
+    """The EnvRunner that samples, and the learner of each module."""
 
     runner: Runner
     learners: Mapping[str, Learner]
 
 
 class Admission(Protocol):
-    """Asked after every event, first for the updates of each module, then for rounds.
+    """Decides on updates and rounds, after every event.
+
+    `next_update` is called for each module, then `next_round`; each again until it returns None.
 
     `next_update` and `next_round` are asked again until they give None.
     """
 
     def has_room(self, runner: Runner) -> None:
-        """A runner joined, or one of its rounds began or came to an end."""
+        """A runner joined, or one of its rounds began or ended."""
 
     def left(self, runner: Runner) -> None:
         """A runner is gone."""
 
     def next_update(self, module: State) -> dict[str, list[Batch]] | None:
-        """Every member's share of an update, by rank. Asked of modules whose group has members."""
+        """The share of every member, by rank; the group has members."""
 
     def next_round(self) -> Round | None:
         """The next requests that may go out."""
 
 
 class Asynchronous:
-    """Requests are always in the air, so many that nothing gets older than it may.
+    """Keeps requests in flight, limited so that no batch becomes too old.
 
     A learner of k consumes batch_size / k steps in each update, or one larger batch, in order of
     arrival. While what is open for it is less than max_open_updates updates (see `Room`), a further
     batch waits for max_open_updates - 1 updates at most. The bound is kept for each learner, not
     for their sum: a sum that is used up by the batches of one learner would leave another short of
     its share, and the run would stand. Once everything that was asked for is reported, each module
-    either has room or can make an update, whatever the others do.
+    either has room or can make an update, independently of the others.
 
-    A run that is to end after so many steps makes no update more than that takes, and asks for no
-    more than any one module could need for it.
+    With `stop_steps`, the run makes no more updates than needed, and requests no more than one
+    module could need for them.
 
     For learners that leave nothing more is asked. Updates take what they still hold, at most a
     share of it each time, and wait for what was asked for them and has not come yet.
@@ -70,10 +72,7 @@ class Asynchronous:
     """
 
     def __init__(
-        self,
-        modules: Mapping[str, State],
-        runners: Runners,
-        steps_left: Callable[[], float],
+        self, modules: Mapping[str, State], runners: Runners, steps_left: Callable[[], float]
     ) -> None:
         self._modules = modules
         self._runners = runners
@@ -114,7 +113,10 @@ class Asynchronous:
         return self._for_one_that_can(learners) if learners else None
 
     def _for_one_that_can(self, learners: Mapping[str, Learner]) -> Round | None:
-        """For the first in line that has any of these modules: a new one takes its time to come."""
+        """Assign the round to the first queued runner with these modules.
+
+        A runner gets a new module some time after the run does.
+        """
         passed_over: list[Runner] = []
         found: Round | None = None
         while found is None and (runner := self._runners.next_in_line()) is not None:
@@ -129,7 +131,7 @@ class Asynchronous:
 
 
 class Synchronous:
-    """Sample, wait for all, update, wait. Nothing depends on who is faster.
+    """Samples, waits for all, updates, waits: speed changes no result.
 
     A turn asks the runners in order of their index, again and again, until all were asked once
     and the requests add up to every module's batch_size; a module with enough is left out of the
@@ -143,7 +145,7 @@ class Synchronous:
     Args:
         modules: by module id, in the order in which a round asks for them.
         runners: whom to ask.
-        num_runners: the first turn begins when so many have joined, and every module its group.
+        num_runners: number of runners that the first turn waits for; every module's group, too.
         together: groups of modules that share parts.
     """
 
@@ -160,7 +162,7 @@ class Synchronous:
         self._together = [[modules[module_id] for module_id in ids] for ids in together]
         # By runner: of those rounds of the turn that have not gone out yet, the learners by module.
         self._plan: dict[str, deque[dict[str, Learner]]] = {}
-        self._begun = False  # who joins when must not change the first turns
+        self._begun = False  # the order of joining must not change the first turns
 
     def has_room(self, runner: Runner) -> None:
         if runner.worker.worker_id in self._plan:
@@ -220,7 +222,7 @@ class Synchronous:
             self.has_room(runner)
 
     def _still_there(self, planned: Mapping[str, Learner]) -> dict[str, Learner]:
-        """With others in place of learners that are gone, without modules that have none left."""
+        """Replace learners that are gone; leave out modules without learners."""
         learners: dict[str, Learner] = {}
         for module_id, learner in planned.items():
             members = self._modules[module_id].group.members
@@ -241,7 +243,7 @@ class _Share:
         self._goal = module.settings.batch_size * len(self._planned) / max(1, len(members))
 
     def is_short(self, asked: int, runners: int) -> bool:
-        """Whether it takes part in one more round, behind so many."""
+        """Whether the module takes part in round number `asked` of this turn."""
         if not self._planned:
             return False
         return asked < max(runners, len(self._planned)) or sum(self._planned.values()) < self._goal
@@ -254,7 +256,7 @@ class _Share:
 
 
 def _has_enough(module: State) -> bool:
-    """Whether each of the module's learners holds something to update with, and none waits."""
+    """Whether all learners hold batches, and none waits to join."""
     members, joiners = module.group.members.values(), module.group.joiners
     return bool(members) and not joiners and all(learner.held_steps for learner in members)
 
@@ -266,8 +268,11 @@ def _has_room(module: State, learner: Learner) -> bool:
 
 
 def _is_needed(module: State, learner: Learner, left: float) -> bool:
-    """Whether updates that train on so many steps could take more of the learner than it holds and
-    was asked for."""
+    """Whether the remaining updates can use more than this learner already has.
+
+    Steps that it holds and steps that were requested for it both count. `left` is the number of
+    steps that the run still trains on.
+    """
     batch_size = module.settings.batch_size
     to_come = learner.open_steps - learner.updating_steps
     return left == math.inf or (
@@ -284,7 +289,7 @@ def _runner_and_sequence(batch: Batch) -> tuple[tuple[str, int], int]:
 
 
 def _take(learner: Learner, steps: float) -> list[Batch]:
-    """The oldest batches that it holds, until they have so many steps, or it has no more."""
+    """Take its oldest batches, up to `steps` steps."""
     share: list[Batch] = []
     taken = 0
     while taken < steps and learner.held:

@@ -1,4 +1,4 @@
-"""The driver's core: events in, commands out. No clock, no threads, no input or output."""
+"""The driver's core: events in, commands out, without clock, threads or I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from juggler.runtime.episodes.version import Version
 
 
 class DriverCore:
-    """Keeps runners and learners busy, and the books of what they did, module by module.
+    """Keeps runners and learners busy, and keeps the books of every module.
 
     Every module has books, a group of learners and a staleness budget of its own. Runners are
     shared: each plays for all modules at once, and is asked in rounds; see `admission`. In
@@ -27,7 +27,7 @@ class DriverCore:
         first_id: of batches and updates; a run that goes on passes the `next_id` it had got to.
         together: groups of modules that share parts, and so have the same learners.
         past: what was booked of modules that were trained before.
-        stop_steps: after so many steps trained on, the run is to end; None: it goes on.
+        stop_steps: number of steps to train on; None: no limit.
 
     Attributes:
         modules: by module id.
@@ -59,7 +59,7 @@ class DriverCore:
             self._admission = Synchronous(self._states, self._runners, shared.num_runners, together)
         else:
             self._admission = Asynchronous(self._states, self._runners, self._steps_left)
-        self._learners: dict[str, WorkerKey] = {}  # whoever has an id now
+        self._learners: dict[str, WorkerKey] = {}  # the current incarnation, by id
         self._gone: set[WorkerKey] = set()  # learners that are gone, or are to go
         self._forgotten: set[str] = set()  # modules
         self._stopping = False
@@ -72,11 +72,12 @@ class DriverCore:
         self.updates_before = self.updates
 
     def add(self, module_id: str, start: ModuleStart) -> None:
-        """Train another module from now on, beside the others. Runners that are here take part
-        when `RunnerPlays` says that they have it.
+        """Train another module from now on.
+
+        Runners take part when `RunnerPlays` reports that they have the module.
 
         Raises:
-            ValueError: the run has such a module or has had one, it is synchronous, or the module
+            ValueError: the run has or had a module of this id, it is synchronous, or the module
                 differs in what must be the same for all.
         """
         if module_id in self.modules or module_id in self._forgotten:
@@ -89,7 +90,10 @@ class DriverCore:
         self._together.append([self.modules[module_id]])
 
     def forget(self, module_id: str) -> None:
-        """Close the books of a module that is settled. What is said of it later does not count."""
+        """Close the books of a settled module.
+
+        Later reports of it do not count.
+        """
         module = self.modules.pop(module_id)
         module.book(events.Finish())
         self.past = self.past.and_of(module.ledger.counters(), module.weights_version)
@@ -109,7 +113,7 @@ class DriverCore:
         return past
 
     def book(self, event: events.Event) -> list[events.Command]:
-        """Book what happened. Returns what has to be sent because of it, in this order.
+        """Book an event, and return the commands to send, in order.
 
         Raises:
             ValueError: it names a module that the run has never had.
@@ -140,7 +144,7 @@ class DriverCore:
                 return self.module(event.module_id).book(event)
 
     def issue_updates(self) -> list[events.Command]:
-        """Every update that learners can make now, and the groups that are to make them."""
+        """Issue all updates that learners can make now, with changes of groups."""
         modules = self.modules.values()
         admitted = [command for group in self._together for command in _admitted(group)]
         parted = [command for each in modules for command in each.part()]
@@ -171,8 +175,10 @@ class DriverCore:
         return self.modules[module_id]
 
     def in_checkpoints(self, needed: Container[str] = ()) -> list[ModuleCore]:
-        """The modules whose states a checkpoint has: all but those that were added and have had no
-        learner yet, and those whose training has ended.
+        """The modules whose states belong in a checkpoint.
+
+        They are all but added modules that had no learner yet, and modules whose training has
+        ended.
 
         Args:
             needed: of those whose training has ended, the ones that it has all the same while they
@@ -191,7 +197,7 @@ class DriverCore:
 
     @property
     def settled(self) -> list[str]:
-        """The modules whose training has ended and of which nothing is under way."""
+        """The modules whose training has ended, with nothing in flight."""
         return [
             module_id
             for module_id, module in self.modules.items()
@@ -207,7 +213,7 @@ class DriverCore:
 
     @property
     def between_turns(self) -> bool:
-        """In synchronous mode: updates were made, all are finished, and `Proceed` is awaited."""
+        """In synchronous mode: all updates are finished, and `Proceed` is awaited."""
         return self.idle and any(module.between_turns for module in self.modules.values())
 
     @property
@@ -240,7 +246,7 @@ class DriverCore:
 
     @property
     def trained_enough(self) -> bool:
-        """Whether the run is to end after so many steps.
+        """Whether `stop_steps` is reached.
 
         A resumed run makes an update first: workers that wait for it are to be sent home by it.
         """
@@ -248,7 +254,7 @@ class DriverCore:
         return enough and self.has_updated
 
     def _steps_left(self) -> float:
-        """How many steps the run is still to train on that are in no update yet."""
+        """Number of steps to train on that no update has yet."""
         if self._stop_steps is None:
             return math.inf
         updating = sum(module.updating_steps for module in self.modules.values())
@@ -275,7 +281,7 @@ class DriverCore:
 
     @property
     def missing_learners(self) -> int:
-        """How many have yet to come before the first of their group begin."""
+        """Number of learners that first groups still wait for."""
         return sum(module.missing_learners for module in self.modules.values())
 
     @property
@@ -339,7 +345,10 @@ class DriverCore:
 
 
 def _admitted(modules: Sequence[ModuleCore]) -> list[events.Command]:
-    """Let in the learners that wait for these modules, which share parts, to all of them at once.
+    """Admit the learners that wait for these modules, which share parts.
+
+    They join all of the modules at once. Otherwise an update of a module that they have not joined
+    would change the shared parts at the other learners only.
 
     Else updates of a module that they are not in yet would change the parts at the others alone.
     """

@@ -1,4 +1,4 @@
-"""What the driver's core is told (events) and what it asks for in return (commands).
+"""Events that the driver's core books, and commands that it returns.
 
 Terms
     worker       an envrunner or a learner; one process's time as a worker is an incarnation.
@@ -26,13 +26,13 @@ DROP_REASONS = (
     "refused",  # the learner did not take the batch
     "nonfinite",  # NaN or infinity in the batch
     "learner_lost",  # the learner that had the batch is gone
-    "restart",  # in flight at a checkpoint, or let go by a learner that started anew
+    "restart",  # in flight at a checkpoint, or unknown to a restarted learner
     "shutdown",  # never needed before the run ended, or the training of their module
 )
 
 
 class WorkerKey(NamedTuple):
-    """Who a worker is, and which of the processes that had this id."""
+    """A worker's id, and which of its processes it is."""
 
     worker_id: str  # role and index, as in "envrunner-0"; a replacement gets the same
     incarnation: str
@@ -70,7 +70,7 @@ class RunnerJoined:
 
 @dataclass(frozen=True, slots=True)
 class RunnerPlays:
-    """A runner that is here has got a module that was added since."""
+    """A runner has received a module that was added during the run."""
 
     runner: str
     incarnation: str
@@ -95,15 +95,18 @@ class LearnerJoined:
 
 @dataclass(frozen=True, slots=True)
 class BeginWithFewer:
-    """The learners that a module was to begin with have not all come: those that have begin."""
+    """Some initial learners of a module are missing; the others begin."""
 
     module_id: str = DEFAULT_MODULE
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerLeaves:
-    """The process is to go, as soon as all that was asked for it has been trained on and another
-    learner has its weights: `LeftGroup` says of each module when. Asynchronous mode only."""
+    """The process shall leave once its batches are trained on.
+
+    Another learner must have its weights, too. `LeftGroup` reports this for each module.
+    Asynchronous mode only.
+    """
 
     learner: str
     incarnation: str
@@ -120,7 +123,7 @@ class LearnerLeft:
 
 @dataclass(frozen=True, slots=True)
 class SampleReceived:
-    """A runner's receipt: the batch is with its learner or, where `dropped` says why, is lost."""
+    """A runner's receipt: the batch arrived, or `dropped` says why not."""
 
     batch_id: int
     runner: str
@@ -138,7 +141,7 @@ class SampleReceived:
 
 @dataclass(frozen=True, slots=True)
 class SampleFailed:
-    """A runner could not sample at all for this request: there are no steps."""
+    """A runner could not sample for this request; there are no steps."""
 
     batch_id: int
     runner: str
@@ -178,8 +181,7 @@ class UpdateFinished:
 
 @dataclass(frozen=True, slots=True)
 class UnheardUpdate:
-    """A learner that was lost is back with its weights: they have an update in them whose answer
-    may never have come."""
+    """A lost learner is back, with an update that may be unreported."""
 
     learner: str
     version: Version  # of the weights that the update made
@@ -193,7 +195,7 @@ class UnheardUpdate:
 
 @dataclass(frozen=True, slots=True)
 class UpdateFailed:
-    """One learner could not make an update; its share is not used again."""
+    """One learner could not make an update; its share is dropped."""
 
     update_id: int
     learner: str
@@ -204,7 +206,7 @@ class UpdateFailed:
 
 @dataclass(frozen=True, slots=True)
 class PeersMet:
-    """The group of this generation can update together; its weights are those after `update`."""
+    """The group of this generation can update; its weights have `update` updates."""
 
     generation: int
     update: int
@@ -213,8 +215,11 @@ class PeersMet:
 
 @dataclass(frozen=True, slots=True)
 class MeetAgain:
-    """The members of this generation are to form another one: they cannot update together although
-    nobody of them has left, or they were given other weights, which runners are to act with."""
+    """The members of this generation shall form another group.
+
+    Either they cannot update together although no member has left, or they were given other
+    weights, which runners are to act with.
+    """
 
     generation: int
     module_id: str = DEFAULT_MODULE
@@ -229,19 +234,19 @@ class Proceed:
 
 @dataclass(frozen=True, slots=True)
 class TrainingEnds:
-    """A module is not to be trained any more: as `StopRequested`, of this module alone."""
+    """Stop training one module, as `StopRequested` stops all."""
 
     module_id: str = DEFAULT_MODULE
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Ask for no more steps and no more updates; what is under way is still booked."""
+    """Request no more steps and updates; work in flight is still booked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Close the books: whatever is open now will not be reported any more."""
+    """Close the books: nothing that is open will be reported any more."""
 
 
 #: What happens to the runners that modules share.
@@ -271,7 +276,10 @@ Event = OfRunner | OfEveryModule | OfModule
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """To a runner: sample one batch, with these weights or newer, and send it to this learner."""
+    """Command to a runner: sample one batch for this learner.
+
+    The weights must be those of `at_least` or newer.
+    """
 
     runner: str
     incarnation: str
@@ -286,7 +294,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class IssueUpdate:
-    """To every member of the group, or to none: make one update together."""
+    """Command to all members or none: make one update together."""
 
     update_id: int
     generation: int
@@ -305,7 +313,7 @@ class FormGroup:
 
 @dataclass(frozen=True, slots=True)
 class LeftGroup:
-    """Of a learner that was to leave: this module needs it no longer."""
+    """This module no longer needs the learner that was to leave."""
 
     learner: str
     module_id: str = DEFAULT_MODULE
@@ -313,7 +321,7 @@ class LeftGroup:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """To a learner: let go of these batches, no update will name them."""
+    """Command to a learner: discard batches that no update will name."""
 
     learner: str
     batch_ids: tuple[int, ...]

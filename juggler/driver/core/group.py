@@ -1,4 +1,4 @@
-"""The learners that update one module together, and those that wait to join them."""
+"""The learners that update one module together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Learner:
         self.held_steps += batch.steps
 
     def take(self) -> Batch:
-        """The batch that it has held for the longest time, for an update."""
+        """Take its oldest batch for an update."""
         batch = self.held.popleft()
         self.held_steps -= batch.steps
         self.updating_steps += batch.steps
@@ -46,13 +46,14 @@ class Learner:
 
 
 class Group:
-    """Membership, with a generation number that goes up whenever it changes, or its weights are
-    exchanged for others.
+    """Membership of the learners of one module, with a generation number.
+
+    The number increases whenever the members change, or their weights are replaced.
 
     The first group forms when `size` learners have joined, or earlier by `begin_with_fewer`. Later
     ones are let in when no update is in flight. A group that has lost its last member has lost its
-    weights: whoever joins next brings others, from a checkpoint. So a member that is to leave does
-    all that the others do until there are others.
+    weights: the next learner to join brings others, from a checkpoint. So a member that is to leave
+    works like the others until there are others.
     """
 
     def __init__(self, size: int, generation: int) -> None:
@@ -64,15 +65,15 @@ class Group:
 
     @property
     def missing(self) -> int:
-        """How many have yet to join before the first group forms; 0 once one has."""
+        """Number of learners that the first group still waits for."""
         return max(0, self._needed - len(self.joiners)) if self._needed > 1 else 0
 
     def begin_with_fewer(self) -> None:
-        """Let the first group form of those that wait, or of the next one to come."""
+        """Form the first group without waiting for all of its learners."""
         self._needed = 1
 
     def named(self, worker_id: str) -> Learner | None:
-        """Whoever has this id now."""
+        """The learner with this id."""
         return self.members.get(worker_id) or self.joiners.get(worker_id)
 
     def find(self, worker: WorkerKey) -> Learner | None:
@@ -81,7 +82,7 @@ class Group:
         return learner if learner is not None and learner.worker == worker else None
 
     def join(self, worker: WorkerKey) -> None:
-        """Let it wait, unless it is here; `admit` lets it in. Nobody else has its id."""
+        """Add a waiting learner; `admit` makes it a member."""
         if self.find(worker) is None:
             self.joiners[worker.worker_id] = Learner(worker)
 
@@ -116,7 +117,7 @@ class Group:
         return [each for each in self.leaving if not each.open_steps] if self._have_met else []
 
     def part(self) -> tuple[str, ...] | None:
-        """Leave out those that are done -> the other members, by rank. None: there are none."""
+        """Remove members that are done; return the others by rank, or None."""
         done = self.done
         for learner in done:
             del self.members[learner.worker.worker_id]
@@ -124,11 +125,11 @@ class Group:
 
     @property
     def admissible(self) -> frozenset[str]:
-        """Whom `admit` would let in now."""
+        """The learners that `admit` would make members now."""
         return frozenset(self.joiners if len(self.joiners) >= self._needed else ())
 
     def admit(self) -> tuple[str, ...] | None:
-        """The members by rank, with all who wait behind those there are. None: not now."""
+        """Make all waiting learners members, and return all by rank, or None."""
         if not self.admissible:
             return None
         for worker_id in sorted(self.joiners, key=worker_order):
@@ -136,7 +137,10 @@ class Group:
         return self._form()
 
     def leave(self, learner: Learner) -> tuple[str, ...] | None:
-        """The members who are left, by rank. None: nobody is, or it was not a member yet."""
+        """Remove a learner, and return the remaining members by rank.
+
+        None: no member remains, or it was not a member yet.
+        """
         worker_id = learner.worker.worker_id
         if self.joiners.pop(worker_id, None) is not None:
             return None

@@ -1,8 +1,8 @@
 """The driver's books of one module: what became of every environment step.
 
 A batch is requested, then held by its learner, then part of an update, then closed: trained or
-dropped. A step is sampled when its batch is first reported, by its runner or by its learner,
-whoever comes first. At all times
+dropped. A step is sampled when its batch is first reported, by its runner or by its learner. At
+all times
 
     sampled = trained + dropped + in flight
 
@@ -13,14 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
 
 from juggler.driver.core.events import DROP_REASONS, UsedBatch, WorkerKey
 
+#: What checkpoints may have of it, too.
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _MOST_UNREPORTED = 1 << 16  # batches whose runners died
 
 
 class LedgerError(RuntimeError):
-    """The books do not balance: a bug, or counters that were tampered with."""
+    """The books do not balance: a bug, or modified counters."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,23 +35,23 @@ class Batch:
     batch_id: int
     runner: WorkerKey
     learner: WorkerKey  # the incarnation that the request was for
-    steps: int  # the request's size until somebody reports the batch; then its live steps
+    steps: int  # the request's size until the batch is reported; then its live steps
     round: int = 0  # of requests that were asked of the runner together
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The books at one moment, in live steps; part of every metrics line and checkpoint."""
+    """The books at one moment, in live steps, as metrics have them."""
 
-    sampled: int
-    trained: int
-    dropped: Mapping[str, int]  # by reason
-    in_flight: int
-    lost_unreported: int  # requested from runners that died before anybody reported; not sampled
+    sampled: Count
+    trained: Count
+    dropped: Mapping[Literal[*DROP_REASONS], Count]  # type: ignore[valid-type]
+    in_flight: Count
+    lost_unreported: Count  # requested from runners that died before any report; not sampled
 
     @classmethod
     def sum(cls, books: Iterable[Counters]) -> Counters:
-        """Those of several modules together."""
+        """Add up the books of several modules."""
         each = list(books)
         dropped = {reason: sum(b.dropped.get(reason, 0) for b in each) for reason in DROP_REASONS}
         return cls(
@@ -58,9 +63,7 @@ class Counters:
         )
 
     def check(self) -> None:
-        """Raises:
-        LedgerError: the identity does not hold.
-        """
+        """Check that every sampled step is trained, dropped or in flight."""
         if self.sampled != self.trained + sum(self.dropped.values()) + self.in_flight:
             raise LedgerError(
                 f"{self.sampled} steps sampled, but {self.trained} trained + "
@@ -69,10 +72,13 @@ class Counters:
 
 
 class Ledger:
-    """Counts one module's steps and knows its open batches, each of them in one of three states."""
+    """Counts the steps of one module, and keeps its open batches.
+
+    An open batch is in one of three states.
+    """
 
     def __init__(self) -> None:
-        self.requested: dict[int, Batch] = {}  # nobody has reported it
+        self.requested: dict[int, Batch] = {}  # without a report
         self.held: dict[int, Batch] = {}  # with its learner
         self.updating: dict[int, Batch] = {}  # in an update that was issued
         # Closed because their runner died; a learner may still have got one.
@@ -84,7 +90,7 @@ class Ledger:
 
     @classmethod
     def restore(cls, counters: Counters) -> Ledger:
-        """The books of a run that goes on from a checkpoint; what was in flight is gone.
+        """Continue the books of a checkpoint; what was in flight is lost.
 
         Raises:
             LedgerError: the counters do not balance.
@@ -110,7 +116,7 @@ class Ledger:
         self.sampled += live_steps
 
     def pass_over(self, steps: int) -> None:
-        """So many were sampled, and are in no batch: they are too old to learn from."""
+        """Book steps that were sampled and are too old for any batch."""
         self.sampled += steps
         self.dropped["stale"] += steps
 
@@ -130,8 +136,10 @@ class Ledger:
         self.dropped[reason] += batch.steps
 
     def reopen(self, batch: Batch, reason: str) -> None:
-        """Undo `drop` of a batch of an update: its learner is back, and will say what became of it
-        now."""
+        """Undo `drop` in an update, because its learner is back.
+
+        The learner will report the fate of the batch.
+        """
         self.updating[batch.batch_id] = batch
         self.dropped[reason] -= batch.steps
 
@@ -152,7 +160,7 @@ class Ledger:
         del self.requested[batch.batch_id]
 
     def lose(self, batch: Batch) -> None:
-        """Close a requested batch whose runner died: nobody knows how much of it was sampled."""
+        """Close a requested batch whose runner died; its steps are unknown."""
         del self.requested[batch.batch_id]
         self.unreported[batch.batch_id] = batch
         if len(self.unreported) > _MOST_UNREPORTED:  # the oldest will not turn up any more
@@ -160,7 +168,7 @@ class Ledger:
         self.lost_unreported += batch.steps
 
     def revive(self, batch_id: int) -> Batch | None:
-        """Undo `lose`: the batch had got to its learner after all. None: it was not lost."""
+        """Undo `lose`: the learner has the batch. None: it was not lost."""
         batch = self.unreported.pop(batch_id, None)
         if batch is not None:
             self.lost_unreported -= batch.steps
@@ -168,14 +176,14 @@ class Ledger:
         return batch
 
     def finish(self) -> None:
-        """Close everything: reported batches were sampled in vain, the others not at all."""
+        """Close everything: held batches are dropped, requests are forgotten."""
         for batch in [*self.held.values(), *self.updating.values()]:
             self.drop(batch, "shutdown")
         self.requested.clear()
 
     @property
     def in_flight(self) -> int:
-        """Steps reported and neither trained nor dropped: a sum over the open batches."""
+        """Number of steps that were reported, and neither trained on nor dropped."""
         return sum(batch.steps for batch in self.held.values()) + sum(
             batch.steps for batch in self.updating.values()
         )
@@ -186,7 +194,5 @@ class Ledger:
         )
 
     def check(self) -> None:
-        """Raises:
-        LedgerError: a step is in no place, or in two.
-        """
+        """Check that each step is in one place, or raise a LedgerError."""
         self.counters().check()

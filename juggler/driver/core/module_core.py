@@ -20,7 +20,7 @@ from juggler.runtime.episodes.version import Version
 
 
 class ModuleCore:
-    """The books of one module: its batches, its updates and the group of learners that makes them.
+    """The books of one module: batches, updates, and its group of learners.
 
     It knows nothing of other modules: they share runners, and what admission makes of them.
 
@@ -110,7 +110,7 @@ class ModuleCore:
     # What the caller does.
 
     def book(self, event: events.OfModule | events.OfEveryModule) -> list[events.Command]:
-        """Book what happened. Returns what has to be sent because of it, in this order."""
+        """Book an event, and return the commands to send, in order."""
         if self._finished:
             return []
         self._commands = []
@@ -136,7 +136,7 @@ class ModuleCore:
                 met = Version(event.generation, event.update)
                 self.weights_version = max(self.weights_version, met)
                 self._group.met(event.generation)
-                self._unanswered.clear()  # the group has gone on without whoever had them
+                self._unanswered.clear()  # the group continues without their learners
             case events.MeetAgain():
                 self._announce(self._group.renew(event.generation))
             case events.Proceed():
@@ -164,7 +164,7 @@ class ModuleCore:
         return self._commands
 
     def part(self) -> list[events.Command]:
-        """Let go of learners that leave and of which nothing is under way."""
+        """Remove learners that are leaving and have nothing in flight."""
         self._commands = []
         if self.idle and not self._stopping:
             for learner in self._group.done:
@@ -206,7 +206,10 @@ class ModuleCore:
         )
 
     def lose_runner(self, worker: WorkerKey, not_begun: frozenset[int]) -> None:
-        """Close what a runner that left was asked for; of `not_begun` it has made no step."""
+        """Close the requests of a runner that left.
+
+        It made no step for the requests in `not_begun`.
+        """
         owed = [batch for batch in self.ledger.requested.values() if batch.runner == worker]
         for batch in owed:
             self._close_request(batch)
@@ -216,7 +219,7 @@ class ModuleCore:
                 self.ledger.lose(batch)
 
     def _announce(self, members: tuple[str, ...] | None) -> None:
-        """The group has other members, or the same under another generation; None: it has not."""
+        """Report that the group has changed; None: it has not."""
         if members is not None:
             self._state.has_begun = True
             formed = events.FormGroup(self._group.generation, members, self.module_id)
@@ -227,7 +230,7 @@ class ModuleCore:
     def _acceptable_weights(self) -> Version:
         """The oldest that may act for a request that goes out now.
 
-        Asynchronously, those that were published by one update before the newest. Admission leaves
+        Asynchronously, weights published one update before the newest may act. Admission leaves
         room for one more update than that, so no weights that are late on their way make a batch
         stale. Where a generation has begun since, runners have its first weights, which are newer.
         """
@@ -278,7 +281,7 @@ class ModuleCore:
         return batch
 
     def _first_report(self, batch: Batch, steps: int, dropped: str) -> None:
-        """Book a requested batch as sampled; its learner holds it unless it is dropped."""
+        """Book a requested batch as sampled, and as held unless dropped."""
         self._end_request(batch)
         self.ledger.hold(batch, steps)
         learner = self._group.find(batch.learner)
@@ -289,7 +292,7 @@ class ModuleCore:
             learner.hold(batch)
 
     def _end_request(self, batch: Batch) -> None:
-        """Nobody waits for this request any more."""
+        """Close a request, and let its runner have the next one."""
         self._close_request(batch)
         if (runner := self._runners.request_ended(batch.runner, batch.round)) is not None:
             self._admission.has_room(runner)

@@ -1,4 +1,4 @@
-"""How many batches may be open: the rule of admission, which people are told by too."""
+"""How old steps may become, and how many batches may be open."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much may be open for a module, so that no batch waits for too many updates.
+    """Limits the open batches of a module.
+
+    None of them waits for more than `updates` updates.
 
     An update takes whole batches of each learner: at least one, and at least the learner's share
-    of batch_size. So many small batches are one update, and each batch of a share or more is one.
+    of batch_size. So several small batches make one update, and each batch of a share or more makes
+    one.
 
     Attributes:
         updates: that batches may be open for at once.
@@ -24,13 +27,51 @@ class Room:
     learners: int = 1
 
     def is_left(self, batches: int, steps: int) -> bool:
-        """Whether one more batch may be asked for a learner that has so many, with so many live
-        steps together."""
+        """Whether one more batch may be requested for a learner.
+
+        It has `batches` open batches, with `steps` live steps in total.
+        """
         return batches < self.updates or steps * self.learners < self.updates * self.batch_size
 
     def batches(self, steps: int) -> int:
-        """How many batches of so many steps may be open at once, for all learners together."""
+        """Number of batches of `steps` steps that may be open."""
         most = range(self.updates * self.batch_size)  # for one learner, if each batch had one step
         return self.learners * bisect_left(
             most, True, key=lambda open_: not self.is_left(open_, open_ * steps)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessBudget:
+    """The three numbers that a run's `max_staleness` means, in updates.
+
+    Attributes:
+        drop_after: a learner drops a batch that is older than this when its update comes.
+        open_updates: how many updates' worth of batches may be open (see `Room`). Weights that act
+            may be `weights_interval - 1` updates old to begin with. Of what is left, half is for
+            the queue; the other half is slack for a runner that is held up while batches that were
+            asked for later go before its own.
+        row_age: gateways and EnvRunners with several agents hand in a row that is older than this
+            before it is full, and drop a complete row that is twice as old. 0 in synchronous mode,
+            where nothing is stale.
+    """
+
+    drop_after: int
+    open_updates: int
+    row_age: int
+
+    @classmethod
+    def of(cls, max_staleness: int, weights_interval: int, *, synchronous: bool) -> StalenessBudget:
+        """Divide `max_staleness` into the three limits.
+
+        Args:
+            max_staleness: updates that weights may be behind when their steps are learned from.
+            weights_interval: runners get the weights of every Nth update.
+            synchronous: nothing is sampled while an update is made.
+        """
+        left = max_staleness - (weights_interval - 1)
+        return cls(
+            drop_after=max_staleness,
+            open_updates=(left + 1) // 2,
+            row_age=0 if synchronous else max(1, max_staleness // 2),
         )

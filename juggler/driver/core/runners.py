@@ -1,4 +1,4 @@
-"""The EnvRunners of a run, which all modules share, and the line in which they wait."""
+"""The EnvRunners of a run, which all modules share, and their queue."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from juggler.driver.core.group import worker_order
 
 @dataclass(slots=True, eq=False)
 class Runner:
-    """
+    """An EnvRunner, with its modules and its rounds in flight.
+
     Attributes:
         steps: by module id, the most live steps that one request can bring; of those modules alone
             that the EnvRunner has.
-        rounds: by round, how many of its requests nobody has reported; never 0.
+        rounds: by round, number of its requests without a report; never 0.
         in_line: it waits for its next round.
     """
 
@@ -27,7 +28,7 @@ class Runner:
 
 
 class Runners:
-    """Those that are here, and the line of those that may get another round, served in turn.
+    """The EnvRunners that are connected, and the queue for the next round.
 
     Args:
         most_rounds: how many rounds one EnvRunner may have that are not reported in full.
@@ -48,7 +49,7 @@ class Runners:
         return runner if runner is not None and runner.worker == worker else None
 
     def named(self, worker_id: str) -> Runner | None:
-        """Whoever has this id now."""
+        """The EnvRunner with this id."""
         return self._here.get(worker_id)
 
     def in_order(self) -> list[Runner]:
@@ -65,7 +66,7 @@ class Runners:
         return runner
 
     def leave(self, worker: WorkerKey) -> Runner | None:
-        """Let go of one, whose incarnation cannot come again. None: it was not here."""
+        """Remove an EnvRunner, whose incarnation cannot return; None: it was absent."""
         self._gone.add(worker)
         runner = self.find(worker)
         if runner is not None:
@@ -73,7 +74,7 @@ class Runners:
         return runner
 
     def stand_in_line(self, runner: Runner) -> None:
-        """Let it wait at the end of the line, unless it stands there or has enough rounds."""
+        """Append it to the queue, if it may have another round."""
         if not runner.in_line and len(runner.rounds) < self._most_rounds:
             runner.in_line = True
             self._line.append(runner)
@@ -87,7 +88,10 @@ class Runners:
         return None
 
     def request_ended(self, worker: WorkerKey, number: int) -> Runner | None:
-        """A request of a round was reported or is lost. Returns the runner if that was the last."""
+        """Close a request of a round.
+
+        Returns the runner if it was the last request of the round.
+        """
         runner = self.find(worker)
         if runner is None or number not in runner.rounds:
             return None

@@ -1,4 +1,4 @@
-"""What the driver's core knows of one module, and what a run begins with."""
+"""The state of one module in the driver's core, and its beginning."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class ModuleSettings:
     they get those of all."""
 
     num_learners: int = 1
-    """The first group forms when so many have joined, or upon `BeginWithFewer`."""
+    """Number of learners that the first group waits for, unless `BeginWithFewer` comes."""
 
     synchronous: bool = False
     """Sample, wait for all, update, wait. The same for all modules."""
 
     num_runners: int = 1
-    """The first turn begins when so many runners have joined. Synchronous mode only; the same for
+    """Number of runners that the first turn waits for. Synchronous mode only; the same for
     all modules."""
 
     waited_for: bool = True
@@ -59,7 +59,8 @@ class ModuleSettings:
 
 
 def shared_settings(settings: list[ModuleSettings]) -> ModuleSettings:
-    """
+    """The settings that all modules must have in common.
+
     Raises:
         ValueError: the modules differ in what must be the same for all.
     """
@@ -76,12 +77,13 @@ def shared_settings(settings: list[ModuleSettings]) -> ModuleSettings:
 
 @dataclass(slots=True)
 class State:
-    """
+    """The state of one module, which admission reads.
+
     Attributes:
         updates: by update id, the shares of those learners that have not answered yet.
         between_turns: in synchronous mode, behind an update; `Proceed` ends it.
         has_begun: its first group of learners has formed.
-        late: it came while others were trained, and nobody waits for its first group.
+        late: it was added during training, and nothing waits for its first group.
     """
 
     settings: ModuleSettings
@@ -102,7 +104,7 @@ class ModuleStart:
         generation: of its learner group before the first one of this run.
         update: with `generation`, the version that its learners' first weights have or exceed.
         counters: its books to go on from; None: new ones.
-        late: it comes while others are trained, and nobody waits for its first group.
+        late: it is added during training, and nothing waits for its first group.
     """
 
     settings: ModuleSettings
@@ -120,7 +122,7 @@ class ModuleStart:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What modules did that are not trained any more, all of them together.
+    """The sum over modules that are no longer trained.
 
     Attributes:
         counters: their books, in which nothing is in flight.
@@ -131,7 +133,7 @@ class Past:
     version: Version = field(default_factory=lambda: Version(0, 0))
 
     def and_of(self, counters: Counters, version: Version) -> Past:
-        """With what one more did. Steps of it that were in flight are lost with this process."""
+        """Add one more module, whose steps in flight are lost."""
         restored = Ledger.restore(counters).counters()
         versions = self.version, version
         return Past(Counters.sum([self.counters, restored]), Version.of_run(versions))

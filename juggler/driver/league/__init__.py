@@ -1,9 +1,9 @@
-"""The league: policies that are trained at the same time, and play against each other's past.
+"""The league: policies that train together, and play against past copies.
 
-Matches end and players are trained (`events`), and the league says who plays whom, who is copied,
-who begins anew and who goes (`league.League`). It does no input or output. What a league is like is
-decided by its builder (`builder.LeagueBuilder`); the shipped ones are in `builders.BUILDERS`, and
-the keys in `config.LeagueConfig`.
+It books finished matches and trained steps (`events`), draws line-ups, and has players copied,
+reset and retired (`league.League`). It does no input or output. Its builder decides how it grows
+(`builder.LeagueBuilder`); the shipped builders are in `builders.BUILDERS`, and the keys in
+`config.LeagueConfig`.
 
     league = League(LeagueConfig(builder="alphastar"), agents=("row", "column"), seed=0)
     commands = league.begin()  # add three mains, three main exploiters, ...; freeze the mains

@@ -29,68 +29,63 @@ class AlphaStar(LeagueBuilder):
     Every player that learns has as many matches of its own. A *main* plays against all frozen
     players, against itself and the other mains, and now and then against copies that beat it. It is
     copied, and never reset. A *main exploiter* plays against a main, or against copies of it while
-    the main is too strong. It is copied and begins anew. A *league exploiter* plays against all
-    frozen players. It is copied, and sometimes begins anew.
+    the main is too strong. It is copied and reset. A *league exploiter* plays against all frozen
+    players. It is copied, and sometimes reset.
 
-    Frozen players are the copies and the fixed ones. Where a rule finds nobody, the opponent is a
-    main.
+    Frozen players are the copies and the fixed ones. If a rule finds no opponent, it is a main.
     """
 
     mains: int = 3
-    """Players with the role main."""
+    """Number of players with the role main."""
 
     main_exploiters: int = 3
-    """Players that look for flaws of the mains."""
+    """Number of players that look for flaws of the mains."""
 
     league_exploiters: int = 6
-    """Players that look for flaws of the whole league."""
+    """Number of players that look for flaws of the whole league."""
 
     main_weighting: Weighting = "squared"
-    """How mains draw frozen opponents: squared, variance, linear, linear_capped or uniform; or
+    """Weighting of frozen opponents of mains: squared, variance, linear, linear_capped, uniform, or
     "package.module:function", from win rate to weight."""
 
     league_weighting: Weighting = "linear_capped"
-    """How league exploiters draw theirs."""
+    """Weighting of opponents of league exploiters."""
 
     pfsp_probability: float = 0.5
-    """How often a main plays against frozen players."""
+    """Probability that a main plays against frozen players."""
 
     verification_probability: float = 0.15
-    """How often a main plays against copies that beat it, if there are any. Otherwise, and the rest
-    of the time, it plays against a main."""
+    """Probability that a main plays against copies that beat it, if there are any."""
 
     exploited_below: float = 0.3
-    """Copies of main exploiters beat a main if its win rate against one of them is less."""
+    """Win rate of a main below which copies of main exploiters beat it."""
 
     forgotten_below: float = 0.7
-    """A main has forgotten how to beat copies of a main if its win rate against one of them is
-    less."""
+    """Win rate of a main against a main's copy below which it has forgotten how to beat it."""
 
     self_play_above: float = 0.3
-    """A main plays against another main if its win rate is more, and else against its copies."""
+    """Win rate above which a main plays against another main, and else against its copies."""
 
     main_above: float = 0.1
-    """A main exploiter plays against a main if its win rate is more, and else against its
-    copies."""
+    """Win rate above which a main exploiter plays against a main, and else against its copies."""
 
     snapshot_above: float = 0.7
-    """A player is copied when its win rate is more against each of those that it is measured by:
-    all frozen players, or for main exploiters all mains."""
+    """Win rate against each frozen player (main exploiters: each main) above which a player is
+    copied."""
 
     min_phase_steps: int = 500_000
-    """A player is not copied before it was trained on so many steps since it was last copied or
-    reset. (AlphaStar: 2e9)"""
+    """Minimum number of training steps between copies of a player, or since its reset.
+    (AlphaStar: 2e9)"""
 
     max_phase_steps: int = 1_000_000
-    """After so many steps it is copied whomever it beats. (AlphaStar: 4e9)"""
+    """Maximum number of training steps before a player is copied. (AlphaStar: 4e9)"""
 
     league_reset_probability: float = 0.25
-    """How often a league exploiter is reset when it was copied."""
+    """Probability that a league exploiter is reset when it is copied."""
 
     last_copy_steps: int | None = None
-    """Once all players together were trained on so many steps, nobody is copied or reset any more,
-    and exploiters retire: the rest of a run is for the mains, which learn to beat the last copies.
-    none: there is no such end."""
+    """Number of training steps of all players after which none is copied or reset, exploiters
+    retire, and mains learn to beat the last copies; none: no limit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,8 +170,8 @@ class AlphaStar(LeagueBuilder):
         verifies = (
             self.pfsp_probability <= coin < (self.pfsp_probability + self.verification_probability)
         )
-        if verifies and (who := self._verification(home, opponent, results)):
-            return Pairing(home, results.pfsp(home, who, self.main_weighting), "verification")
+        if verifies and (rivals := self._verification(home, opponent, results)):
+            return Pairing(home, results.pfsp(home, rivals, self.main_weighting), "verification")
         copies = results.players(parent=opponent)
         if results.win_rate(home, opponent) > self.self_play_above or not copies:
             return Pairing(home, {opponent: 1.0}, "self-play")
@@ -203,11 +198,10 @@ class AlphaStar(LeagueBuilder):
 
 
 def without_monotonic_suffix(win_rates: dict[str, float]) -> list[str]:
-    """Opponents without the newest ones, as far as none of them is easier to beat than the one
-    before it.
+    """Leave out the newest opponents, as long as win rates only fall.
 
-    Copies that get better are harder to beat, the newer they are. What shows that something is
-    forgotten is an older copy that is harder to beat than a newer one.
+    Copies that improve become harder to beat. An older copy that is harder to beat than a newer one
+    shows that something was forgotten.
 
     Args:
         win_rates: by opponent, the oldest first.
@@ -220,6 +214,6 @@ def without_monotonic_suffix(win_rates: dict[str, float]) -> list[str]:
 
 
 def _frozen(results: LeagueResults) -> list[str]:
-    """Copies and fixed players. A main that does not learn is not among them."""
+    """Copies and fixed players, but no main that does not learn."""
     frozen = results.players(learning=False)
     return [player for player in frozen if results.player(player).role != MAIN]

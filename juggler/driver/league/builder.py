@@ -1,4 +1,4 @@
-"""What decides how a league grows and who plays whom: the class that users derive theirs from."""
+"""The base class of builders, which decide how a league grows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from juggler.driver.league.roster import MAIN
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """Whom a match is for, and who its opponents may be.
+    """The player that a match is for, and its possible opponents.
 
     Attributes:
         home: the player for whose sake the match is played.
@@ -29,11 +29,11 @@ class Pairing:
 
 @dataclass(kw_only=True)
 class LeagueBuilder:
-    """Builds a league as it trains. This one begins with players that learn, and never adds any.
+    """Builds a league as it trains. This one adds no players later.
 
-    A class of one's own overrides what it wants to be different. It keeps nothing of its own: what
-    it decides follows from the results, and chance is taken from `results.random`. So a league
-    that goes on from a checkpoint does what it would have done with the same results.
+    A subclass overrides what shall be different. It keeps no state: its decisions follow from the
+    results, with randomness from `results.random`. So a league that continues from a checkpoint
+    does what it would have done with the same results.
 
     ```python
     @dataclass(kw_only=True)
@@ -55,7 +55,7 @@ class LeagueBuilder:
     """
 
     mains: int = 1
-    """Players with the role main, which learn from the beginning."""
+    """Number of players with the role main, which learn from the beginning."""
 
     def __post_init__(self) -> None:
         self.check_at_least("mains", 1)
@@ -65,7 +65,7 @@ class LeagueBuilder:
         return [AddPlayer(f"main-{number}", MAIN) for number in range(self.mains)]
 
     def build(self, results: LeagueResults) -> Iterable[BuilderCommand]:
-        """What is to change now. It is asked again and again while the league trains."""
+        """The changes to make now; called repeatedly while the league trains."""
         return []
 
     def match(self, results: LeagueResults) -> Pairing:
@@ -75,7 +75,8 @@ class LeagueBuilder:
         return Pairing(home, dict.fromkeys(others or [home], 1.0))
 
     def check_at_least(self, key: str, least: int) -> None:
-        """
+        """Check that a key is a whole number of at least `least`.
+
         Raises:
             ValueError: the key is no whole number, or below this.
         """
@@ -84,7 +85,8 @@ class LeagueBuilder:
             raise ValueError(f"{key} = {value!r}: must be a whole number of at least {least}")
 
     def check_fractions(self, *keys: str) -> None:
-        """
+        """Check that keys are numbers from 0 to 1.
+
         Raises:
             ValueError: one of the keys is no number from 0 to 1.
         """

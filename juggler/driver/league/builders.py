@@ -1,4 +1,4 @@
-"""Builders by name: those that ship, and those of users."""
+"""Builders by name, of this package and of users."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from juggler.driver.league.builder import LeagueBuilder
 from juggler.driver.league.rllib import Rllib
 from juggler.driver.league.self_play import Fictitious, SelfPlay, SelfPlayWindow
 from juggler.runtime.annotations import typed_by
-from juggler.runtime.kinds import misfit
-from juggler.runtime.modules.named_classes import NamedClasses
+from juggler.runtime.modules.by_name import NamedClasses
 from juggler.runtime.nearest import nearest
+from juggler.runtime.wrong_value import misfit
 
 #: The one that begins with players that learn, and changes nothing.
 NO_BUILDER: Final = "none"
@@ -36,10 +36,7 @@ _PLAIN: Final = (int, float, str, bool, int | None, float | None, str | None, bo
 
 
 def _checked(name: str, kind: object) -> type[LeagueBuilder]:
-    """
-    Raises:
-        ValueError: it is no class of builders, or its keys have no types.
-    """
+    """Check for a class of builders with types for its keys."""
     if not (isinstance(kind, type) and issubclass(kind, LeagueBuilder)):
         raise ValueError(
             f"builder {name!r} must be a class derived from juggler.LeagueBuilder, not {kind!r}"
@@ -85,7 +82,8 @@ def make_builder(name: object, options: Mapping[str, Any]) -> LeagueBuilder:
 
 
 def must_be_keys(table: Mapping[str, Any], kind: type[Any], name: str) -> None:
-    """
+    """Check that a dataclass has all keys of a table.
+
     Raises:
         ValueError: a table has a key that a dataclass does not have; names the nearest one.
     """
@@ -96,7 +94,7 @@ def must_be_keys(table: Mapping[str, Any], kind: type[Any], name: str) -> None:
 
 
 def of_type(key: str, value: object, hint: Any) -> Any:
-    """A value of a key, as a file or a script has it.
+    """Convert a key's value from a file or a script.
 
     Raises:
         ValueError: it has another type than its key.

@@ -8,12 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, get_args, get_type_hints
 
 from juggler.driver.league.builder import LeagueBuilder
-from juggler.driver.league.builders import (
-    find_builder,
-    make_builder,
-    must_be_keys,
-    of_type,
-)
+from juggler.driver.league.builders import find_builder, make_builder, must_be_keys, of_type
 from juggler.runtime.nearest import nearest
 
 #: More would not fit in a receipt, nor would an EnvRunner act with as many in good time.
@@ -26,58 +21,53 @@ Recycled = Literal["easiest", "oldest"]
 
 @dataclass(kw_only=True)
 class LeagueConfig:
-    """Who plays in a league, and what is counted.
+    """The keys of a league.
 
     A builder has keys of its own, which are in the table `options`.
     """
 
     builder: str = "self_play"
-    """What decides how the league grows and who plays whom: self_play, self_play_window,
-    fictitious, alphastar, rllib, or none, which has players that learn and play against each other;
-    or "package.module:Class", a class derived from juggler.LeagueBuilder."""
+    """Builder, which decides how the league grows and draws line-ups: self_play, self_play_window,
+    fictitious, alphastar, rllib, none, or "package.module:Class", a subclass of
+    juggler.LeagueBuilder."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """The keys of the builder."""
+    """Keys of the builder."""
 
     teams: list[list[str]] = field(default_factory=list)
-    """Agents that one player plays together, a list for each team. An agent that is in none is a
-    team by itself. Who wins is decided between teams."""
+    """Lists of agents that one player plays together. Other agents are teams of their own. With a
+    gateway, the lists name every agent."""
 
     fixed: list[str] = field(default_factory=list)
-    """Players that never learn and are there from the beginning: ids of modules, or random."""
+    """Players that never learn: ids of modules, or random."""
 
     decay: float = 0.99
-    """What is known of a pair of players is multiplied by this with each of their games; 1: nothing
-    is forgotten."""
+    """Factor of what is known of a pair of players at each of their games; 1: nothing is forgotten.
+    """
 
     min_games: int = 8
-    """The win rate of a pair is 0.5 until the two have played so many games."""
+    """Number of games of a pair before its win rate counts; until then, it is 0.5."""
 
     evaluation_probability: float = 0.05
-    """How often a match is one of two players that have played fewer than min_games games against
-    each other, instead of one that the builder wants. So win rates of copies among themselves are
-    known, too."""
+    """Probability that a match is one of two players with fewer than min_games games against each
+    other."""
 
     draw_margin: float = 0.0
-    """A game is a draw if the returns of two teams differ by this or less."""
+    """Difference of returns up to which a game is a draw."""
 
     max_historical: int = 50
-    """How many copies are kept: at most 500."""
+    """Maximum number of copies, up to 500."""
 
     recycled: Recycled = "easiest"
-    """Which copy goes when there are too many. easiest: the one whose worst opponent among the
-    mains beats it most often, the oldest of them first, so that what is hard for any main stays;
-    oldest. The newest copy of each player stays while there are others."""
+    """Copy to remove when there are too many: the oldest, or the easiest, which its worst opponent
+    among the mains beats most often. The newest copy of each player stays if possible."""
 
     max_learning: int = 32
-    """How many players may learn at once: at most 64. A builder that asks for more is refused, and
-    the league goes on without them."""
+    """Maximum number of players that learn at once, up to 64. A builder that asks for more is
+    refused."""
 
     def validate(self) -> None:
-        """
-        Raises:
-            ValueError: a key is wrong; names it.
-        """
+        """Check all keys, or raise a ValueError that names one."""
         if not (_is_number(self.decay) and 0 < self.decay <= 1):
             raise ValueError(f"decay = {self.decay!r}: must be above 0, and at most 1")
         if not (_is_number(self.draw_margin) and 0 <= self.draw_margin < math.inf):
@@ -106,7 +96,8 @@ class LeagueConfig:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> LeagueConfig:
-        """
+        """Read a table of keys.
+
         Raises:
             ValueError: the table has a key that there is not, or a wrong value; names it.
         """
@@ -124,14 +115,15 @@ class LeagueConfig:
         return config
 
     def make_builder(self) -> LeagueBuilder:
-        """
+        """Make the builder that the keys name.
+
         Raises:
             ValueError: there is no such builder, or it has no such key, or a value is wrong.
         """
         return make_builder(self.builder, self.options)
 
     def sides(self, agents: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-        """The agents of each side of a match: the teams, then everybody else alone.
+        """The agents of each side of a match: teams, then single agents.
 
         Raises:
             ValueError: an agent of a team is not in the environment.
@@ -142,7 +134,7 @@ class LeagueConfig:
             raise ValueError(f"teams: no agent is called {agent!r}{nearest(agent, agents)}")
         sides = (*teams, *((agent,) for agent in agents if agent not in in_teams))
         if len(sides) < 2:
-            raise ValueError("teams: all agents are in one, and there is nobody to play against")
+            raise ValueError("teams: all agents are in one, so there is no opponent")
         return sides
 
 

@@ -1,11 +1,11 @@
-"""What the league is told (events) and what it asks for in return (commands).
+"""Events that the league books, and commands that it returns.
 
 Terms
     player      a policy of the league. It learns, or it is frozen.
     side        the agents of an environment that one player plays in a match: one agent, or a team.
     match       one episode. Its id is never used twice in a run.
-    line-up     who plays each side of a match. It is drawn once, and holds until the match ends.
-    attempt     how often the line-up of a match has been drawn anew.
+    line-up     the player of each side of a match. It is drawn once, and kept until the match ends.
+    attempt     how often the line-up of a match has been redrawn.
 """
 
 from __future__ import annotations
@@ -23,24 +23,17 @@ RANDOM: Final = "random"
 
 @dataclass(frozen=True, slots=True)
 class MatchRequested:
-    """Somebody can play a match."""
+    """An EnvRunner can play a match."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatchFinished:
-    """A match is over.
-
-    Attributes:
-        match_id: of the match.
-        attempt: of the line-up that was played; what comes of an earlier one does not count.
-        returns: by agent, its return. An agent that never came is absent.
-        length: of the episode, in environment steps.
-    """
+    """A match is over."""
 
     match_id: int
-    attempt: int
-    returns: Mapping[str, float]
-    length: int
+    attempt: int  # of the line-up that was played; what comes of an earlier one does not count
+    returns: Mapping[str, float]  # by agent, its return. An agent that never came is absent.
+    length: int  # of the episode, in environment steps
 
     def __post_init__(self) -> None:
         for agent, value in self.returns.items():
@@ -54,7 +47,7 @@ class MatchFinished:
 
 @dataclass(frozen=True, slots=True)
 class MatchLost:
-    """Who played the match is gone, and brings no outcome."""
+    """The EnvRunner of a match is gone, and will report no outcome."""
 
     match_id: int
 
@@ -73,21 +66,21 @@ class StepsTrained:
 
 @dataclass(frozen=True, slots=True)
 class PlayerReady:
-    """A player's weights can be fetched: from now on it can be in line-ups."""
+    """A player's weights can be fetched, so it can be in line-ups."""
 
     player_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlayerLost:
-    """A player cannot play for now, because its learner is gone. `PlayerReady` brings it back."""
+    """A player cannot play until `PlayerReady`, because its learner is gone."""
 
     player_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlayerRemoved:
-    """A player is gone for good, or the copy that it was to be could not be made."""
+    """A player is gone for good, or could not be copied."""
 
     player_id: str
 
@@ -105,26 +98,18 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class AssignLineUp:
-    """Play this match.
-
-    Attributes:
-        match_id: of the match.
-        attempt: 0, and 1 more each time that the line-up is drawn anew.
-        players: by agent, the id of the player that plays it.
-        home: the player for whose sake the match is played.
-        branch: the rule by which its opponents were drawn, for people.
-    """
+    """Play this match."""
 
     match_id: int
-    attempt: int
-    players: Mapping[str, str]
-    home: str
-    branch: str
+    attempt: int  # 0, and 1 more each time that the line-up is redrawn
+    players: Mapping[str, str]  # by agent, the id of the player that plays it
+    home: str  # the player for whose sake the match is played
+    branch: str  # the rule by which its opponents were drawn, for people
 
 
 @dataclass(frozen=True, slots=True)
 class CancelMatch:
-    """Nobody can play this match any more."""
+    """No EnvRunner can play this match any more."""
 
     match_id: int
 
@@ -149,7 +134,9 @@ class AddPlayer:
 
 @dataclass(frozen=True, slots=True)
 class FreezePlayer:
-    """Copy a player that learns. The copy never learns, and has the role "historical".
+    """Copy a player that learns; the copy never learns.
+
+    The copy has the role "historical".
 
     Attributes:
         player_id: whose copy it is.
@@ -162,7 +149,7 @@ class FreezePlayer:
 
 @dataclass(frozen=True, slots=True)
 class ResetPlayer:
-    """Give a player that learns other weights and a new optimizer; its schedules begin at 0.
+    """Give a player other weights, a new optimizer, and schedules from 0.
 
     Attributes:
         player_id: of the player, which can play.

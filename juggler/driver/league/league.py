@@ -1,4 +1,4 @@
-"""The league: events in, commands out. No clock, no threads, no input or output."""
+"""The league: events in, commands out, without clock, threads or I/O."""
 
 from __future__ import annotations
 
@@ -22,34 +22,28 @@ from juggler.driver.league.roster import FIXED, HISTORICAL, Player, Roster
 from juggler.policies.wilson import outcome
 from juggler.runtime.own_frames import place_of_readers
 
-_TRIES = 10  # for a pairing that somebody can play
+_TRIES = 10  # for a pairing that can be played
 _LOOKED_AT = 8  # pairs, for one of which little is known
 
 
 @dataclass(slots=True)
 class OpenMatch:
-    """A match that is being played.
+    """A match that is being played."""
 
-    Attributes:
-        line_up: as it was assigned.
-        players: by side.
-        lives: of these players when the line-up was drawn.
-    """
-
-    line_up: AssignLineUp
-    players: tuple[str, ...]
-    lives: tuple[int, ...]
+    line_up: AssignLineUp  # as it was assigned
+    players: tuple[str, ...]  # by side
+    lives: tuple[int, ...]  # of these players when the line-up was drawn
 
 
 class Matches:
-    """
+    """Draws line-ups, and books outcomes.
+
     Args:
         sides: the agents of each side.
         builder: chooses the pairings.
         roster: the players.
         payoffs: where outcomes are booked.
-        seed: of the run.
-        config: decides who has won, and how often two are matched of whom little is known.
+        config: says how outcomes are decided, and how often rare pairs are matched.
     """
 
     def __init__(
@@ -67,7 +61,7 @@ class Matches:
         self.open: dict[int, OpenMatch] = {}
 
     def draw(self, match_id: int, attempt: int = 0) -> tuple[AssignLineUp, str]:
-        """Draw who plays. At least one player that learns can.
+        """Draw a line-up. At least one player that learns can play.
 
         The line-up follows from the seed, the match's id, the attempt and the league as it is now.
         Home plays a side that is drawn, and each other side draws an opponent of its own.
@@ -81,7 +75,7 @@ class Matches:
         wrong = ""
         try:
             pairing = self._evaluation(results) or self._pairing(results)
-        except Exception as error:  # whatever a builder of one's own raises
+        except Exception as error:  # users' builders may raise anything
             wrong = (
                 f"{type(self._builder).__name__}.match failed: {told(error)}. A player that learns "
                 "plays against itself instead"
@@ -106,7 +100,7 @@ class Matches:
         """Book the outcome, for each two sides, and close the match.
 
         Nothing is booked for players that were reset since the line-up was drawn. None of them is
-        gone: then the line-up would have been drawn anew.
+        gone: then the line-up would have been redrawn.
 
         Returns:
             Whether it was awaited. What comes of a match that is not open, or of an earlier
@@ -149,11 +143,7 @@ class Matches:
         return sums
 
     def _pairing(self, results: LeagueResults) -> Pairing:
-        """One that can be played: opponents that cannot play are left out.
-
-        Raises:
-            ValueError: the builder returned no such pairing.
-        """
+        """One that can be played: opponents that cannot play are left out."""
         for _ in range(_TRIES):
             pairing = self._builder.match(results)
             if not isinstance(pairing, Pairing):
@@ -173,12 +163,12 @@ class Matches:
                 return Pairing(pairing.home, able, str(pairing.branch)[:100])
         unable = [each for each in (pairing.home, *pairing.opponents) if not self._plays(each)]
         raise ValueError(
-            f"{_TRIES} times, it named players who cannot play now or do not exist: the last was "
+            f"{_TRIES} times, it named players that cannot play now or do not exist: the last was "
             f"for {pairing.home!r}, and {', '.join(map(repr, unable[:5]))} cannot"
         )
 
     def _evaluation(self, results: LeagueResults) -> Pairing | None:
-        """Now and then two who have played too few games, whether they learn or not."""
+        """Sometimes, a pair with too few games, learning or not."""
         random = results.random
         if random.random() >= self._config.evaluation_probability:
             return None
@@ -197,7 +187,7 @@ class Matches:
 
 
 def told(error: Exception) -> str:
-    """An exception of a builder in one sentence, with the builder's own line."""
+    """Describe an exception of a builder, with the builder's own line."""
     return f"{type(error).__name__}: {error}"[:500] + place_of_readers(error)
 
 
@@ -216,17 +206,13 @@ class LeagueState:
     """All that a league knows between matches.
 
     Attributes:
-        seed: of the run. All chance follows from it and from the two numbers below.
-        next_match_id: of the next match.
-        times_built: how often the builder was asked for changes.
-        players: in the order of birth; those that are retired keep their place.
         pairs, kinds, means: the payoffs.
     """
 
-    seed: int
-    next_match_id: int
-    times_built: int
-    players: list[Player]
+    seed: int  # of the run. All chance follows from it and from the two numbers below.
+    next_match_id: int  # of the next match
+    times_built: int  # how often the builder was asked for changes
+    players: list[Player]  # in the order of birth; retired players keep their place
     pairs: list[Pair]
     kinds: list[KindCount]
     means: list[Means]
@@ -235,14 +221,12 @@ class LeagueState:
 class League:
     """Keeps the roster and the payoffs, and draws the line-ups.
 
-    Commands are carried out in their order: a player is copied before it is reset. Whoever was
-    added, copied or reset is in line-ups once `PlayerReady` says so. A match that is open while the
-    league is saved is not part of its state: who resumes the run plays another.
+    Commands are carried out in their order: a player is copied before it is reset. Added, copied
+    and reset players are in line-ups after `PlayerReady`. An open match is not part of a saved
+    state: a resumed run plays another one.
 
     Args:
         config: its keys.
-        agents: of the environment.
-        seed: of the run.
         builder: one of one's own; None: the one that `config` names.
         state: to go on from.
 
@@ -288,7 +272,7 @@ class League:
         fixed = [events.AddPlayer(each, FIXED, learning=False, source=each) for each in names]
         try:
             asked = list(itertools.islice(self._builder.initial(), _MOST_COMMANDS))
-        except Exception as error:  # whatever a builder of one's own raises
+        except Exception as error:  # users' builders may raise anything
             raise ValueError(f"{name}.initial failed: {told(error)}") from error
         for command in asked:
             _must_begin_anew(command)
@@ -318,7 +302,7 @@ class League:
         agents: tuple[str, ...],
         builder: LeagueBuilder | None = None,
     ) -> League:
-        """A league that goes on where another one was saved. The players that were ready still are.
+        """Restore a league. The players that were ready still are.
 
         Raises:
             ValueError: the data is not that of a league, or the configuration is wrong.
@@ -332,7 +316,7 @@ class League:
     # Events.
 
     def book(self, event: events.Event) -> list[events.Command]:
-        """Book what happened. Returns what has to be done because of it, in this order.
+        """Book an event, and return the commands to carry out, in order.
 
         Raises:
             ValueError: the event names a player or an agent that does not exist.
@@ -369,7 +353,7 @@ class League:
         return self._drawn(self._next_match_id - 1, 0)
 
     def _let_go(self, player_id: str) -> list[events.Command]:
-        """Draw its matches anew."""
+        """Redraw its matches."""
         ids = [match.line_up.match_id for match in self._matches.with_player(player_id)]
         return [command for match_id in ids for command in self._draw_anew(match_id)]
 
@@ -398,9 +382,6 @@ class League:
 
         Where it fails, or asks for what cannot be, a report says so, and all else is done. A player
         is neither reset nor copied again before it was trained, so resets cannot go in a circle.
-
-        Args:
-            must_fit: as of `Roster.reset`.
         """
         random = Random(f"build {self._seed} {self._times_built}")
         self._times_built += 1
@@ -410,7 +391,7 @@ class League:
         wrong: list[str] = []
         try:
             asked = list(itertools.islice(self._builder.build(results), _MOST_COMMANDS))
-        except Exception as error:  # whatever a builder of one's own raises
+        except Exception as error:  # users' builders may raise anything
             wrong.append(f"{name} failed: {told(error)}. Nothing changes until it works")
         commands: list[events.Command] = []
         for command in asked:
@@ -418,7 +399,7 @@ class League:
                 commands += self._apply(command, must_fit)
             except ValueError as error:
                 wrong.append(f"{name} asked for what cannot be: {error}")
-        # When all is done: a line-up that is drawn anew has nobody who goes or is reset, too.
+        # At the end, so that redrawn line-ups have no player that is retired or reset as well.
         gone = [each for each in commands if isinstance(each, events.RetirePlayer)]
         line_ups = [command for each in gone for command in self._let_go(each.player_id)]
         reports = [report for each in wrong[:_MOST_TOLD] for report in self._report(each)]
@@ -431,10 +412,7 @@ class League:
     def _apply(
         self, command: events.BuilderCommand, must_fit: Callable[[str, str], None] = _fits
     ) -> list[events.Command]:
-        """
-        Raises:
-            ValueError: it cannot be; nothing has changed.
-        """
+        """Apply a command, or raise a ValueError and change nothing."""
         _must_have_names(command)
         match command:
             case events.AddPlayer():
@@ -466,7 +444,7 @@ class League:
         return [player for player in self.roster.present() if player.role == HISTORICAL]
 
     def _most_useless(self, copies: list[Player]) -> str:
-        """The oldest, or, by the rule "easiest", the one that every main beats most often."""
+        """The oldest, or, by the rule "easiest", the one mains beat most."""
         names = [copy.player_id for copy in copies]
         if self._config.recycled == "oldest":
             return names[0]
@@ -484,11 +462,7 @@ class League:
 
 
 def _must_have_names(command: object) -> None:
-    """
-    Raises:
-        ValueError: a builder's command has something other than a name for a player, role or
-            source.
-    """
+    """Check that a builder's command has names for players, roles and sources."""
     for field in fields(command) if is_dataclass(command) else ():
         value = getattr(command, field.name)
         if field.type == "str" and not isinstance(value, str):
@@ -497,11 +471,7 @@ def _must_have_names(command: object) -> None:
 
 
 def _must_begin_anew(command: events.BuilderCommand) -> None:
-    """
-    Raises:
-        ValueError: a player that learns from the beginning would have the weights of another one,
-            which nobody takes over before the run has begun.
-    """
+    """Check that no learning player begins with the weights of another."""
     if (
         isinstance(command, events.AddPlayer)
         and command.learning

@@ -1,4 +1,4 @@
-"""Who wins against whom: decayed results of each pair of players, and counts beside them."""
+"""Win rates: decayed results of each pair of players, and counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ class Pair:
     Attributes:
         first, second: their ids, in alphabetical order.
         wins, draws, losses: decayed with each later result of the pair.
-        games: all of them, which do not decay.
     """
 
     first: str
@@ -23,7 +22,7 @@ class Pair:
     wins: float = 0.0
     draws: float = 0.0
     losses: float = 0.0
-    games: int = 0
+    games: int = 0  # all of them, which do not decay
 
     @property
     def weight(self) -> float:
@@ -49,21 +48,13 @@ class KindCount:
 
 @dataclass(slots=True)
 class Means:
-    """Decayed means of a player's matches.
-
-    Attributes:
-        player_id: of the player.
-        matches: all of them, which do not decay.
-        weight: the decayed number of matches.
-        return_mean: of the sides that it played.
-        length_mean: in environment steps.
-    """
+    """Decayed means of a player's matches."""
 
     player_id: str
-    matches: int = 0
-    weight: float = 0.0
-    return_mean: float = 0.0
-    length_mean: float = 0.0
+    matches: int = 0  # all of them, which do not decay
+    weight: float = 0.0  # the decayed number of matches
+    return_mean: float = 0.0  # of the sides that it played
+    length_mean: float = 0.0  # in environment steps
 
 
 class Payoffs:
@@ -76,7 +67,6 @@ class Payoffs:
 
     Args:
         decay: above 0, and 1 at most: nothing is forgotten.
-        min_games: see above.
     """
 
     def __init__(
@@ -93,7 +83,10 @@ class Payoffs:
         self.means = {mean.player_id: mean for mean in means}
 
     def book(self, player: str, other: str, result: int) -> None:
-        """Book one result: 1, the player won; 0, a draw; -1, it lost. Against itself: nothing."""
+        """Book one result: 1, a win; 0, a draw; -1, a loss.
+
+        A match against itself does not count.
+        """
         if player == other:
             return
         if player > other:
@@ -141,12 +134,12 @@ class Payoffs:
         return pair.losses, pair.draws, pair.wins
 
     def points(self, player: str, others: Iterable[str]) -> tuple[float, float]:
-        """Decayed points against all of these, a draw as half a one, and decayed games."""
+        """Decayed points against all of these (a draw: 0.5), and decayed games."""
         counts = [self.counts(player, other) for other in others]
         return sum(wins + draws / 2 for wins, draws, _ in counts), sum(map(sum, counts))
 
     def win_rate(self, player: str, other: str) -> float:
-        """Win rate of the player, from 0 to 1; 0.5 while the pair has too few games.
+        """Win rate, from 0 to 1; 0.5 while games are too few.
 
         `win_rate(a, b) + win_rate(b, a)` is 1.
         """

@@ -1,4 +1,4 @@
-"""Prioritized fictitious self-play: opponents are drawn by how hard they are to beat.
+"""Prioritized fictitious self-play: draw opponents by their difficulty.
 
 O. Vinyals et al., Grandmaster level in StarCraft II using multi-agent reinforcement learning, 2019.
 """
@@ -16,7 +16,7 @@ WEIGHTINGS: dict[str, Callable[[float], float]] = {
     "squared": lambda rate: (1 - rate) ** 2,  # the hard ones
     "variance": lambda rate: rate * (1 - rate),  # those of its own level
     "linear": lambda rate: 1 - rate,
-    "linear_capped": lambda rate: min(0.5, 1 - rate),  # those that it does not beat yet
+    "linear_capped": lambda rate: min(0.5, 1 - rate),  # opponents that it does not beat yet
     "uniform": lambda _: 1.0,
 }
 

@@ -1,4 +1,4 @@
-"""Ratings of players from the win rates of all pairs: Elo, and Nash averaging."""
+"""Ratings from the win rates of all pairs: Elo, and Nash averaging."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXACT = 1e-9
 
 
 def elo(payoffs: Payoffs, players: Sequence[str]) -> dict[str, float]:
-    """Elo ratings: 400 points more mean odds of 10 to 1 (base 10). Their mean is 0.
+    """Elo ratings with mean 0; 400 points mean odds of 10:1.
 
     They are the most likely ratings given all games of the decayed payoffs and one draw of each
     player against one with rating 0, so they depend on no order of games and are always finite.
@@ -71,7 +71,7 @@ def nash_averaging(
 
     Returns:
         By player its weight in the equilibrium, and its rating, from -1 to 0: the mean result
-        against a player drawn from the equilibrium. Nobody beats it on average.
+        against a player drawn from the equilibrium. No player beats it on average.
     """
     table = [[payoffs.win_rate(player, other) for other in players] for player in players]
     matrix = 2 * np.array(table).reshape(len(players), len(players)) - 1  # [P, P]
@@ -83,7 +83,7 @@ def nash_averaging(
 
 
 def nash_equilibrium(matrix: _Array) -> _Array:
-    """The symmetric equilibrium of a symmetric zero-sum game that has the highest entropy.
+    """The equilibrium of highest entropy of a symmetric zero-sum game.
 
     Args:
         matrix: [P, P], what the row player gets; antisymmetric.
@@ -108,7 +108,7 @@ def nash_equilibrium(matrix: _Array) -> _Array:
         of_all = np.zeros(count)
         of_all[support] = np.maximum(each, 0.0)
         found.append(of_all)
-    # Where it is hard to tell who has a weight of 0, going on may have led away from equilibria.
+    # If weights of 0 are hard to identify, further steps may have led away from equilibria.
     least = min(_missed(matrix, each) for each in found)
     return next(x for x in reversed(found) if _missed(matrix, x) <= max(least, _EXACT))
 
@@ -119,7 +119,7 @@ def _missed(matrix: _Array, weights: _Array) -> float:
 
 
 def _central_path(matrix: _Array) -> tuple[_Array, _Array]:
-    """An equilibrium with the largest support, and by how much each pure strategy misses.
+    """An equilibrium with the largest support, and the slack of pure strategies.
 
     An interior-point method: it follows the points at which weight · (value - matrix @ weights) is
     value / P for all strategies, to a value of 0. The game is its own dual, so that one vector is
@@ -185,7 +185,7 @@ def _highest_entropy(inside: _Array, free: _Array, outer: _Array) -> _Array:
 
 
 def _solved(matrix: _Array, target: _Array) -> NDArray[np.floating[Any]]:
-    """The solution [N] of matrix [N, N] @ solution = target [N], or the nearest to one."""
+    """Solve matrix [N, N] @ x = target [N], or come nearest."""
     try:
         return np.linalg.solve(matrix, target)
     except np.linalg.LinAlgError:  # singular, for numbers of 64 bits

@@ -1,4 +1,4 @@
-"""What a builder sees of the league: who can play, and how matches ended. It only reads."""
+"""A builder's read-only view of the league: players and results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LeagueResults:
     Args:
         roster: its players.
         payoffs: their results.
-        random: for whatever is decided by chance. It depends on nothing but the seed of the run and
+        random: for decisions by chance. It depends only on the seed of the run and
             the id of the match, or the number of times that the builder has been asked.
     """
 
@@ -39,11 +39,11 @@ class LeagueResults:
         parent: str | None = None,
         origin: str | None = None,
     ) -> list[str]:
-        """The ids of those that can play now, in the order of birth.
+        """Ids of players that can play now, in the order of birth.
 
         Args:
             role: only those with this role.
-            learning: True: only those that learn; False: only those that are frozen.
+            learning: True: only players that learn; False: only frozen ones.
             parent: only copies of this player.
             origin: only players, or copies of players, with this role.
         """
@@ -71,7 +71,7 @@ class LeagueResults:
         return self._payoffs.win_rate(player_id, other)
 
     def least_win_rate(self, player_id: str, others: Iterable[str]) -> float | None:
-        """Against the one that is the hardest to beat; None: there are no others."""
+        """Win rate against the hardest to beat; None: there are no others."""
         return min((self.win_rate(player_id, other) for other in others), default=None)
 
     def games(self, player_id: str, other: str) -> int:
@@ -91,11 +91,11 @@ class LeagueResults:
         return points / games
 
     def overall_interval(self, player_id: str) -> tuple[float, float]:
-        """The 95 % Wilson interval of this win rate; (0, 1) without games."""
+        """The 95 % Wilson interval of it; (0, 1) without games."""
         return wilson(*self._payoffs.points(player_id, self._rivals(player_id)))
 
     def _rivals(self, player_id: str) -> list[str]:
-        """Those that it has played against."""
+        """Its opponents so far."""
         pairs = [pair for pair in self._payoffs.pairs if player_id in pair]
         return [other for pair in pairs for other in pair if other != player_id]
 

@@ -13,45 +13,44 @@ from juggler.driver.league.roster import FIXED, LEAGUE_EXPLOITER, MAIN, MAIN_EXP
 
 @dataclass(kw_only=True)
 class Rllib(LeagueBuilder):
-    """One main, exploiters and random players; whoever wins often enough is copied.
+    """One main, exploiters and random players; frequent winners are copied.
 
     A match is, with the probabilities below, one of a league exploiter, one of a main exploiter, or
     a main against itself. A league exploiter plays against any frozen player. A main exploiter
-    plays against a main or against copies of mains. Nobody is reset.
+    plays against a main or against copies of mains. No player is reset.
 
     What is different from RLlib: one draw decides both sides of a match; a draw counts as half a
-    win, and win rates forget slowly; nobody is copied before it has played `min_matches` games and
-    has been trained, both since its last copy; exploiters play from the beginning, and not only
+    win, and win rates forget slowly; no player is copied before it has played `min_matches` games
+    and has been trained, both since its last copy; exploiters play from the beginning, and not only
     once there is a copy of a main.
     """
 
     random_players: int = 2
-    """Players that draw every action at random."""
+    """Number of players that act at random."""
 
     main_exploiters: int = 4
-    """Players that look for flaws of the main."""
+    """Number of players that look for flaws of the main."""
 
     league_exploiters: int = 4
-    """Players that look for flaws of the whole league."""
+    """Number of players that look for flaws of the whole league."""
 
     snapshot_at: float = 0.9
-    """A player is copied when its win rate over all its opponents is at least this."""
+    """Win rate over all opponents from which a player is copied."""
 
     keep_training_probability: float = 0.0
-    """How often a new copy of an exploiter goes on learning as a player of its own, beside the one
-    that it is a copy of."""
+    """Probability that a new copy of an exploiter continues to learn as a player of its own."""
 
     league_exploiter_probability: float = 0.33
-    """How often a match is one of a league exploiter."""
+    """Probability that a match is one of a league exploiter."""
 
     main_exploiter_probability: float = 0.33
-    """How often a match is one of a main exploiter."""
+    """Probability that a match is one of a main exploiter."""
 
     learning_main_probability: float = 0.5
-    """How often a main exploiter plays against a main that learns, and not against a copy."""
+    """Probability that a main exploiter plays against a learning main, and not a copy."""
 
     min_matches: int = 100
-    """Games that a player plays against others before it is copied, and between two copies."""
+    """Number of games against others before a player is copied, and between copies."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

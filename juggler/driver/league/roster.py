@@ -1,4 +1,4 @@
-"""Who is in the league, and who comes from whom."""
+"""The players of the league, and their lineage."""
 
 from __future__ import annotations
 
@@ -29,43 +29,24 @@ _LONGEST_PARENT: Final = 52  # leaves room for "-v" and a number behind it
 
 @dataclass(slots=True)
 class Player:
-    """One policy of the league.
+    """One policy of the league."""
 
-    Attributes:
-        player_id: is never used again.
-        role: what it is for; copies are "historical".
-        learning: whether it is trained.
-        source: what it began as: INITIAL, RANDOM, a player's id or another name.
-        parent: whose copy it is; empty: it is no copy.
-        origin: the role of the parent; of a player that is no copy, its own role.
-        born_at: how many steps the parent was trained on when the copy was made.
-        steps: it was trained on.
-        frozen_at: its steps when it was last copied; -1: never.
-        reset_at: its steps when it was last reset.
-        reset_to: what it was last reset to, as `source`.
-        phase_games: against others since it was last copied or reset.
-        copies: made of it so far.
-        life: how often it was reset. What comes of matches of earlier lives does not count.
-        ready: whether it can play now.
-        retired: whether it is gone for good.
-    """
-
-    player_id: str
-    role: str
-    learning: bool
-    source: str
-    parent: str = ""
-    origin: str = ""
-    born_at: int = 0
-    steps: int = 0
-    frozen_at: int = -1
-    reset_at: int = 0
-    reset_to: str = INITIAL
-    phase_games: int = 0
-    copies: int = 0
-    life: int = 0
-    ready: bool = False
-    retired: bool = False
+    player_id: str  # is never used again
+    role: str  # what it is for; copies are "historical"
+    learning: bool  # whether it is trained
+    source: str  # what it began as: INITIAL, RANDOM, a player's id or another name
+    parent: str = ""  # whose copy it is; empty: it is no copy
+    origin: str = ""  # the role of the parent; of a player that is no copy, its own role
+    born_at: int = 0  # how many steps the parent was trained on when the copy was made
+    steps: int = 0  # it was trained on
+    frozen_at: int = -1  # its steps when it was last copied; -1: never
+    reset_at: int = 0  # its steps when it was last reset
+    reset_to: str = INITIAL  # what it was last reset to, as `source`
+    phase_games: int = 0  # against others since it was last copied or reset
+    copies: int = 0  # made of it so far
+    life: int = 0  # how often it was reset. What comes of matches of earlier lives does not count.
+    ready: bool = False  # whether it can play now
+    retired: bool = False  # whether it is gone for good
 
     @property
     def plays(self) -> bool:
@@ -74,12 +55,12 @@ class Player:
 
     @property
     def phase_steps(self) -> int:
-        """Steps that it was trained on since it was last copied or reset."""
+        """Training steps since it was last copied or reset."""
         return self.steps - max(self.frozen_at, self.reset_at)
 
 
 class Roster:
-    """All players that the league has ever had, by id, in the order of birth.
+    """All players that the league ever had, by id, oldest first.
 
     Args:
         max_learning: players that may learn at once.
@@ -93,10 +74,7 @@ class Roster:
         self._present = {key: each for key, each in self.players.items() if not each.retired}
 
     def __getitem__(self, player_id: str) -> Player:
-        """
-        Raises:
-            ValueError: the league has no such player, or no longer.
-        """
+        """Return a present player, or raise a ValueError."""
         player = self.players.get(player_id)
         if player is None:
             known = [each.player_id for each in self.present()]
@@ -106,16 +84,16 @@ class Roster:
         return player
 
     def present(self) -> list[Player]:
-        """Those that are not retired, in the order of birth."""
+        """Players that are not retired, in the order of birth."""
         return list(self._present.values())
 
     def modelled_on(self, player_id: str, first: Sequence[str]) -> str:
-        """Whose settings a player that learns has: of those that learn from the beginning, the one
-        that it comes from, else the first with its role, else the first.
+        """The initial player whose settings a learning player shares.
+
+        It is the one that the player descends from, else the first with its role, else the first.
 
         Args:
-            player_id: of the player.
-            first: the ids of those that learn from the beginning, at least one.
+            first: the ids of initial players that learn, at least one.
         """
         player = self.players[player_id]
         for _ in self.players:  # each comes from one before it
@@ -149,7 +127,7 @@ class Roster:
                     "yet: ask again once `results.players()` names it"
                 )
             if len(self.learners()) >= self._max_learning:
-                raise ValueError(  # names nobody: a builder may go on asking for others
+                raise ValueError(  # without the id: a builder may continue to ask for others
                     f"at most max_learning = {self._max_learning} players learn at once, and so "
                     "many do: no more are added"
                 )
@@ -188,8 +166,11 @@ class Roster:
         return FreezePlayer(player.player_id, copy_id)
 
     def reset(self, command: ResetPlayer, must_fit: Callable[[str, str], None]) -> None:
-        """`must_fit` is called with the ids of the player and of the one that it is reset to, if it
-        can be otherwise, and raises ValueError if it cannot have those weights."""
+        """Reset a player.
+
+        `must_fit` gets the ids of the player and of the source, if they can differ. It raises
+        ValueError if the player cannot have these weights.
+        """
         player = self._learner(command.player_id)
         self._must_be_weights(command.source)
         if not player.ready:
@@ -228,7 +209,7 @@ class Roster:
         self._present.pop(player.player_id, None)
 
     def learners(self) -> list[Player]:
-        """Those that learn, ready or not."""
+        """Players that learn, ready or not."""
         return [player for player in self.present() if player.learning]
 
     def _begin(self, player: Player) -> None:

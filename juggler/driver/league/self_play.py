@@ -13,8 +13,10 @@ from juggler.driver.league.roster import MAIN
 
 @dataclass(kw_only=True)
 class SelfPlay(LeagueBuilder):
-    """Each main plays against itself. Best in games where the better player always wins; train it
-    with entropy, and let the entropy fall."""
+    """Each main plays against itself.
+
+    This is best in games where the better player always wins. Train with entropy, and let it fall.
+    """
 
     def match(self, results: LeagueResults) -> Pairing:
         home = results.random.choice(results.players(learning=True))
@@ -23,7 +25,7 @@ class SelfPlay(LeagueBuilder):
 
 @dataclass(kw_only=True)
 class Fictitious(LeagueBuilder):
-    """Each main plays against all of its own past, whose copies are equally likely.
+    """Each main plays against all of its copies, equally often.
 
     It converges on average over time, and not in the latest policy.
     """
@@ -58,16 +60,18 @@ class Fictitious(LeagueBuilder):
 
 @dataclass(kw_only=True)
 class SelfPlayWindow(Fictitious):
-    """Each main plays against itself, or against one of its newest copies, as in ML-Agents.
+    """Each main plays against itself or one of its newest copies.
+
+    ML-Agents does the same.
 
     Opponents are drawn for each match, so there is no number of steps after which they change.
     """
 
     window: int = 10
-    """How many of the newest copies may be drawn."""
+    """Number of newest copies that may be drawn."""
 
     latest_probability: float = 0.5
-    """How often a main plays against itself."""
+    """Probability that a main plays against itself."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,1 +1,1 @@
-"""What a run leaves behind and shows: checkpoints, metrics, its directory, its display."""
+"""What a run leaves behind and shows: metrics, its directory, its display."""

@@ -1,24 +1,24 @@
-"""The HTTP server of /metrics and of the page, with optional TLS and token."""
+"""HTTP server of metrics and page, with TLS and token."""
 
 from __future__ import annotations
 
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from juggler.runtime.actors.credentials import why_not_admitted
+from juggler.runtime.actors.credentials import Strangers, why_not_admitted
 from juggler.runtime.actors.endpoints import is_loopback
-from juggler.runtime.actors.strangers import Strangers
 from juggler.runtime.actors.tls import Tls
 
 Application = Callable[..., Iterable[bytes]]
 
 _CLIENT_SECONDS = 10.0  # without a byte from a client
+_LOOK_SECONDS = 0.1  # between two looks whether to end
 _MOST_STRANGERS = 64  # connections at once that have not shown the token
 
 
@@ -26,15 +26,12 @@ class HttpServer(ThreadingMixIn, WSGIServer):
     """Answers each connection in a thread of its own.
 
     Args:
-        host: to listen at.
-        port: likewise; 0: any that is free.
-        application: what is served, by the rules of WSGI.
         token: that clients must send; "": none.
         tls: of this host; None: plain HTTP.
         mutual: whether clients need a certificate of its authority too.
         open_paths: what is served without the token.
-        any_host: whether requests may use any host name. If so, a Web site could
-            point its own name at this host and have a browser read the answers.
+        any_host: whether requests may use any host name. If so, a Web site could point its own name
+            at this host and have a browser read the answers.
     """
 
     daemon_threads = True
@@ -63,8 +60,22 @@ class HttpServer(ThreadingMixIn, WSGIServer):
         self._application, self._token, self._open_paths = application, token, open_paths
         self.set_app(self._answer)
 
+    @contextmanager
+    def serving(self, name: str) -> Iterator[None]:
+        """Serve in a thread of this name meanwhile."""
+        thread = threading.Thread(
+            target=self.serve_forever, args=(_LOOK_SECONDS,), name=name, daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            self.shutdown()
+            self.server_close()
+            thread.join(timeout=5)
+
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Answer in the connection's thread, so that a silent client delays no other."""
+        """Answer in the connection's thread: a silent client delays no other."""
         request.settimeout(_CLIENT_SECONDS)
         with request.dup() as twin, ExitStack() as visit:  # TLS takes the socket itself
             visit.enter_context(self._strangers.visit(lambda: _hang_up(twin)))
@@ -74,7 +85,7 @@ class HttpServer(ThreadingMixIn, WSGIServer):
     def _answer(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
-        """Pass a request on to the application if it has the token, or needs none."""
+        """Pass on a request that has the token or needs none."""
         host = str(environ.get("HTTP_HOST", ""))
         if not self._any_host and not _is_here(host):
             start_response("403 Forbidden", [("Content-Type", "text/plain")])

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from juggler.driver.record.wording import (
     Level,
+    Progress,
     age,
     algorithms,
     clock,
@@ -38,8 +39,8 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _STYLES: dict[Level, str] = {"info": "dim", "warning": "yellow", "error": "red"}
 
 
-class LiveProgress:
-    """A small panel at the foot of the terminal, with messages scrolling above it."""
+class LiveProgress(Progress):
+    """A panel at the foot of the terminal, with messages above it."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
@@ -121,7 +122,7 @@ class LiveProgress:
             yield Text("")
 
     def _goals(self, wide: bool) -> Table:
-        """Show the return, the steps and the time, each with a bar up to its stop condition."""
+        """Show return, steps and time, each with a bar."""
         episode_return = self._line.get("episode_return_mean")
         steps = self._line.get("env_steps_trained", 0)
         stop_return, stop_steps = self._config.get("stop_return"), self._config.get("stop_steps")
@@ -163,7 +164,7 @@ class LiveProgress:
         return grid
 
     def _named_goal(self, name: str, goal: float) -> tuple[Any, Any, Any]:
-        """The row of a module or an agent: its return, a bar, and its goal."""
+        """Make the row of a module or an agent with a goal."""
         now, curve = goal_returns(self._line).get(name), self._named.get(name, Curve())
         return (
             (plain(name), number(now)),
@@ -172,20 +173,18 @@ class LiveProgress:
         )
 
     def _details(self) -> Text:
-        line = self._line
+        line, most = self._line, self._line.get("staleness_max")
         parts = (
             *filter(None, [each_return(line)]),
             f"{line.get('updates', 0):,} updates",
-            f"staleness {number(line.get('staleness_mean'))}"
-            f" (max {_dash(line.get('staleness_max'))})",
+            f"staleness {number(line.get('staleness_mean'))} (max {'-' if most is None else most})",
             _counted(line.get("num_env_runners", 0), "envrunner"),
             _counted(line.get("num_learners", 0), "learner"),
         )
         return Text(" · ".join(parts))
 
     def _incidents(self) -> Text:
-        """Show dropped steps, restarts, old returns, evaluations and what learning waits for, if
-        there are any."""
+        """Show dropped steps, restarts, old returns, evaluations and missing steps."""
         line = self._line
         parts = [
             Text(f"{quantity(steps)} steps dropped ({reason})", style="yellow")
@@ -263,26 +262,19 @@ class Curve:
 
 
 def _bar(first: float | None, now: float | None, goal: float | None) -> RenderableType:
-    """Show how far a number has come from its first value to the goal; nothing without a goal."""
+    """Show progress from a first value to a goal, if any."""
     if goal is None:
         return ""
     done = 0.0
     if first is not None and now is not None and math.isfinite(now):
         done = (now - first) / (goal - first) if goal > first else 1.0
     return ProgressBar(
-        total=1.0,
-        completed=min(max(done, 0.0), 1.0),
-        complete_style="cyan",
-        finished_style="green",
+        total=1.0, completed=min(max(done, 0.0), 1.0), complete_style="cyan", finished_style="green"
     )
 
 
 def _seconds(elapsed: float) -> str:
     return clock(elapsed) if elapsed >= 60 else f"{elapsed:.0f} s"
-
-
-def _dash(value: object) -> str:
-    return "-" if value is None else str(value)
 
 
 def _counted(count: int, noun: str) -> str:

@@ -7,26 +7,63 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from juggler.driver.record.candidates import Candidates
-from juggler.driver.record.episode_returns import RETURN_WINDOW
-from juggler.driver.record.module_metrics import AgentMetrics, ModuleMetrics, StalenessSince
 from juggler.driver.record.workers import WorkerRecords
 from juggler.envrunner.agent_returns import AgentReturns
-from juggler.envrunner.info_numbers import InfoNumber, InfoNumbers, keep_newest
-from juggler.runtime.actors.histogram import Histogram
+from juggler.envrunner.info_numbers import InfoNumber
+from juggler.runtime.actors.requests import Histogram
+
+#: Episodes that the training return is a mean over. If it reaches the goal, there is a candidate.
+RETURN_WINDOW = 100
 
 _SECONDS = 10.0
 
 
+#: Episodes that confirm a candidate. The standard error of their mean is a tenth of the standard
+#: deviation, so that a policy 0.3 deviations below the goal is confirmed once in 700 times.
+CONFIRMING_EPISODES = 100
+
+#: Limit of the factor by which these episodes grow with each refusal. They grow because every
+#: candidate is another chance to be lucky.
+_MORE_EPISODES = 5
+
+
+@dataclass(slots=True)
+class Candidates:
+    """When the next candidate is due, and by how many episodes confirmed.
+
+    After the n-th refusal, the next candidate needs n times 100 new training episodes. A run that
+    hovers about the goal is evaluated less often, and for longer.
+    """
+
+    refused: int = 0  # number of refused candidates
+    not_before: int = 0  # episodes of the run before which no candidate is due
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that must confirm the next candidate."""
+        return CONFIRMING_EPISODES * min(self.refused + 1, _MORE_EPISODES)
+
+    def due(self, episodes: int) -> bool:
+        return episodes >= self.not_before
+
+    def refuse(self, episodes: int) -> None:
+        """Count a candidate, found after this many episodes, as refused."""
+        self.refused += 1
+        self.put_off(episodes, self.refused)
+
+    def put_off(self, episodes: int, windows: int = 1) -> None:
+        """Wait for more windows of new episodes before the next candidate."""
+        self.not_before = episodes + windows * RETURN_WINDOW
+
+
 class TrainingRate:
-    """Steps trained on per second, over the last ten seconds, or the last update if it took longer.
+    """Steps trained per second, over ten seconds or the last update.
 
     Steps are counted an update at a time, so the rate is one from change to change. A pause since
     the last change counts from when it is longer than the one before it.
 
     Args:
         time: in seconds of training, when the rate begins.
-        steps: trained on by then.
     """
 
     def __init__(self, time: float = 0.0, steps: int = 0) -> None:
@@ -50,18 +87,99 @@ class TrainingRate:
         return (steps - before) / max(until - first, 1e-9)
 
 
+class StalenessSince:
+    """Mean and maximum since the last `take`, or the values before."""
+
+    def __init__(self) -> None:
+        self._total, self._count, self._most = 0, 0, 0
+        self._last: tuple[float | None, int | None] = (None, None)
+
+    def observe(self, staleness: int) -> None:
+        self._total += staleness
+        self._count += 1
+        self._most = max(self._most, staleness)
+
+    def take(self) -> dict[str, float | None]:
+        """For a line of metrics."""
+        if self._count:
+            self._last = (self._total / self._count, self._most)
+            self._total, self._count, self._most = 0, 0, 0
+        return {"staleness_mean": self._last[0], "staleness_max": self._last[1]}
+
+
+@dataclass(slots=True)
+class Episodes:
+    """The newest episodes of a run, a module or an agent."""
+
+    # Of the newest episodes
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
+    # Their numbers of steps, unless only returns are known
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
+    episodes: int = 0  # how many have ended
+    # The mean in the newest evaluation; None: there was none
+    evaluation_return: float | None = None
+
+    def episodes_ended(self, returns: Sequence[float], lengths: Sequence[int] = ()) -> None:
+        """Count episodes; lengths are as many as returns, if they are known."""
+        self.returns.extend(returns[-RETURN_WINDOW:])
+        self.lengths.extend(lengths[-RETURN_WINDOW:])
+        self.episodes += len(returns)
+
+    @property
+    def return_mean(self) -> float | None:
+        """Mean over the last 100 episodes; None before there is one."""
+        return _mean(self.returns)
+
+    @property
+    def length_mean(self) -> float | None:
+        """Mean number of steps, likewise."""
+        return _mean(self.lengths)
+
+
+@dataclass(slots=True)
+class AgentMetrics(Episodes):
+    """Episodes in which one of several agents acted."""
+
+    def line(self) -> dict[str, Any]:
+        """Return the agent's part of a line."""
+        return {
+            "episodes": self.episodes,
+            "episode_return_mean": self.return_mean,
+            "evaluation_return_mean": self.evaluation_return,
+        }
+
+
+@dataclass(slots=True)
+class ModuleMetrics(AgentMetrics):
+    """Episodes of the agents that a module plays, one for each agent."""
+
+    played: int = 0  # steps of a module that is not trained, as far as the run has heard of them
+    # Of the batches that updates have used
+    staleness: StalenessSince = field(default_factory=StalenessSince)
+
+    def line(self) -> dict[str, Any]:
+        """Return the module's part of a line."""
+        return {**self.staleness.take(), **self._of_episodes()}
+
+    def played_line(self) -> dict[str, Any]:
+        """Return the same of a module that is not trained."""
+        return {"env_steps_played": self.played, **self._of_episodes()}
+
+    def _of_episodes(self) -> dict[str, Any]:
+        return {**AgentMetrics.line(self), "episode_length_mean": self.length_mean}
+
+
 _STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # updates
 
 
 @dataclass(slots=True)
-class Metrics:
-    """What is gathered between two metrics lines, beside the steps, which the ledger counts.
+class Metrics(Episodes):
+    """What is gathered between two metrics lines, beside the ledger's steps.
+
+    With several agents, an episode is one of an environment, and its return the sum of all agents'
+    returns.
 
     Attributes:
-        returns: of the newest episodes. With several agents, an episode is one of an environment,
-            and its return the sum of all agents' returns.
-        lengths: their numbers of environment steps.
-        episodes: how many have ended.
         infos: by name, numbers that environments put into their infos, of the newest episodes that
             gave them.
         custom: by name, the newest number that callbacks recorded.
@@ -70,14 +188,10 @@ class Metrics:
         by_agent: what is told of each of several agents, by name, unless there are many.
     """
 
-    returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
-    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
-    episodes: int = 0
     infos: dict[str, deque[InfoNumber]] = field(default_factory=dict)
     custom: dict[str, float] = field(default_factory=dict)
-    evaluation_return: float | None = None
     candidates: Candidates = field(default_factory=Candidates)
-    # By learner and the module that it updated, by module id: of the newest such update.
+    # By learner and the module that it updated, by module id: of the newest one.
     modules: dict[tuple[str, str], dict[str, dict[str, float]]] = field(default_factory=dict)
     # By learner and module: what became of the rows of its replay.
     replays: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
@@ -94,35 +208,11 @@ class Metrics:
     _ended_last: tuple[float, int] = (0.0, 0)  # (training time, steps trained)
     _episodes_last: int = 0
 
-    def episodes_ended(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
-        """Both lists have the same length."""
-        self.returns.extend(returns[-RETURN_WINDOW:])
-        self.lengths.extend(lengths[-RETURN_WINDOW:])
-        self.episodes += len(returns)
-
-    def info_numbers(self, numbers: InfoNumbers) -> None:
-        """Of the infos of episodes that ended."""
-        keep_newest(self.infos, numbers)
-
-    def agents_ended(
-        self, module_id: str, returns: Sequence[float], lengths: Sequence[int]
-    ) -> None:
-        """Episodes of the agents that this module plays; both lists have the same length."""
-        self.of(module_id).agents_ended(returns, lengths)
-
-    def played(self, module_id: str, steps: int) -> None:
-        """Steps of a module that is not trained."""
-        self.of(module_id).played += steps
-
-    def agent_ended(self, agent: str, returns: Sequence[float]) -> None:
-        """Episodes in which this agent acted."""
-        self.of_agent(agent).ended(returns)
-
     def of_agent(self, agent: str) -> AgentMetrics:
         return self.by_agent.setdefault(agent, AgentMetrics())
 
     def returns_of(self, name: str) -> Sequence[float]:
-        """Of the newest episodes of a module's agents, or of an agent, or "": of the environments.
+        """Return the newest returns of a module or agent; "": of environments.
 
         Where a module has the name of an agent, the module counts.
         """
@@ -135,7 +225,7 @@ class Metrics:
         return self.by_module.setdefault(module_id, ModuleMetrics())
 
     def batch_consumed(self, module_id: str, staleness: int) -> None:
-        """An update of this module used a batch so many updates old."""
+        """Note the age of a used batch, in updates."""
         self.of(module_id).staleness.observe(staleness)
         self.staleness.observe(staleness)
         self._staleness_lately.observe(staleness)
@@ -168,7 +258,7 @@ class Metrics:
             of_agent.setdefault(agent, []).extend(got)
         for module_id, got in of_module.items():
             self.of(module_id).evaluation_return = sum(got) / len(got)
-        for agent in of_agent.keys() & self.by_agent.keys():  # those that have metrics
+        for agent in of_agent.keys() & self.by_agent.keys():  # if they have metrics
             self.by_agent[agent].evaluation_return = sum(of_agent[agent]) / len(of_agent[agent])
 
     def learner_left(self, worker_id: str) -> None:
@@ -176,7 +266,7 @@ class Metrics:
         self.replays = {key: books for key, books in self.replays.items() if key[0] != worker_id}
 
     def keep(self, module_ids: Container[str]) -> None:
-        """Tell no more of other modules than these: players of a league come and go."""
+        """Forget all modules but these: players of a league come and go."""
         self.modules = {key: said for key, said in self.modules.items() if key[1] in module_ids}
         self.replays = {key: books for key, books in self.replays.items() if key[1] in module_ids}
         self.by_module = {key: of for key, of in self.by_module.items() if key in module_ids}
@@ -186,15 +276,6 @@ class Metrics:
         self.rate = TrainingRate(training_time, steps_trained)
         self._trained_last = self._ended_last = (training_time, steps_trained)
         self._episodes_last = self.episodes
-
-    @property
-    def return_mean(self) -> float | None:
-        """Over the last 100 episodes; None before there is one."""
-        return _mean(self.returns) if self.returns else None
-
-    @property
-    def length_mean(self) -> float | None:
-        return _mean(self.lengths) if self.lengths else None
 
     @property
     def steps_without_an_end(self) -> int:
@@ -248,8 +329,11 @@ class Metrics:
         return found
 
     def _modules(self) -> dict[str, dict[str, float]]:
-        """By module id, means over the learners. The numbers of a replay are those of each
-        learner's newest answer, not of its last metrics, so that they agree with the ledger."""
+        """By module id, means over the learners.
+
+        The numbers of a replay are those of each learner's newest answer, not of its last metrics,
+        so that they agree with the ledger.
+        """
         values: dict[str, dict[str, list[float]]] = {}
         for key in dict.fromkeys([*self.modules, *self.replays]):
             said = self.modules.get(key, {})
@@ -268,5 +352,5 @@ class Metrics:
         }
 
 
-def _mean(values: deque[float] | deque[int]) -> float:
-    return sum(values) / len(values)
+def _mean(values: deque[float] | deque[int]) -> float | None:
+    return sum(values) / len(values) if values else None

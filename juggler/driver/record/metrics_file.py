@@ -1,49 +1,71 @@
-"""Reads a run's `metrics.jsonl`."""
+"""Reads the record of a run: its `metrics.jsonl` and `events.jsonl`."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from juggler.driver.record.event_file import flat
-from juggler.driver.record.line_file import LineFile
-from juggler.driver.record.run_directory import METRICS_FILE, RunDirectoryError
+from juggler.driver.record.run_directory import METRICS_FILE, RunDirectoryError, flat
+from juggler.runtime.plain_files import open_plain
 
 STEPS: Final = "env_steps_sampled"
 #: Start-up times differ between runs, so curves over time begin with training.
 TIME: Final = "training_time"
 _WALL: Final = "wall_time"
+_PART = 1 << 23  # bytes that are read at once: no run writes a line as long
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsLines:
-    """The lines of metrics of a run, oldest first. Steps that a resumed run made again count once,
-    and its clock goes on.
+class LineFile:
+    """What comes in a file of lines, each whole line once."""
 
-    Attributes:
-        lines: as they were written, but for the time.
-        broken: number of complete lines in the file that are not metrics.
-    """
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._place: tuple[int, int] | None = None  # (device, inode)
+        self._offset = 0
 
-    lines: list[dict[str, Any]]
-    broken: int
+    def begins_anew(self) -> bool:
+        """Whether the file was cut or replaced; lines then start again.
+
+        Raises:
+            OSError: it cannot be read. FileNotFoundError: it is not there.
+        """
+        found = os.lstat(self.path)
+        place = (found.st_dev, found.st_ino)
+        if place == self._place and found.st_size >= self._offset:
+            return False
+        had_lines = self._offset > 0
+        self._place, self._offset = place, 0
+        return had_lines
+
+    def new_lines(self) -> Iterator[bytes]:
+        """The whole lines since the last call. Ask `begins_anew` first."""
+        with open_plain(self.path) as file:
+            found = os.fstat(file.fileno())
+            if (found.st_dev, found.st_ino) != self._place:
+                return  # it was replaced at this moment
+            while part := os.pread(file.fileno(), _PART, self._offset):
+                end = part.rfind(b"\n") + 1 or (len(part) if len(part) == _PART else 0)
+                if not end:
+                    return  # half a line
+                self._offset += end
+                yield from part[:end].splitlines()
 
 
 class MetricsCourse:
-    """Puts the lines of a run in order, as they come: those of steps that are made again go, and
-    the clock goes on.
+    """Orders lines of a run, without those of repeated steps.
 
     Attributes:
-        lines: oldest first.
         taken_back: how many lines have gone.
+        broken: number of complete lines in the file that are not metrics.
     """
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
-        self.taken_back = 0
+        self.taken_back = self.broken = 0
         self._offsets = dict.fromkeys((TIME, _WALL), 0.0)
 
     def add(self, line: dict[str, Any]) -> None:
@@ -58,32 +80,24 @@ class MetricsCourse:
         self.lines.append({**line, **clocks})
 
 
-def read_metrics(run_dir: Path) -> MetricsLines:
-    """Read all metrics of a run.
-
-    Raises:
-        RunDirectoryError: the file cannot be read.
-    """
+def read_metrics(run_dir: Path) -> MetricsCourse:
+    """Read all metrics of a run."""
     file = LineFile(run_dir / METRICS_FILE)
-    course, broken = MetricsCourse(), 0
+    course = MetricsCourse()
     try:
         file.begins_anew()
         for text in file.new_lines():
             if (line := parse_line(text)) is None:
-                broken += 1
+                course.broken += 1
             else:
                 course.add(line)
     except OSError as error:
         raise RunDirectoryError(f"cannot read {file.path}: {error.strerror}") from error
-    return MetricsLines(course.lines, broken)
+    return course
 
 
 def metrics_table(run_dir: Path) -> list[dict[str, Any]]:
-    """The same lines as rows of a table, flat.
-
-    Raises:
-        RunDirectoryError: the file cannot be read.
-    """
+    """The same lines as rows of a table, flat."""
     return [flat(line) for line in read_metrics(run_dir).lines]
 
 
@@ -97,7 +111,7 @@ def number(value: object) -> float:
 
 
 def parse_line(text: bytes) -> dict[str, Any] | None:
-    """What a line of the file says; None: it is none of metrics."""
+    """Parse a line of the file; None: it has no metrics."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+from collections import deque
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, TextIO
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, TextIO
 
 from juggler.driver.record.wording import (
     Level,
+    Progress,
     clock,
     conclude,
     describe,
@@ -26,31 +31,6 @@ from juggler.runtime.actors.logs import log_record
 _PLAIN_SECONDS = 2.0
 
 
-class Progress(Protocol):
-    """Shows a run to people. All calls come from one thread."""
-
-    def waiting(self, text: str, wall_time: float) -> None:
-        """Show what the run waits for before its first update, `wall_time` seconds into it.
-
-        Called again and again, also before `start`.
-        """
-
-    def stop_waiting(self) -> None:
-        """Stop showing what the run waits for before `start`."""
-
-    def start(self, config: Mapping[str, Any]) -> None:
-        """Show that the run starts with this flat configuration."""
-
-    def update(self, line: Mapping[str, Any]) -> None:
-        """Show a new metrics line."""
-
-    def message(self, text: str, level: Level = "info") -> None:
-        """Show an event in one line or more, such as a worker's traceback."""
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Show the end of the run; `summary` is the content of `summary.json`."""
-
-
 def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Progress:
     """Make a display.
 
@@ -58,7 +38,7 @@ def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Prog
     lines elsewhere.
     """
     if kind == "off":
-        return SilentProgress()
+        return Progress()
     if kind == "json":
         return JsonProgress()
     if kind == "live" or (kind == "auto" and is_capable(sys.stdout)):
@@ -70,18 +50,8 @@ def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Prog
     return PlainProgress()
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    pass
-
-
-class SilentProgress:
-    """Shows nothing."""
-
-    waiting = stop_waiting = start = update = message = finish = staticmethod(_nothing)
-
-
-class PlainProgress:
-    """A line of plain text about every two seconds, for log files and pipes.
+class PlainProgress(Progress):
+    """A line of plain text every two seconds, for logs and pipes.
 
     The run continues when the pipe or the terminal is closed.
     """
@@ -94,9 +64,6 @@ class PlainProgress:
     def waiting(self, text: str, wall_time: float) -> None:
         if self._is_due(wall_time):
             self._print(f"{clock(wall_time):>7}  starting: {text}")
-
-    def stop_waiting(self) -> None:
-        pass
 
     def start(self, config: Mapping[str, Any]) -> None:
         self._config = config
@@ -144,12 +111,9 @@ class PlainProgress:
 
 
 class JsonProgress(PlainProgress):
-    """The same lines as JSON objects, for programs that collect logs.
+    """The same lines as JSON objects, for programs that collect logs."""
 
-    Attributes:
-        ids: keys of every line; the driver adds the run's id.
-    """
-
+    # Keys of every line; the driver adds the run's id
     ids: Mapping[str, str] = {"worker": "driver"}
 
     def message(self, text: str, level: Level = "info") -> None:
@@ -160,7 +124,7 @@ class JsonProgress(PlainProgress):
 
 
 class NotebookProgress(PlainProgress):
-    """Plain progress in a notebook, where each line replaces the last; messages stay."""
+    """Plain progress in a notebook: lines replace each other, messages stay."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,6 +160,59 @@ def _in_notebook() -> bool:
 
 
 def is_capable(stream: TextIO) -> bool:
-    """Tell whether a stream is a terminal that can move its cursor and show Unicode."""
+    """Whether a stream is a terminal with a movable cursor and Unicode."""
     encoding = (stream.encoding or "").lower().replace("-", "")
     return stream.isatty() and encoding == "utf8" and os.environ.get("TERM", "dumb") != "dumb"
+
+
+EVENTS_FILE = "events.jsonl"
+
+_KEPT = 20
+_LONG_LINE = 500  # characters
+
+
+class Journal(Progress):
+    """A display that also writes messages to `events.jsonl` and keeps the newest.
+
+    Attributes:
+        newest: (seconds since 1970, level, first line), oldest first.
+    """
+
+    def __init__(self, shown: Progress, run_dir: Path, run_id: str) -> None:
+        self.newest: deque[tuple[float, Level, str]] = deque(maxlen=_KEPT)
+        self._shown = shown
+        self._path = run_dir / EVENTS_FILE
+        self._ids = {"run": run_id, "worker": "driver"}
+        self._broken = False
+        if isinstance(shown, JsonProgress):
+            shown.ids = self._ids
+
+    def waiting(self, text: str, wall_time: float) -> None:
+        self._shown.waiting(text, wall_time)
+
+    def stop_waiting(self) -> None:
+        self._shown.stop_waiting()
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        with suppress(OSError):  # the first message will tell of it
+            self._path.touch()  # a run without any notes has an empty one
+        self._shown.start(config)
+
+    def update(self, line: Mapping[str, Any]) -> None:
+        self._shown.update(line)
+
+    def message(self, text: str, level: Level = "info") -> None:
+        first = plain(text).strip().partition("\n")[0][:_LONG_LINE]
+        self.newest.append((time.time(), level, first))
+        self._shown.message(text, level)
+        try:
+            with self._path.open("a") as file:
+                file.write(json.dumps(log_record(plain(text), level, self._ids)) + "\n")
+            self._broken = False
+        except OSError as error:
+            if not self._broken:
+                self._broken = True
+                self._shown.message(f"cannot write {self._path}: {error.strerror}", "error")
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._shown.finish(summary)

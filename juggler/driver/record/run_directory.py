@@ -1,4 +1,4 @@
-"""A run's directory: its configuration, metrics, summary, checkpoints and TensorBoard events."""
+"""A run's directory: its files, its driver's address, and how it ended."""
 
 from __future__ import annotations
 
@@ -7,30 +7,39 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+import socket
+import time
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, Self, TypeAlias
 
 import numpy as np
 import tomli_w
 
-from juggler.driver.driver_config import TENSORBOARD, TRACKERS
-from juggler.driver.record.checkpoints import write_synced
-from juggler.driver.record.directory_lock import is_locked, lock, must_be_writable
-from juggler.driver.record.event_file import EventFile
-from juggler.driver.record.wording import resuming
-from juggler.runtime.checkpoints.checkpoint import DIRECTORY, newest_first
+from juggler.driver.record.wording import how_it_ended, resuming
+from juggler.runtime.checkpoints.checkpoint import DIRECTORY, newest_first, write_synced
+from juggler.runtime.plain_files import open_plain, read_json, try_lock
+
+if TYPE_CHECKING:
+    from juggler.driver.record.wording import Progress
+
 
 CONFIG_FILE = "config.toml"
 METRICS_FILE = "metrics.jsonl"
-#: Where runs are whose directory nobody names.
+#: Where runs without a named directory are.
 RUNS = "runs"
 SUMMARY_FILE = "summary.json"
 
 
+_ATTEMPTS: Final = 5
+_PAUSE_SECONDS: Final = 0.05
+_SOME_BYTES: Final = 1 << 14  # more than a configuration takes
+
+
 class RunDirectoryError(Exception):
-    """A run directory cannot be created, opened or written; the message says what to do."""
+    """A run directory cannot be used; the message says what to do."""
 
 
 def has_checkpoint(run_dir: Path) -> bool:
@@ -40,15 +49,15 @@ def has_checkpoint(run_dir: Path) -> bool:
 
 
 def must_be_free(path: Path | None, command: str = "train", going_on: str = "") -> None:
-    """
+    """Check that a new run can have this directory.
+
     Args:
-        path: of a new run; None: it gets a new one under runs/.
+        path: of the run; None: it gets a new one under runs/.
         command: `train` or `driver`, for the run.
-        going_on: the command that goes on with a directory of several runs; "": it is of one.
+        going_on: the command that resumes a directory of several runs; "": it is of one.
 
     Raises:
-        RunDirectoryError: a new run cannot have this directory: something is there, or it cannot
-            be read or written.
+        RunDirectoryError: something is there, or it cannot be read or written.
     """
     try:
         if path is None:
@@ -77,11 +86,7 @@ def must_be_free(path: Path | None, command: str = "train", going_on: str = "") 
 
 
 def must_go_on(path: Path) -> None:
-    """
-    Raises:
-        RunDirectoryError: no run can go on in this directory: it is not one of a run, or nothing
-            can be written in it.
-    """
+    """Check that a run can be resumed in this directory."""
     if not (path / CONFIG_FILE).is_file():
         what = f"has no {CONFIG_FILE}" if path.is_dir() else "is not a directory"
         raise RunDirectoryError(f"{path} {what}; give the directory of a run to go on with")
@@ -93,15 +98,14 @@ def must_go_on(path: Path) -> None:
 
 
 class RunDirectory:
-    """The directory that a run writes to. `create` is for a new run, `open` for a resumed one.
+    """The directory of a run: `create` for new, `open` for resumed runs.
 
     - `config.toml`: the configuration;
     - `metrics.jsonl`: one JSON object a line, whole lines only;
     - `events.jsonl`: the messages of the run, written by the `Journal`;
     - `driver.json`: the addresses of the driver while it runs;
     - `summary.json`: how the run ended;
-    - `checkpoints/`: see `juggler.runtime.checkpoints`;
-    - `events.out.tfevents.*`: the scalars of the metrics lines, if `track` names TensorBoard.
+    - `checkpoints/`: see `juggler.runtime.checkpoints`.
 
     Attributes:
         path: absolute, since a script may change its working directory while a run goes on.
@@ -109,15 +113,13 @@ class RunDirectory:
             run may be written there.
     """
 
-    def __init__(self, path: Path, metrics: BinaryIO, config: bytes, tracks: bool) -> None:
+    def __init__(self, path: Path, metrics: BinaryIO, config: bytes) -> None:
         self.path = path.absolute()
         self.checkpoints = self.path / DIRECTORY
         self.taken = False
         self._config = config
         self._metrics = metrics
         self._end = metrics.seek(0, os.SEEK_END)  # of the last whole line
-        self._tracks = tracks  # as events of TensorBoard
-        self._events = EventFile(self.path)
 
     @classmethod
     def create(cls, path: Path | None, config: Mapping[str, Any], name: str) -> Self:
@@ -126,8 +128,6 @@ class RunDirectory:
         Args:
             path: the directory, which must be empty if it exists. None: a new one under runs/,
                 named after `name` and the time.
-            config: the run's flat configuration.
-            name: any text.
 
         Raises:
             RunDirectoryError: the directory is not empty, or cannot be created.
@@ -146,18 +146,14 @@ class RunDirectory:
             why = error.strerror or error
             raise RunDirectoryError(f"cannot make the run directory {path}: {why}") from error
         _lock(path, metrics)
-        return cls(path, metrics, text, TENSORBOARD in config.get("track", TRACKERS))
+        return cls(path, metrics, text)
 
     @classmethod
     def open(cls, path: Path, config: Mapping[str, Any]) -> Self:
-        """Open the directory of a resumed run, and cut off a half-written last metrics line.
+        """Open a resumed run's directory, without a half-written last line.
 
         Args:
-            path: the directory.
             config: the run's flat configuration, which replaces `config.toml`.
-
-        Raises:
-            RunDirectoryError: this is not a run directory, or it cannot be written.
         """
         must_go_on(path)
         text = to_toml(config)
@@ -165,11 +161,12 @@ class RunDirectory:
             (path / DIRECTORY).mkdir(exist_ok=True)
             metrics = (path / METRICS_FILE).open("a+b", buffering=0)
             _lock(path, metrics)
-            _cut_half_line(metrics)
+            metrics.seek(0)  # a killed run may not have finished its last line
+            metrics.truncate(metrics.read().rfind(b"\n") + 1)
             write_synced(path / CONFIG_FILE, text)
         except OSError as error:
             raise RunDirectoryError(f"cannot write in the run directory {path}: {error}") from error
-        return cls(path, metrics, text, TENSORBOARD in config.get("track", TRACKERS))
+        return cls(path, metrics, text)
 
     def discard(self) -> None:
         """Undo `create`, for a run that never began."""
@@ -180,13 +177,10 @@ class RunDirectory:
         self.path.rmdir()
 
     def renew(self) -> bool:
-        """Create the directory again if somebody deleted or moved it during the run.
+        """Create the directory again if it was deleted or moved.
 
         Returns:
             Whether this was necessary. The new directory has only the configuration.
-
-        Raises:
-            RunDirectoryError: it cannot be created, or another run has taken it.
         """
         file = self.path / METRICS_FILE
         try:
@@ -220,17 +214,12 @@ class RunDirectory:
         return True
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Append a metrics line to `metrics.jsonl`, and its scalars to the TensorBoard events.
+        """Append a line to `metrics.jsonl`.
 
         Args:
-            line: values for JSON; numbers that are not finite become null. The scalars' step is
-                `env_steps_sampled`, and their tags are those of `tag_of`.
-
-        Raises:
-            RunDirectoryError: the disk refuses; no half line is left.
+            line: values for JSON; numbers that are not finite become null.
         """
-        plain = to_json(line)
-        content = memoryview(json.dumps(plain, allow_nan=False).encode() + b"\n")
+        content = memoryview(json.dumps(to_json(line), allow_nan=False).encode() + b"\n")
         end = self._end + len(content)
         try:
             self._cut()
@@ -241,18 +230,9 @@ class RunDirectory:
                 self._cut()
             raise RunDirectoryError(f"cannot write metrics in {self.path}: {error}") from error
         self._end = end
-        try:
-            if self._tracks:
-                self._events.append(plain)
-        except OSError as error:
-            raise RunDirectoryError(f"cannot write events in {self.path}: {error}") from error
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write `summary.json`, whole or not at all.
-
-        Raises:
-            RunDirectoryError: the disk refuses, or another run has the directory.
-        """
+        """Write `summary.json`, whole or not at all."""
         if self.taken:
             raise RunDirectoryError(f"there is no summary: another run has taken {self.path}")
         temporary = self.path / f".{SUMMARY_FILE}.tmp"
@@ -266,16 +246,15 @@ class RunDirectory:
 
     def close(self) -> None:
         self._metrics.close()
-        self._events.close()
 
     def _cut(self) -> None:
-        """Cut off what a failed write has left after the last whole line."""
+        """Cut off what a failed write has left."""
         self._metrics.seek(self._end)
         self._metrics.truncate()
 
 
 def to_json(value: Any) -> Any:
-    """Convert a value for JSON: NumPy's numbers to Python's, NaN and infinity to None."""
+    """Convert to JSON's types; NaN and infinity become None."""
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -287,13 +266,20 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def to_toml(config: Mapping[str, Any]) -> bytes:
-    """Encode a configuration.
+def flat(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten a line of metrics: join nested tables' keys with "/"."""
+    found: dict[str, Any] = {}
+    for key, value in line.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}/{name}": each for name, each in flat(value).items()}
+        else:
+            found[key] = value
+    return found
 
-    Raises:
-        RunDirectoryError: TOML has no form for one of its values.
-    """
-    # TOML has no None: the configuration's own keys take "none", and tables leave such keys out.
+
+def to_toml(config: Mapping[str, Any]) -> bytes:
+    """Encode a configuration."""
+    # TOML has no None: the configuration's own keys take "none", and tables leave these keys out.
     plain = {key: "none" if value is None else _filled(value) for key, value in config.items()}
     try:
         return tomli_w.dumps(plain).encode()
@@ -331,8 +317,239 @@ def _lock(path: Path, metrics: BinaryIO) -> None:
         )
 
 
-def _cut_half_line(file: BinaryIO) -> None:
-    """Cut off what follows the last newline: a line that a killed run did not finish."""
-    file.seek(0)
-    end = file.read().rfind(b"\n") + 1
-    file.truncate(end)
+def lock(file: BinaryIO) -> bool:
+    """Lock a file until it is closed, waiting for an `is_locked` elsewhere.
+
+    Returns:
+        Whether no other process has it; also on a file system without locks.
+    """
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(_PAUSE_SECONDS)
+        if try_lock(file) is not False:
+            return True
+    return False
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether a process has locked a file; None: unknown."""
+    try:
+        with open_plain(path) as file:
+            free = try_lock(file, shared=True)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    return None if free is None else not free
+
+
+def must_be_writable(path: Path) -> None:
+    """Check that a directory, which need not exist yet, can be written."""
+    there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    with TemporaryDirectory(prefix=".juggler-", dir=there) as made:
+        # A full disk still takes directories, and files of nothing.
+        (Path(made) / "some").write_bytes(bytes(_SOME_BYTES))
+
+
+class LineWriter:
+    """Appends metrics lines to a run directory.
+
+    A run continues when the disk fails: one message tells of the problem, and one of its end.
+    """
+
+    def __init__(self, directory: RunDirectory, progress: Progress) -> None:
+        self._directory = directory
+        self._progress = progress
+        self._problem = ""
+
+    def append(self, line: Mapping[str, Any]) -> bool:
+        """Append a line; return whether the directory was made again."""
+        problem, renewed = "", False
+        try:
+            renewed = self._directory.renew()
+            self._directory.append(line)
+        except RunDirectoryError as error:
+            problem = str(error)
+        path = self._directory.path
+        if renewed:
+            text = f"the run directory {path} was deleted or moved. It is made again, without its"
+            self._progress.message(f"{text} files", "error")
+        if problem and problem != self._problem:
+            self._progress.message(problem, "error")
+        elif self._problem and not problem:
+            self._progress.message(f"metrics are written in {path} again", "info")
+        self._problem = problem
+        return renewed
+
+    @property
+    def taken(self) -> bool:
+        """Whether another run has the directory now."""
+        return self._directory.taken
+
+
+#: killed: it neither goes on nor has written a summary.
+RunState: TypeAlias = Literal["running", "solved", "stopped", "failed", "killed"]
+
+_FRESH_SECONDS = 15.0  # a run writes a line each second
+_UNIX: Final = "unix:"
+
+
+def last_summary(run_dir: Path) -> tuple[dict[str, Any], str]:
+    """Read an ended run's summary, and what is wrong with it.
+
+    {}: there is none, or the run has been resumed since.
+    """
+    file = run_dir / SUMMARY_FILE
+    try:
+        if file.stat().st_mtime_ns < (run_dir / METRICS_FILE).stat().st_mtime_ns:
+            return {}, ""
+        summary = read_json(file)
+    except FileNotFoundError:
+        return {}, ""
+    except OSError as error:
+        return {}, f"cannot read {SUMMARY_FILE}: {error.strerror}"
+    except ValueError as error:
+        return {}, f"{SUMMARY_FILE} is damaged: {error}"
+    if not isinstance(summary, dict):
+        return {}, f"{SUMMARY_FILE} is damaged: it is no JSON object"
+    return summary, ""
+
+
+def state_of(run_dir: Path, summary: dict[str, Any]) -> RunState:
+    """What has become of a run.
+
+    Args:
+        summary: what `last_summary` found.
+    """
+    if not summary:
+        return "running" if is_running(run_dir) else "killed"
+    if summary.get("failure"):
+        return "failed"
+    return "solved" if summary.get("solved") else "stopped"
+
+
+def is_running(run_dir: Path) -> bool:
+    """Whether a run without a summary is still running.
+
+    A run writes to its files every second. Their age decides if the run is on another host, on a
+    file system without locks, or just starting.
+    """
+    try:
+        (address, *_), host = _told(run_dir)
+    except RunDirectoryError:
+        address = host = ""
+    path = Path(address.removeprefix(_UNIX))
+    if address.startswith(_UNIX) and path.exists():
+        return _listens(path)
+    if host == socket.gethostname():  # or of a container with this host's name
+        locked = is_locked(run_dir / METRICS_FILE)
+        if locked is not None:
+            return locked
+    now, written = time.time(), 0.0
+    for name in (METRICS_FILE, CONFIG_FILE):
+        try:
+            written = max(written, (run_dir / name).stat().st_mtime)
+        except OSError:
+            continue
+    return now - written < _FRESH_SECONDS
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+DRIVER_FILE = "driver.json"
+_LOOK_SECONDS = 0.5
+
+
+def announce(run_dir: Path, run_id: str, addresses: list[str]) -> str:
+    """Write the driver's addresses; return "" or why that failed."""
+    path = run_dir / DRIVER_FILE
+    try:
+        told = {"run": run_id, "host": socket.gethostname(), "addresses": addresses}
+        path.write_text(json.dumps(told) + "\n")
+    except OSError as error:
+        return f"cannot write {path}: {error.strerror}"
+    return ""
+
+
+def withdraw(run_dir: Path) -> None:
+    """Delete the addresses, because the driver ends."""
+    with contextlib.suppress(OSError):
+        (run_dir / DRIVER_FILE).unlink()
+
+
+def find_driver(run_dir: Path) -> str:
+    """Return the address of a run's driver on this host.
+
+    Raises:
+        RunDirectoryError: the run has no driver now, or this is not a run directory.
+    """
+    return _told(run_dir)[0][0]
+
+
+def find_driver_from_elsewhere(
+    run_dir: Path, timeout: float, tell: Callable[[str], None] = lambda _: None
+) -> str:
+    """Return the driver's address for other hosts, waiting for a start.
+
+    Args:
+        tell: gets a line if this has to wait.
+
+    Raises:
+        RunDirectoryError: the run has no driver by then, or none that other hosts can dial.
+    """
+    began = time.monotonic()
+    waits = False
+    while True:
+        try:
+            addresses, host = _told(run_dir)
+            break
+        except RunDirectoryError:
+            if time.monotonic() - began > timeout:
+                raise
+            if not waits:
+                tell(f"no driver has written its address in {run_dir} yet: waiting {timeout:.0f} s")
+            waits = True
+            time.sleep(_LOOK_SECONDS)
+    if len(addresses) < 2:
+        raise RunDirectoryError(
+            f"the driver of {run_dir} takes no workers of other hosts: start it with `juggler "
+            "driver`, and give it --bind"
+        )
+    bound, _, port = addresses[-1].rpartition(":")
+    return f"{host}:{port}" if bound in ("0.0.0.0", "[::]") else addresses[-1]
+
+
+def _told(run_dir: Path) -> tuple[list[str], str]:
+    """Addresses of the driver, and the name of its host."""
+    if not (run_dir / CONFIG_FILE).is_file():
+        raise RunDirectoryError(f"{run_dir} is neither HOST:PORT nor the directory of a run")
+    try:
+        told = read_json(run_dir / DRIVER_FILE)
+        addresses = [str(address) for address in told["addresses"]]
+        if not addresses:
+            raise LookupError("it has no addresses")
+        return addresses, str(told.get("host", ""))
+    except FileNotFoundError:
+        raise RunDirectoryError(not_running(run_dir)) from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise RunDirectoryError(f"cannot read {run_dir / DRIVER_FILE}: {error}") from error
+
+
+def not_running(run_dir: Path) -> str:
+    """Say that a run has no driver now, and why."""
+    file, how = run_dir / SUMMARY_FILE, "it was killed, or starts now"
+    with contextlib.suppress(OSError):
+        file.stat()
+        how = f"{file} says how it ended"
+        with contextlib.suppress(ValueError, AttributeError):
+            end = read_json(file)
+            how = f"it {'is ' if end.get('solved') else ''}{how_it_ended(end)}; {file} says more"
+    return f"the run in {run_dir} is not running: {how}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from juggler.runtime.nearest import all_of, one_of
 
-if TYPE_CHECKING:  # it imports NumPy, which people who wait for a first line need not
+if TYPE_CHECKING:  # it imports NumPy, which takes time before the first line
     from juggler.driver.record.episode_returns import Played
 
 Level = Literal["info", "warning", "error"]
@@ -35,10 +35,7 @@ def describe(config: Mapping[str, Any]) -> str:
     """Describe a run by its flat configuration: environment, algorithm, stop conditions."""
     until = [
         text.format(quantity(config[key]))
-        for key, text in (
-            ("stop_steps", "{} steps"),
-            ("stop_seconds", "{} seconds"),
-        )
+        for key, text in (("stop_steps", "{} steps"), ("stop_seconds", "{} seconds"))
         if config.get(key) is not None
     ]
     if (stop_return := config.get("stop_return")) is not None:
@@ -49,7 +46,7 @@ def describe(config: Mapping[str, Any]) -> str:
 
 
 def algorithms(config: Mapping[str, Any]) -> str:
-    """Name the run's algorithm, and each module that has another: "ppo (prey: impala)"."""
+    """Name all algorithms of a run: "ppo (prey: impala)"."""
     own = [
         f"{module_id}: {table['algorithm']}"
         for module_id, table in (config.get("modules") or {}).items()
@@ -59,8 +56,9 @@ def algorithms(config: Mapping[str, Any]) -> str:
 
 
 def each_return(line: Mapping[str, Any]) -> str:
-    """Word the mean return of each module, "hunter 0.65, prey -0.65", or of each agent where one
-    module plays all of them; those that `stop_return` names come first. "" if there is one agent.
+    """Word the mean return of each module, or else each agent.
+
+    The names in `stop_return` come first. "": there is one agent.
     """
     of_each = line.get("by_module") or line.get("by_agent") or {}
     returns = {name: each["episode_return_mean"] for name, each in of_each.items()}
@@ -75,7 +73,7 @@ def goal_returns(line: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def named_returns(values: Mapping[str, float | None]) -> str:
-    """Word returns by name: "hunter 0.65, prey -0.65"; one without a name is a number alone."""
+    """Word returns by name: "hunter 0.65, prey -0.65"."""
     return ", ".join(f"{name} {number(value)}".lstrip() for name, value in values.items())
 
 
@@ -92,15 +90,14 @@ def _returns(value: float | Mapping[str, float], words: Callable[[float], str]) 
 
 
 def mean_return(line: Mapping[str, Any], width: int = 0) -> str:
-    """Word the mean return of the last episodes, right-aligned in `width` columns, each module's or
-    agent's, and how old they are if no episode has ended for long."""
+    """Word mean returns of the last episodes, and how old they are."""
     old = f"{age(line)} old" if age(line) else ""
     shown = f"{number(line.get('episode_return_mean')):>{width}}"
     return f"{shown}{_in_brackets(each_return(line))}{_in_brackets(old)}"
 
 
 def lacking_steps(line: Mapping[str, Any]) -> str:
-    """Word what learning waits for while a replay has too few steps; "": for nothing."""
+    """Word which steps a replay lacks for learning, or ""."""
     modules = line.get("modules") or {}
     trained = line.get("by_module", modules)  # not the players that have left a league
     missing = {name: modules.get(name, {}).get("replay_steps_missing", 0) for name in trained}
@@ -117,7 +114,7 @@ def _in_brackets(text: str) -> str:
 
 
 def outcome(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Word a run's summary as three rows of a name and a value."""
+    """Word a run's summary as rows of name and value."""
     steps, updates = summary.get("env_steps_trained", 0), summary.get("updates", 0)
     time = f"{clock(summary.get('wall_time', 0.0))}{_parts(summary)}"
     return [
@@ -151,7 +148,7 @@ def conclude(summary: Mapping[str, Any]) -> str:
 
 
 def restarted(summary: Mapping[str, Any]) -> str:
-    """Word how many workers took the place of others, and why the last one did; "": none has."""
+    """Word the number of restarts and the last cause, or ""."""
     if not (count := summary.get("restarts", 0)):
         return ""
     last = summary.get("last_restart")
@@ -159,15 +156,14 @@ def restarted(summary: Mapping[str, Any]) -> str:
 
 
 def resuming(run_dir: str | Path, command: str = "train") -> str:
-    """How a run goes on that this command began: `train`, or `driver`, whose workers dial in; or
-    `IN_PYTHON`, where it needs a script."""
+    """Word how to resume a run that this command began."""
     if command == IN_PYTHON:
         return f"juggler.resume({here(run_dir)!r}, ...), with what is of the script passed again"
     return f"juggler {command} --resume {shlex.quote(here(run_dir))}"
 
 
 def best_checkpoint(summary: Mapping[str, Any]) -> str:
-    """Word where the checkpoint of the best evaluation is, and how it played; "": there is none."""
+    """Word where the best checkpoint is and how it played, or ""."""
     if not (best := summary.get("best")):
         return ""
     played = spread(best["return_mean"], best["return_deviation"])
@@ -175,7 +171,7 @@ def best_checkpoint(summary: Mapping[str, Any]) -> str:
 
 
 def here(path: str | Path) -> str:
-    """A path as people type it: from the working directory, if it is below that."""
+    """Return a path as people type it here."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except (ValueError, OSError):  # elsewhere, or the working directory was deleted
@@ -190,18 +186,18 @@ def _parts(summary: Mapping[str, Any]) -> str:
 
 
 def age(line: Mapping[str, Any]) -> str:
-    """Word how long no episode has ended, from a metrics line or a summary; "" if not for long."""
+    """Word how long no episode has ended, or "" if not long."""
     seconds = line.get("episode_return_age")
     return "" if seconds is None or seconds < _OLD_SECONDS else clock(seconds)
 
 
 def how_it_ended(summary: Mapping[str, Any]) -> str:
-    """Word the end of a run in a few words, such as "ended (stop_steps)"."""
+    """Word the end of a run: "ended (stop_steps)"."""
     return "solved" if summary.get("solved") else f"ended ({summary.get('reason_for_stop')})"
 
 
 def _confirmed(summary: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the evaluation that confirms that the run is solved; None: there is none."""
+    """Return the evaluation that confirms a solved run, or None."""
     confirmation: Mapping[str, Any] = summary.get("confirmation") or {"confirmed": False}
     return confirmation if confirmation["confirmed"] else None
 
@@ -248,7 +244,7 @@ def quantity(value: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """Format a measured number with about four digits; a dash if there is none yet."""
+    """Format a number with about four digits; None as a dash."""
     if value is None:
         return "-"
     size = abs(value)
@@ -267,3 +263,31 @@ def clock(seconds: float) -> str:
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+class Progress:
+    """Shows a run to people; this one shows nothing.
+
+    All calls come from one thread.
+    """
+
+    def waiting(self, text: str, wall_time: float) -> None:
+        """Show what the run waits for before its first update.
+
+        Called again and again, also before `start`.
+        """
+
+    def stop_waiting(self) -> None:
+        """Stop showing what the run waits for before `start`."""
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Show that the run starts with this flat configuration."""
+
+    def update(self, line: Mapping[str, Any]) -> None:
+        """Show a new metrics line."""
+
+    def message(self, text: str, level: Level = "info") -> None:
+        """Show an event, such as a worker's traceback."""
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Show the end of the run; `summary` is the content of `summary.json`."""

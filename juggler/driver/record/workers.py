@@ -1,4 +1,4 @@
-"""Records of the run's workers: of all that are attached, and of the newest that left."""
+"""Records of workers: all that are attached, and the newest that left."""
 
 from __future__ import annotations
 
@@ -21,20 +21,14 @@ MOST_GONE = 256
 
 @dataclass(slots=True, eq=False)
 class WorkerRecord:
-    """All processes that had one worker id.
-
-    Attributes:
-        state: starting, ready, left, restarting, or down (it is not started again).
-        changed: time of the last change of state, by `time.monotonic`.
-        steps: live steps, sampled or trained.
-    """
+    """All processes that had one worker id."""
 
     worker_id: str
     worker: Worker | None = None  # the newest
-    state: str = "starting"
-    changed: float = 0.0
+    state: str = "starting"  # starting, ready, left, restarting, or down (it is not started again)
+    changed: float = 0.0  # time of the last change of state, by `time.monotonic`
     restarts: int = 0
-    steps: int = 0
+    steps: int = 0  # live steps, sampled or trained
     version: Version | None = None
     last_error: str = ""
     error_time: float = 0.0
@@ -74,7 +68,7 @@ class WorkerRecord:
 
 
 class WorkerRecords:
-    """Records every worker's state, steps and time, at almost no cost for a batch.
+    """Records states, steps and times of all workers.
 
     Attributes:
         updates: number of updates that made new weights since this driver started.
@@ -126,7 +120,7 @@ class WorkerRecords:
             self._forget()
 
     def exited(self, event: Exited, failed: bool = True) -> None:
-        """Record that a local process has ended, which is a failure unless it was asked to."""
+        """Record the end of a local process, a failure unless requested."""
         record = self._of(event.worker_id)
         self._gone.pop(event.worker_id, None)
         record.ended_pid = event.pid
@@ -158,7 +152,7 @@ class WorkerRecords:
             self._of(worker_id).counts = dict(counts)
 
     def has_simulators(self, worker_id: str, simulators: training_pb2.Simulators) -> None:
-        """Record who is connected to a gateway now."""
+        """Record the simulators connected to a gateway now."""
         self._of(worker_id).simulators = simulators
 
     def counts(self) -> dict[str, float]:
@@ -166,14 +160,14 @@ class WorkerRecords:
         return functools.reduce(_sum, (each.total_counts() for each in self._all()), {})
 
     def seconds(self) -> dict[str, dict[str, float]]:
-        """Return the seconds of all processes by role and activity; they never go down."""
+        """Return seconds of all processes by role and activity."""
         sums: dict[str, dict[str, float]] = {}
         for record in self._all():
             sums[record.role] = _sum(sums.get(record.role, {}), record.total_seconds())
         return {role: spent for role, spent in sums.items() if spent}
 
     def mark(self) -> None:
-        """Note the steps so far. Called about every second, since rates are over these marks."""
+        """Note the steps so far, about every second."""
         now = time.monotonic()
         self._marks.append((now, {name: each.steps for name, each in self.by_id.items()}))
         while self._marks[0][0] < now - _RATE_SECONDS:
@@ -201,7 +195,7 @@ class WorkerRecords:
         yield from self._forgotten.values()
 
     def _forget(self) -> None:
-        """Delete a record if too many workers have left, first of a worker without steps."""
+        """Delete a record if too many workers have left."""
         if len(self._gone) <= MOST_GONE:
             return
         useless = (record for record in self._gone.values() if not record.steps)

@@ -1,4 +1,4 @@
-"""Hands a run's configuration, metrics and checkpoints to the trackers that `track` names."""
+"""Hands configuration, metrics and checkpoints to the trackers of `track`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,147 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, Full, Queue, SimpleQueue
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from juggler.driver.callbacks import Callback, Evaluation, MetricsLine, Run
 from juggler.driver.driver_config import TENSORBOARD, ConfigError
-from juggler.driver.record.checkpoints import write_synced
-from juggler.driver.record.event_file import flat
+from juggler.driver.record.run_directory import flat
 from juggler.driver.signals import way_out
-from juggler.driver.trackers.tracker import PROJECT, Tracker
-from juggler.runtime.checkpoints.checkpoint import BEST
+from juggler.runtime.checkpoints.checkpoint import BEST, write_synced
 from juggler.runtime.installing import installing
+
+if TYPE_CHECKING:
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+#: Where runs are recorded if an environment variable names no other place.
+PROJECT: Final = "juggler"
+
+
+class Tracker(ABC):
+    """Records one run elsewhere.
+
+    `start` is called in the thread of the run, and everything else in another thread, which only
+    the end of the run waits for.
+    """
+
+    takes_checkpoints = True
+
+    @abstractmethod
+    def start(self, run_dir: Path, config: Mapping[str, Any], known_as: str) -> str:
+        """Begin to record, and return the tracker's name for the run.
+
+        Args:
+            run_dir: of the run.
+            config: its configuration, flat.
+            known_as: what this returned when the run began, if it is resumed; "": it is new.
+        """
+
+    @abstractmethod
+    def metrics(self, numbers: Mapping[str, float], env_steps: int) -> None:
+        """Record a flat line of metrics at this many sampled steps."""
+
+    def checkpoint(self, name: str, path: Path) -> None:
+        """Record a checkpoint, "newest" or "best", whose directory may be gone afterwards."""
+        return
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        """Record the content of `summary.json`. Its last checkpoints may follow."""
+        return
+
+    def finish(self) -> None:
+        """Close everything."""
+        return
+
+
+#: Prefixes of keys that TensorBoard shows in the section of times.
+_OF_TIME: Final = ("seconds/", "inference/", "learner_steps/", "env_steps_")
+
+
+class TensorboardTracker(Tracker):
+    """Events of TensorBoard, in a file `events.out.tfevents.*` that the first line makes."""
+
+    takes_checkpoints = False
+
+    def __init__(self) -> None:
+        self._directory = Path()
+        self._writer: EventFileWriter | None = None
+
+    def start(self, run_dir: Path, config: Mapping[str, Any], known_as: str) -> str:
+        self._directory = run_dir
+        return ""
+
+    def metrics(self, numbers: Mapping[str, float], env_steps: int) -> None:
+        try:
+            self._append(numbers, env_steps)
+        except OSError:
+            self.finish()  # it may end in half a record; the next line starts a new file
+            raise
+
+    def finish(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(OSError):  # each line was flushed
+                writer.close()
+
+    def _append(self, numbers: Mapping[str, float], env_steps: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import (  # takes a tenth of a second
+            Event,
+            SessionLog,
+        )
+
+        event = Event(wall_time=time.time(), step=env_steps)
+        for key, value in numbers.items():
+            event.summary.value.add(tag=tag_of(key), simple_value=float(value))
+        if self._writer is not None and not any(self._directory.glob("events.out.tfevents.*")):
+            self.finish()  # the run's directory was deleted, and has been made again
+        if self._writer is None:
+            self._writer = _event_file_writer(self._directory)
+            # Makes TensorBoard forget what a resumed run wrote after this step.
+            start = SessionLog(status=SessionLog.START)
+            self._writer.add_event(
+                Event(wall_time=event.wall_time, step=env_steps, session_log=start)
+            )
+        self._writer.add_event(event)
+        self._writer.flush()
+
+
+def tag_of(key: str) -> str:
+    """Return a number's TensorBoard tag, whose first part is its section."""
+    name = key.removeprefix("modules/")
+    if name != key or name.startswith(("staleness_", "updates", "weights_")):
+        return f"train/{name}"
+    if key.startswith(("episode", "evaluation_")):
+        return f"rollout/{key}"
+    is_of_a_table = "/" in key and not key.startswith(_OF_TIME)
+    return key if is_of_a_table else f"time/{key}"
+
+
+def _event_file_writer(directory: Path) -> EventFileWriter:
+    """Make TensorBoard's writer by the name that trackers patch."""
+    from tensorboard.compat import tensorflow_stub
+    from tensorboard.summary.writer import event_file_writer
+
+    instead = {
+        # Otherwise the writer imports TensorFlow, if installed, to create one file.
+        "tf": tensorflow_stub,
+        # Otherwise a thread writes, and a full disk shows only as its traceback.
+        "_AsyncWriter": lambda records, *_: records,
+    }
+    names = vars(event_file_writer)
+    before = {name: names[name] for name in instead if name in names}
+    names.update(instead)
+    try:
+        return event_file_writer.EventFileWriter(str(directory))
+    finally:
+        names.update(before)
+
 
 # Limits of MLflow's.
 _MOST_METRICS = 1000  # in one call
@@ -36,9 +160,8 @@ _LONGEST_NAME = 250  # likewise
 _EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 
 
-class MlflowTracker:
-    """A run of MLflow. Its environment variables decide the rest: MLFLOW_TRACKING_URI, which may be
-    a file, and MLFLOW_EXPERIMENT_NAME."""
+class MlflowTracker(Tracker):
+    """A run of MLflow, as its environment variables decide."""
 
     def __init__(self) -> None:
         import mlflow  # takes seconds
@@ -92,14 +215,13 @@ class MlflowTracker:
         finally:
             self._client.set_terminated(self._run_id, "FAILED" if failed else "FINISHED")
 
-    def finish(self) -> None:
-        pass  # MLflow takes checkpoints of a run that has ended, too
-
 
 def mlflow_name(key: str) -> str:
-    """A name that MLflow takes: of letters, digits and a few marks, and no other as a path. One
-    wrong name makes MLflow refuse the whole batch. A key that has to be changed for that gets a
-    digest behind it, so that no other key has its name."""
+    """Return a name that MLflow accepts.
+
+    One wrong name makes it refuse the whole batch. A changed key gets a digest, so that no other
+    key has its name.
+    """
     parts = re.sub(r"[^\w.\- :/]", "-", key)[:_LONGEST_NAME].split("/")
     name = "/".join("-" if part in ("", ".", "..") else part for part in parts)
     if name == key:
@@ -112,11 +234,11 @@ _WITHOUT_SERVER = ("offline", "disabled", "dryrun")
 _STEPS = "env_steps_sampled"
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """A run of wandb. Its environment variables decide the rest: WANDB_PROJECT, WANDB_MODE=offline.
 
     Raises:
-        ConfigError: nobody is logged in.
+        ConfigError: there is no login.
     """
 
     def __init__(self) -> None:
@@ -186,19 +308,19 @@ _TELL_SECONDS = 2.0  # until people are told that trackers are waited for
 _END_SECONDS = 120.0  # to send what is left, checkpoints among it
 
 _TRACKERS: Final[Mapping[str, Callable[[], Tracker]]] = {
+    TENSORBOARD: TensorboardTracker,
     "mlflow": MlflowTracker,
     "wandb": WandbTracker,
 }
 
 
 def tracking(names: list[str]) -> tuple[Callback, ...]:
-    """A callback for the trackers of these names, if there are any beside TensorBoard, whose events
-    the run directory has.
+    """Return a callback for trackers of these names, if any.
 
     Raises:
         ConfigError: the package of one of them is not installed, or it cannot be used.
     """
-    wanted = [name for name in dict.fromkeys(names) if name != TENSORBOARD]
+    wanted = list(dict.fromkeys(names))
     for name in wanted:
         spec = find_spec(name)
         if spec is None or spec.origin is None:  # or a directory of that name is in the way
@@ -206,26 +328,22 @@ def tracking(names: list[str]) -> tuple[Callback, ...]:
     return (Tracking({name: _TRACKERS[name]() for name in wanted}),) if wanted else ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Found:
-    """A checkpoint that trackers are to have."""
-
-    path: Path
-
-
 class Tracking(Callback):
-    """Hands everything to a thread, since trackers may have to wait for a network. A tracker that
-    cannot begin ends the run; later a problem of a tracker is a warning, and the run goes on."""
+    """Hands everything to a thread, since trackers may wait for networks.
+
+    A tracker that cannot begin ends the run; later problems are warnings.
+    """
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
         self._trackers = trackers
+        self._keepers = [name for name, each in trackers.items() if each.takes_checkpoints]
         self._jobs: Queue[Callable[[str], None] | None] = Queue(_MOST_WAITING)  # None: the end
         self._problems: SimpleQueue[str] = SimpleQueue()
         self._told: set[str] = set()
         self._thread: threading.Thread | None = None
         self._copies = Path()
-        self._found: dict[str, _Found] = {}  # "newest" and "best"
-        self._recorded: dict[tuple[str, str], _Found] = {}  # by tracker, and one of these two
+        self._found: dict[str, Path] = {}  # "newest" and "best"
+        self._recorded: dict[tuple[str, str], Path] = {}  # by tracker, and one of these two
         self._next_checkpoint = 0.0  # of the monotonic clock
         self._summary: Mapping[str, Any] = {}
 
@@ -244,7 +362,8 @@ class Tracking(Callback):
                 with suppress(Exception):
                     tracker.finish()
             raise
-        write_synced(file, json.dumps(names).encode() + b"\n")
+        if any(names.values()):
+            write_synced(file, json.dumps(names).encode() + b"\n")
         self._copies = run.run_dir / _COPY_DIRECTORY
         shutil.rmtree(self._copies, ignore_errors=True)  # of a driver that was killed
         self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
@@ -260,11 +379,11 @@ class Tracking(Callback):
         self._tell(run)
 
     def on_checkpoint(self, run: Run, path: Path) -> None:
-        self._found["newest"] = _Found(path)  # sent after a line of metrics
+        self._found["newest"] = path  # sent after a line of metrics
 
     def on_evaluation(self, run: Run, evaluation: Evaluation) -> None:
         if evaluation.is_best:
-            self._found["best"] = _Found(run.run_dir / BEST / f"{evaluation.update:09d}")
+            self._found["best"] = run.run_dir / BEST / f"{evaluation.update:09d}"
 
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
         if self._thread is None:
@@ -272,17 +391,17 @@ class Tracking(Callback):
         best = (summary.get("best") or {}).get("checkpoint")
         for name, last in (("newest", summary.get("checkpoint")), ("best", best)):
             found = self._found.get(name)
-            if last and (found is None or found.path.name != Path(last).name):
-                self._found[name] = _Found(Path(last))
+            if last and (found is None or found.name != Path(last).name):
+                self._found[name] = Path(last)
         self._summary = summary
         while self._jobs.full():  # the end needs a place
             with suppress(Empty):
                 self._jobs.get_nowait()
         self._jobs.put(None)
         self._thread.join(_TELL_SECONDS)
-        if self._thread.is_alive():
+        if self._thread.is_alive() and self._keepers:  # TensorBoard's is on this disk
             how = way_out("Ctrl-C leaves without")
-            run.message(f"waiting for {', '.join(self._trackers)}{how}")
+            run.message(f"waiting for {', '.join(self._keepers)}{how}")
         self._thread.join(_END_SECONDS)
         if self._thread.is_alive():
             self._problems.put(f"trackers have not finished within {_END_SECONDS:.0f} s")
@@ -294,58 +413,56 @@ class Tracking(Callback):
             if not self._summary:  # else the last ones are recorded, behind it
                 self._send_checkpoints()
         self._each(lambda tracker: self._trackers[tracker].summary(self._summary))
-        for name, found in self._found.items():  # which nobody deletes now
-            self._each(partial(self._record, name=name, found=found, path=found.path))
+        for name, found in self._found.items():  # which are not deleted now
+            self._each(partial(self._record, name=name, found=found, path=found), self._keepers)
         self._each(lambda tracker: self._trackers[tracker].finish())
 
-    def _each(self, job: Callable[[str], None]) -> None:
-        """Do it with every tracker, by its name."""
-        for name in self._trackers:
+    def _each(self, job: Callable[[str], None], names: Iterable[str] | None = None) -> None:
+        """Do it with every tracker, or those of these names."""
+        for name in self._trackers if names is None else names:
             try:
                 job(name)
             except Exception as error:
                 self._problems.put(f"{name}: {type(error).__name__}: {error}")
 
     def _send_checkpoints(self) -> None:
-        """Have those recorded that are new, but not more often than their size allows."""
+        """Record new checkpoints, as often as their size allows."""
         if time.monotonic() < self._next_checkpoint:
             return
         size = 0
         for name, found in dict(self._found).items():
-            if all(self._recorded.get((each, name)) is found for each in self._trackers):
+            if all(self._recorded.get((each, name)) == found for each in self._keepers):
                 continue
-            copy = self._copies / found.path.name
+            copy = self._copies / found.name
             try:
-                files = list(found.path.iterdir())
+                files = list(found.iterdir())
                 # Before the copy: where the disk has no room for it, another waits as long.
                 size += sum(file.stat().st_size for file in files)
                 copy.mkdir(parents=True)
                 for file in files:
                     shutil.copyfile(file, copy / file.name)
-                self._each(partial(self._record, name=name, found=found, path=copy))
+                self._each(partial(self._record, name=name, found=found, path=copy), self._keepers)
             except OSError as error:
-                if found.path.exists():  # else the run has deleted it: there is a newer one
+                if found.exists():  # else the run has deleted it: there is a newer one
                     why = error.strerror or error
-                    self._problems.put(f"no copy of {found.path} for trackers: {why}")
+                    self._problems.put(f"no copy of {found} for trackers: {why}")
             finally:
                 shutil.rmtree(self._copies, ignore_errors=True)
         self._next_checkpoint = time.monotonic() + size / _BYTES_A_SECOND
 
-    def _record(self, tracker: str, name: str, found: _Found, path: Path) -> None:
+    def _record(self, tracker: str, name: str, found: Path, path: Path) -> None:
         """Have a checkpoint recorded, unless it is.
 
         Args:
-            tracker: its name.
             name: "newest" or "best".
-            found: the checkpoint.
             path: of it, or of a copy.
         """
-        if self._recorded.get((tracker, name)) is not found:
+        if self._recorded.get((tracker, name)) != found:
             self._trackers[tracker].checkpoint(name, path)
             self._recorded[tracker, name] = found
 
     def _tell(self, run: Run) -> None:
-        """Tell people what is new of problems, in the thread of the run."""
+        """Report new problems in the thread of the run."""
         while not self._problems.empty():
             if (text := self._problems.get()) not in self._told:
                 self._told.add(text)

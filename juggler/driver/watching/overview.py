@@ -1,4 +1,4 @@
-"""A few words on each of many runs, and which runs there are."""
+"""Overview of many runs: what exists, and its state."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from typing import Any, Final
 
 import msgspec
 
-from juggler.driver.record.episode_returns import RETURN_WINDOW
-from juggler.driver.record.line_file import LineFile
-from juggler.driver.record.metrics_file import number
+from juggler.driver.record.metrics import RETURN_WINDOW
+from juggler.driver.record.metrics_file import LineFile, number
 from juggler.driver.record.run_directory import (
     CONFIG_FILE,
     METRICS_FILE,
     SUMMARY_FILE,
     RunDirectoryError,
+    RunState,
+    last_summary,
+    state_of,
 )
-from juggler.driver.record.run_state import RunState, last_summary, state_of
 from juggler.driver.record.wording import algorithms
-from juggler.driver.watching.presentable import text_of
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY
 from juggler.runtime.plain_files import read_toml_table
 
 _STEPS: Final = "env_steps_trained"
+_LONGEST: Final = 10_000  # characters of a text
 _DEEPEST: Final = 3  # directories between the one that is given and a run
 _MOST_LOOKED_AT: Final = 20_000  # directories
 #: Most runs that are told of, the newest.
@@ -38,43 +39,28 @@ MOST_RUNS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """
-    Attributes:
-        name: of the directory, or its path where another run's has the same name.
-        directory: of the run.
-        env: as the configuration names it.
-        algorithm: of the run, and those that modules have of their own.
-        goal: the mean return at which it is solved; None: it has none, or one for each of several.
-        state: whether it goes on, and else how it ended.
-        reason: for its end, as the summary has it; "": none.
-        return_last: the mean over the last 100 episodes; None: none has ended.
-        return_best: the highest of the means over 100 whole episodes; the last mean, if fewer have
-            ended.
-        env_steps: trained on.
-        wall_time: in seconds.
-        checkpoints: the newest first, by the update that each was written after.
-        written: when the run wrote last, in seconds since 1970.
-        problem: why this is not all; "": it is.
-    """
+    """A run in a few words and numbers."""
 
-    name: str
+    name: str  # of the directory, or its path where another run's has the same name
     directory: str
-    env: str
-    algorithm: str
+    env: str  # as the configuration names it
+    algorithm: str  # of the run, and of modules with their own
+    # The mean return at which it is solved; None: it has none, or one for each of several
     goal: float | None
     state: RunState
-    reason: str
-    return_last: float | None
+    reason: str  # for its end, as the summary has it; "": none
+    return_last: float | None  # the mean over the last 100 episodes; None: none has ended
+    # The highest of the means over 100 whole episodes; the last mean, if fewer have ended
     return_best: float | None
-    env_steps: int
-    wall_time: float
-    checkpoints: tuple[int, ...]
-    written: float
-    problem: str
+    env_steps: int  # trained on
+    wall_time: float  # in seconds
+    checkpoints: tuple[int, ...]  # the newest first, by the update that each was written after
+    written: float  # when the run wrote last, in seconds since 1970
+    problem: str  # why this is not all; "": it is
 
 
 class _Line(msgspec.Struct, gc=False):
-    """What is read of a line of metrics: to read it all takes five times as long."""
+    """The fields read of a line, five times faster than all."""
 
     env_steps_trained: float
     wall_time: float
@@ -83,7 +69,7 @@ class _Line(msgspec.Struct, gc=False):
 
 
 class Overseer:
-    """Reads the same run again and again, each time only what is new."""
+    """Reads the same run repeatedly, each time only what is new."""
 
     def __init__(self, run_dir: Path, name: str) -> None:
         self._run_dir, self._name = run_dir, name
@@ -105,7 +91,10 @@ class Overseer:
     def _read_all(self) -> Overview:
         config, of_config = read_config(self._run_dir)
         summary, of_summary = last_summary(self._run_dir)
-        problems = of_config, self._read(), of_summary, _problem_of_checkpoints(self._run_dir)
+        of_checkpoints = ""
+        if not (self._run_dir / DIRECTORY).is_dir():
+            of_checkpoints = f"there is no directory {DIRECTORY}"
+        problems = of_config, self._read(), of_summary, of_checkpoints
         try:
             return self._overview_of(config, summary, *problems)
         except Exception as error:  # a damaged directory must not affect other runs
@@ -159,11 +148,7 @@ class Overseer:
 
 
 def find_runs(directories: list[Path]) -> list[Path]:
-    """The runs that these directories are or contain, the newest first.
-
-    Raises:
-        RunDirectoryError: one of them is no directory, or cannot be read.
-    """
+    """The runs that these directories are or contain, the newest first."""
     found: dict[Path, Path] = {}
     for directory in directories:
         if not directory.is_dir():
@@ -180,8 +165,7 @@ def find_runs(directories: list[Path]) -> list[Path]:
 
 
 def names_of(run_dirs: list[Path]) -> list[str]:
-    """What people call these runs: by the names of their directories, or their paths where two have
-    the same name."""
+    """Name runs by directory, or by path if names repeat."""
     names = [each.resolve().name for each in run_dirs]
     often = Counter(names)
     return [
@@ -208,17 +192,17 @@ def _walk(directory: Path, left: list[int], depth: int) -> Iterator[Path]:
 
 
 def _is_run(directory: Path) -> bool:
-    """Whether it has at least two of what a run begins with: one may be damaged."""
+    """Whether it has at least two parts of a run."""
     kept = [directory / name for name in (CONFIG_FILE, METRICS_FILE)]
     try:
         found = [*(each.is_file() for each in kept), (directory / DIRECTORY).is_dir()]
-    except OSError:  # nobody may look into it
+    except OSError:  # it may not be looked into
         return False
     return sum(found) >= 2
 
 
 def read_config(run_dir: Path) -> tuple[dict[str, Any], str]:
-    """A run's flat configuration, and what is wrong with its file: {} then."""
+    """Read a run's flat configuration, and what is wrong with it."""
     try:
         return read_toml_table(run_dir / CONFIG_FILE), ""
     except FileNotFoundError:
@@ -230,7 +214,7 @@ def read_config(run_dir: Path) -> tuple[dict[str, Any], str]:
 
 
 def checkpoint_updates(run_dir: Path) -> tuple[int, ...]:
-    """The updates of a run's checkpoints, the newest first, by the names of their directories."""
+    """List updates of a run's checkpoints, the newest first."""
     try:
         names = os.listdir(run_dir / DIRECTORY)
     except OSError:
@@ -243,18 +227,13 @@ def is_checkpoint(name: str) -> bool:
     return re.fullmatch("[0-9]{9,15}", name) is not None
 
 
-def _problem_of_checkpoints(run_dir: Path) -> str:
-    directory = run_dir / DIRECTORY
-    return "" if directory.is_dir() else f"there is no directory {DIRECTORY}"
-
-
 def _written(run_dir: Path) -> float:
-    """When the run wrote last, in seconds since 1970; 0.0 if nobody knows."""
+    """When the run wrote last, in seconds since 1970; 0.0 if unknown."""
     return max(time for time, _ in _stamps(run_dir)) / 1e9
 
 
 def _stamps(run_dir: Path) -> Iterator[tuple[int, int]]:
-    """When each of its parts was changed, in nanoseconds since 1970, and how large it is."""
+    """Yield change times and sizes of a run's parts."""
     for name in (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, DIRECTORY):
         try:
             found = (run_dir / name).stat()
@@ -273,3 +252,8 @@ def to_plain(overview: Overview) -> dict[str, Any]:
     """For JSON."""
     found: dict[str, Any] = msgspec.to_builtins(overview)
     return found
+
+
+def text_of(value: object) -> str:
+    """Return text, with question marks for bytes that are not UTF-8."""
+    return str(value)[:_LONGEST].encode(errors="replace").decode()

@@ -1,14 +1,17 @@
-"""Serves the page."""
+"""Serves the page about runs, also in a process beside one."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from errno import EADDRINUSE
 from http import HTTPStatus
@@ -18,11 +21,12 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from juggler.driver.callbacks import Callback, MetricsLine, Run
 from juggler.driver.record.http_server import HttpServer
 from juggler.driver.record.run_directory import RunDirectoryError
-from juggler.driver.watching.overview import Overseer, find_runs, names_of, to_plain
-from juggler.driver.watching.presentable import text_of
+from juggler.driver.watching.overview import Overseer, find_runs, names_of, text_of, to_plain
 from juggler.driver.watching.watched_run import WatchedRun
+from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import EndpointError, is_loopback, split_address
 from juggler.runtime.actors.tls import Tls
 
@@ -50,7 +54,7 @@ _HEADERS: Final = [
     ("Cross-Origin-Resource-Policy", "same-origin"),
     ("Cache-Control", "no-store"),
 ]
-_OVERVIEW_SECONDS: Final = 1.0  # between two looks at all runs, whoever asks
+_OVERVIEW_SECONDS: Final = 1.0  # between two looks at all runs, of all viewers together
 _SHARE: Final = 0.1  # of the time, that these may take
 _MOST_WATCHED: Final = 24  # runs whose curves are kept
 _MOST_QUERY: Final = 2000  # characters
@@ -72,8 +76,7 @@ class PageApplication:
     """Answers each request. For any thread.
 
     Args:
-        directories: of runs, or runs.
-        named: the runs to begin with are those that are named; else the newest one.
+        named: the page begins with the named runs; else with the newest one.
     """
 
     def __init__(self, directories: list[Path], *, named: bool) -> None:
@@ -106,11 +109,7 @@ class PageApplication:
             watched.close()
 
     def _answer(self, environ: dict[str, Any]) -> tuple[str, int, Iterable[bytes]]:
-        """The kind of the content, its size, and the content.
-
-        Raises:
-            Refused: there is nothing to answer with.
-        """
+        """The kind of the content, its size, and the content."""
         if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
             raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are answered")
         path = str(environ.get("PATH_INFO", ""))
@@ -170,10 +169,7 @@ class PageApplication:
         return told | (watched.detail() if query.get("detail") == "1" else {})
 
     def _watched_run(self, run_id: str) -> WatchedRun:
-        """
-        Raises:
-            Refused: there is no such run.
-        """
+        """Return a run by its id, or raise `Refused`."""
         if run_id not in self._run_dirs:
             self._runs()
         with self._lock:
@@ -230,7 +226,6 @@ def _files() -> dict[str, tuple[str, bytes]]:
 #: Where the page is, or at the first port after that which is free.
 DEFAULT_BIND: Final = "127.0.0.1:7070"
 _MORE_PORTS: Final = 20
-_LOOK_SECONDS: Final = 0.1  # between two looks whether to end
 
 
 @contextmanager
@@ -246,9 +241,7 @@ def serve_page(
     """Serve the page, and yield its address.
 
     Args:
-        directories: of runs, or runs.
         bind: "host:port"; None: this host alone, at a port that is free.
-        named: see `PageApplication`.
         token: which the page asks for; "": none.
         tls: of this host; None: plain HTTP.
         insecure: allow other machines to read it without TLS.
@@ -269,27 +262,15 @@ def serve_page(
     application = PageApplication(directories, named=named)
     ports = [port] if bind else [*range(port, port + _MORE_PORTS), 0]
     server = _bound(host, ports, application, token, tls)
-    thread = threading.Thread(
-        target=server.serve_forever, args=(_LOOK_SECONDS,), name="page", daemon=True
-    )
-    thread.start()
     shown = f"[{host}]" if ":" in host else host
-    try:
+    with closing(application), server.serving("page"):
         yield f"{'https' if tls else 'http'}://{shown}:{server.server_port}/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(timeout=5)
-        application.close()
 
 
 def _bound(
     host: str, ports: list[int], application: PageApplication, token: str, tls: Tls | None
 ) -> HttpServer:
-    """
-    Raises:
-        EndpointError: none of the ports can be bound.
-    """
+    """Bind the first of these ports that is free."""
     for port in ports:
         try:
             return HttpServer(
@@ -309,3 +290,87 @@ def _bound(
                     "another --bind, or leave it out for a port that is free"
                 ) from error
     raise AssertionError("there is a last port")
+
+
+_END_SECONDS = 3.0
+_NICER = 5  # than the run
+_MOST_SAID = 1 << 16  # bytes
+
+
+class PageBeside(Callback):
+    """Runs the page's process; the run continues if it fails."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said = b""
+        self._told = False
+
+    def on_start(self, run: Run) -> None:
+        # The modules of this process, wherever they are from.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__, str(run.run_dir)],
+                stdin=subprocess.PIPE,  # which closes when this process ends, however it ends
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the run
+            )
+        except OSError as error:
+            run.message(f"the page cannot be served: {error}", "warning")
+            return
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+
+    def on_metrics(self, run: Run, metrics: MetricsLine) -> None:
+        if self._process is None:
+            return
+        self._hear(self._process)
+        if not self._told and b"\n" in self._said:
+            self._told = True
+            run.message(self._said.partition(b"\n")[0].decode(errors="replace"))
+        if self._process.poll() is not None:
+            last = self._said.strip().rpartition(b"\n")[2].decode(errors="replace")
+            run.message(f"the page is no longer served: {last}", "warning")
+            self._close(self._process)
+
+    def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
+        if self._process is not None:
+            self._close(self._process)
+
+    def _hear(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        while said := process.stdout.read(_MOST_SAID):
+            self._said = (self._said + said)[-_MOST_SAID:]
+
+    def _close(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = None
+        for pipe in (process.stdin, process.stdout):
+            with suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def main(run_dir: str) -> int:
+    """Serve until the parent process ends or asks to."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)  # the run decides when it ends
+    os.nice(_NICER)
+    try:
+        with serve_page([Path(run_dir)], token=(token := read_token(None))) as address:
+            print(f"page: {address}{', which asks for the token' if token else ''}", flush=True)
+            sys.stdin.buffer.read()
+    except (EndpointError, ValueError) as error:
+        print(error, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,7 +1,8 @@
-"""One run as a page shows it: read from its directory, and asked of its driver if it goes on."""
+"""Reads a run for its page, from its directory and its driver."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -17,21 +18,30 @@ from typing import Any, BinaryIO, Final
 import grpc
 import msgspec
 
-from juggler.driver.asking import ask_status, to_plain
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import LeagueState
 from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.ratings import elo
 from juggler.driver.league_players import LEAGUE
-from juggler.driver.record.driver_file import find_driver
-from juggler.driver.record.event_file import flat
-from juggler.driver.record.journal import EVENTS_FILE
-from juggler.driver.record.line_file import LineFile
-from juggler.driver.record.metrics_file import STEPS, TIME, MetricsCourse, number, parse_line
-from juggler.driver.record.run_directory import METRICS_FILE, RunDirectoryError
-from juggler.driver.record.run_state import last_summary, state_of
-from juggler.driver.watching.overview import is_checkpoint, read_config
-from juggler.driver.watching.presentable import plain_of, text_of
+from juggler.driver.monitoring import ask_status, to_plain
+from juggler.driver.record.metrics_file import (
+    STEPS,
+    TIME,
+    LineFile,
+    MetricsCourse,
+    number,
+    parse_line,
+)
+from juggler.driver.record.progress import EVENTS_FILE
+from juggler.driver.record.run_directory import (
+    METRICS_FILE,
+    RunDirectoryError,
+    find_driver,
+    flat,
+    last_summary,
+    state_of,
+)
+from juggler.driver.watching.overview import is_checkpoint, read_config, text_of
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY, CheckpointError, read_record
 from juggler.runtime.plain_files import open_plain
@@ -43,46 +53,24 @@ _MOST: Final = 60  # the newest
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """
-    Attributes:
-        video_id: by which it is asked for, since no path comes from a network.
-        run_dir: the run's directory.
-        name: within the run's directory.
-        written: in seconds since 1970.
-        size: in bytes.
-    """
+    """A video of a run."""
 
-    video_id: str
+    video_id: str  # by which it is asked for, since no path comes from a network
     run_dir: Path
-    name: str
-    written: float
-    size: int
+    name: str  # within the run's directory
+    written: float  # in seconds since 1970
+    size: int  # in bytes
 
     def open(self) -> BinaryIO:
-        """Open the video without following links.
-
-        Raises:
-            OSError: the video or a directory above it is a link, or it cannot be read.
-        """
-        *directories, name = Path(self.name).parts
-        place = os.open(self.run_dir, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            for each in directories:
-                below = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
-                os.close(place)
-                place = below
-            return open_plain(Path(name), dir_fd=place)
-        finally:
-            os.close(place)
+        """Open the video, unless its path has become a link."""
+        path = self.run_dir.resolve() / self.name
+        if path.resolve() != path:
+            raise OSError(errno.ELOOP, "it is a link")
+        return open_plain(path)
 
     def told(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "id": self.video_id,
-            "name": self.name,
-            "written": self.written,
-            "size": self.size,
-        }
+        return {"id": self.video_id, "name": self.name, "written": self.written, "size": self.size}
 
 
 def find_videos(run_dir: Path) -> list[Video]:
@@ -103,22 +91,15 @@ def _walk(run_dir: Path, directory: Path, depth: int) -> Iterator[Video]:
                 yield Video(video_id, run_dir, name, about.st_mtime, about.st_size)
 
 
-_MOST_PLAYERS: Final = 40  # in the matrix: those that learn, and the newest others
+_MOST_PLAYERS: Final = 40  # in the matrix: learning ones, and the newest others
 
 
 def league_matrix(checkpoint: Path, table: Mapping[str, Any]) -> dict[str, Any]:
-    """The players that can play, and the win rate of each against each.
-
-    Args:
-        checkpoint: of the run.
-        table: `league` of its configuration.
+    """Return players and win rates between them.
 
     Returns:
         For JSON: `players`; `win_rates` and `games`, of the row against the column, null where two
         have not played; and from how many `min_games` on a win rate is sure. {} without a league.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged.
     """
     state = read_record(checkpoint).get("counters", {}).get(LEAGUE)
     if state is None:
@@ -183,12 +164,10 @@ class Curves:
 
     Attributes:
         newest: the newest line of metrics, whole; {} before there is one.
-        broken: how many lines of the file are not metrics.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self.newest: dict[str, Any] = {}
-        self.broken = 0
         self._file = LineFile(run_dir / METRICS_FILE)
         self._course = MetricsCourse()
         self._every, self._skipped = 1, 0  # lines for a point, and those since the last point
@@ -197,24 +176,25 @@ class Curves:
         self._keys: dict[str, None] = {}
 
     def read(self) -> None:
-        """Take in what is new.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Take in what is new."""
         if self._file.begins_anew():
             self._begin_anew()
         for text in self._file.new_lines():
             if (line := parse_line(text)) is None:
-                self.broken += bool(text.strip())
+                self._course.broken += bool(text.strip())
                 continue
             self.newest = line
             self._skipped += 1
             if self._skipped >= self._every or line[STEPS] < self._newest_steps():
                 self._add(dict(_points(line)))
 
+    @property
+    def broken(self) -> int:
+        """How many lines of the file are not metrics."""
+        return self._course.broken
+
     def since(self, seen: str) -> dict[str, Any]:
-        """The points that somebody has not seen.
+        """The points that a viewer has not seen.
 
         Args:
             seen: what this said last; "": nothing.
@@ -254,7 +234,7 @@ class Curves:
         return number(lines[-1][STEPS]) if lines else 0.0
 
     def _begin_anew(self) -> None:
-        self.newest, self.broken = {}, 0
+        self.newest = {}
         self._course, self._every, self._skipped = MetricsCourse(), 1, 0
         self._keys, self._edition = {}, self._edition + 1
 
@@ -304,7 +284,7 @@ def _finite(value: Any) -> float | None:
 
 _MOST_EVENTS: Final = 200
 _LONG_TEXT: Final = 2000  # characters of an event
-_STATUS_SECONDS: Final = 1.0  # between two questions to a driver, whoever asks
+_STATUS_SECONDS: Final = 1.0  # between two questions to a driver, of all viewers together
 _ANSWER_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 5.0  # between two looks for what changes seldom
 
@@ -327,7 +307,7 @@ class WatchedRun:
         self._looked = float("-inf")
 
     def curves(self, seen: str) -> dict[str, Any]:
-        """What is drawn of its metrics, beyond what somebody has seen; see `Curves.since`."""
+        """Return curves beyond what a viewer has seen."""
         with self._lock:
             problem = self._read_metrics()
             return {
@@ -349,17 +329,17 @@ class WatchedRun:
                 self._read_league(config)
             return {
                 "state": state,
-                "config": plain_of(config),
-                "newest": plain_of(self._curves.newest),
-                "summary": plain_of(summary),
-                "events": plain_of(list(self._events)),
+                "config": config,
+                "newest": self._curves.newest,
+                "summary": summary,
+                "events": list(self._events),
                 "status": self._ask() if state == "running" else None,
-                "league": plain_of(self._league),
-                "videos": plain_of([each.told() for each in self._videos]),
+                "league": self._league,
+                "videos": [each.told() for each in self._videos],
             }
 
     def video(self, video_id: str) -> Video | None:
-        """One of those that it was told to have."""
+        """Return a video of the last look by its id."""
         with self._lock:
             return next((each for each in self._videos if each.video_id == video_id), None)
 

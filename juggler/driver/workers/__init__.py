@@ -1,1 +1,1 @@
-"""The driver's side of its workers: who they are, what they are told, what they say."""
+"""The driver's side of its workers: ids, commands and messages."""

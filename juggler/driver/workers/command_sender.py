@@ -2,86 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
-from juggler.driver.changed_values import ChangedValues
 from juggler.driver.core import events
-from juggler.driver.workers.connector_state import ConnectorState
-from juggler.driver.workers.registry import WorkerRegistry
+from juggler.driver.core.group import worker_order
 from juggler.envrunner.program import ENVRUNNER
 from juggler.learner.process.program import LEARNER
-from juggler.runtime.actors.histogram import DURATIONS, Histogram
-from juggler.runtime.actors.hub import Hub
 from juggler.runtime.actors.hub_events import Worker
-from juggler.runtime.actors.requests import CapReached, RequestPool
-from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+from juggler.runtime.actors.requests import DURATIONS, CapReached, Histogram, RequestPool
+from juggler.runtime.connectors.mergeable_state import (
+    Moments,
+    State,
+    from_bytes,
+    is_moments,
+    merge,
+    to_bytes,
+)
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import training_pb2
 
-
-class GivesLineUps(Protocol):
-    """Says what a request tells an EnvRunner of the matches of a league."""
-
-    def line_ups(self, worker: Worker, round: int) -> Sequence[training_pb2.LineUp]: ...
+if TYPE_CHECKING:
+    from juggler.driver.parts import RunParts
 
 
 class CommandSender:
-    """Commands of the core and of the driver, as messages on their way.
-
-    Args:
-        hub: carries them.
-        registry: who is here.
-        connectors: by module id, what requests tell of what connectors have learned.
-        values: numbers in the place of schedules, which updates tell.
+    """Sends commands of the core and of the driver.
 
     Attributes:
-        pool: the commands that are in flight.
         sample_request_seconds: from each sample request to its receipt.
         update_seconds: from each update's issue to a learner's answer.
-        league: of the run; None: it has none.
     """
 
-    def __init__(
-        self,
-        hub: Hub,
-        registry: WorkerRegistry,
-        connectors: Mapping[str, ConnectorState],
-        values: ChangedValues,
-    ) -> None:
+    def __init__(self, parts: RunParts) -> None:
         self.sample_request_seconds = Histogram(DURATIONS)
         self.update_seconds = Histogram(DURATIONS)
         latencies = {
             training_pb2.SampleRequest: self.sample_request_seconds,
             training_pb2.Update: self.update_seconds,
         }
-        self.pool = RequestPool(hub, cap=1 << 16, latencies=latencies)
-        self._hub = hub
-        self._registry = registry
-        self._connectors = connectors
-        self._values = values
-        self.league: GivesLineUps | None = None
-        self._anew: dict[Worker, int] = {}  # seeds that nobody has been told yet
+        self.pool = RequestPool(parts.hub, cap=1 << 16, latencies=latencies)
+        self._parts, self._registry, self._connectors = parts, parts.registry, parts.connectors
+        self._anew: dict[Worker, int] = {}  # seeds that no worker has been told yet
 
     def send(self, worker: Worker, message: Message) -> None:
         try:
             self.pool.submit(worker, message)
         except CapReached as error:  # it has not answered for long
-            self._hub.dismiss(worker, str(error))
+            self._parts.hub.dismiss(worker, str(error))
 
     def tell(self, worker_id: str, message: Message) -> None:
-        """Send a command to whoever is ready under this id: that is whom the core means."""
+        """Send a command to a worker, if it is ready."""
         worker = self._registry.ready.get(worker_id)
         if worker is not None:  # else its Left event was heard, and the core knows
             self.send(worker, message)
 
-    def dismiss_all(self) -> None:
-        """Ask every worker to leave."""
-        for worker in list(self._registry.attached.values()):
-            self.send(worker, attach_pb2.Stop())
-
     def begin_anew(self, update: int) -> None:
-        """Let every EnvRunner that is here begin anew with its next request.
+        """Have every attached EnvRunner restart with its next request.
 
         They then do what those of a run do that is resumed at this update: the same seeds, and the
         same knowledge of what connectors have learned.
@@ -98,7 +77,7 @@ class CommandSender:
                 self._ask(command)
             case events.IssueUpdate():
                 settings_of = self._registry.trained[command.module_id]
-                values = self._values.of(command.module_id, settings_of)
+                values = self._parts.values.of(command.module_id, settings_of)
                 for share in command.shares:
                     update = training_pb2.Update(
                         module_id=command.module_id,
@@ -111,7 +90,7 @@ class CommandSender:
             case events.FormGroup():
                 self._form_group(command)
             case events.LeftGroup():
-                self._registry.left_group(command.learner, command.module_id)
+                del self._registry.meeting_points[command.module_id][command.learner]
             case events.Discard():
                 discard = training_pb2.Discard(
                     module_id=command.module_id, batch_ids=command.batch_ids
@@ -119,7 +98,7 @@ class CommandSender:
                 self.tell(command.learner, discard)
 
     def _ask(self, command: events.Request) -> None:
-        worker = self._registry.ready.get(command.runner)
+        worker, league = self._registry.ready.get(command.runner), self._parts.league
         if worker is None:
             return
         request = training_pb2.SampleRequest(
@@ -132,8 +111,7 @@ class CommandSender:
             seed=self._anew.pop(worker, None),  # said once, in the first request of a round
             round=command.round,
             requests_in_round=command.requests_in_round,
-            permit=self._registry.permits.of(command.batch_id, command.module_id),
-            line_ups=self.league.line_ups(worker, command.round) if self.league else (),
+            line_ups=league.line_ups(worker, command.round) if league else (),
         )
         self.send(worker, request)
 
@@ -154,3 +132,71 @@ class CommandSender:
     def tell_learners(self, worker: Worker, module_id: str, generation: int) -> None:
         """Let an EnvRunner know where the learners of a module are."""
         self.send(worker, self._registry.learners_message(module_id, generation))
+
+
+#: How many times as many samples there are when EnvRunners are told again. What has been learned
+#: from many samples changes little with one more batch, and would cost traffic with every request.
+_WORTH_TELLING = 1.01
+
+
+class ConnectorState:
+    """Merges deltas of receipts in order, and tells EnvRunners.
+
+    Attributes:
+        merged: the state; {} where there is none, as where no connector learns.
+    """
+
+    def __init__(self, state: State | None = None) -> None:
+        self.merged: State = state or {}
+        self._waiting: dict[tuple[str, int], State] = {}  # deltas by EnvRunner and batch id
+        self._told: dict[Worker, int] = {}  # which news each has
+        self._news, self._content = 0, b""
+        self._samples = 0.0  # behind the news
+        self.announce()
+
+    def take(self, worker_id: str, batch_id: int, delta: bytes) -> None:
+        """Take a receipt's delta, to be merged later."""
+        if delta:
+            state = from_bytes(delta)
+            merge(self.merged or state, state)
+            self._waiting[worker_id, batch_id] = state
+
+    def merge_waiting(self) -> None:
+        """Merge what was taken, in order of EnvRunners and their batches."""
+        if not self._waiting:
+            return
+        for key in sorted(self._waiting, key=lambda key: (worker_order(key[0]), key[1])):
+            delta = self._waiting.pop(key)
+            self.merged = merge(self.merged, delta) if self.merged else delta
+        if _samples(self.merged) >= _WORTH_TELLING * self._samples:
+            self.announce()
+
+    def announce(self) -> None:
+        """All there is by now is news for everybody."""
+        self._samples = _samples(self.merged)
+        if self._samples:
+            self._news, self._content = self._news + 1, to_bytes(self.merged)
+
+    def news_for(self, worker: Worker) -> bytes:
+        """Return news for a worker's next request, or b""."""
+        if self._told.get(worker, 0) == self._news:
+            return b""
+        self._told[worker] = self._news
+        return self._content
+
+    def left(self, worker: Worker) -> None:
+        self._told.pop(worker, None)
+
+
+def everything(connectors: Mapping[str, ConnectorState]) -> bytes:
+    """Return the states of all modules, for an evaluator."""
+    learned = {module_id: each.merged for module_id, each in connectors.items() if each.merged}
+    return to_bytes(learned) if learned else b""
+
+
+def _samples(state: Tree) -> float:
+    """Behind all moments together."""
+    if is_moments(state):
+        return float(Moments.from_tree(state).count)
+    assert isinstance(state, dict)
+    return sum(_samples(branch) for branch in state.values())

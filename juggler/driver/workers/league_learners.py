@@ -3,69 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from juggler.driver.checkpoint.beginning import Beginning, Source
-from juggler.driver.config import RunConfig
-from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.league.events import INITIAL
-from juggler.driver.league.roster import Player, Roster
+from juggler.driver.checkpoint.frozen_modules import FrozenModule
+from juggler.driver.checkpoint.restoring import restores
+from juggler.driver.checkpoint.snapshots import state_reader
+from juggler.driver.league.events import INITIAL, PlayerReady
+from juggler.driver.league.roster import Player
 from juggler.driver.league_players import RESETS, module_of
-from juggler.driver.record.progress import Progress
-from juggler.driver.workers.league_weights import LeagueWeights
-from juggler.driver.workers.registry import WorkerRegistry
-from juggler.driver.workers.trained_modules import TrainedModules
-from juggler.runtime.actors.seeds import worker_seed
-from juggler.runtime.checkpoints.checkpoint import Checkpoint
-from juggler.runtime.checkpoints.frozen import WEIGHTS
-from juggler.runtime.checkpoints.weights import weights_of
+from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.actors.worker import to_json, worker_seed
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
+from juggler.runtime.checkpoints.weights import WEIGHTS, weights_of
 from juggler.runtime.connectors.mergeable_state import State, connector_state
-from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.trees import Path, Tree, flatten
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
+from juggler.runtime.wire.frames import FrameReader
+from juggler.runtime.wire.trees import Path as TreePath
+from juggler.runtime.wire.trees import Tree, flatten
+from juggler.runtime.wire.v1 import training_pb2
+
+if TYPE_CHECKING:
+    from juggler.driver.parts import RunParts
+    from juggler.driver.workers.league_run import LeagueRun
 
 
 class LeagueLearners:
-    """Has players trained that come, resets them, and lets go of those that leave.
+    """Has players trained, reset and retired.
 
-    A player begins with new weights, with those of a player that does not learn, or with those that
-    another one has at that moment. It has the settings of the one that it comes from, or of the
+    A player begins with new weights, with the weights of a player that does not learn, or with
+    the present weights of another one. It has the settings of the one that it comes from, or of the
     first with its role.
-
-    Args:
-        config: of the run.
-        core: knows which modules have learners.
-        registry: who is here.
-        roster: the players.
-        trained: the modules that are trained.
-        weights: asks learners for those of their players.
-        progress: shows people what happens.
-        resume: what the run goes on from; None: it is new.
-        beginning: what the run began with that another one has learned.
-        failed: called with the id of a player that cannot learn.
     """
 
     def __init__(
         self,
-        config: RunConfig,
-        core: DriverCore,
-        registry: WorkerRegistry,
-        roster: Roster,
-        trained: TrainedModules,
-        weights: LeagueWeights,
-        progress: Progress,
+        parts: RunParts,
+        league: LeagueRun,
         resume: Checkpoint | None,
         beginning: Beginning | None,
-        failed: Callable[[str], None],
     ) -> None:
-        self._first, self._seed = config.module_ids, config.driver.seed
-        self._core, self._registry, self._roster = core, registry, roster
-        self._trained, self._weights, self._progress = trained, weights, progress
-        self._beginning, self._failed = beginning, failed
+        self._first, self._seed = parts.config.module_ids, parts.config.driver.seed
+        self._core, self._registry, self._trained = parts.core, parts.registry, parts.trained
+        self._progress, self._beginning, self._league = parts.progress, beginning, league
+        self._roster, self._weights = league.league.roster, league.weights
         if resume is not None:
             resets = resume.counters.get(RESETS, {})
-            for player in roster.learners():
+            for player in self._roster.learners():
                 player_id = player.player_id
                 if player_id not in resume.module_ids:
                     self._begin_again(player, resume)
@@ -88,30 +74,23 @@ class LeagueLearners:
             self._cannot(player_id, f"{source!r} has no weights here to begin with")
 
     def must_fit(self, player_id: str, source: str) -> None:
-        """
-        Args:
-            player_id, source: as of `reset`.
-
-        Raises:
-            ValueError: the weights are of another network than the player's.
-        """
+        """Check that a player can be `reset` to these weights."""
         if source == INITIAL:
             return
         if other := self._other_network(player_id, self._of_frozen(player_id, source)):
             raise ValueError(f"{player_id} cannot be reset to {source}: {other}")
 
     def reset(self, player_id: str, source: str) -> None:
-        """Give a player other weights and a new optimizer, with schedules that begin at 0.
+        """Give a player other weights, a new optimizer and new schedules.
 
         Args:
-            player_id: of the player.
             source: INITIAL, or the id of a player that is ready and does not learn.
         """
         self._weights.was_reset(player_id)
         self._trained.reset(player_id, *self._new_life(player_id, source))
 
     def resets(self) -> dict[str, int]:
-        """Of players that learn and were reset, the generation of the first weights after that."""
+        """Return generations of players' first weights after their last resets."""
         last = {
             each.player_id: self._trained.learners[each.player_id].last_reset
             for each in self._roster.learners()
@@ -127,15 +106,17 @@ class LeagueLearners:
             self._progress.message(f"league: {player_id} has left, and learns no more", "info")
 
     def forget_settled(self) -> None:
-        """Forget players that have left, unless somebody waits for their weights."""
+        """Forget players that have left, unless a worker waits for their weights."""
         needed = self.needed()
         for player_id in self._trained.settled():
             if player_id not in needed and not self._weights.wanted_of(player_id):
                 self._trained.forget(player_id)
 
     def needed(self) -> set[str]:
-        """Whose weights players begin with that have had no learner yet. A checkpoint has none of
-        theirs, so a run that goes on from it needs these."""
+        """Return sources of players that have had no learner yet.
+
+        A checkpoint lacks those players, so a resumed run needs their sources.
+        """
         begun = {module.module_id for module in self._core.in_checkpoints()}
         return {each.source for each in self._roster.learners() if each.player_id not in begun}
 
@@ -158,11 +139,10 @@ class LeagueLearners:
 
     def _cannot(self, player_id: str, why: str) -> None:
         self._progress.message(f"league: {player_id} cannot learn: {why}", "warning")
-        self._failed(player_id)
+        self._league.removed(player_id)
 
     def _other_network(self, player_id: str, beginning: Beginning) -> str:
-        """Why weights to begin with are not of a player's network, for people. "": they are, or
-        only some are given, or nobody has been copied whose network is the player's."""
+        """Word how weights do not fit a player's network, or ""."""
         if player_id not in beginning.whole:
             return ""
         model, known = self._roster.modelled_on(player_id, self._first), self._registry.frozen
@@ -186,7 +166,7 @@ class LeagueLearners:
         return ""
 
     def _new_life(self, player_id: str, source: str) -> tuple[int, Beginning | None]:
-        """The seed of a player that is reset, and where its weights are from; None: new weights."""
+        """Return seed and beginning of a player that is reset."""
         life = self._roster.players[player_id].life
         seed = worker_seed(self._seed, player_id, index=life)
         if source == INITIAL:
@@ -199,8 +179,7 @@ class LeagueLearners:
         return seed, beginning
 
     def _initial(self, player_id: str) -> Beginning | None:
-        """What a player was before any training of this run: what it began with, or the one that it
-        is modelled on; None: new weights."""
+        """Return what a player began with; None: new weights."""
         model, first = self._roster.modelled_on(player_id, self._first), self._beginning
         if first is None or model not in first.weights:
             return None
@@ -224,7 +203,7 @@ class LeagueLearners:
         return source if player is None else module_of(player)
 
     def _begin_again(self, player: Player, resume: Checkpoint) -> None:
-        """A player that was added a moment before the checkpoint, which has nothing of it yet."""
+        """Begin a player that the checkpoint does not have yet."""
         player_id, source = player.player_id, player.source
         beginning = None
         if source == INITIAL:
@@ -244,7 +223,7 @@ class LeagueLearners:
             self._trained.begin_with(player_id, beginning)
 
     def _repeat_reset(self, player: Player) -> None:
-        """A player was reset when its state for the checkpoint had been cut, and the league not."""
+        """Repeat a reset that the checkpoint's state precedes."""
         player_id, source = player.player_id, player.reset_to
         if source != INITIAL and self._module(source) not in self._registry.frozen:
             has_left = self._roster.players[source].retired
@@ -255,13 +234,197 @@ class LeagueLearners:
         self._trained.reset_first(player_id, *self._new_life(player_id, source))
 
 
-def _shapes(weights: Tree) -> dict[Path, str]:
+def _shapes(weights: Tree) -> dict[TreePath, str]:
     """Those of arrays, for people, by path."""
     return {path: f"shape {list(array.shape)}" for path, array in flatten(weights)}
 
 
 def _beginning(player_id: str, weights: Any, learned: State, source: str) -> Beginning:
-    """What a player begins with: another one's arrays by name, and what its connectors learned."""
+    """Make a beginning from another player's weights and connectors."""
     text = f"the weights of {source}"
     named = {player_id: Source(f"league: {player_id}, new with {text}")}
     return Beginning({player_id: weights}, (player_id,), {player_id: learned}, text, (), named)
+
+
+@dataclass(slots=True, eq=False)
+class _Wanted:
+    """Weights on their way."""
+
+    player_id: str  # whose
+    for_id: str  # of the player that is to have them
+    then: Callable[[Mapping[str, Tree], Version], None]  # called with the weights
+    failed: Callable[[str], None]  # called with why there are none
+    reader: FrameReader[training_pb2.StateHeader]  # puts the learner's answers together
+    unwanted: bool = False  # no worker is to have them any more
+    # The player was reset since: only the learner that was asked can send them
+    has_others: bool = False
+
+
+class LeagueWeights:
+    """Asks learners for weights of players until one answers."""
+
+    def __init__(self, parts: RunParts) -> None:
+        self._registry, self._commands = parts.registry, parts.commands
+        self._waiting: list[_Wanted] = []  # for a learner of the player
+        self._asked: dict[int, tuple[Worker, _Wanted]] = {}  # by command id
+
+    def ask(
+        self,
+        player_id: str,
+        for_id: str,
+        then: Callable[[Mapping[str, Tree], Version], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Ask for a player's weights once it has a learner.
+
+        Args:
+            for_id: of the one that is to have them.
+            then: called with them.
+            failed: called with why there are none.
+        """
+        self._waiting.append(_Wanted(player_id, for_id, then, failed, state_reader()))
+        self.look()
+
+    def look(self) -> None:
+        """Ask learners that have come for the weights that are waited for."""
+        waiting, self._waiting = self._waiting, []
+        for wanted in waiting:
+            learners = self._registry.learners_of(wanted.player_id)
+            if not learners:
+                self._waiting.append(wanted)
+                continue
+            snapshot = training_pb2.Snapshot(module_id=wanted.player_id, whole=True)
+            command_id = self._commands.pool.submit(learners[0], snapshot)
+            self._asked[command_id] = learners[0], wanted
+
+    def take(self, command_id: int, chunk: bytes, last: bool) -> bool:
+        """A learner's answer. Returns whether it was one about a player's weights."""
+        if command_id not in self._asked:
+            return False
+        _, wanted = self._asked[command_id]
+        if last:
+            del self._asked[command_id]
+        if wanted.unwanted:
+            return True
+        try:
+            found = _weights(wanted, chunk, last)
+        except ValueError as error:
+            self._asked.pop(command_id, None)
+            wanted.failed(f"its learner did not send its weights: {error}")
+            raise
+        if found is not None:
+            wanted.then(*found)
+        return True
+
+    def abandoned(self, command_id: int) -> bool:
+        """Ask again for weights that a learner did not send.
+
+        Returns whether it was asked for any.
+        """
+        if command_id not in self._asked:
+            return False
+        _, wanted = self._asked.pop(command_id)
+        if wanted.has_others and not wanted.unwanted:
+            wanted.failed("its learner sent no weights, and others have restarted")
+        elif not wanted.unwanted:
+            self.ask(wanted.player_id, wanted.for_id, wanted.then, wanted.failed)
+        return True
+
+    def was_reset(self, player_id: str) -> None:
+        """Note that a player's weights differ from those asked for."""
+        for _, wanted in self._asked.values():
+            wanted.has_others = wanted.has_others or wanted.player_id == player_id
+
+    def let_go(self, for_id: str) -> None:
+        """A player is not to have any weights any more."""
+        self._waiting = [each for each in self._waiting if each.for_id != for_id]
+        for _, wanted in self._asked.values():
+            wanted.unwanted = wanted.unwanted or wanted.for_id == for_id
+
+    def wanted_of(self, player_id: str) -> bool:
+        """Whether a worker waits for weights of this player."""
+        asked = [wanted for _, wanted in self._asked.values()]
+        return any(wanted.player_id == player_id for wanted in (*self._waiting, *asked))
+
+
+def _weights(
+    wanted: _Wanted, chunk: bytes, last: bool
+) -> tuple[Mapping[str, Tree], Version] | None:
+    """What a learner has sent, once all of it is here."""
+    frame = wanted.reader.feed(chunk)
+    if frame is None:
+        if last:
+            raise ValueError("they ended in the middle")
+        return None
+    tree = frame.tree.get(DEFAULT_MODULE) if isinstance(frame.tree, Mapping) else None
+    if not isinstance(tree, Mapping) or frame.header.module_id != wanted.player_id:
+        raise ValueError("something else than the weights of a module")
+    return tree, Version.of(frame.header.version)
+
+
+class LeagueCopies:
+    """Copies players that learn, and gives copies to EnvRunners.
+
+    A learner of the player is asked for its weights. They are written into the directory of the
+    run, once, and sent to every worker that plays. When all of them have the copy, it can play.
+    """
+
+    def __init__(self, parts: RunParts, league: LeagueRun) -> None:
+        self._parts, self._registry, self._league = parts, parts.registry, league
+        self._awaited: dict[str, set[Worker]] = {}  # by copy, EnvRunners that do not have it yet
+
+    def copy(self, player_id: str, copy_id: str) -> None:
+        """Copy a player once it has a learner."""
+        keep, failed = (
+            partial(self._keep, player_id, copy_id),
+            partial(self._league.no_copy, copy_id),
+        )
+        self._league.weights.ask(player_id, copy_id, keep, failed)
+
+    def received(self, worker: Worker, module_id: str) -> None:
+        """A worker has a copy that it was sent."""
+        if module_id in self._awaited:
+            self._awaited[module_id].discard(worker)
+            self._look_whether_all_have(module_id)
+
+    def left(self, worker: Worker) -> None:
+        """Forget a worker that is gone: it is not waited for."""
+        for copy_id in list(self._awaited):
+            self.received(worker, copy_id)
+
+    def retire(self, copy_id: str) -> None:
+        """Let workers forget a copy. Its weights stay on the disk."""
+        self._league.weights.let_go(copy_id)
+        self._awaited.pop(copy_id, None)
+        if self._registry.frozen.pop(copy_id, None) is None:
+            return
+        for worker in self._registry.players():
+            removal = training_pb2.RemovePlayer(module_id=copy_id)
+            self._parts.frozen_parts.append(worker, [removal], self._parts.commands.send)
+
+    def _keep(
+        self, player_id: str, copy_id: str, weights: Mapping[str, Tree], version: Version
+    ) -> None:
+        spaces = self._registry.spaces[player_id].to_json()
+        learned = self._parts.connectors[player_id].merged
+        settings_of = self._registry.trained[player_id]
+        frozen = FrozenModule.copied(
+            copy_id, player_id, self._parts.config, spaces, weights, learned, version, settings_of
+        )
+        try:
+            frozen.keep(self._parts.run_dir)
+        except CheckpointError as error:
+            return self._league.no_copy(copy_id, str(error))
+        self._registry.frozen[copy_id] = frozen
+        self._awaited[copy_id] = set(self._registry.env_runners())
+        for worker in self._registry.players():
+            parts = restores(copy_id, frozen.tree, {})
+            acting = to_json(frozen.acting_setup())
+            add = training_pb2.AddPlayer(module_id=copy_id, config=acting)
+            self._parts.frozen_parts.append(worker, [*parts, add], self._parts.commands.send)
+        self._look_whether_all_have(copy_id)
+
+    def _look_whether_all_have(self, copy_id: str) -> None:
+        if self._awaited.get(copy_id) == set():
+            del self._awaited[copy_id]
+            self._league.book(PlayerReady(copy_id))

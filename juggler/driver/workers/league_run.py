@@ -1,77 +1,56 @@
-"""The league of a run: what happens is told to it, and what it wants is done."""
+"""The league of a run: hears what happens, and is served."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from juggler.driver.checkpoint.beginning import Beginning
-from juggler.driver.config import RunConfig
-from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.league import events
 from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.events import (
+    AssignLineUp,
+    CancelMatch,
+    Command,
+    Event,
+    MatchFinished,
+    MatchLost,
+    MatchRequested,
+)
+from juggler.driver.league.league import League
+from juggler.driver.league.ratings import elo, nash_averaging
+from juggler.driver.league.results import LeagueResults
+from juggler.driver.league.roster import Player
 from juggler.driver.league_players import COPIES, LEAGUE, RESETS, league_of, module_of
-from juggler.driver.record.progress import Progress
-from juggler.driver.workers.command_sender import CommandSender
-from juggler.driver.workers.frozen_parts import FrozenParts
-from juggler.driver.workers.league_copies import LeagueCopies
-from juggler.driver.workers.league_learners import LeagueLearners
-from juggler.driver.workers.league_matches import LeagueMatches
-from juggler.driver.workers.league_standings import LeagueStandings
-from juggler.driver.workers.league_weights import LeagueWeights
-from juggler.driver.workers.registry import WorkerRegistry
-from juggler.driver.workers.trained_modules import TrainedModules
+from juggler.driver.workers.league_learners import LeagueCopies, LeagueLearners, LeagueWeights
 from juggler.envrunner.setup import RANDOM
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.wire.v1 import training_pb2
 
+if TYPE_CHECKING:
+    from juggler.driver.parts import RunParts
+
 _SLOW_SECONDS: Final = 1.0  # of a builder's call
 
 
 class LeagueRun:
-    """Tells the league what happens in a run, and carries out its commands.
-
-    Args:
-        config: of the run, with a table `league`.
-        run_dir: its directory.
-        core: knows which modules have learners.
-        registry: who is here.
-        commands: reaches them.
-        trained: the players that learn.
-        frozen_parts: sends workers what players play with that do not learn.
-        progress: shows people what happens.
-        resume: what the run goes on from; None: it is new.
-        beginning: what the run began with that another one has learned.
+    """Tells the league what happens, and carries out its commands.
 
     Attributes:
-        league: the players, and their results.
-        matches: on their way.
-        weights: of players that learn, on their way.
-        copies: on their way.
-        learners: players that learn, and come and go.
         retired: players that are gone, and may have played until a moment ago.
-        standings: how they do.
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        run_dir: Path,
-        core: DriverCore,
-        registry: WorkerRegistry,
-        commands: CommandSender,
-        trained: TrainedModules,
-        frozen_parts: FrozenParts,
-        progress: Progress,
-        resume: Checkpoint | None,
-        beginning: Beginning | None,
+        self, parts: RunParts, resume: Checkpoint | None, beginning: Beginning | None
     ) -> None:
-        state = None if resume is None else resume.counters.get(LEAGUE)
-        self._registry, self._trained, self._progress = registry, trained, progress
-        self.league = league_of(config, state)
+        config, state = parts.config, None if resume is None else resume.counters.get(LEAGUE)
+        self._registry, self._trained = parts.registry, parts.trained
+        self._progress = parts.progress
+        self.league, self._others = league_of(config, state), config.others
         roster = self.league.roster
         self._builder = type(LeagueConfig.from_table(config.agents.league).make_builder()).__name__
         self._slow: set[str] = set()  # calls of the builder that people have been told of
@@ -83,32 +62,10 @@ class LeagueRun:
             config.env_runner.envs_per_runner,
             lambda player_id: module_of(roster.players[player_id]),
         )
-        self.weights = LeagueWeights(registry, commands)
-        self.copies = LeagueCopies(
-            config,
-            run_dir,
-            registry,
-            commands,
-            trained.connectors,
-            frozen_parts,
-            self.weights,
-            self._copy_is_ready,
-            self._no_copy,
-        )
-        if state is None:
-            begun = self.league.begin()
-        self.learners = LeagueLearners(
-            config,
-            core,
-            registry,
-            roster,
-            trained,
-            self.weights,
-            progress,
-            resume,
-            beginning,
-            self._removed,
-        )
+        self.weights = LeagueWeights(parts)
+        self.copies = LeagueCopies(parts, self)
+        begun = self.league.begin() if state is None else []
+        self.learners = LeagueLearners(parts, self, resume, beginning)
         if state is None:
             self._carry_out(begun)
         else:
@@ -117,14 +74,13 @@ class LeagueRun:
     # What happens.
 
     def look(self) -> None:
-        """Learners came or went: players that learn can play while they have one, once every worker
-        has them."""
+        """Let players play while they have learners and workers have them."""
         for player in self.league.roster.learners():
             can_play = self._trained.can_play(player.player_id)
             if can_play and not player.ready:
-                self._book(events.PlayerReady(player.player_id))
+                self.book(events.PlayerReady(player.player_id))
             elif player.ready and not can_play:
-                self._book(events.PlayerLost(player.player_id))
+                self.book(events.PlayerLost(player.player_id))
         self.weights.look()
 
     def received(self, worker: Worker, module_id: str) -> None:
@@ -134,23 +90,19 @@ class LeagueRun:
         self.look()
 
     def line_ups(self, worker: Worker, round: int) -> Sequence[training_pb2.LineUp]:
-        """What a request tells an EnvRunner of the matches that it is to play."""
+        """Return line-ups for an EnvRunner's request."""
         return self.matches.line_ups(worker, round)
 
     def finished(self, worker: Worker, matches: Sequence[training_pb2.MatchResult]) -> None:
-        """Matches are over.
-
-        Raises:
-            ValueError: the EnvRunner tells what cannot be.
-        """
+        """Matches are over."""
         if matches:
             self._carry_out(self.matches.finished(worker, matches))
 
     def trained(self, module_id: str, steps: int) -> None:
-        """A player was trained on so many steps. Now and then, the builder is asked for changes."""
+        """Count steps of a player, and ask the builder for changes."""
         if not steps:
             return
-        self._book(events.StepsTrained(module_id, steps))
+        self.book(events.StepsTrained(module_id, steps))
         must_fit = self.learners.must_fit
         self._carry_out(self._timed("build", lambda: self.league.build(must_fit)))
 
@@ -176,17 +128,18 @@ class LeagueRun:
     # What the league wants.
 
     def _asked_for(self, event: events.Event) -> list[events.Command]:
-        """What the league wants because of an event, without what people are told."""
+        """Book an event; return commands without reports."""
         commands = self._timed("match", lambda: self.league.book(event))
         reports = [each for each in commands if isinstance(each, events.Report)]
         self._carry_out(reports)
         return [each for each in commands if each not in reports]
 
-    def _book(self, event: events.Event) -> None:
+    def book(self, event: events.Event) -> None:
+        """Tell the league what happened, and carry out what it wants."""
         self._carry_out(self._timed("match", lambda: self.league.book(event)))
 
     def _timed(self, call: str, work: Callable[[], list[events.Command]]) -> list[events.Command]:
-        """What the league wants. The run waits meanwhile, so people are told of a slow builder."""
+        """Return the builder's commands, and warn if it is slow."""
         before = time.monotonic()
         commands = work()
         seconds = time.monotonic() - before
@@ -221,32 +174,242 @@ class LeagueRun:
         player_id, source = command.player_id, command.source
         if command.learning:
             self.learners.add(player_id)
-        elif source in {RANDOM, *self._registry.frozen}:
-            self._book(events.PlayerReady(player_id))
-        else:
-            text = f"{player_id} cannot play: {source!r} is no module with train = false"
+        elif source in {*self._registry.frozen, *self._others}:
+            self.book(events.PlayerReady(player_id))
+        else:  # workers have slots for `random` if the run has begun with it
+            text = (
+                f"{player_id} cannot play: {source!r} is neither a module with train = false nor "
+                "'random' in league.fixed"
+            )
             self._progress.message(f"league: {text}", "warning")
-            self._removed(player_id)
+            self.removed(player_id)
 
     def _go_on(self) -> None:
-        """What was saved may name copies that are lost, as people have been told, and copies that
-        not every EnvRunner had: those that come now get all of them before anything else."""
+        """Restore which players are ready, and remove lost ones."""
         for player in self.league.roster.present():
             if player.learning:
                 continue
             if module_of(player) in {RANDOM, *self._registry.frozen}:
-                self._book(events.PlayerReady(player.player_id))
+                self.book(events.PlayerReady(player.player_id))
             else:
-                self._removed(player.player_id)
-        self.look()  # nobody that learns can play yet
+                self.removed(player.player_id)
+        self.look()  # no learning player can play yet
 
-    def _copy_is_ready(self, copy_id: str) -> None:
-        self._book(events.PlayerReady(copy_id))
-
-    def _no_copy(self, copy_id: str, why: str) -> None:
+    def no_copy(self, copy_id: str, why: str) -> None:
+        """There will not be a copy."""
         self._progress.message(f"league: there is no copy {copy_id}: {why}", "warning")
-        self._removed(copy_id)
+        self.removed(copy_id)
 
-    def _removed(self, player_id: str) -> None:
+    def removed(self, player_id: str) -> None:
+        """A player cannot play or learn any more."""
         self.retired.add(player_id)
-        self._book(events.PlayerRemoved(player_id))
+        self.book(events.PlayerRemoved(player_id))
+
+
+_FEWEST_AHEAD = 8
+_MOST_AHEAD = 64
+
+
+class LeagueMatches:
+    """Gives EnvRunners line-ups for their next episodes.
+
+    An EnvRunner has a line-up for each of its environments, and twice as many more as it finished
+    matches in its last round, within bounds: episodes begin while the driver cannot be asked.
+
+    Args:
+        book: tells the league what happened, and returns what it wants.
+        agents: of an environment, in the order of its table.
+        module_of: the module with which a player plays.
+    """
+
+    def __init__(
+        self,
+        book: Callable[[Event], list[Command]],
+        agents: Sequence[str],
+        environments: int,
+        module_of: Callable[[str], str],
+    ) -> None:
+        self._book, self._agents = book, tuple(agents)
+        self._environments, self._module_of = environments, module_of
+        self._waiting: dict[int, AssignLineUp] = {}  # by match id; for the next request
+        self._open: dict[Worker, dict[int, AssignLineUp]] = {}  # by match id
+        self._finished: dict[Worker, int] = {}  # in the last round
+        self._rounds: dict[Worker, int] = {}  # the last one that was asked for
+
+    def line_ups(self, worker: Worker, round: int) -> list[training_pb2.LineUp]:
+        """Return line-ups for the first request of a round."""
+        if round and self._rounds.get(worker) == round:
+            return []
+        self._rounds[worker] = round
+        has = self._open.setdefault(worker, {})
+        ahead = min(_MOST_AHEAD, max(_FEWEST_AHEAD, 2 * self._finished.get(worker, 0)))
+        given = []
+        while len(has) < self._environments + ahead:
+            line_up = self._next()
+            if line_up is None:
+                break
+            has[line_up.match_id] = line_up
+            players = [self._module_of(line_up.players[agent]) for agent in self._agents]
+            given.append(
+                training_pb2.LineUp(
+                    match_id=line_up.match_id, attempt=line_up.attempt, players=players
+                )
+            )
+        return given
+
+    def finished(
+        self, worker: Worker, matches: Sequence[training_pb2.MatchResult]
+    ) -> list[Command]:
+        """Book results of matches; outdated ones do not count."""
+        has = self._open.get(worker, {})
+        commands: list[Command] = []
+        for match in matches:
+            line_up = has.get(match.match_id)
+            if len(match.returns) != len(self._agents):
+                raise ValueError(
+                    f"{len(match.returns)} returns of match {match.match_id}: the environment has "
+                    f"{len(self._agents)} agents"
+                )
+            if line_up is None or line_up.attempt != match.attempt:
+                continue
+            told = dict(zip(self._agents, match.returns, strict=True))
+            returns = {agent: value for agent, value in told.items() if not math.isnan(value)}
+            del has[match.match_id]
+            commands += self._book(
+                MatchFinished(match.match_id, match.attempt, returns, match.length)
+            )
+        self._finished[worker] = len(matches)
+        return commands
+
+    def left(self, worker: Worker) -> list[Command]:
+        """An EnvRunner is gone: others play its matches."""
+        self._finished.pop(worker, None)
+        self._rounds.pop(worker, None)
+        lost = self._open.pop(worker, {})
+        return [command for match_id in lost for command in self._book(MatchLost(match_id))]
+
+    def redraw(self, command: AssignLineUp | CancelMatch) -> None:
+        """Let others play a match, or cancel it."""
+        for has in (self._waiting, *self._open.values()):
+            has.pop(command.match_id, None)
+        if isinstance(command, AssignLineUp):
+            self._waiting[command.match_id] = command
+
+    def _next(self) -> AssignLineUp | None:
+        if self._waiting:
+            return self._waiting.pop(next(iter(self._waiting)))
+        for command in self._book(MatchRequested()):
+            if isinstance(command, AssignLineUp):
+                return command
+        return None
+
+
+_MOST_TOLD = 32  # players
+_MOST_KINDS = 64
+_MOST_IN_EQUILIBRIA = 128  # players: more take seconds, in which the driver does nothing else
+_SHARE = 0.02  # of the driver's time, that ratings may take
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The standing of a player that learns."""
+
+    player_id: str
+    role: str
+    elo: float  # its rating. The mean over all players that can play is 0.
+    # Against all its opponents together; None: it has not played against others
+    win_rate: float | None
+    # The 95 % Wilson interval of the win rate; likewise
+    win_rate_low: float | None
+    win_rate_high: float | None
+    # Its probability in the Nash equilibrium over all players that can play; None: it came after
+    # the last rating, or there are more than 128, of which that would take too long
+    nash: float | None
+    steps: int  # that it was trained on
+    copies: int  # of it, so far
+    resets: int  # number of resets
+
+
+@dataclass(frozen=True, slots=True)
+class Standings:
+    """How the players of a league do."""
+
+    players: int  # how many can play
+    historical: int  # how many of them are frozen
+    learning: tuple[Standing, ...]  # at most 32
+    # For two roles, as in "main, historical": games, and the win rate of the first
+    kinds: dict[str, dict[str, float]]
+
+    def line(self) -> dict[str, Any]:
+        """For a line of metrics."""
+        told = {each.player_id: asdict(each) for each in self.learning}
+        for each in told.values():
+            del each["player_id"], each["role"]
+        return {
+            "players": self.players,
+            "historical": self.historical,
+            "learning": told,
+            "kinds": self.kinds,
+        }
+
+
+class LeagueStandings:
+    """Rates players, in at most 2 % of the time."""
+
+    def __init__(self, league: League) -> None:
+        self._league = league
+        self._ratings: dict[str, float] = {}
+        self._equilibrium: dict[str, float] = {}
+        self._next = float("-inf")
+
+    def now(self) -> Standings:
+        """Return standings, whose ratings may be some seconds old."""
+        roster, results = self._league.roster, self._league.results()
+        playing = results.players()
+        self._rate(playing)
+        learning = [each for each in roster.learners() if each.plays][:_MOST_TOLD]
+        return Standings(
+            len(playing),
+            sum(not roster.players[each].learning for each in playing),
+            tuple(self._standing(each, results) for each in learning),
+            self._kinds(),
+        )
+
+    def _standing(self, player: Player, results: LeagueResults) -> Standing:
+        name = player.player_id
+        rate = results.overall_win_rate(name, 1)
+        low, high = (None, None) if rate is None else results.overall_interval(name)
+        return Standing(
+            player_id=name,
+            role=player.role,
+            elo=self._ratings.get(name, 0.0),
+            win_rate=rate,
+            win_rate_low=low,
+            win_rate_high=high,
+            nash=self._equilibrium.get(name),
+            steps=player.steps,
+            copies=player.copies,
+            resets=player.life,
+        )
+
+    def _rate(self, playing: list[str]) -> None:
+        before = time.monotonic()
+        if before < self._next:
+            return
+        payoffs = self._league.payoffs
+        self._ratings, self._equilibrium = elo(payoffs, playing), {}
+        if len(playing) <= _MOST_IN_EQUILIBRIA:
+            self._equilibrium, _ = nash_averaging(payoffs, playing)
+        after = time.monotonic()
+        self._next = after + (after - before) / _SHARE
+
+    def _kinds(self) -> dict[str, dict[str, float]]:
+        found = {}
+        for each in list(self._league.payoffs.kinds.values())[:_MOST_KINDS]:
+            games = each.wins + each.draws + each.losses
+            # The role that learns comes first, as people ask for it.
+            turned = each.first == "historical" or each.first == "fixed"
+            names = (each.second, each.first) if turned else (each.first, each.second)
+            points = (each.losses if turned else each.wins) + each.draws / 2
+            found[", ".join(names)] = {"games": games, "win_rate": points / games}
+        return found

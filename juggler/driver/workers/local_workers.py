@@ -10,28 +10,28 @@ from juggler.driver.config import DriverConfig
 from juggler.driver.core.group import worker_order
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR, EnvRunnerProgram, GatewayAddress
 from juggler.learner.process.program import LEARNER, LearnerProgram
-from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.processes import (
     WorkerProgram,
     forkserver_pid,
     let_go_of_forkserver,
     share_forkserver,
 )
-from juggler.runtime.actors.processor_time import seconds_used
+from juggler.runtime.actors.resources import seconds_used
 from juggler.runtime.actors.supervisor import RestartPolicy, Supervisor
 from juggler.runtime.actors.temporary import HeldDirectory, multiprocessings_is_there
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.streams.shared_directory import remove_abandoned
 
 #: An environment that fails every now and then costs a restart. One that fails before its EnvRunner
-#: has brought so many batches, again and again, is broken.
+#: has brought this many batches, again and again, is broken.
 _OF_ENV_RUNNERS = RestartPolicy(enough_uses=50)
 
 
 class LocalWorkers:
     """Starts EnvRunners, the learner and the evaluator, and keeps them alive.
 
-    They talk over Unix sockets in a directory of their own, which nobody else may enter.
+    They talk over Unix sockets in a directory of their own, which no other user may enter.
     """
 
     def __init__(self, events: Mailbox[Any], run_id: str, token: str, own_code: bytes) -> None:
@@ -57,7 +57,7 @@ class LocalWorkers:
         return self._supervisor.restarts
 
     def start(self, config: DriverConfig, gateway: str = "") -> None:
-        """To be called in a thread that outlives the workers: they die with it.
+        """Start; call this in a thread that outlives the workers.
 
         Args:
             config: how many.
@@ -72,11 +72,10 @@ class LocalWorkers:
             self._start(ENVRUNNER, index, _OF_ENV_RUNNERS)
 
     def scale(self, role: str, number: int) -> tuple[int, list[str]]:
-        """Start workers of a role, or let those with the highest numbers go, until there are so
-        many.
+        """Start workers of a role, or let the last ones go.
 
         Returns:
-            How many there were, and the ids of those that are to go: `end` each of them.
+            How many there were, and the ids of leaving ones: `end` each of them.
         """
         here, wanted = self._up(role), self.wanted(role, number)
         leaving = sorted(here - {*wanted}, key=worker_order)
@@ -91,7 +90,7 @@ class LocalWorkers:
         return len(here), leaving
 
     def wanted(self, role: str, number: int) -> list[str]:
-        """Ids of the workers of a role that there are once `scale` has made them so many."""
+        """Return ids of a role's workers after `scale`."""
         here = sorted(self._up(role), key=worker_order)
         # The number of one that is still leaving is not given again.
         taken = {*here, *self._let_go}
@@ -100,8 +99,7 @@ class LocalWorkers:
         return here[:number] + list(itertools.islice(free, max(0, number - len(here))))
 
     def end(self, worker_id: str, *, was_told: bool) -> None:
-        """See to it that the process of a worker that is to go ends: soon if it was told to leave,
-        else at once."""
+        """End a leaving worker, at once unless it was told."""
         self._supervisor.let_go(worker_id, self._timeout if was_told else 0.0)
 
     def is_let_go(self, worker_id: str) -> bool:
@@ -109,7 +107,7 @@ class LocalWorkers:
         return worker_id in self._let_go
 
     def was_let_go(self, worker_id: str) -> bool:
-        """Its process has ended -> whether because fewer are wanted. Its number is free then."""
+        """Whether an ended process was let go; frees its number."""
         if not self.is_let_go(worker_id):
             return False
         self._let_go.remove(worker_id)
@@ -121,25 +119,25 @@ class LocalWorkers:
         self._start(LEARNER, index, RestartPolicy())
 
     def start_evaluators(self) -> None:
-        """As `start`, once there is something to evaluate. The second call does nothing."""
-        for index in range(self._num_evaluators):
+        """Start evaluators, once; a run with gateways has none."""
+        for index in range(0 if self._gateway else self._num_evaluators):
             if f"{EVALUATOR}-{index}" not in self._worker_ids:
                 self._start(EVALUATOR, index, RestartPolicy())
 
     def cpu_seconds(self) -> float:
-        """That the processes which run now have used so far, and the one that they come from."""
+        """Return processor time of running processes and the forkserver."""
         return seconds_used([*self._supervisor.pids().values(), forkserver_pid()])
 
     def of_use(self, worker_id: str) -> None:
-        """It did what it is for; after enough of that its failures count from zero again."""
+        """Count a use of a worker; enough uses clear its failures."""
         self._supervisor.of_use(worker_id)
 
     def kill(self, worker_id: str, pid: int, after: float, abort: bool) -> None:
-        """See to it that this process is gone after so many seconds; see `Supervisor.kill`."""
+        """Kill a process after some seconds; see `Supervisor.kill`."""
         self._supervisor.kill(worker_id, pid, after, abort)
 
     def give_up(self, worker_id: str, pid: int) -> None:
-        """Let a worker stay down that has failed again as before; see `Supervisor.give_up`."""
+        """Let a repeatedly failing worker stay down."""
         self._supervisor.give_up(worker_id, pid)
 
     def stop_restarting(self) -> None:
@@ -160,17 +158,17 @@ class LocalWorkers:
         return worker_id in self._worker_ids and not gone
 
     def _up(self, role: str) -> set[str]:
-        """Ids of the workers of a role that run or will run again, and are to stay."""
+        """Return ids of a role's workers that run and stay."""
         own = (each for each in self._worker_ids if each.startswith(f"{role}-"))
         return set(filter(self.is_up, own))
 
     def keep_failing(self, role: str) -> bool:
-        """Whether every process of this role has died twice or more without enough use."""
+        """Whether all processes of a role keep dying without use."""
         worker_ids = [each for each in self._worker_ids if each.startswith(f"{role}-")]
         return bool(worker_ids) and all(map(self._supervisor.keeps_failing, worker_ids))
 
     def directory_is_gone(self) -> str:
-        """For people, where somebody removed what a worker needs to start; else ""."""
+        """Word that files workers need were removed, or ""."""
         if self._directory.is_there() and (not self._shares or multiprocessings_is_there()):
             return ""
         return f"the directory of this run's sockets in {self._directory.path.parent} was removed"

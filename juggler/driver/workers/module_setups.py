@@ -2,39 +2,98 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Final
 
-from juggler.driver.config import RunConfig
-from juggler.driver.workers.module_spaces import Spaces
-from juggler.envrunner.setup import ActingSetup
+import gymnasium
+from google.protobuf.json_format import MessageToDict
+
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.driver_config import UPDATES_IN_FLIGHT
+from juggler.driver.record.metrics import CONFIRMING_EPISODES
+from juggler.envrunner.program import EVALUATOR
+from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.learner.algorithms.registry import find_algorithm
-from juggler.learner.process.program import ModuleSetup
-from juggler.runtime.actors.setups import to_json
-from juggler.runtime.wire.v1 import training_pb2
+from juggler.learner.process.program import LearnerSetup, ModuleSetup
+from juggler.runtime.actors.worker import to_json
+from juggler.runtime.nearest import nearest
+from juggler.runtime.wire.spaces import space_to_message
+from juggler.runtime.wire.v1 import spaces_pb2, training_pb2
+
+_LONGEST_TEXT: Final = 1000  # about spaces, for people
 
 
-def acting_setup(config: RunConfig) -> ActingSetup:
-    """Of one module, from the configuration as that module has it."""
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """What one module sees and does, as the first EnvRunner found it."""
+
+    observation: spaces_pb2.Space  # of the observations in batches, behind the connectors
+    action: spaces_pb2.Space  # of the actions in batches
+    # The environment's; an empty message if it has no encoding
+    environment_observation: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)
+    environment_action: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)  # the same
+    # Of what the value function sees beside observations; an empty message if nothing
+    critic: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)
+
+    @classmethod
+    def of(cls, ready: training_pb2.Ready.Module) -> Spaces:
+        return cls(
+            ready.observation_space,
+            ready.action_space,
+            ready.environment_observation_space,
+            ready.environment_action_space,
+            ready.critic_space,
+        )
+
+    @property
+    def in_batches(self) -> dict[str, spaces_pb2.Space]:
+        """Those of what batches hold, by name."""
+        spaces = {"observation": self.observation, "action": self.action, "critic": self.critic}
+        return {name: space for name, space in spaces.items() if space.ByteSize()}
+
+    def __str__(self) -> str:
+        size = sum(space.ByteSize() for space in self.in_batches.values())
+        if size >= _LONGEST_TEXT:
+            return f"spaces of {size} bytes"
+        return str({name: MessageToDict(space) for name, space in self.in_batches.items()})
+
+    def to_json(self) -> dict[str, object]:
+        """The environment's spaces, for a checkpoint; {}: they have no encoding."""
+        if not self.environment_action.ByteSize():
+            return {}
+        return {
+            "observation": MessageToDict(self.environment_observation),
+            "action": MessageToDict(self.environment_action),
+        }
+
+
+def acting_setup(config: RunConfig, own: Mapping[str, type[Any]] | None = None) -> ActingSetup:
+    """Set up one module, from the configuration that the module has.
+
+    Args:
+        own: classes of a script, where names do not find them.
+    """
     learner = config.learner
+    algorithm = (own or {}).get(learner.algorithm) or find_algorithm(learner.algorithm)
     return ActingSetup(
         module=config.module,
         connectors=config.connectors.connectors,
         algorithm=learner.algorithm,
-        off_policy=find_algorithm(learner.algorithm).off_policy,
+        off_policy=algorithm.off_policy,
         row_age=config.staleness.row_age,
     )
 
 
 def exploration_exponents(config: RunConfig, runner: int, environments: int) -> tuple[float, ...]:
-    """By which powers of the number that its learner sends a module explores in one EnvRunner
-    (Horgan et al. 2018, "Distributed Prioritized Experience Replay", section 4). Of all N
-    environments, the i-th has 1 + α i / (N - 1). Where an EnvRunner's rows are not those of its
-    environments, with a gateway or several agents, it is the i-th of N EnvRunners.
+    """Return exponents of an EnvRunner's exploration, one per environment.
+
+    Horgan et al. 2018, "Distributed Prioritized Experience Replay", section 4: of N environments,
+    the i-th has 1 + α i / (N - 1). With a gateway or several agents, all rows of the
+    i-th of N EnvRunners have it.
 
     Args:
-        config: as the module has it.
         runner: index of the EnvRunner; one beyond those of the configuration explores least.
-        environments: of each EnvRunner.
     """
     alpha = getattr(config.learner, "exploration_ladder", 0.0)
     if not alpha:
@@ -49,12 +108,6 @@ def add_module(
     config: RunConfig, module_id: str, spaces: Spaces, seed: int
 ) -> training_pb2.AddModule:
     """The command that has a learner process host a module.
-
-    Args:
-        config: as this module has it: what it is and how it is trained.
-        module_id: of the module.
-        spaces: of what its batches hold.
-        seed: of its first parameters.
 
     Raises:
         TypeError, ValueError: JSON, or the message, cannot hold something in it.
@@ -72,3 +125,96 @@ def add_module(
         critic_space=spaces.critic if spaces.critic.ByteSize() else None,
         seed=seed,
     )
+
+
+def environments(config: RunConfig, role: str) -> int:
+    """How many environments a worker steps."""
+    rows = config.env_runner.envs_per_runner
+    if role == EVALUATOR:
+        most = config.driver.evaluation_episodes
+        if config.driver.confirms:
+            most = max(most, CONFIRMING_EPISODES)
+        rows = min(rows, most)
+    return rows
+
+
+def learner_setup(config: RunConfig, index: int, *, may_meet: bool) -> LearnerSetup:
+    """What a learner process is told.
+
+    Args:
+        may_meet: it may have to make updates together with others.
+    """
+    return LearnerSetup(
+        device=config.driver.device_name(index),
+        threads=config.driver.learner_threads,
+        updates_in_flight=UPDATES_IN_FLIGHT,
+        may_meet=may_meet,
+        shared=config.agents.shared,
+        synchronous=config.driver.synchronous,
+    )
+
+
+def env_runner_setup(
+    config: RunConfig,
+    role: str,
+    trained: Mapping[str, ActingSetup],
+    others: Mapping[str, ActingSetup],
+) -> EnvRunnerSetup:
+    """Make the setup of an EnvRunner or an evaluator."""
+    own = replace(config.env_runner, envs_per_runner=environments(config, role))
+    agents = config.agents.agents
+    if config.agents.league:  # in which players come and go
+        players = list(dict.fromkeys([*trained, *config.others, *others]))
+        agents = {agent: list(players) for agent in agents}
+    return EnvRunnerSetup(
+        env_runner=replace(own, dataset="", record="") if role == EVALUATOR else own,
+        modules={**trained, **others},
+        agents=agents,
+        mapping=config.agents.mapping,
+        league=bool(config.agents.league),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerSpec:
+    """A module and its training, in names instead of objects: see `juggler.RunConfig`."""
+
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    learner: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the algorithm: `algorithm`, `lr`, …"""
+    module: str | None = None
+    """The RLModule, or the Catalog that builds it, as "package.module:Class"."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the module."""
+    distribution: str | None = None
+    """The function that makes the distribution of actions, as "package.module:function"."""
+    connectors: Mapping[str, Any] = field(default_factory=dict)
+    """The table `connectors` of a run, of which the part `learner` is used."""
+    seed: int | None = None
+    """Seed of the first parameters; None: one from the group's seed and the module's id."""
+
+    def command(self, module_id: str, seed: int) -> training_pb2.AddModule:
+        """The command that adds this module to a learner process.
+
+        Raises:
+            ConfigError: a value is wrong.
+        """
+        try:
+            if not isinstance(self.learner, Mapping):
+                raise ConfigError(f"learner = {self.learner!r}: expected a table of keys")
+            keys: dict[str, Any] = dict(self.learner)
+            if isinstance(burn_in := keys.get("burn_in"), int):
+                keys["fragment_steps"] = max(burn_in, 0) + 1  # nothing is sampled here
+            for name in ("module", "model", "distribution", "connectors"):
+                keys[name] = getattr(self, name)
+            config = RunConfig.from_flat(keys, "learner")
+            known = [each.name for each in fields(config.learner)]
+            for key in self.learner:
+                if key not in known:
+                    raise ConfigError(f"learner has no key {key!r}{nearest(key, known)}")
+            spaces = space_to_message(self.observation_space), space_to_message(self.action_space)
+            seed = seed if self.seed is None else self.seed
+            return add_module(config, module_id, Spaces(*spaces), seed)
+        except (TypeError, ValueError) as error:  # also what JSON, or a message, cannot hold
+            raise ConfigError(f"module {module_id!r}: {error}") from error

@@ -1,67 +1,70 @@
-"""Who is attached, who is ready, and what each worker is told first."""
+"""Workers of a run from their setups to their departures."""
 
 from __future__ import annotations
 
+import re
+import textwrap
+import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.config import RunConfig
 from juggler.driver.hosting import Hosting
-from juggler.driver.workers.module_setups import acting_setup, add_module, exploration_exponents
-from juggler.driver.workers.module_spaces import Spaces
-from juggler.driver.workers.worker_setups import env_runner_of, environments, learner_setup
-from juggler.envrunner.agent_names import MOST_AGENTS
+from juggler.driver.workers.module_setups import (
+    Spaces,
+    acting_setup,
+    add_module,
+    env_runner_setup,
+    environments,
+    exploration_exponents,
+    learner_setup,
+)
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
-from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
+from juggler.envrunner.setup import ActingSetup
 from juggler.learner.process.program import LEARNER
-from juggler.runtime.actors.hub_events import Worker
-from juggler.runtime.actors.seeds import worker_seed
-from juggler.runtime.actors.setups import to_json
-from juggler.runtime.streams.permits import Permits
-from juggler.runtime.wire.v1 import training_pb2
+from juggler.runtime.actors.hub_events import Left, Worker
+from juggler.runtime.actors.supervisor import Exited
+from juggler.runtime.actors.worker import to_json, worker_seed
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+
+if TYPE_CHECKING:
+    from juggler.driver.parts import RunParts
+
+_REMEMBERED = 100  # failures
+
+#: Which of its environments and steps it was differs from life to life.
+_NUMBER = re.compile(r"(?<=environment )\d+|(?<=at step )\d+")
+_WHEN = re.compile(r"(?<=in round )\d+|(?<=update )\d+|(?<=batch )\d+")
 
 
 @dataclass(slots=True)
 class WorkerRegistry:
-    """Workers by id, from attaching to leaving.
-
-    Attributes:
-        config: of the run.
-        first_update: that the run begins with; above 0 where it is resumed.
-        most_learners: that may take part at once; one alone need not meet others.
-        frozen: the modules that are not trained, by id; of a league, they come and go.
-        trained: by id of each module that is trained, that of the module of the configuration whose
-            settings it has; of a league, they come and go. {}: all have their own.
-        attached: all who are here.
-        ready: those of them who have been set up.
-        spaces: by module id; {}: no EnvRunner is ready yet.
-        had_runner: an EnvRunner was ready at some time.
-        meeting_points: by module id, of the learners that host the module or have hosted it, by
-            worker id.
-        devices: that learners compute on, by worker id.
-        kept_bytes: of this host's memory that a learner's steps will take, by the name of its
-            device in the configuration and module id.
-        permits: to send learners what was asked for.
-    """
+    """Workers by id, from attaching to leaving."""
 
     config: RunConfig
-    first_update: int = 0
-    most_learners: int = 1
+    first_update: int = 0  # that the run begins with; above 0 where it is resumed
+    most_learners: int = 1  # that may take part at once; one alone need not meet others
+    # The modules that are not trained, by id; of a league, they come and go
     frozen: dict[str, FrozenModule] = field(default_factory=dict)
+    # By id of each module that is trained, that of the module of the configuration whose settings
+    # it has; of a league, they come and go. {}: all have their own.
     trained: dict[str, str] = field(default_factory=dict)
     attached: dict[str, Worker] = field(default_factory=dict)
-    ready: dict[str, Worker] = field(default_factory=dict)
+    ready: dict[str, Worker] = field(default_factory=dict)  # the attached ones that are set up
+    # By module id; {}: no EnvRunner is ready yet
     spaces: dict[str, Spaces] = field(default_factory=dict)
-    had_runner: bool = False
+    had_runner: bool = False  # an EnvRunner was ready at some time
+    # By module id, of the learners that host the module or have hosted it, by worker id
     meeting_points: dict[str, dict[str, str]] = field(default_factory=dict)
-    devices: dict[str, str] = field(default_factory=dict)
+    devices: dict[str, str] = field(default_factory=dict)  # that learners compute on, by worker id
+    # Of this host's memory that a learner's steps will take, by the name of its device in the
+    # configuration and module id
     kept_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
-    permits: Permits = field(default_factory=Permits.new)
     _lives: Counter[str] = field(default_factory=Counter)  # processes set up, by worker id
     _waiting: dict[str, Worker] = field(default_factory=dict)  # learners, for the spaces
     _most_steps: dict[str, int] = field(default_factory=dict)  # in a batch, by module id
-    _told: dict[Worker, list[str]] = field(default_factory=dict)  # modules in a Setup
     _hosting: Hosting = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,12 +72,7 @@ class WorkerRegistry:
         self._hosting = Hosting(self.config, self.trained)
 
     def add(self, module_id: str, settings_of: str) -> None:
-        """Another module is trained, where the fewest are, with the settings of one of the
-        configuration.
-
-        Raises:
-            ValueError: nobody knows the spaces of its batches.
-        """
+        """Have another module trained, with settings of a configured one."""
         all_known = {settings_of: settings_of, **self.trained}
         alike = [key for key, each in all_known.items() if self._see_the_same(each, settings_of)]
         known = [self.spaces[key] for key in alike if key in self.spaces]
@@ -93,13 +91,12 @@ class WorkerRegistry:
             self.spaces.pop(module_id, None)
 
     def begin_playing(self, module_id: str) -> int:
-        """EnvRunners have a module that was added -> the most steps of its batches, as of those of
-        any other player of a league."""
+        """Note an added player; return the most steps of its batches."""
         self._most_steps[module_id] = max(self._most_steps.values())
         return self._most_steps[module_id]
 
     def joined(self, worker: Worker) -> list[tuple[Worker, training_pb2.Setup]]:
-        """Who is to be set up now that this worker is here."""
+        """Note a worker; return workers to set up now."""
         self.attached[worker.worker_id] = worker
         if worker.role == LEARNER and not self.spaces:
             self._waiting[worker.worker_id] = worker
@@ -109,18 +106,8 @@ class WorkerRegistry:
     def runner_ready(
         self, worker: Worker, message: training_pb2.Ready
     ) -> list[tuple[Worker, training_pb2.Setup]]:
-        """Who is to be set up now that this EnvRunner or evaluator has told its spaces.
-
-        Raises:
-            ValueError: its modules or spaces are not those of the others, or its batches not as it
-                was told.
-        """
-        named = [module.module_id for module in message.modules]
-        if sorted(named) != sorted(self._told[worker]):
-            told, meant = ", ".join(named)[:1000], ", ".join(self._told[worker])
-            raise ValueError(f"it acts with the modules {told or '(none)'}: it must with {meant}")
+        """Note a ready worker; return workers to set up now."""
         for module in message.modules:
-            self._must_make_batches(worker.role, module)
             self._must_have_the_same_spaces(worker, module)
         for module in message.modules:
             spaces = Spaces.of(module)
@@ -134,10 +121,7 @@ class WorkerRegistry:
         return [(learner, self._setup(learner)) for learner in waiting.values()]
 
     def must_fit_a_batch(self, module_id: str, live_steps: int) -> None:
-        """
-        Raises:
-            ValueError: no batch of the module has so many.
-        """
+        """Check that a batch of the module can have this many steps."""
         most = self._most_steps.get(module_id, 0)
         if live_steps > most:
             raise ValueError(f"{live_steps} steps in one batch: at most {most}")
@@ -152,7 +136,7 @@ class WorkerRegistry:
         self.kept_bytes[device, message.module_id] = message.kept_bytes
 
     def why_no_member(self, worker: Worker, learner: training_pb2.ModuleReady) -> str:
-        """Why a learner that is ready cannot update with the others of its module; "": it can."""
+        """Why a ready learner cannot update with others, or ""."""
         module_id, points = learner.module_id, self.meeting_points.get(learner.module_id, {})
         others = [
             points[other.worker_id]
@@ -178,10 +162,6 @@ class WorkerRegistry:
             )
         return ""
 
-    def left_group(self, worker_id: str, module_id: str) -> None:
-        """A learner that is here hosts this module no longer."""
-        del self.meeting_points[module_id][worker_id]
-
     def modules_of(self, index: int) -> list[str]:
         """The modules that the learner process of this index is to host."""
         return self._hosting.modules_of(index)
@@ -199,18 +179,17 @@ class WorkerRegistry:
         for table in (self.attached, self.ready, self._waiting):
             if table.get(worker.worker_id) is worker:
                 del table[worker.worker_id]
-        self._told.pop(worker, None)
 
     def players(self) -> list[Worker]:
-        """Those that play, or are about to."""
+        """Return workers that play, or are about to."""
         return [worker for worker in self.attached.values() if worker.role != LEARNER]
 
     def env_runners(self) -> list[Worker]:
-        """Those that sample: matches wait for them, and not for an evaluator."""
+        """Return workers that sample, for which matches wait."""
         return [worker for worker in self.players() if worker.role == ENVRUNNER]
 
     def hosts(self, module_id: str) -> list[Worker]:
-        """The learner processes that are set up, and are to host this module."""
+        """Return set-up learner processes that host this module."""
         return [
             worker
             for worker in self.attached.values()
@@ -219,11 +198,11 @@ class WorkerRegistry:
         ]
 
     def of_role(self, role: str) -> list[Worker]:
-        """Those that are ready."""
+        """Return ready workers of a role."""
         return [worker for worker in self.ready.values() if worker.role == role]
 
     def seed(self, worker: Worker, update: int, life: int = 1) -> int:
-        """What a worker begins with at an update: as a new process there, or anew."""
+        """Return a worker's seed at an update."""
         return worker_seed(self.config.driver.seed, worker.role, worker.index, life, update)
 
     def learners_message(self, module_id: str, generation: int) -> training_pb2.Learners:
@@ -236,7 +215,6 @@ class WorkerRegistry:
                     worker_id=worker.worker_id,
                     incarnation=worker.incarnation,
                     addresses=worker.data_addresses,
-                    episode_addresses=worker.episode_addresses,
                 )
                 for worker in self.learners_of(module_id)
             ],
@@ -247,7 +225,7 @@ class WorkerRegistry:
         return bool(self.of_role(ENVRUNNER)) and bool(self.of_role(LEARNER))
 
     def describe(self) -> str:
-        """For people who wait: who is here and who is not."""
+        """Word how many workers are attached and ready."""
         parts = []
         for role in (ENVRUNNER, LEARNER):
             attached = sum(worker.role == role for worker in self.attached.values())
@@ -255,12 +233,7 @@ class WorkerRegistry:
         return "; ".join(parts)
 
     def module_setup(self, module_id: str, seed: int) -> training_pb2.AddModule:
-        """What a learner process is told of a module, once the spaces are known.
-
-        Args:
-            module_id: of the module.
-            seed: of the learner process.
-        """
+        """Make the command that has a learner host a module."""
         if module_id not in self.config.module_ids:  # the same at all learners of its group
             seed = worker_seed(self.config.driver.seed, module_id, index=0)
         elif len(self.config.module_ids) > 1:  # equal networks must not begin with equal weights
@@ -288,41 +261,12 @@ class WorkerRegistry:
     def _setup(self, worker: Worker) -> training_pb2.Setup:
         self._lives[worker.worker_id] += 1
         life = self._lives[worker.worker_id]
-        setup = training_pb2.Setup(
-            config=self._config_for(worker),
-            seed=self.seed(worker, self.first_update, life),
-        )
-        if worker.role == LEARNER:
-            setup.permits_key = self.permits.key
-        return setup
-
-    def _must_make_batches(self, role: str, module: training_pb2.Ready.Module) -> None:
-        """
-        Raises:
-            ValueError: it makes other batches of this module than it was told.
-        """
-        rows, steps = environments(self.config, role), self.config.env_runner.fragment_steps
-        several = bool(self.config.played_by)
-        if self.config.env_runner.gateway:  # what it knows are patterns
-            most = rows * MOST_AGENTS
-        else:
-            # One that is gone by now played as many agents as any other.
-            own = self.trained.get(module.module_id, self.config.module_ids[0])
-            most = rows * sum(own in each for each in self.config.played_by.values())
-        right = 1 <= module.rows <= most if several else module.rows == rows
-        if right and module.steps == steps:
-            return
-        agents = ", for each agent that the module plays," if several else ""
-        raise ValueError(
-            f"batches of {module.rows} rows of {module.steps} steps: it was told to make them of "
-            f"{rows} rows (envs_per_runner){agents} of {steps} steps (fragment_steps)"
+        return training_pb2.Setup(
+            config=self._config_for(worker), seed=self.seed(worker, self.first_update, life)
         )
 
     def _must_have_the_same_spaces(self, worker: Worker, module: training_pb2.Ready.Module) -> None:
-        """
-        Raises:
-            ValueError: those before it have others.
-        """
+        """Check that spaces are those of the EnvRunners before it."""
         spaces = Spaces.of(module)
         before = self.spaces.get(module.module_id, spaces)
         if spaces.in_batches == before.in_batches:
@@ -343,17 +287,146 @@ class WorkerRegistry:
         trained = {each: self.acting_setup(each) for each in self.trained}
         if role != EVALUATOR:
             trained = {each: self._exploring(each, worker) for each in self.trained}
-        self._told[worker] = list(trained)
         others = {each: module.acting_setup() for each, module in self.frozen.items()}
-        agents = config.agents.agents
-        if config.agents.league:  # in which players come and go
-            players = list(dict.fromkeys([*trained, *config.others, *others]))
-            agents = {agent: list(players) for agent in agents}
-        setup = EnvRunnerSetup(
-            env_runner=env_runner_of(config, role),
-            modules={**trained, **others},
-            agents=agents,
-            mapping=config.agents.mapping,
-            league=bool(config.agents.league),
-        )
+        setup = env_runner_setup(config, role, trained, others)
         return to_json(setup)
+
+
+class Departures:
+    """Reports lost workers, and ends runs that need them.
+
+    Attributes:
+        last_failure: of any worker, in its own words; "": none has failed.
+        last_exit: a message about the last process that ended by itself; "": none has.
+        failures: by worker id, the last one of each local worker, in its own words.
+    """
+
+    def __init__(self, parts: RunParts) -> None:
+        self.last_failure = self.last_exit = ""
+        self.failures: dict[str, str] = {}
+        self._parts, self._end, self._registry = parts, parts.end, parts.registry
+        self._local, self._progress = parts.local, parts.progress
+        self._lasting: dict[str, str] = {}  # by worker id, the rule that it broke last
+        # Failures that people have seen already, and which worker had each of them last.
+        self._shown: dict[str, str] = {}
+
+    def hopeless(self, event: Left) -> bool:
+        """Whether an EnvRunner failed and none has ever worked."""
+        return bool(event.failure) and not self._registry.had_runner and self._parts.only_local
+
+    def left(self, event: Left) -> None:
+        """Report a lost worker, unless the run's end says it."""
+        failure = event.failure
+        if self._local.is_let_go(event.worker.worker_id):
+            return  # its exit is told
+        if self._end.reached or (self.hopeless(event) and failure and not failure.traceback):
+            return
+        text = f"{event.worker.worker_id} left: {event.reason}"
+        if failure is not None:
+            self.last_failure = failure.message
+            if event.worker.local:  # it may stay down, and people see it again
+                self.failures[event.worker.worker_id] = failure.message
+                self._fails(event.worker, failure)
+            # Where workers fail in the same way again, it need not be printed all again.
+            words = _WHEN.sub("", _NUMBER.sub("", failure.message))
+            before = self._shown.pop(words, "")
+            self._shown[words] = event.worker.worker_id
+            if len(self._shown) > _REMEMBERED:
+                del self._shown[next(iter(self._shown))]
+            if before:
+                same = "before" if before == event.worker.worker_id else before
+                text = f"{event.worker.worker_id} left for the same reason as {same}"
+            elif failure.traceback:
+                text += f"\n{_inset(failure.traceback)}"
+        if event.stack:
+            text += f"\nIt was here:\n{_inset(event.stack)}"
+        self._progress.message(text, "error" if failure else "warning")
+
+    def _fails(self, worker: Worker, failure: attach_pb2.Failure) -> None:
+        """Note a local worker's failure; give up on a repeated one."""
+        words = _NUMBER.sub("", failure.message) if failure.lasting else ""
+        before, self._lasting[worker.worker_id] = self._lasting.get(worker.worker_id), words
+        if words and words == before:
+            self._local.give_up(worker.worker_id, worker.pid)
+
+    def exited(self, event: Exited) -> None:
+        """Handle the end of a local process."""
+        role = event.worker_id.rpartition("-")[0]
+        let_go = self._local.is_let_go(event.worker_id)
+        self._parts.metrics.workers.exited(event, failed=not let_go)
+        if self._end.reached or (let_go and event.restart_in is not None):
+            return None  # let go before its restart, it stays down, as reported next
+        self.last_exit = f"{event.worker_id} ended: {event.how}"
+        if self._local.was_let_go(event.worker_id):
+            return self._progress.message(f"{event.worker_id} has left, as asked", "info")
+        if event.restart_in is not None:
+            text = f"{event.worker_id} (pid {event.pid}) ended: {event.how}. Starting it again"
+            return self._progress.message(text, "warning")
+        self._local.gave_up_on(event.worker_id)
+        none_left = self._parts.only_local and not self._local.any_up(role)
+        if role == LEARNER and none_left:
+            return self._end.fail(f"{event.worker_id} is lost: {event.how}", "learner_lost")
+        text = f"{event.worker_id} keeps ending (the last time: {event.how}) and stays down"
+        if role == ENVRUNNER and none_left:
+            env = self._parts.config.env_runner.env
+            text = f"no EnvRunner is left to step {env}: {text}. {self.last_failure}"
+            return self._end.fail(text.rstrip(), "no_envrunner")
+        if role == EVALUATOR and none_left:
+            self._parts.confirmation.impossible(f"{event.worker_id} keeps ending")
+        if role == LEARNER and (orphans := self._without_learners(event.worker_id)):
+            text += f". Without a learner: {' and '.join(orphans)}"
+            if self._parts.config.driver.synchronous:  # its turns are of all modules
+                return self._end.fail(text, "learner_lost")
+            text += ". Other modules continue, without checkpoints"
+        failure = self.failures.get(event.worker_id, "")
+        return self._progress.message(f"{text}. {failure}".rstrip(". "), "error")
+
+    def _without_learners(self, worker_id: str) -> list[str]:
+        """Return modules that only this lost learner hosted."""
+        index = int(worker_id.rpartition("-")[2])
+        return [
+            f"module {module_id!r}"
+            for module_id in self._registry.modules_of(index)
+            if not self._registry.learners_of(module_id)
+        ]
+
+
+def _inset(text: str) -> str:
+    """Indent a worker's lines, unlike those of the run."""
+    return textwrap.indent(text.rstrip(), "  ", lambda _: True)
+
+
+class LeavingLearners:
+    """Stops learners once no module needs them, as `LeftGroup` says.
+
+    What was asked for them has been trained on by then, and others have their weights. One that
+    takes too long for the first, as where an EnvRunner hangs, is told so all the same: what it
+    holds is dropped then, as with one that gets SIGTERM.
+    """
+
+    def __init__(self, parts: RunParts) -> None:
+        self._parts = parts
+        self._deadlines: dict[Worker, float] = {}
+
+    def add(self, learner: Worker) -> None:
+        """Note a leaving learner, after telling the core."""
+        self._deadlines[learner] = (
+            time.monotonic() + self._parts.config.driver.worker_timeout_seconds
+        )
+
+    def look(self) -> None:
+        """Stop leaving learners that no module needs, or that are late."""
+        for learner, deadline in list(self._deadlines.items()):
+            if self._parts.registry.attached.get(learner.worker_id) is not learner:
+                del self._deadlines[learner]  # it has ended by itself
+            elif self._may_stop(learner, time.monotonic() > deadline):
+                del self._deadlines[learner]
+                self._parts.commands.send(learner, attach_pb2.Stop())
+                self._parts.local.end(learner.worker_id, was_told=True)
+
+    def _may_stop(self, learner: Worker, is_late: bool) -> bool:
+        if is_late:
+            modules = self._parts.core.modules.values()
+            return all(module.can_spare(learner.worker_id) for module in modules)
+        owes_answers = self._parts.commands.pool.in_flight(learner) > 0  # such as a checkpoint
+        return learner.worker_id not in self._parts.core.members and not owes_answers

@@ -1,29 +1,43 @@
-"""The modules that a run trains, which may come and go, and what the driver keeps of each."""
+"""The modules that a run trains, as the driver keeps them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import Message
 
 from juggler.driver.checkpoint.beginning import Beginning
-from juggler.driver.checkpoint.restoring import connectors_of, is_without, settings_for
-from juggler.driver.checkpoint.snapshots import SnapshotWriter
-from juggler.driver.config import RunConfig
-from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.core.events import MeetAgain, RunnerPlays, TrainingEnds
+from juggler.driver.checkpoint.restoring import (
+    begin_commands,
+    connectors_of,
+    is_without,
+    restore_commands,
+    settings_for,
+)
+from juggler.driver.core.events import (
+    BeginWithFewer,
+    MeetAgain,
+    PeersMet,
+    RunnerPlays,
+    TrainingEnds,
+    UnheardUpdate,
+    UsedBatch,
+)
+from juggler.driver.core.ledger import Batch
+from juggler.driver.core.module_core import ModuleCore
 from juggler.driver.core.state import ModuleStart
-from juggler.driver.record.progress import Progress
-from juggler.driver.workers.command_sender import CommandSender
-from juggler.driver.workers.connector_state import ConnectorState
-from juggler.driver.workers.frozen_parts import FrozenParts
-from juggler.driver.workers.learners import Learners, ModuleReset
-from juggler.driver.workers.registry import WorkerRegistry
-from juggler.driver.workers.stale_runners import StaleRunners
 from juggler.envrunner.program import ENVRUNNER
 from juggler.runtime.actors.hub_events import Worker
-from juggler.runtime.actors.setups import to_json
+from juggler.runtime.actors.worker import to_json
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
+
+if TYPE_CHECKING:
+    from juggler.driver.parts import RunParts
 
 
 class TrainedModules:
@@ -34,62 +48,35 @@ class TrainedModules:
     more; when nothing of it is under way any more, its books are closed, and all forget it.
 
     Args:
-        config: of the run.
-        core: its core, which has the modules to begin with.
-        registry: who is here.
-        commands: reaches them.
-        frozen_parts: sends workers that play what they are told in its order.
-        connectors: by module id; filled here.
-        snapshots: of the run.
-        progress: shows people what happens.
         resume: a state to go on from. Its arrays are let go of once each module has had a learner.
-        beginning: what the run began with that another one has learned.
 
     Attributes:
-        connectors: by module id, what its connectors in EnvRunners have learned.
-        learners: by module id, the group that trains it.
-        stale_runners: by module id, EnvRunners whose steps come too late.
         steps_before: by learner, its own counts of modules that are gone.
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        core: DriverCore,
-        registry: WorkerRegistry,
-        commands: CommandSender,
-        frozen_parts: FrozenParts,
-        connectors: dict[str, ConnectorState],
-        snapshots: SnapshotWriter,
-        progress: Progress,
-        resume: Checkpoint | None,
-        beginning: Beginning | None,
+        self, parts: RunParts, resume: Checkpoint | None, beginning: Beginning | None
     ) -> None:
-        self._config, self._core, self._registry = config, core, registry
-        self._commands, self._frozen_parts = commands, frozen_parts
-        self._snapshots, self._progress, self._resume = snapshots, progress, resume
-        self.connectors = connectors
+        self._parts, self._config, self._core = parts, parts.config, parts.core
+        self._registry, self._commands, self._resume = parts.registry, parts.commands, resume
+        self.connectors = parts.connectors
         self.learners: dict[str, Learners] = {}
         self.stale_runners: dict[str, StaleRunners] = {}
         self.steps_before: dict[str, dict[str, int]] = {}
-        self._awaited: dict[str, set[Worker]] = {}  # by module id, those that do not have it yet
-        for module_id in core.modules:
+        self._awaited: dict[str, set[Worker]] = {}  # by module id, workers without it
+        for module_id in parts.core.modules:
             self._keep(module_id, beginning)
 
     def add(self, module_id: str, settings_of: str, beginning: Beginning | None) -> None:
         """Train another module from now on.
 
         Args:
-            module_id: an id that the run has never had.
             settings_of: the module of the configuration whose settings it has.
             beginning: what it begins with; None: new weights.
-
-        Raises:
-            ValueError: nobody knows the spaces of its batches; nothing has changed.
         """
         registry = self._registry
         registry.add(module_id, settings_of)
-        # Its first learner begins alone, and others join: nobody is to wait for all of them.
+        # Its first learner begins alone, and others join: none waits for all of them.
         settings = settings_for(self._config, settings_of, num_learners=1)
         self._core.add(module_id, ModuleStart(settings, late=True))
         self._keep(module_id, beginning)
@@ -100,16 +87,15 @@ class TrainedModules:
         self._awaited[module_id] = set(registry.env_runners())
         for worker in registry.players():
             added = training_pb2.AddPlayer(module_id=module_id, config=acting)
-            self._frozen_parts.append(worker, [added], self._commands.send)
+            self._parts.frozen_parts.append(worker, [added], self._commands.send)
 
     def begin_with(self, module_id: str, beginning: Beginning) -> None:
-        """Let a module begin with something, before any of its learners is here."""
+        """Let a module begin with something before it has learners."""
         self.learners[module_id].beginning = beginning
         self.connectors[module_id] = connectors_of(None, beginning, module_id)
 
     def learner_ready(self) -> None:
-        """A learner has what its module begins with. Once each module has had one, nobody is told
-        of the state that the run goes on from any more."""
+        """Release the resumed state once each module had a learner."""
         if self._resume and all(each.had_learner for each in self.learners.values()):
             self._resume.let_go_of_arrays()
             self._resume = None
@@ -130,17 +116,17 @@ class TrainedModules:
             self._commands.tell_learners(worker, module_id, module.generation)
 
     def left(self, worker: Worker) -> None:
-        """Nobody waits for it."""
+        """Stop waiting for a worker that has left."""
         for workers in self._awaited.values():
             workers.discard(worker)
 
     def reset(self, module_id: str, seed: int, beginning: Beginning | None) -> None:
-        """Give a module other weights and a new optimizer. Its learners carry out commands in their
-        order, so no update is half-way. Their group forms anew behind that: EnvRunners get the
-        first weights of each generation, and they are to act with these.
+        """Give a module other weights and a new optimizer.
+
+        Learners carry out commands in order, so no update is half-way. Then their group forms
+        again, as EnvRunners get the first weights of each generation.
 
         Args:
-            module_id: of a module that has learners.
             seed: of what `beginning` leaves out.
             beginning: where the weights are from; None: they are new.
         """
@@ -153,15 +139,13 @@ class TrainedModules:
             self._commands.carry_out(formed)
 
     def reset_first(self, module_id: str, seed: int, beginning: Beginning | None) -> ModuleReset:
-        """Let the learners of a module that come from now on reset it, if what they are given is of
-        this moment or before. The arguments are those of `reset`."""
+        """Let future learners of a module reset older states."""
         reset = ModuleReset(self._core.modules[module_id].generation + 1, seed, beginning)
         self.learners[module_id].last_reset = reset
         return reset
 
     def can_play(self, module_id: str) -> bool:
-        """Whether it has learners, with weights that are not from before its last reset, and every
-        EnvRunner has it."""
+        """Whether a module has current learners and all EnvRunners have it."""
         module = self._core.modules.get(module_id)
         if module is None or not module.members or self._awaited.get(module_id):
             return False
@@ -173,18 +157,17 @@ class TrainedModules:
             self._commands.carry_out(command)
 
     def settled(self) -> list[str]:
-        """Modules that can be forgotten now: nobody has to answer a command about them, and no
-        checkpoint is on its way that may have them."""
-        settled = [] if self._snapshots.under_way else self._core.settled
+        """Return modules without open commands, which can be forgotten."""
+        settled = [] if self._parts.snapshots.under_way else self._core.settled
         return [each for each in settled if not self._commands.pool.has_one_that(_about(each))]
 
     def forget(self, module_id: str) -> None:
-        """Close the books of a module that is settled, and let everybody forget it."""
+        """Close the books of a settled module everywhere."""
         registry = self._registry
         self._core.forget(module_id)
         for worker in registry.players():
             removed = training_pb2.RemovePlayer(module_id=module_id)
-            self._frozen_parts.append(worker, [removed], self._commands.send)
+            self._parts.frozen_parts.append(worker, [removed], self._commands.send)
         for learner in registry.hosts(module_id):
             self._commands.send(learner, training_pb2.RemoveModule(module_id=module_id))
         registry.remove(module_id)
@@ -207,10 +190,340 @@ class TrainedModules:
         self.stale_runners[module_id] = StaleRunners(
             settings.staleness.drop_after, module_id if several else ""
         )
-        self.learners[module_id] = Learners(
-            config, module, self._registry, self._snapshots, self._progress, resume, beginning
-        )
+        self.learners[module_id] = Learners(self._parts, module, resume, beginning)
 
 
 def _about(module_id: str) -> Callable[[Any], bool]:
     return lambda command: getattr(command, "module_id", "") == module_id
+
+
+#: Of learners in a group. They wait for longer for one of theirs that hangs (COLLECTIVE_SECONDS).
+PEER_SILENCE_SECONDS = 6.0
+#: Between the report that learners lost each other and another attempt with the same ones. One that
+#: died has left by then.
+_REGROUP_SECONDS = 1.0
+#: Learners whose reasons a warning gives.
+_MOST_REASONS = 4
+#: Between two warnings that they cannot update together.
+_TELL_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleReset:
+    """Other weights of a module, and a new optimizer."""
+
+    generation: int  # of the first group that has them
+    seed: int  # of what `beginning` leaves out
+    beginning: Beginning | None  # where the weights are from; None: they are new
+
+    def commands(self, module_id: str) -> Iterator[Message]:
+        """What a learner is told."""
+        yield training_pb2.Reset(module_id=module_id, seed=self.seed)
+        if self.beginning is not None:
+            yield from begin_commands(module_id, self.beginning)
+
+
+class Learners:
+    """The driver's knowledge of a module's learners, beyond batches.
+
+    Attributes:
+        steps: by worker id, the learner's own counts of steps trained on and dropped, all processes
+            of that id together. They must agree with the core's ledger.
+        beginning: what they begin with before there is a checkpoint; None: with new weights.
+        last_reset: of the module; None: it was never reset.
+    """
+
+    def __init__(
+        self,
+        parts: RunParts,
+        core: ModuleCore,
+        resume: Checkpoint | None,
+        beginning: Beginning | None,
+    ) -> None:
+        config, registry = parts.config, parts.registry
+        self.steps: dict[str, dict[str, int]] = {}
+        self._steps_before: dict[str, dict[str, int]] = {}  # those of processes that are gone
+        # To learners that are not ready yet: weights of this version, and what they are, in words;
+        # "": what the run goes on from.
+        self._given: dict[Worker, tuple[Version, str]] = {}
+        self._lost: tuple[int, float] | None = None  # a generation that cannot update, and when
+        self._why_lost: dict[str, str] = {}  # by worker id, as each of its members says
+        self._told_lost = -_TELL_SECONDS  # when people were told
+        self._agreed = (0, 0)  # a generation, and the hash of its state
+        self._several = registry.processes_of(core.module_id) > 1  # are here, or have been
+        several = len(config.module_ids) > 1 or bool(config.agents.league)
+        self._of_module = f" of module {core.module_id}" if several else ""
+        self._patience = config.driver.worker_timeout_seconds
+        self._waited_since: float | None = None  # for learners that the run is to begin with
+        self._core, self._registry = core, registry
+        self._snapshots, self._progress = parts.snapshots, parts.progress
+        without = resume is not None and is_without(resume, core.module_id)
+        self._resume = None if without else resume
+        self.beginning = beginning
+        self.last_reset: ModuleReset | None = None
+
+    def precede_reset(self, version: Version) -> bool:
+        """Whether weights of this version are from before the last reset."""
+        return self.last_reset is not None and version.generation < self.last_reset.generation
+
+    def begin(self, learner: Worker, seed: int) -> Iterator[Message]:
+        """Make a learner's first commands for the module.
+
+        Before there is a checkpoint, all learners get the same first weights. Members that have got
+        further hand over their state when they meet. If no member is left, the learner may have
+        kept its own weights.
+        """
+        module = self._registry.module_setup(self._core.module_id, seed)
+        if self.had_learner and not self._core.members:
+            first = self.last_reset.generation if self.last_reset else 0
+            oldest = Version(max(self._core.weights_version.generation, first), 0)
+            module.oldest_handover.CopyFrom(oldest.message())
+        yield module
+        state = self._state_for(learner)
+        if state is not None:
+            yield from restore_commands(module.module_id, state)
+        elif self.beginning is not None and module.module_id in self.beginning.weights:
+            yield from begin_commands(module.module_id, self.beginning)
+
+    @property
+    def had_learner(self) -> bool:
+        """A learner of this module has been ready."""
+        return bool(self._registry.meeting_points.get(self._core.module_id))
+
+    def _state_for(self, learner: Worker) -> Checkpoint | None:
+        if not self.had_learner:
+            if self._resume is not None:
+                known = self._resume.version_of(self._core.module_id)
+                self._given[learner] = Version(*known), ""
+            return self._resume
+        state, problems = self._snapshots.newest_good()
+        for problem in problems:
+            self._progress.message(problem, "error")
+        if state is not None and is_without(state, self._core.module_id):
+            state = None
+        at_first = self.beginning.text if self.beginning else "new weights"
+        known = (0, 0) if state is None else state.version_of(self._core.module_id)
+        given = at_first if state is None else f"update {known[1]}"
+        self._given[learner] = Version(*known), given
+        return state
+
+    def reset_again(self, learner: Worker, ready: training_pb2.ModuleReady) -> Iterator[Message]:
+        """Yield commands for a learner whose state precedes the last reset."""
+        reset, (version, given) = self.last_reset, self._given.get(learner, (self._newest, ""))
+        if reset and self.precede_reset(version) and not ready.HasField("handed_over"):
+            self._given[learner] = version, given and "its last reset"
+            yield from reset.commands(self._core.module_id)
+
+    def ready(self, learner: Worker, ready: training_pb2.ModuleReady) -> Iterator[UnheardUpdate]:
+        """A learner has what it begins with.
+
+        Yields:
+            What it did before it was lost and may not have been heard of. The core is to be told
+            before the next one is asked for.
+        """
+        version, given = self._given.pop(learner, (self._newest, ""))
+        if ready.HasField("handed_over"):
+            before = self._core.ledger.trained
+            for done in ready.last_updates:
+                version, used = Version.of(done.version), used_batches(done)
+                yield UnheardUpdate(learner.worker_id, version, used, self._core.module_id)
+            trained = self._core.ledger.trained - before
+            self._kept(learner.worker_id, trained)
+            weights = f"its weights{self._of_module} of update {ready.handed_over.update}"
+            text = f"{learner.worker_id} is back with {weights}"
+            unheard = f", and with {trained} unreported steps trained on"
+            self._progress.message(text + (unheard if trained else ""), "info")
+        elif given and not self._core.members and version.update < self._newest.update:
+            lost = f"the learners' weights{self._of_module} are lost"
+            text = f"{lost}: {learner.worker_id} goes on from {given}"
+            self._progress.message(text, "warning")
+
+    def to_begin_with_fewer(self) -> BeginWithFewer | None:
+        """Return the event that begins with fewer learners, after a wait."""
+        missing = self._core.missing_learners
+        if not missing or not self._registry.learners_of(self._core.module_id):
+            self._waited_since = None
+            return None
+        now = time.monotonic()
+        if self._waited_since is None:
+            self._waited_since = now
+            late = _counted(missing) + self._of_module
+            text = f"waiting for {late}, for up to {self._patience:.0f} s"
+            self._progress.message(text, "info")
+        if now - self._waited_since < self._patience:
+            return None
+        late = _counted(missing) + self._of_module
+        text = f"{late} did not come within {self._patience:.0f} s: the run begins "
+        self._progress.message(text + "without, and takes them when they come", "warning")
+        return BeginWithFewer(self._core.module_id)
+
+    @property
+    def _newest(self) -> Version:
+        return Version(self._core.generation, self._core.weights_version.update)
+
+    def met(self, worker: Worker, formed: training_pb2.GroupFormed) -> PeersMet | None:
+        """Handle that a member met its group; None: no news."""
+        if formed.generation != self._core.generation:
+            return None
+        if formed.peer_lost:
+            self.lost(formed.generation, worker.worker_id, formed.peer_lost)
+            return None
+        generation, state_hash = self._agreed
+        if generation == formed.generation and state_hash != formed.state_hash:
+            raise ValueError("another state than that of the learners it is in a group with")
+        self._agreed = (formed.generation, formed.state_hash)
+        if worker.worker_id != self._core.members[0]:
+            return None
+        self._several = self._several or len(self._core.members) > 1
+        if self._several:
+            devices = self._registry.devices
+            named = ", ".join(f"{name} on {devices[name]}" for name in self._core.members)
+            self._progress.message(
+                f"learner group {formed.generation}{self._of_module}: {named}", "info"
+            )
+        return PeersMet(formed.generation, formed.update, self._core.module_id)
+
+    def lost(self, generation: int, worker_id: str, why: str) -> None:
+        """A member of this generation cannot update with the others."""
+        if generation != self._core.generation:
+            return
+        if self._lost is None:
+            self._lost, self._why_lost = (generation, time.monotonic()), {}
+        self._why_lost[worker_id] = why
+
+    def to_meet_again(self) -> MeetAgain | None:
+        """Form a group again whose members lost each other."""
+        if self._lost is None or time.monotonic() - self._lost[1] < _REGROUP_SECONDS:
+            return None
+        generation, self._lost = self._lost[0], None
+        if generation == self._core.generation:
+            self._tell_why_lost(generation)
+        return MeetAgain(generation, self._core.module_id)
+
+    def _tell_why_lost(self, generation: int) -> None:
+        now = time.monotonic()
+        if now - self._told_lost < _TELL_SECONDS:
+            return
+        self._told_lost = now
+        reasons = [f"{name}: {text}" for name, text in sorted(self._why_lost.items())]
+        why = "; ".join(reasons[:_MOST_REASONS])
+        if (more := len(reasons) - _MOST_REASONS) > 0:
+            why += f"; {more} more have lost each other"
+        self._progress.message(
+            f"learner group {generation}{self._of_module} cannot update together, although all of "
+            f"its learners are here: {why}. It is formed again, and what was sampled for it is "
+            "dropped. Learners dial each other at the addresses that --bind or --advertise give; "
+            "with TLS, certificates must name these",
+            "warning",
+        )
+
+    def updated(self, worker_id: str, done: training_pb2.UpdateDone) -> None:
+        before = self._steps_before.get(worker_id, {})
+        self.steps[worker_id] = {
+            "trained": done.steps_trained + before.get("trained", 0),
+            "dropped": done.steps_dropped + before.get("dropped", 0),
+        }
+        if done.peer_lost:
+            self.lost(done.version.generation, worker_id, done.peer_lost)
+
+    def _kept(self, worker_id: str, trained: int) -> None:
+        """Count steps that an earlier process trained on."""
+        for books in (self.steps, self._steps_before):
+            books[worker_id] = {"dropped": 0, **books.get(worker_id, {})}
+            books[worker_id]["trained"] = books[worker_id].get("trained", 0) + trained
+
+    def left(self, learner: Worker) -> None:
+        """Its next process counts from zero."""
+        self._given.pop(learner, None)
+        self._steps_before[learner.worker_id] = self.steps.get(learner.worker_id, {})
+
+
+def _counted(missing: int) -> str:
+    return f"{missing} more learner{'s' * (missing > 1)}"
+
+
+def used_batches(done: training_pb2.UpdateDone) -> tuple[UsedBatch, ...]:
+    """Batches of an update, as the core books them."""
+    return tuple(
+        UsedBatch(batch.batch_id, batch.live_steps, batch.staleness, batch.dropped)
+        for batch in done.batches
+    )
+
+
+_FEWEST = 5  # stale batches that say anything
+_MOST = 80  # batches behind which older ones count for half
+_MUCH = 0.2  # of the steps of one EnvRunner
+_CHANGE = 0.3
+
+
+@dataclass(slots=True)
+class _Lately:
+    """Of one EnvRunner, over its last batches."""
+
+    batches: float = 0.0
+    stale_batches: float = 0.0
+    steps: float = 0.0
+    stale: float = 0.0
+    said: float | None = None  # the share that people were told last
+
+
+class StaleRunners:
+    """Warns of EnvRunners whose steps are often dropped as stale.
+
+    Args:
+        module_id: names the module to people; "": the run has no other.
+    """
+
+    def __init__(self, max_staleness: int, module_id: str = "") -> None:
+        self._max_staleness = max_staleness
+        self._of_module = f" for module {module_id}" if module_id else ""
+        self._lately: dict[str, _Lately] = {}  # by worker id
+
+    def answered(self, used: Iterable[UsedBatch], updating: Mapping[int, Batch]) -> None:
+        """Count batches of an answer that is not booked yet."""
+        for each in used:
+            if (batch := updating.get(each.batch_id)) is not None:
+                stale = batch.steps if each.dropped == "stale" else 0
+                self._count(batch.runner.worker_id, batch.steps, stale)
+
+    def brought(self, worker_id: str, stale_steps: int) -> None:
+        """Count steps that a gateway dropped as too old."""
+        if stale_steps:
+            self._count(worker_id, stale_steps, stale_steps)
+
+    def _count(self, worker_id: str, steps: int, stale: int) -> None:
+        lately = self._lately.setdefault(worker_id, _Lately())
+        lately.batches, lately.steps = lately.batches + 1, lately.steps + steps
+        lately.stale += stale
+        lately.stale_batches += stale > 0
+        if lately.batches >= _MOST:
+            lately.batches, lately.steps = lately.batches / 2, lately.steps / 2
+            lately.stale, lately.stale_batches = lately.stale / 2, lately.stale_batches / 2
+
+    def left(self, worker_id: str) -> None:
+        self._lately.pop(worker_id, None)
+
+    def look(self) -> list[str]:
+        """Return warnings of EnvRunners with a new share."""
+        texts = []
+        for worker_id, lately in self._lately.items():
+            share, said = lately.stale / max(1.0, lately.steps), lately.said
+            if said is None:
+                due = lately.stale_batches >= _FEWEST and share >= _MUCH
+            else:
+                due = abs(share - said) >= _CHANGE
+            if due:
+                lately.said = share
+                texts.append(self._text(worker_id, share))
+        return texts
+
+    def _text(self, worker_id: str, share: float) -> str:
+        dropped = (
+            f"{share:.0%} of what {worker_id} sampled lately{self._of_module} was dropped as stale"
+        )
+        if share < _MUCH:
+            return f"{dropped}: it is fast enough again"
+        return (
+            f"{dropped}: more than max_staleness = {self._max_staleness} updates were made while "
+            "it sampled. Raise max_staleness, or give it fewer environments or a faster host"
+        )

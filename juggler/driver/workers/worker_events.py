@@ -1,36 +1,392 @@
-"""What workers say: read, and handed to whoever it is for."""
+"""Reads what workers say, and books it or hands it on."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError, Message
 
 from juggler.driver.core import events
+from juggler.driver.core.group import worker_order
 from juggler.driver.parts import RunParts
 from juggler.driver.record.wording import Level
-from juggler.driver.workers import replies
-from juggler.driver.workers.learner_events import LearnerEvents
-from juggler.driver.workers.runner_events import RunnerEvents
+from juggler.driver.workers.trained_modules import used_batches
+from juggler.envrunner.info_numbers import from_messages, keep_newest
 from juggler.envrunner.program import ENVRUNNER
 from juggler.learner.process.program import LEARNER
-from juggler.runtime.actors.hello import Rate, one_line
+from juggler.runtime.actors.hub import one_line
 from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Replied, Reported, Worker
 from juggler.runtime.actors.requests import Completed, RequestPool
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.v1 import training_pb2
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
-_LONGEST_REASON = 8000  # characters: it may tell two spaces
-_NOTE = training_pb2.Note.DESCRIPTOR.full_name
-#: A note counts as much as this many arrivals, so over eighty notes a second are too many. In a
-#: minute, a gateway may send ten lines about arriving simulators and ten about leaving ones.
-#: Another twenty may follow when the next minute begins.
-_NOTE_COUNTS = 250
+M = TypeVar("M", bound=Message)
+
+_LONGEST_REASON: Final = 8000  # characters: it may tell two spaces
+_LONGEST_TEXT: Final = 1000
+_TEXTS: Final = ("description", "explanation", "hopeless", "peer_lost", "text", "why_alone")
+_NOTE: Final = training_pb2.Note.DESCRIPTOR.full_name
+_MOST_REFUSED: Final = 10  # batches of an EnvRunner in a row, until the run ends
+#: EnvRunners miss a learner that is gone before the driver does; it is told by then.
+_GRACE_SECONDS: Final = 5.0
+_AGAIN_SECONDS: Final = 60.0
+
+
+def read(packed: any_pb2.Any, message: M, **asked: object) -> M:
+    """Read an answer or a report; texts become one line each.
+
+    Args:
+        asked: fields by name, as the command has them.
+
+    Raises:
+        TypeError: it is another message.
+        ValueError: it is not a message, or does not answer this command.
+    """
+    kind: Any = message.DESCRIPTOR
+    if not packed.Is(kind):
+        raise TypeError(f"{packed.TypeName()[:100] or 'nothing'} in place of {kind.full_name}")
+    try:
+        message.ParseFromString(packed.value)
+    except DecodeError as error:
+        raise ValueError(f"bytes that are no {kind.full_name}") from error
+    for name, value in asked.items():
+        if (said := getattr(message, name)) != value:
+            raise ValueError(f"an answer about {name} {said!r}, not {value!r}"[:_LONGEST_TEXT])
+    for name in _TEXTS:
+        if name in kind.fields_by_name:
+            setattr(message, name, one_line(getattr(message, name), _LONGEST_TEXT))
+    return message
+
+
+def _must_be_pairs(returns: Collection[float], lengths: Collection[int]) -> None:
+    """Refuse returns of episodes that do not have a length each."""
+    if len(returns) != len(lengths):
+        raise ValueError(f"{len(returns)} returns of episodes, and {len(lengths)} lengths")
+
+
+class UnreachedLearners:
+    """Warns of EnvRunners whose batches do not reach learners."""
+
+    def __init__(self) -> None:
+        # By incarnations of both: the generation of the learners' group, when the first batch was
+        # lost since one got there or people were told, and whether they were.
+        self._since: dict[tuple[str, str], tuple[int, float, bool]] = {}
+
+    def brought(self, runner: Worker, learner: Worker) -> None:
+        """A batch got there."""
+        self._since.pop((runner.incarnation, learner.incarnation), None)
+
+    def lost(self, runner: Worker, learner: Worker, generation: int, why: str) -> str:
+        """Note a lost batch; return a warning or "".
+
+        Args:
+            generation: of the learners' group; while a new one forms, no learner takes batches.
+        """
+        key, now = (runner.incarnation, learner.incarnation), time.monotonic()
+        since = self._since.get(key)
+        if since is None or since[0] != generation:
+            self._since[key] = (generation, now, False)
+            return ""
+        if now - since[1] < (_AGAIN_SECONDS if since[2] else _GRACE_SECONDS):
+            return ""
+        self._since[key] = (generation, now, True)
+        where = ", ".join(learner.data_addresses)
+        return (
+            f"batches of {runner.worker_id} on {runner.host} do not reach {learner.worker_id} on "
+            f"{learner.host} at {where}: {why}. They are dropped (learner_lost), and updates wait "
+            "for that learner. Can the one host reach that address? A learner needs --bind, and "
+            "--advertise where it is known by another address; with TLS, its certificate names it"
+        )
+
+    def left(self, runner: Worker) -> None:
+        """An EnvRunner is gone."""
+        for key in [key for key in self._since if key[0] == runner.incarnation]:
+            del self._since[key]
+
+
+class RunnerEvents:
+    """Books receipts, and arrivals and departures of EnvRunners and evaluators."""
+
+    def __init__(self, parts: RunParts) -> None:
+        self._parts = parts
+        self._synchronous = parts.config.driver.synchronous
+        # Those whose episodes are not counted yet, by EnvRunner and batch id.
+        self._receipts: dict[tuple[str, int], training_pb2.Receipt] = {}
+        self._unreached = UnreachedLearners()
+        # By module and EnvRunner: refused batches since the last accepted one.
+        self._refused: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def ready(
+        self, worker: Worker, ready: training_pb2.Ready
+    ) -> list[tuple[Worker, training_pb2.Setup]]:
+        """Handle a ready worker; return workers to set up now."""
+        parts = self._parts
+        parts.metrics.workers.ready(worker)
+        setups = parts.registry.runner_ready(worker, ready)
+        for module_id, module in parts.core.modules.items():
+            if module.members:
+                parts.commands.tell_learners(worker, module_id, module.generation)
+        parts.confirmation.play()
+        if worker.role == ENVRUNNER:
+            steps = {module.module_id: module.rows * module.steps for module in ready.modules}
+            parts.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, steps))
+        return setups
+
+    def sampled(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
+        """A batch is with its learner, or is lost."""
+        parts, module_id = self._parts, receipt.module_id
+        parts.registry.must_fit_a_batch(module_id, receipt.live_steps)
+        _must_be_pairs(receipt.episode_returns, receipt.episode_lengths)
+        _must_be_pairs(receipt.env_returns, receipt.env_lengths)
+        for played in receipt.played:
+            _must_be_pairs(played.episode_returns, played.episode_lengths)
+            if not self._may_play(played.module_id):
+                raise ValueError(f"module {played.module_id[:100]!r} played, and is none to play")
+        version = Version.of(receipt.version)
+        # Before the core asks for more: requests tell what connectors have learned.
+        connectors = parts.connectors[module_id]
+        connectors.take(worker.worker_id, receipt.batch_id, receipt.connector_delta)
+        if not self._synchronous:
+            connectors.merge_waiting()
+        parts.happened(
+            events.SampleReceived(
+                receipt.batch_id,
+                worker.worker_id,
+                worker.incarnation,
+                receipt.learner,
+                receipt.live_steps,
+                version,
+                receipt.dropped,
+                receipt.stale_steps,
+                module_id,
+            )
+        )
+        if parts.league:
+            parts.league.finished(worker, receipt.matches)
+        elif receipt.matches:
+            raise ValueError("the outcome of a match, and this run has no league")
+        parts.metrics.workers.sampled(worker.worker_id, receipt.live_steps, version)
+        for played in receipt.played:
+            parts.metrics.of(played.module_id).played += played.steps
+        parts.metrics.workers.spent(worker.worker_id, receipt.seconds)
+        parts.metrics.workers.counted(worker.worker_id, receipt.counts)
+        if receipt.HasField("simulators"):
+            parts.metrics.workers.has_simulators(worker.worker_id, receipt.simulators)
+        parts.stale_runners[module_id].brought(worker.worker_id, receipt.stale_steps)
+        self._look_whether_it_arrived(worker, receipt)
+        if receipt.dropped:
+            self._count_episodes_of_others(receipt)
+            # A learner that is lost or not reached is reported elsewhere, and a worker with numbers
+            # that are not finite leaves and says so.
+            if receipt.dropped == "refused":
+                self._is_refused(worker, receipt)
+            elif receipt.dropped not in ("learner_lost", "nonfinite"):
+                parts.progress.message(f"{worker.worker_id}: {receipt.explanation}", "warning")
+            return
+        self._refused[module_id].clear()
+        parts.local.of_use(worker.worker_id)
+        self._receipts[worker.worker_id, receipt.batch_id] = receipt
+        if not self._synchronous:
+            self.count_episodes()
+
+    def _look_whether_it_arrived(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
+        learner = self._parts.registry.attached.get(receipt.learner)
+        if learner is None:
+            return
+        if not receipt.dropped:
+            return self._unreached.brought(worker, learner)
+        if receipt.dropped == "learner_lost":
+            generation = self._parts.core.modules[receipt.module_id].generation
+            text = self._unreached.lost(worker, learner, generation, receipt.explanation)
+            if text:
+                self._parts.progress.message(text, "warning")
+
+    def _is_refused(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
+        """Log a refused batch; end the run after many."""
+        parts, refused = self._parts, self._refused[receipt.module_id]
+        refused[worker.worker_id] += 1
+        parts.progress.message(f"{worker.worker_id}: {receipt.explanation}", "warning")
+        if refused[worker.worker_id] == _MOST_REFUSED:
+            parts.end.fail(
+                f"{receipt.learner} has refused {_MOST_REFUSED} batches of {worker.worker_id} in a "
+                f"row, and taken no others. The last reason: {receipt.explanation}"
+            )
+
+    def _may_play(self, module_id: str) -> bool:
+        """Whether an untrained module plays, or just did."""
+        parts = self._parts
+        if parts.league and module_id in parts.league.retired:
+            return True
+        return module_id in parts.registry.frozen or module_id in parts.config.others
+
+    def count_episodes(self) -> None:
+        """Count episodes in order of EnvRunners and requests, for reproducible runs."""
+        order = sorted(self._receipts, key=lambda key: (worker_order(key[0]), key[1]))
+        receipts = [self._receipts.pop(key) for key in order]
+        if self._parts.end.reached and not self._synchronous:
+            return  # the summary says what the run had reached when it was stopped
+        for receipt in receipts:
+            self._count(receipt)
+
+    def _count(self, receipt: training_pb2.Receipt) -> None:
+        """Count a receipt's episodes; several agents' returns add up."""
+        metrics, ended = self._parts.metrics, (receipt.episode_returns, receipt.episode_lengths)
+        keep_newest(metrics.infos, from_messages(receipt.infos))
+        if not self._parts.config.played_by:
+            return metrics.episodes_ended(*ended)
+        self._count_episodes_of_others(receipt)
+        metrics.of(receipt.module_id).episodes_ended(*ended)
+        metrics.episodes_ended(receipt.env_returns, receipt.env_lengths)
+        for of_agent in receipt.agent_returns:
+            metrics.of_agent(of_agent.agent).episodes_ended(of_agent.returns)
+
+    def _count_episodes_of_others(self, receipt: training_pb2.Receipt) -> None:
+        for played in receipt.played:
+            metrics = self._parts.metrics.of(played.module_id)
+            metrics.episodes_ended(played.episode_returns, played.episode_lengths)
+
+    def left(self, event: Left, unanswered: Iterable[Completed]) -> None:
+        """Handle a lost EnvRunner, whose farewell names begun requests."""
+        not_begun = frozenset(
+            each.request.batch_id
+            for each in unanswered
+            if isinstance(each.request, training_pb2.SampleRequest)
+            and event.farewell
+            and each.command_id not in event.unanswered
+        )
+        parts, worker = self._parts, event.worker
+        for stale_runners in parts.stale_runners.values():
+            stale_runners.left(worker.worker_id)
+        self._unreached.left(worker)
+        if parts.league:
+            parts.league.left(worker)
+        key = worker.worker_id, worker.incarnation
+        parts.happened(events.RunnerLeft(*key, event.reason, not_begun))
+        if parts.departures.hopeless(event):
+            parts.end.fail(f"{worker.worker_id} could not start: {event.reason}")
+
+
+class LearnerEvents:
+    """Books arrivals and updates, and learners that come and go."""
+
+    def __init__(self, parts: RunParts) -> None:
+        self._parts = parts
+
+    def first_commands(self, worker: Worker, setup: training_pb2.Setup) -> Iterator[Message]:
+        """Yield a learner's setup, then commands for its modules."""
+        yield setup
+        for module_id in self._parts.registry.modules_of(worker.index):
+            yield from self._parts.learners[module_id].begin(worker, setup.seed)
+
+    def ready(self, worker: Worker, ready: training_pb2.ModuleReady) -> None:
+        """It has what one of its modules begins with."""
+        parts, module_id = self._parts, ready.module_id
+        parts.metrics.workers.ready(worker)
+        if refusal := parts.registry.why_no_member(worker, ready):
+            return parts.hub.dismiss(worker, refusal)
+        learners = parts.learners[module_id]
+        for command in learners.reset_again(worker, ready):
+            parts.commands.send(worker, command)
+        for kept in learners.ready(worker, ready):
+            self._made(kept, {})
+        parts.registry.learner_ready(worker, ready)
+        parts.trained.learner_ready()
+        parts.happened(events.LearnerJoined(worker.worker_id, worker.incarnation, module_id))
+
+    def formed(self, worker: Worker, formed: training_pb2.GroupFormed) -> None:
+        """It has met the others of its group, or could not."""
+        met = self._parts.learners[formed.module_id].met(worker, formed)
+        if met is not None:
+            self._parts.happened(met)
+        if self._parts.league:
+            self._parts.league.look()
+
+    def arrived(self, worker: Worker, message: training_pb2.Arrivals) -> None:
+        """Batches are with it."""
+        parts, module_id = self._parts, message.module_id
+        if parts.league and module_id in parts.league.retired and module_id not in parts.learners:
+            return  # a player that has left: its books are closed
+        key = worker.worker_id, worker.incarnation
+        for arrival in message.arrivals:
+            parts.registry.must_fit_a_batch(module_id, arrival.live_steps)
+            parts.happened(events.Arrived(*key, arrival.batch_id, arrival.live_steps, module_id))
+
+    def updated(self, worker: Worker, done: training_pb2.UpdateDone) -> None:
+        """It has made its share of an update."""
+        parts, worker_id, module_id = self._parts, worker.worker_id, done.module_id
+        used = used_batches(done)
+        for batch in used:
+            parts.registry.must_fit_a_batch(module_id, batch.live_steps)
+        version = Version.of(done.version)
+        if done.peer_lost:  # weights of its own: a new member may have none of the group's updates
+            version = parts.core.modules[module_id].weights_version
+        for connectors in parts.connectors.values():
+            connectors.merge_waiting()
+        parts.stale_runners[module_id].answered(used, parts.core.modules[module_id].ledger.updating)
+        key = worker_id, worker.incarnation
+        metrics = {key: each.values for key, each in done.metrics.items()}
+        finished = events.UpdateFinished(done.update_id, *key, version, used, module_id)
+        self._made(finished, metrics)
+        parts.local.of_use(worker_id)
+        parts.learners[module_id].updated(worker_id, done)
+        trained = [batch for batch in used if not batch.dropped]
+        for batch in trained:
+            parts.metrics.batch_consumed(module_id, batch.staleness)
+        steps = sum(batch.live_steps for batch in trained)
+        parts.metrics.workers.trained(worker_id, steps, version)
+        if parts.league:
+            parts.league.trained(module_id, steps)
+        parts.metrics.workers.spent(worker_id, done.seconds)
+        parts.metrics.updated(worker_id, module_id, metrics)
+        parts.metrics.replayed(worker_id, module_id, done.replay)
+        if done.hopeless:
+            self._hopeless(worker, module_id, done.hopeless)
+
+    def _hopeless(self, worker: Worker, module_id: str, why: str) -> None:
+        """End the run, or fail the learner if other modules train.
+
+        The state of the learner is good, so it writes the last checkpoint when the run ends.
+        """
+        modules = self._parts.core.modules
+        others = {name for each in modules.values() for name in each.members}
+        if others - set(modules[module_id].members):
+            # A dismissed worker may come back with its state, in which every update fails.
+            self._parts.commands.send(worker, attach_pb2.Stop(failure=why))
+        else:
+            self._parts.end.fail(f"{worker.worker_id} cannot improve {why}", "learner_lost")
+
+    def _made(
+        self,
+        update: events.UpdateFinished | events.UnheardUpdate,
+        metrics: Mapping[str, Mapping[str, float]],
+    ) -> None:
+        """Book an update, and tell callbacks once per group."""
+        module = self._parts.core.modules[update.module_id]
+        before = module.weights_version
+        self._parts.happened(update)
+        if module.weights_version != before:
+            self._parts.callbacks.updated(update.module_id, metrics)
+
+    def left(self, event: Left) -> None:
+        """Handle a lost learner, and end a run without any."""
+        parts, worker = self._parts, event.worker
+        parts.checkpointing.left(worker.worker_id)
+        parts.metrics.learner_left(worker.worker_id)
+        for learners in parts.learners.values():
+            learners.left(worker)
+        parts.happened(events.LearnerLeft(worker.worker_id, worker.incarnation, event.reason))
+        if parts.league:
+            parts.league.look()
+        if event.failure and not parts.core.members:
+            parts.end.fail(f"{worker.worker_id} is lost: {event.reason}", "learner_lost")
 
 
 class WorkerEvents:
-    """Reads what workers say, and hands it on: to `RunnerEvents`, `LearnerEvents`, or a part.
+    """Reads what workers say, and hands it to its part.
 
     A worker that says what cannot be understood is let go; the others do not notice.
     """
@@ -39,12 +395,10 @@ class WorkerEvents:
         self._parts = parts
         self._runners = RunnerEvents(parts)
         self._learners = LearnerEvents(parts)
-        self._agents = parts.config.agent_names
         self._receipts_first = ReceiptsFirst(parts.commands.pool, parts.config.driver.synchronous)
-        # Of those who are attached:
+        # Of attached workers:
         self._failed_once: set[Worker] = set()
         self._let_go: set[Worker] = set()
-        self._rates: dict[Worker, Rate] = {}
 
     def hear(self, event: HubEvent) -> None:
         """Something came from a worker, or a worker came or went."""
@@ -76,18 +430,14 @@ class WorkerEvents:
 
     def _joined(self, worker: Worker) -> None:
         parts = self._parts
-        self._rates[worker] = Rate()
         parts.metrics.workers.joined(worker)
         self._set_up(parts.registry.joined(worker))
 
     def _reported(self, worker: Worker, body: any_pb2.Any) -> None:
-        """Whoever it is may have a note for people; learners also report what arrived."""
+        """Take a worker's notes for people; learners also report what arrived."""
         if worker.role == LEARNER and body.TypeName() != _NOTE:
-            arrivals = replies.read_arrivals(body)
-            self._rates[worker].count(len(arrivals.arrivals))
-            return self._learners.arrived(worker, arrivals)
-        self._rates[worker].count(_NOTE_COUNTS)
-        note = replies.read_note(body)
+            return self._learners.arrived(worker, read(body, training_pb2.Arrivals()))
+        note = read(body, training_pb2.Note())
         if note.HasField("simulators"):
             self._parts.metrics.workers.has_simulators(worker.worker_id, note.simulators)
         level: Level = "warning" if note.warning else "info"
@@ -111,30 +461,38 @@ class WorkerEvents:
             raise ValueError("a reply before the last where there is one alone")
         match request:
             case training_pb2.SampleRequest():
-                known = self._agents, self._runners.is_module
-                self._runners.sampled(worker, replies.read_receipt(request, body, *known))
+                about = {"batch_id": request.batch_id, "learner": request.learner}
+                receipt = read(body, training_pb2.Receipt(), module_id=request.module_id, **about)
+                self._runners.sampled(worker, receipt)
             case training_pb2.Update():
-                newest = self._newest(request.module_id)
-                self._learners.updated(worker, replies.read_update_done(request, body, newest))
+                about = {"module_id": request.module_id, "update_id": request.update_id}
+                done = read(body, training_pb2.UpdateDone(), **about)
+                self._must_not_be_ahead(request.module_id, Version.of(done.version))
+                self._learners.updated(worker, done)
                 self._runners.count_episodes()
             case training_pb2.Group():
-                newest = self._newest(request.module_id)
-                self._learners.formed(worker, replies.read_group_formed(request, body, newest))
+                about = {"module_id": request.module_id, "generation": request.generation}
+                formed = read(body, training_pb2.GroupFormed(), **about)
+                self._must_not_be_ahead(request.module_id, Version(0, formed.update))
+                self._learners.formed(worker, formed)
             case training_pb2.Restore() | training_pb2.RemovePlayer() if worker.role != LEARNER:
                 self._send_next_part(worker)
             case training_pb2.Setup() if worker.role != LEARNER:
-                self._set_up(self._runners.ready(worker, replies.read_runner_ready(body)))
+                self._set_up(self._runners.ready(worker, read(body, training_pb2.Ready())))
                 self._send_next_part(worker)
             case training_pb2.AddPlayer():
                 if parts.league:
                     parts.league.received(worker, request.module_id)
                 self._send_next_part(worker)
             case training_pb2.AddModule():
-                self._learners.ready(worker, replies.read_module_ready(request, body))
+                ready = read(body, training_pb2.ModuleReady(), module_id=request.module_id)
+                self._learners.ready(worker, ready)
             case training_pb2.Evaluate():
                 parts.local.of_use(worker.worker_id)
-                known = self._agents, self._runners.is_module
-                evaluation = replies.read_evaluation(request, body, *known)
+                evaluation = read(body, training_pb2.Evaluation())
+                if not evaluation.episode_returns and worker.role != ENVRUNNER:
+                    raise ValueError("an evaluation without an episode")
+                _must_be_pairs(evaluation.episode_returns, evaluation.episode_lengths)
                 if parts.evaluations.is_of_it(request):
                     parts.evaluations.answered(worker, request, evaluation)
                 elif parts.confirmation.evaluated(request, evaluation):
@@ -142,18 +500,23 @@ class WorkerEvents:
                 if request.HasField("version"):
                     self._send_next_part(worker)
 
+    def _must_not_be_ahead(self, module_id: str, version: Version) -> None:
+        """Refuse a version that no weights can have.
+
+        Requests would wait for it for ever.
+        """
+        module = self._parts.core.module(module_id)
+        newest = Version(module.generation, module.weights_version.update)
+        if version.generation > newest.generation or version.update > newest.update + 1:
+            raise ValueError(f"weights of {version}, where the newest can be one after {newest}")
+
     def _send_next_part(self, worker: Worker) -> None:
         """Of what modules play with, or what is to follow it."""
         if (part := self._parts.frozen_parts.next(worker)) is not None:
             self._parts.commands.send(worker, part)
 
-    def _newest(self, module_id: str) -> Version:
-        """The version that nothing of this module can exceed by more than one update."""
-        module = self._parts.core.module(module_id)
-        return Version(module.generation, module.weights_version.update)
-
     def _failed(self, completed: Completed, reason: str) -> None:
-        """It could not do what it was asked to. Our workers leave then; their farewell says why."""
+        """Handle a failed request, whose worker usually leaves."""
         parts, worker, request = self._parts, completed.worker, completed.request
         key = worker.worker_id, worker.incarnation
         match request:
@@ -195,17 +558,16 @@ class WorkerEvents:
             connectors.left(worker)
         self._failed_once.discard(worker)
         self._let_go.discard(worker)
-        self._rates.pop(worker, None)
         if worker.local:
             # It may hang, and must not stay at a post that a successor has to fill.
             after = 5.0 if event.farewell else 0.0
             parts.local.kill(worker.worker_id, worker.pid, after, abort=event.unheard)
         parts.departures.left(event)
         if not parts.end.reached:
-            parts.callbacks.worker_lost(worker.worker_id, event.reason)
+            parts.callbacks.note("on_worker_lost", worker.worker_id, event.reason)
         if worker.role == ENVRUNNER:
-            self._runners.left(event, replies.read_not_begun(event, unanswered))
-        elif worker.role == LEARNER:
+            self._runners.left(event, unanswered)
+        if worker.role == LEARNER:
             self._learners.left(event)
         else:
             self._evaluates_no_more(worker)
@@ -213,14 +575,13 @@ class WorkerEvents:
 
 
 class ReceiptsFirst:
-    """In synchronous mode, an update's receipts are heard before the learner's answer to it.
+    """Orders receipts before answers to their updates, in synchronous mode.
 
     Receipts tell which episodes ended and what connectors have learned, and the requests behind the
-    update pass that on: nothing of it may depend on who is faster. Every receipt that is missing
+    update pass that on: nothing of it may depend on speed. Every receipt that is missing
     comes soon, since the learner has its batch, or its EnvRunner leaves.
 
     Args:
-        pool: where requests are in flight.
         synchronous: else everything is heard as it comes.
     """
 
@@ -230,10 +591,9 @@ class ReceiptsFirst:
         self._early: deque[HubEvent] = deque()  # an answer, and what the learner said after it
 
     def in_order(self, event: HubEvent) -> Iterator[HubEvent]:
-        """What is to be heard now that this event has come. The pool has to know of each of them
-        before the next one is asked for."""
+        """Yield events to handle now; the pool must know each first."""
         if self._synchronous and event.worker.role == LEARNER:
-            if isinstance(event, Left):  # nobody can wait for it any more
+            if isinstance(event, Left):  # no command can wait for it any more
                 yield from self._early
                 self._early.clear()
             elif self._early or self._comes_early(event):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from juggler.envrunner.environments.autoreset import autoreset_mode, last_observation
@@ -15,11 +15,9 @@ from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.wire.structures import to_tree, tree_map
 from juggler.runtime.wire.trees import Tree, flatten
 
-#: An episode that takes more bytes is cut: some environments never end one.
-MOST_BYTES = 256 * 1024 * 1024
-#: So is the longest one when all that are under way take more together.
-MOST_TOGETHER = 4 * MOST_BYTES
-#: What Python takes for each array of a step beside its numbers, and for what holds them.
+#: When all episodes under way take more, the longest is cut: some environments never end one.
+MOST_BYTES = 512 * 1024 * 1024
+#: What Python takes for each array of a step besides its numbers, and for what holds them.
 BESIDE = 256
 
 
@@ -42,23 +40,18 @@ class _Running:
 
 
 class EpisodesUnderWay:
-    """The episodes that are played now, each at a place of its own.
+    """The episodes under way, each at a place of its own.
 
     Args:
         take: gets each episode when it ends.
-        most_bytes: an episode with more is cut before its last step, as if it were truncated; that
-            step begins another one.
-        most_together: so is the longest episode when all of them have more. Those with a single
-            step stay.
+        most_bytes: when all episodes together have more, the longest is cut before its last step,
+            as if it were truncated; that step begins another one. Those with a single step stay.
     """
 
     def __init__(
-        self,
-        take: Callable[[RecordedEpisode], None],
-        most_bytes: int = MOST_BYTES,
-        most_together: int = MOST_TOGETHER,
+        self, take: Callable[[RecordedEpisode], None], most_bytes: int = MOST_BYTES
     ) -> None:
-        self._take, self._most_bytes, self._most_together = take, most_bytes, most_together
+        self._take, self._most_bytes = take, most_bytes
         self._running: dict[int, _Running] = {}
         self._bytes = 0  # of all of them
 
@@ -72,9 +65,7 @@ class EpisodesUnderWay:
             reward: of the step.
         """
         self._add(place, observation, action, reward)
-        if self._running[place].nbytes > self._most_bytes:
-            self._cut(place)
-        if self._bytes > self._most_together:
+        if self._bytes > self._most_bytes:
             self._cut(max(self._running, key=lambda each: self._running[each].nbytes))
 
     def end(self, place: int, observation: Tree | None, *, terminated: bool) -> None:
@@ -82,8 +73,8 @@ class EpisodesUnderWay:
 
         Args:
             place: of the episode.
-            observation: [...] after its last step; None: nobody knows, and nobody learns from it
-                where an episode terminated.
+            observation: [...] after its last step; None: unknown, which only a terminated
+                episode allows.
             terminated: the environment ended it; otherwise it was cut off.
         """
         running = self.drop(place)
@@ -115,7 +106,10 @@ class EpisodesUnderWay:
         self._bytes += running.step_bytes
 
     def _cut(self, place: int) -> None:
-        """Begin another episode with the last step of this one, unless it is the only one."""
+        """Begin another episode with the last step of this one.
+
+        Nothing happens if it is the only step.
+        """
         running = self._running[place]
         if len(running.rewards) < 2:
             return
@@ -125,68 +119,71 @@ class EpisodesUnderWay:
         self._add(place, *last)
 
 
-class EpisodeRecorder:
-    """Hears of every step of a vector of environments.
+class EpisodeRecorder(VectorWrapper):
+    """A vector of environments that records whole episodes while they are played.
 
     Args:
         env: N environments, with any autoreset mode.
         take: gets each episode when it ends.
+        shares: [N] the number of episodes to record of each environment; None: all.
     """
 
     def __init__(
-        self, env: VectorEnv[Any, Any, Any], take: Callable[[RecordedEpisode], None]
+        self,
+        env: VectorEnv[Any, Any, Any],
+        take: Callable[[RecordedEpisode], None],
+        shares: NDArray[np.intp] | None = None,
     ) -> None:
-        self._same_step = autoreset_mode(env) is AutoresetMode.SAME_STEP
+        super().__init__(env)
+        self._mode = autoreset_mode(env)
         self._observed, self._acted = env.single_observation_space, env.single_action_space
         self._under_way = EpisodesUnderWay(take)
+        self._left = np.full(self.num_envs, np.inf) if shares is None else shares.copy()  # [N]
+        self._resets = np.zeros(self.num_envs, np.bool_)  # [N] the next step only resets
         self._before: Tree = {}
 
-    def sees(self, observations: Any) -> None:
-        """Hear of the observations [N, ...] that the next step is taken from."""
-        # Environments may write the next ones into the same memory.
-        self._before = tree_map(np.copy, to_tree(self._observed, observations))
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        everywhere = np.ones(self.num_envs, np.bool_)  # [N]
+        for row in np.flatnonzero((options or {}).get("reset_mask", everywhere)).tolist():
+            self._under_way.drop(row)
+        observations, infos = self.env.reset(seed=seed, options=options)
+        self._resets[:] = False
+        self._see(observations)
+        return observations, infos
 
-    def step(
-        self,
-        actions: Any,
-        rewards: NDArray[Any],
-        terminated: NDArray[np.bool_],
-        truncated: NDArray[np.bool_],
-        observations: Any,
-        infos: dict[str, Any],
-        recorded: NDArray[np.bool_],
-    ) -> None:
-        """Hear of a step.
-
-        Args:
-            actions: what the environments got, [N, ...].
-            rewards: [N], as the environments gave them; so are the next four.
-            terminated: [N]
-            truncated: [N]
-            observations: [N, ...]
-            infos: of the step.
-            recorded: [N] whose steps belong to episodes that are recorded.
-        """
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        result = self.env.step(actions)
+        observations, rewards, terminated, truncated, infos = result
         acted = to_tree(self._acted, actions)
+        recorded = ~self._resets & (self._left > 0)  # [N]
         for row in np.flatnonzero(recorded).tolist():
             reward = float(rewards[row])
             self._under_way.step(row, row_of(self._before, row), row_of(acted, row), reward)
             if terminated[row] or truncated[row]:
                 ended = bool(terminated[row])
                 last = self._last(observations, infos, row, terminated=ended)
+                self._left[row] -= 1
                 self._under_way.end(row, last, terminated=ended)
+        if self._mode is AutoresetMode.NEXT_STEP:
+            self._resets = (terminated | truncated) & ~self._resets  # [N]
+        self._see(observations)
+        return result
 
-    def drop(self, rows: NDArray[np.intp]) -> None:
-        """Forget the episodes that are running in some environments."""
-        for row in rows.tolist():
-            self._under_way.drop(row)
+    def _see(self, observations: Any) -> None:
+        """Keep the observations [N, ...] that the next step is taken from."""
+        # Environments may write the next ones into the same memory.
+        self._before = tree_map(np.copy, to_tree(self._observed, observations))
 
     def _last(
         self, observations: Any, infos: dict[str, Any], row: int, *, terminated: bool
     ) -> Tree | None:
-        """The last observation [...] of an episode; None: it has terminated, and the vector does
-        not give one that fits."""
-        if self._same_step:
+        """The last observation [...] of an episode, or None.
+
+        Only a terminated episode may have none that fits.
+        """
+        if self._mode is AutoresetMode.SAME_STEP:
             last = last_observation(self._observed, infos, row, terminated=terminated)
             return None if last is None else tree_map(np.array, last)
         return row_of(to_tree(self._observed, observations), row)

@@ -18,9 +18,9 @@ from juggler.runtime.wire.trees import Tree
 
 
 class RecordedEnvs(VectorEnv[Any, Any, Any]):
-    """N environments that play a data set's episodes again, whatever actions they get.
+    """N environments that replay a data set and ignore their actions.
 
-    `actions` are those that were recorded for the observations of the last `reset` or `step`. Each
+    `actions` are the recorded ones for the observations of the last `reset` or `step`. Each
     pass over the episodes is in a random order, and whichever environment ends one takes the next.
 
     Args:
@@ -48,7 +48,7 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
 
     @classmethod
     def of(cls, config: EnvRunnerConfig) -> RecordedEnvs:
-        """Those of an EnvRunner.
+        """Recorded environments of one EnvRunner.
 
         Raises:
             DatasetError: as `Dataset`.
@@ -87,7 +87,10 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
         return self._seen(), rewards, terminated, over & ~terminated, {}
 
     def _seen(self) -> Any:
-        """The observations, as Gymnasium gives those of a vector. Sets `actions` beside them."""
+        """The observations, as a vector of Gymnasium gives them.
+
+        Sets `actions` too.
+        """
         at = self._at.tolist()
         observations = zeros(self.single_observation_space, (self.num_envs,))  # [N, ...]
         actions = zeros(self.single_action_space, (self.num_envs,))  # [N, ...]
@@ -105,7 +108,7 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
             # Connectors may mend observations, which are checked after them.
             return self.dataset.episode(self._order.pop(), finite=("actions", "rewards"))
         except DatasetError as error:
-            # It would be as damaged for whoever comes in this EnvRunner's place.
+            # It would be as damaged for this EnvRunner's successor.
             where = f"data set {self.dataset.name!r}"
             raise EnvironmentFailed(where, "reading", str(error), lasting=True) from error
 

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import gymnasium
-import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector import VectorEnv
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.datasets.describing import spec_of
 from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
 from juggler.envrunner.datasets.writing import (
     DatasetWriter,
     bytes_of,
     must_be_recordable,
+    spec_of,
     writing,
 )
 from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.datasets.finding import DatasetError
 
-#: A part of a data set is complete when it has so many bytes or is so old. Whoever is killed loses
-#: the part that is not complete.
+#: A part of a data set is complete when it has this many bytes or is this old. A killed process
+#: loses the part that is not complete.
 _PART_BYTES: Final = 64 * 1024 * 1024
 _PART_SECONDS: Final = 60.0
 #: Episodes are written together: one by one they take twice as long.
@@ -37,8 +36,9 @@ _GB: Final = 1e9
 
 
 class SampledEpisodes:
-    """The part of a run's data set that one EnvRunner writes: data sets of their own, one after the
-    other, each of which is there as a whole or not at all.
+    """Writes one EnvRunner's part of a run's data set.
+
+    The part is a series of data sets, each of which is complete or absent.
 
     A disk that refuses one ends the recording, and nothing else.
 
@@ -80,7 +80,7 @@ class SampledEpisodes:
         self._ended = False
 
     def add(self, episode: RecordedEpisode) -> None:
-        """Take an episode. It is on the disk when its part is complete."""
+        """Add an episode, which is on disk once its part completes."""
         size = episode.nbytes
         held = self._bytes + self._part_bytes + self._waiting_bytes
         if self._most_bytes is not None and held + size > self._most_bytes:
@@ -98,12 +98,18 @@ class SampledEpisodes:
             self.complete()
 
     def look_at_the_clock(self) -> None:
-        """Complete the part if it is old, whether or not episodes still come."""
+        """Complete the part if it is old.
+
+        Episodes need not come any more.
+        """
         if self._began is not None and time.monotonic() - self._began >= self._part_seconds:
             self.complete()
 
     def complete(self) -> None:
-        """Complete the part that is being written; the next episode begins another one."""
+        """Complete the part that is being written.
+
+        The next episode begins another one.
+        """
         self._write()
         self._attempt(self._part.close)
         self._bytes += self._part_bytes
@@ -111,34 +117,29 @@ class SampledEpisodes:
 
     def _write(self) -> None:
         """Write what waits."""
-        episodes, self._waiting = self._waiting, []
-        if episodes and not self._ended:
-            self._attempt(lambda: self._add(episodes))
-        self._waiting_bytes = 0
+        episodes, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        if not episodes or self._ended:
+            return
 
-    def _add(self, episodes: Sequence[RecordedEpisode]) -> None:
-        writer = self._opened()
-        writer.add(*episodes)
-        self._part_bytes = writer.nbytes
+        def write() -> None:
+            if self._writer is None:
+                name = f"{self._worker}-part-{self._next_number()}-v0"
+                about = {
+                    "algorithm_name": "juggler",
+                    "description": "what a run sampled in training",
+                }
+                part = writing(self._directory / name, name, *self._about, about)
+                self._writer = self._part.enter_context(part)
+            self._writer.add(*episodes)
+            self._part_bytes = self._writer.nbytes
 
-    def _opened(self) -> DatasetWriter:
-        """The part that is being written, or a new one."""
-        if self._writer is None:
-            name = f"{self._worker}-part-{self._next_number()}-v0"
-            about = {"algorithm_name": "juggler", "description": "what a run sampled in training"}
-            part = writing(self._directory / name, name, *self._about, about)
-            self._writer = self._part.enter_context(part)
-        return self._writer
+        self._attempt(write)
 
     def _next_number(self) -> int:
         """One more than that of the last part."""
         pattern = re.compile(rf"{re.escape(self._worker)}-part-(\d+)-v0")
-        numbers = [
-            int(found[1])
-            for place in self._directory.glob(f"{self._worker}-part-*")
-            if (found := pattern.fullmatch(place.name))
-        ]
-        return max(numbers, default=0) + 1
+        found = (pattern.fullmatch(place.name) for place in self._directory.glob("*-part-*"))
+        return max((int(each[1]) for each in found if each), default=0) + 1
 
     def _attempt(self, write: Callable[[], None]) -> None:
         try:
@@ -148,14 +149,17 @@ class SampledEpisodes:
             self.end(str(error))
 
     def end(self, why: str) -> None:
-        """Record no more episodes, and report why. May be called in any thread."""
+        """Stop recording, and report the reason.
+
+        May be called in any thread.
+        """
         if not self._ended:
             self._ended = True
             self._tell(f"records no more episodes, and samples on: {why}")
 
 
-class RecordedWhilePlayed(VectorWrapper):
-    """A vector of environments whose whole episodes are recorded while somebody plays them.
+class RecordedWhilePlayed(EpisodeRecorder):
+    """A vector of environments that writes whole episodes while they are played.
 
     Args:
         env: N environments, with any autoreset mode.
@@ -163,30 +167,11 @@ class RecordedWhilePlayed(VectorWrapper):
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], episodes: SampledEpisodes) -> None:
-        super().__init__(env)
+        super().__init__(env, episodes.add)
         self._episodes = episodes
-        self._recorder = EpisodeRecorder(env, episodes.add)
-        self._next_step = env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP
-        self._resets = np.zeros(self.num_envs, np.bool_)  # [N] the next step only resets
-
-    def reset(
-        self, *, seed: Any = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        everywhere = np.ones(self.num_envs, np.bool_)  # [N]
-        self._recorder.drop(np.flatnonzero((options or {}).get("reset_mask", everywhere)))
-        observations, infos = self.env.reset(seed=seed, options=options)
-        self._resets[:] = False
-        self._recorder.sees(observations)
-        return observations, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        observations, rewards, terminated, truncated, infos = result = self.env.step(actions)
-        recorded = ~self._resets  # [N]
-        after = terminated, truncated, observations, infos
-        self._recorder.step(actions, rewards, *after, recorded)
-        if self._next_step:
-            self._resets = (terminated | truncated) & recorded  # [N]
-        self._recorder.sees(observations)
+        result = super().step(actions)
         self._episodes.look_at_the_clock()
         return result
 

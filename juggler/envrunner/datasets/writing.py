@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
+import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from secrets import token_hex
@@ -15,16 +18,20 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments.naming import EnvironmentFactory, find_environment
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.datasets.finding import DATA, DatasetError, must_be_installed, partial_of
-from juggler.runtime.file_locks import try_lock
+from juggler.runtime.modules.by_name import SCRIPT
+from juggler.runtime.plain_files import try_lock
 from juggler.runtime.wire.structures import from_tree, space_leaves
 
 #: What writing to a full disk has been seen to raise.
 _REFUSED = (OSError, RuntimeError)
 #: Where Minari keeps the episodes of a data set.
 _EPISODES = "main_data.hdf5"
-#: What HDF5 needs beside the numbers: at most so much for each of its small files and episodes.
+#: What HDF5 needs besides the numbers: at most this for each of its small files and episodes.
 _BESIDE = 1 << 16
 
 
@@ -32,7 +39,6 @@ class DatasetWriter:
     """Adds episodes to a data set; made by `writing`.
 
     Attributes:
-        steps: of all episodes so far.
         nbytes: of its files so far.
     """
 
@@ -43,12 +49,14 @@ class DatasetWriter:
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
     ) -> None:
-        self.steps, self.nbytes = 0, 0
+        self.nbytes = 0
         self._place, self._storage = place, storage
         self._spaces = observation_space, action_space
 
     def add(self, *episodes: RecordedEpisode) -> None:
-        """Write episodes to the disk. Many at once take half as long as one by one.
+        """Write episodes to the disk.
+
+        Many at once take half as long as one by one.
 
         Raises:
             DatasetError: the disk refuses them.
@@ -57,7 +65,6 @@ class DatasetWriter:
             _reserve(Path(self._storage.data_path, _EPISODES), episodes)
             self._storage.update_episodes([self._buffer(episode) for episode in episodes])
             self.nbytes = bytes_of(Path(self._storage.data_path).iterdir())
-        self.steps += sum(map(len, episodes))
 
     def _buffer(self, episode: RecordedEpisode) -> Any:
         """An episode as Minari takes it."""
@@ -83,8 +90,9 @@ def writing(
     env_spec: EnvSpec | None,
     about: dict[str, str],
 ) -> Iterator[DatasetWriter]:
-    """Write a data set, which is there once the context ends well. If it does not, or the process
-    is killed, there is none.
+    """Write a data set, which appears once the context ends well.
+
+    If it does not, or the process is killed, there is none.
 
     Args:
         place: its directory, which must not exist.
@@ -130,7 +138,8 @@ def writing(
 def must_be_recordable(
     observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
 ) -> None:
-    """
+    """Check that a data set can hold values of these spaces.
+
     Raises:
         DatasetError: the package minari is missing, or a key of these spaces would be lost.
     """
@@ -147,8 +156,11 @@ def must_be_recordable(
 
 @contextmanager
 def _held_directory(place: Path) -> Iterator[Path]:
-    """A new directory beside a place, which its process holds a lock (flock) on while it writes.
-    A process id would say nothing in another container that shares the place."""
+    """Make a locked (flock) directory next to a place.
+
+    The process holds the lock while it writes. A process id would mean nothing in another container
+    that shares the place.
+    """
     partial = place.with_name(f".{place.name}.partial-{token_hex(4)}")
     partial.mkdir(parents=True)
     descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
@@ -161,8 +173,10 @@ def _held_directory(place: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(place: Path) -> None:
-    """Remove what killed processes have left of this data set: what nobody holds. Where nobody can
-    tell, it stays."""
+    """Remove what killed processes have left of this data set.
+
+    What a process holds stays, and so does what cannot be told.
+    """
     # One without data has been made this moment, and is not locked yet.
     for data in place.parent.glob(f"{partial_of(place.name)}/{DATA}"):
         with suppress(OSError):
@@ -180,8 +194,10 @@ def bytes_of(files: Iterable[Path]) -> int:
 
 
 def _reserve(file: Path, episodes: Sequence[RecordedEpisode]) -> None:
-    """Have the disk keep room for episodes. HDF5 crashes where a disk is full while it writes; what
-    it does not need, it gives back when it closes the file.
+    """Let the disk reserve room for episodes.
+
+    HDF5 crashes if a disk becomes full while it writes; room that it does not need is returned when
+    the file is closed.
 
     Raises:
         OSError: there is no room.
@@ -221,3 +237,54 @@ def _to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def spec_of(config: EnvRunnerConfig, factory: Callable[..., Any] | None) -> EnvSpec | None:
+    """Gymnasium's spec to make an environment again.
+
+    Its id is the value of `env`. None: it has no name, or cannot be written down.
+
+    Args:
+        config: names the environment.
+        factory: makes the environments instead of the name; None: the name does.
+    """
+    if config.gateway or config.is_elsewhere or config.env_wrappers:
+        return None
+    found = find_environment(config.env) if factory is None else _found_as(config.env, factory)
+    if found is None or (isinstance(found, type) and not issubclass(found, gymnasium.Env)):
+        return None  # such as a whole vector
+    if isinstance(found, EnvSpec):
+        spec = copy.deepcopy(found)
+    else:
+        spec = EnvSpec(config.env, entry_point=config.env)
+    spec.kwargs.update(config.env_kwargs)
+    if config.max_episode_steps is not None:
+        spec.max_episode_steps = config.max_episode_steps
+    try:
+        spec = replace(spec, id=config.env)
+    except gymnasium.error.Error:
+        pass  # Gymnasium takes no module with a dot before a namespace: the id alone remains
+    try:
+        spec.to_json()
+    except (TypeError, ValueError):
+        return None
+    return spec
+
+
+def _found_as(name: str, factory: Callable[..., Any]) -> EnvironmentFactory | None:
+    """What makes the environments, if another process finds it by name.
+
+    Code of a script, or made within a function, is not found.
+    """
+    if name.startswith(SCRIPT):
+        return None
+    try:
+        return factory if find_environment(name) is factory else None
+    except (ValueError, EnvironmentFailed):
+        return None
+
+
+def words_of(env: str) -> str:
+    """The name of an environment, as Minari allows it."""
+    name = re.sub(r"-v\d+$", "", env.rpartition(":")[2])
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "env"

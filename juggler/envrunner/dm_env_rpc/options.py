@@ -10,7 +10,7 @@ SCHEME: Final = "dm_env_rpc://"
 
 
 class SimulatorOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """How to make and join worlds, and what to use there.
+    """Options for making and joining worlds, and for their tensors.
 
     Attributes:
         create_world: settings of the world that each environment has.
@@ -57,7 +57,7 @@ class SimulatorOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown
         return options
 
     def of_runner(self, runner: int) -> SimulatorOptions:
-        """The same with an EnvRunner's number in the name of the world."""
+        """Options with an EnvRunner's number in the name of the world."""
         world = None if self.world is None else self.world.replace("{runner}", str(runner))
         return msgspec.structs.replace(self, world=world)
 

@@ -1,21 +1,29 @@
-"""Tensors and their specs, as dm_env_rpc sends them, and NumPy arrays."""
+"""Tensors of dm_env_rpc and their specs, as NumPy arrays and Gymnasium spaces."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
+import gymnasium
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
+from juggler.envrunner.dm_env_rpc.options import SimulatorOptions
 from juggler.envrunner.dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
+from juggler.runtime.wire.trees import Path
+
+Space = gymnasium.Space[Any]
 
 #: Bytes of one message: observations may be images.
 MAX_MESSAGE_BYTES: Final = 256 << 20
 #: Elements of one tensor.
 MAX_ELEMENTS: Final = 1 << 25
+#: An integer of more values than this is a number, and not a choice.
+_MOST_CHOICES: Final = 1 << 16
 
 #: By DataType: the field of a Tensor that has its numbers, and their dtype.
 _NUMBERS: Final[dict[pb.DataType, tuple[str, np.dtype[Any]]]] = {
@@ -29,15 +37,22 @@ _NUMBERS: Final[dict[pb.DataType, tuple[str, np.dtype[Any]]]] = {
     pb.UINT64: ("uint64s", np.dtype("<u8")),
     pb.BOOL: ("bools", np.dtype(np.bool_)),
 }
-_FIELDS: Final = dict(_NUMBERS.values())
-_TYPES: Final = {dtype: number for number, (_, dtype) in _NUMBERS.items()}
 #: Fields whose numbers are bytes; those of the others are varints.
 _IN_BYTES: Final = {"floats", "doubles", "int8s", "uint8s"}
 _UNPACKED: Final[dict[str, Any]] = {"floats": pb.UnpackedFloats, "doubles": pb.UnpackedDoubles}
 
 
-class TensorError(ValueError):
-    """A tensor or a spec that is not what it should be; the message names it."""
+class SimulatorError(Exception):
+    """A simulator did not do as requested; the message says why.
+
+    Attributes:
+        unavailable: it was not there, or is gone; dialling again may help.
+        refused: it answered with an error of its own.
+    """
+
+    def __init__(self, message: str, *, unavailable: bool = False, refused: bool = False) -> None:
+        super().__init__(message)
+        self.unavailable, self.refused = unavailable, refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,94 +63,158 @@ class Spec:
         uid: stands for the name in every step.
         name: for people and settings, with periods between levels.
         shape: of every tensor.
+        field: of a Tensor message, which has its elements.
         dtype: of its elements.
         low: the lower bound, [] or [*shape]; None: no bound.
         high: the upper bound, likewise.
-        size: elements of a tensor.
-        field: of a Tensor message, which has them.
     """
 
     uid: int
     name: str
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    low: NDArray[Any] | None
-    high: NDArray[Any] | None
-    size: int
     field: str
-
-    @classmethod
-    def make(
-        cls,
-        uid: int,
-        name: str,
-        shape: Sequence[int],
-        dtype: np.dtype[Any],
-        low: NDArray[Any] | None = None,
-        high: NDArray[Any] | None = None,
-    ) -> Spec:
-        """From a dtype that dm_env_rpc has."""
-        field, dtype = _NUMBERS[_TYPES[dtype]]
-        return cls(uid, name, tuple(shape), dtype, low, high, math.prod(shape), field)
+    dtype: np.dtype[Any]
+    low: NDArray[Any] | None = None
+    high: NDArray[Any] | None = None
 
     @classmethod
     def read(cls, uid: int, message: pb.TensorSpec) -> Spec:
-        """
+        """Read a tensor's spec.
+
         Raises:
-            TensorError: such tensors are not arrays of one shape, or the spec contradicts itself.
+            SimulatorError: the tensors have no common shape, or the spec contradicts itself.
         """
-        name, shape = message.name, tuple(message.shape)
-        if message.dtype not in _NUMBERS:
-            kind = _data_type_name(message.dtype)
-            raise TensorError(f"{name!r} is of type {kind}, and only numbers can be learned from")
+        name, shape, kind = message.name, tuple(message.shape), message.dtype
+        if kind not in _NUMBERS:
+            said = pb.DataType.Name(kind) if kind in pb.DataType.values() else str(kind)
+            raise SimulatorError(
+                f"{name!r} is of type {said}, and only numbers can be learned from"
+            )
         if any(length < 0 for length in shape):
-            raise TensorError(f"{name!r} has the shape {list(shape)}, which varies")
-        if (size := math.prod(shape)) > MAX_ELEMENTS or len(shape) > 16:
-            raise TensorError(f"{name!r} of shape {list(shape)} is over {MAX_ELEMENTS} elements")
-        field, dtype = _NUMBERS[message.dtype]
-        plain = cls(uid, name, shape, dtype, None, None, size, field)
-        low, high = _bound(message.min, plain, "min"), _bound(message.max, plain, "max")
+            raise SimulatorError(f"{name!r} has the shape {list(shape)}, which varies")
+        if math.prod(shape) > MAX_ELEMENTS or len(shape) > 16:
+            raise SimulatorError(f"{name!r} of shape {list(shape)} is over {MAX_ELEMENTS} elements")
+        plain = cls(uid, name, shape, *_NUMBERS[kind])
+        low, high = plain._bound(message.min, "min"), plain._bound(message.max, "max")
         if low is not None and high is not None and np.any(low > high):
-            raise TensorError(f"{name!r} has a min above its max")
-        return cls(uid, name, shape, dtype, low, high, size, field)
+            raise SimulatorError(f"{name!r} has a min above its max")
+        return cls(uid, name, shape, plain.field, plain.dtype, low, high)
 
+    def __str__(self) -> str:
+        low, high = (None if end is None else end.tolist() for end in (self.low, self.high))
+        return f"{self.name!r} ({self.dtype} {list(self.shape)}, min {low}, max {high})"
 
-def decode(tensor: pb.Tensor, spec: Spec) -> NDArray[Any]:
-    """A tensor's array [*spec.shape]; read-only if it is a view of the message's bytes.
+    @property
+    def size(self) -> int:
+        """Elements of a tensor."""
+        return math.prod(self.shape)
 
-    One element fills the whole shape, and one dimension may be left open, as in the protocol.
+    def range(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Min and max, [] or [*shape]; without bounds those of the dtype."""
+        least: Any = -np.inf
+        most: Any = np.inf
+        if self.dtype.kind == "b":
+            least, most = False, True
+        elif self.dtype.kind != "f":
+            info = np.iinfo(self.dtype)
+            least, most = info.min, info.max
+        low = np.asarray(least if self.low is None else self.low, self.dtype)
+        high = np.asarray(most if self.high is None else self.high, self.dtype)
+        return low, high
 
-    Raises:
-        TensorError: it does not fit its spec. Nothing is allocated then.
-    """
-    field = spec.field
-    if tensor.WhichOneof("payload") != field:
-        came = tensor.WhichOneof("payload") or "nothing"
-        raise TensorError(f"{spec.name!r} came as {came}, and its spec says {field}")
-    given = tuple(tensor.shape)
-    if given != spec.shape and not _leads_to(given, spec.shape):
-        raise TensorError(
-            f"{spec.name!r} came with shape {list(given)}, and its spec says {list(spec.shape)}"
+    def space(self, what: str) -> Space:
+        """The space of a tensor's values.
+
+        Args:
+            what: "action" or "observation".
+
+        Raises:
+            SimulatorError: it is an action without a number of choices.
+        """
+        shape, kind = self.shape, self.dtype.kind
+        if kind == "b":
+            return spaces.MultiBinary(shape) if shape else spaces.Discrete(2)
+        low, high = self.range()
+        choices: NDArray[Any] | None = None  # [] or [*shape]
+        if kind != "f" and self.low is not None and self.high is not None:
+            # Python's integers: a range may have more values than the largest number says.
+            choices = np.asarray(np.subtract(high, low, dtype=object) + 1)
+            if np.any(choices > _MOST_CHOICES):
+                choices = None
+        if choices is not None and not shape:
+            return spaces.Discrete(int(choices.item()), start=int(low.item()))
+        if what == "action" and choices is not None:
+            counts = np.broadcast_to(choices.astype(np.int64), shape)  # [*shape]
+            return spaces.MultiDiscrete(counts, start=np.broadcast_to(low.astype(np.int64), shape))
+        if what == "action" and kind != "f":
+            raise SimulatorError(
+                f"the action {self.name!r} is an integer without bounds, or of more than "
+                f"{_MOST_CHOICES} values: leave it out by naming the others in env_kwargs.actions"
+            )
+        bounds = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
+        return spaces.Box(*bounds, shape, self.dtype.type)
+
+    def decode(self, tensor: pb.Tensor) -> NDArray[Any]:
+        """A tensor's array [*shape]; a view of the message's bytes is read-only.
+
+        One element fills the whole shape, and one dimension may be left open, as in the protocol.
+
+        Raises:
+            SimulatorError: it does not fit. Nothing is allocated then.
+        """
+        if (came := tensor.WhichOneof("payload")) != self.field:
+            raise SimulatorError(
+                f"{self.name!r} came as {came or 'nothing'}, and its spec says {self.field}"
+            )
+        given = tuple(tensor.shape)
+        if given != self.shape and not self._is_meant_by(given):
+            raise SimulatorError(
+                f"{self.name!r} came with shape {list(given)}, and its spec says {list(self.shape)}"
+            )
+        numbers = self._numbers(getattr(tensor, self.field))  # [size] or [1]
+        if len(numbers) == self.size:
+            return numbers.reshape(self.shape)
+        return np.full(self.shape, numbers[0], self.dtype)
+
+    def encode(self, tensor: pb.Tensor, array: NDArray[Any]) -> None:
+        """Write an array [*shape] of the dtype into a new message."""
+        _write(tensor, self.field, array)
+
+    def _is_meant_by(self, given: tuple[int, ...]) -> bool:
+        """Whether a shape with one open dimension fits the spec."""
+        return (
+            len(given) == len(self.shape)
+            and sum(length < 0 for length in given) <= 1
+            and all(a in (b, -1) for a, b in zip(given, self.shape, strict=True))
         )
-    numbers = _get(getattr(tensor, field), field, spec)  # [size] or [1]
-    if len(numbers) == spec.size:
-        return numbers.reshape(spec.shape)
-    return np.full(spec.shape, numbers[0], spec.dtype)
 
+    def _bound(self, message: pb.TensorSpec.Value, which: str) -> NDArray[Any] | None:
+        field = message.WhichOneof("payload")
+        if field is None:
+            return None
+        if field != self.field:
+            raise SimulatorError(f"{self.name!r} is of {self.field}, and its {which} of {field}")
+        numbers = self._numbers(getattr(message, field))  # [size] or [1]
+        if self.dtype.kind == "f" and np.isnan(numbers).any():
+            raise SimulatorError(f"{self.name!r} has a {which} that is no number")
+        return numbers.reshape(() if len(numbers) == 1 else self.shape)
 
-def encode(tensor: pb.Tensor, spec: Spec, value: Any) -> None:
-    """Write an array into a new message.
-
-    Raises:
-        TensorError: it has another shape.
-    """
-    array = np.asarray(value, spec.dtype)  # [*spec.shape]
-    if array.shape != spec.shape:
-        raise TensorError(
-            f"{spec.name!r} has the shape {list(array.shape)}, and its spec says {list(spec.shape)}"
-        )
-    tensor.shape.extend(spec.shape)
-    _put(tensor, spec.field, array)
+    def _numbers(self, payload: Any) -> NDArray[Any]:
+        """The elements in a message: all, or one that stands for all."""
+        content, itemsize = payload.array, 1
+        if self.field in _IN_BYTES:
+            itemsize = self.dtype.itemsize
+            unpacked = _UNPACKED.get(self.field)
+            if not content and unpacked and (rest := payload.SerializeToString()):
+                content, itemsize = unpacked.FromString(rest).array, 1
+        if len(content) not in (self.size * itemsize, itemsize):
+            raise SimulatorError(
+                f"{self.name!r} of shape {list(self.shape)} has {len(content) / itemsize:g} "
+                f"elements: there must be {self.size}, or one that stands for all"
+            )
+        if isinstance(content, bytes):
+            return np.frombuffer(content, self.dtype)
+        return np.fromiter(content, self.dtype, len(content))
 
 
 def setting(value: Any) -> pb.Tensor:
@@ -146,71 +225,228 @@ def setting(value: Any) -> pb.Tensor:
             others as double; {dtype = "int32", value = 3} says what else.
 
     Raises:
-        TensorError: it is none of these.
+        SimulatorError: it is none of these.
     """
     dtype = None
     if isinstance(value, Mapping):
         if set(value) != {"dtype", "value"} or not isinstance(value["dtype"], str):
-            raise TensorError(f"a table as a setting has dtype and value alone, not {value!r}")
+            raise SimulatorError(f"a table as a setting has dtype and value alone, not {value!r}")
         dtype, value = value["dtype"], value["value"]
-    tensor = pb.Tensor()
+    tensor, field_of = pb.Tensor(), {dtype: field for field, dtype in _NUMBERS.values()}
     try:
         array = np.array(value, dtype)
-        field = "strings" if array.dtype.kind == "U" else _NUMBERS[_TYPES[array.dtype]][0]
+        field = "strings" if array.dtype.kind == "U" else field_of[array.dtype]
     except (TypeError, ValueError, KeyError, OverflowError):
-        types = ", ".join(name.rstrip("s") for name in _FIELDS)
-        raise TensorError(f"{value!r} (dtype {dtype}) is no tensor of {types} or text") from None
-    tensor.shape.extend(array.shape)
-    _put(tensor, field, array)
+        types = ", ".join(name.rstrip("s") for name in field_of.values())
+        raise SimulatorError(f"{value!r} (dtype {dtype}) is no tensor of {types} or text") from None
+    _write(tensor, field, array)
     return tensor
 
 
-def _data_type_name(number: int) -> str:
-    return pb.DataType.Name(number) if number in pb.DataType.values() else str(number)
-
-
-def _leads_to(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether a shape with one open dimension can be this one."""
-    return (
-        len(given) == len(shape)
-        and sum(length < 0 for length in given) <= 1
-        and all(a in (b, -1) for a, b in zip(given, shape, strict=True))
-    )
-
-
-def _bound(message: pb.TensorSpec.Value, spec: Spec, which: str) -> NDArray[Any] | None:
-    field = message.WhichOneof("payload")
-    if field is None:
-        return None
-    if field != spec.field:
-        raise TensorError(f"{spec.name!r} is of {spec.field}, and its {which} of {field}")
-    numbers = _get(getattr(message, field), field, spec)  # [size] or [1]
-    if spec.dtype.kind == "f" and np.isnan(numbers).any():
-        raise TensorError(f"{spec.name!r} has a {which} that is no number")
-    return numbers.reshape(() if len(numbers) == 1 else spec.shape)
-
-
-def _get(payload: Any, field: str, spec: Spec) -> NDArray[Any]:
-    """The elements in a message: all, or one that stands for all."""
-    content, itemsize = payload.array, 1
-    if field in _IN_BYTES:
-        itemsize = spec.dtype.itemsize
-        if not content and field in _UNPACKED and (rest := payload.SerializeToString()):
-            content, itemsize = _UNPACKED[field].FromString(rest).array, 1
-    if len(content) not in (spec.size * itemsize, itemsize):
-        raise TensorError(
-            f"{spec.name!r} of shape {list(spec.shape)} has {len(content) / itemsize:g} elements: "
-            f"there must be {spec.size}, or one that stands for all"
-        )
-    if isinstance(content, bytes):
-        return np.frombuffer(content, spec.dtype)
-    return np.fromiter(content, spec.dtype, len(content))
-
-
-def _put(message: Any, field: str, array: Any) -> None:
-    payload = getattr(message, field)
-    payload.SetInParent()  # even where there is nothing in it
+def _write(tensor: pb.Tensor, field: str, array: NDArray[Any]) -> None:
+    tensor.shape.extend(array.shape)
+    payload = getattr(tensor, field)
+    payload.SetInParent()  # even if there is nothing in it
     if field in _IN_BYTES:
         payload.array = array.tobytes()
     else:
         payload.array.extend(array.ravel().tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Tensors, and where they are in the trees of a space.
+
+    Attributes:
+        what: "action" or "observation".
+        space: a Dict by names, with a level for each period in them; one tensor alone is its space.
+        specs: of the tensors.
+        paths: in trees of the space, of each.
+    """
+
+    what: str
+    space: Space
+    specs: tuple[Spec, ...]
+    paths: tuple[Path, ...]
+
+    @classmethod
+    def of_specs(cls, specs: Sequence[Spec], what: str) -> Layout:
+        """Lay specs out as one space, by the periods in their names.
+
+        Raises:
+            SimulatorError: no space has these names, or an action these values.
+        """
+        leaves = [spec.space(what) for spec in specs]
+        if len(specs) == 1:
+            return cls(what, leaves[0], tuple(specs), ((),))
+        paths = tuple(tuple(spec.name.split(".")) for spec in specs)
+        space: dict[str, Any] = {}
+        for spec, path, leaf in zip(specs, paths, leaves, strict=True):
+            at = space
+            for key in path[:-1]:
+                at = at.setdefault(key, {})
+                if not isinstance(at, dict):
+                    break
+            if not all(path) or not isinstance(at, dict) or path[-1] in at:
+                raise SimulatorError(
+                    f"the {what} {spec.name!r} cannot be placed next to the rest: names are made "
+                    "of parts with periods between them, and none is another's first parts"
+                )
+            at[path[-1]] = leaf
+        return cls(what, cast("Space", _as_dict(space)), tuple(specs), paths)
+
+    def adopt(self, offered: Mapping[int, pb.TensorSpec]) -> Layout:
+        """Adopt new specs with the same space and order.
+
+        Raises:
+            SimulatorError: they no longer fit; names what has changed.
+        """
+        by_name = {message.name: (uid, message) for uid, message in offered.items()}
+        specs = []
+        for before in self.specs:
+            if before.name not in by_name:
+                raise SimulatorError(f"the {self.what} {before.name!r} is gone")
+            now = Spec.read(*by_name[before.name])
+            fits = (now.shape, now.dtype) == (before.shape, before.dtype)
+            if fits:  # the simulator may show less than before, and must take all that it took
+                inner, outer = (before, now) if self.what == "action" else (now, before)
+                (low, high), (least, most) = inner.range(), outer.range()
+                fits = bool(np.all(least <= low) and np.all(high <= most))
+            if not fits:
+                raise SimulatorError(f"the {self.what} {before} is now {now}")
+            specs.append(now)
+        return Layout(self.what, self.space, tuple(specs), self.paths)
+
+
+def _as_dict(space: Any) -> Any:
+    if isinstance(space, dict):
+        return spaces.Dict({key: _as_dict(child) for key, child in space.items()})
+    return space
+
+
+def chosen(
+    offered: Mapping[int, pb.TensorSpec],
+    names: Sequence[str] | None,
+    without: Iterable[str],
+    what: str,
+) -> list[Spec]:
+    """The specs to use, in order of their ids or of `names`.
+
+    Args:
+        offered: by unique id.
+        names: of those to use; None: all.
+        without: names to leave out then.
+        what: "action" or "observation".
+
+    Raises:
+        SimulatorError: one cannot be used, is not there, or two have the same name.
+    """
+    by_name = {message.name: uid for uid, message in sorted(offered.items())}
+    known = ", ".join(sorted(message.name for message in offered.values()))
+    if len(by_name) != len(offered):
+        raise SimulatorError(f"two of its {what}s have the same name: {known}")
+    wanted = [name for name in by_name if name not in without] if names is None else names
+    if missing := [name for name in wanted if name not in by_name]:
+        raise SimulatorError(f"it has no {what} {missing[0]!r}; it has {known}")
+    if not wanted:
+        raise SimulatorError(f"it offers no {what}s; it has {known or 'none at all'}")
+    try:
+        return [Spec.read(by_name[name], offered[by_name[name]]) for name in wanted]
+    except SimulatorError as error:
+        raise SimulatorError(
+            f"the {what} {error}: leave it out by naming the others in env_kwargs.{what}s"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """Specs by their use.
+
+    Attributes:
+        observations: to learn from.
+        actions: to choose.
+        signals: reward and, if there is one, discount.
+    """
+
+    observations: Layout
+    actions: Layout
+    signals: Layout
+
+    @classmethod
+    def of(cls, specs: pb.ActionObservationSpecs, options: SimulatorOptions) -> Interface:
+        """Read the specs of a simulator.
+
+        Raises:
+            SimulatorError: nothing can be learned from it; names the tensor, and what to do.
+        """
+        signals = [options.reward]
+        if any(spec.name == options.discount for spec in specs.observations.values()):
+            signals.append(options.discount)
+        try:
+            signal_specs = chosen(specs.observations, signals, (), "observation")
+        except SimulatorError as error:
+            raise SimulatorError(f"{error}; env_kwargs.reward names the reward") from None
+        for spec in signal_specs:
+            if spec.size != 1:
+                raise SimulatorError(f"{spec.name!r} must be one number, not {list(spec.shape)}")
+        seen = chosen(specs.observations, options.observations, signals, "observation")
+        if (size := sum(spec.size * spec.dtype.itemsize for spec in seen)) > MAX_MESSAGE_BYTES:
+            raise SimulatorError(f"its observations have {size} bytes, over {MAX_MESSAGE_BYTES}")
+        return cls(
+            Layout.of_specs(seen, "observation"),
+            Layout.of_specs(chosen(specs.actions, options.actions, (), "action"), "action"),
+            Layout.of_specs(signal_specs, "observation"),
+        )
+
+    def adopt(self, specs: pb.ActionObservationSpecs) -> Interface:
+        """Adopt new specs with the same spaces.
+
+        Raises:
+            SimulatorError: they no longer fit; names what has changed.
+        """
+        return Interface(
+            self.observations.adopt(specs.observations),
+            self.actions.adopt(specs.actions),
+            self.signals.adopt(specs.observations),
+        )
+
+    def write_request(
+        self, actions: Mapping[Path, Any] | None, row: int, step: pb.StepRequest
+    ) -> None:
+        """Fill a request with one environment's actions and wanted observations.
+
+        Floats are clipped to the bounds, which simulators check: those of a policy may exceed them
+        by rounding, or by far if no connector clips them.
+
+        Args:
+            actions: of all environments [N, ...], by their paths; None: no actions.
+            row: the environment.
+            step: the request.
+        """
+        for layout in (self.observations, self.signals):
+            step.requested_observations.extend(spec.uid for spec in layout.specs)
+        if actions is None:
+            return
+        for path, spec in zip(self.actions.paths, self.actions.specs, strict=True):
+            action = np.asarray(actions[path][row], spec.dtype)  # [*spec.shape]
+            if spec.dtype.kind == "f" and (spec.low is not None or spec.high is not None):
+                action = np.clip(action, spec.low, spec.high)
+            spec.encode(step.actions[spec.uid], action)
+
+    def read_reply(self, step: pb.StepResponse, row: int, into: Mapping[Path, Any]) -> list[float]:
+        """Copy a reply's observations into row `row` of arrays [N, ...].
+
+        Returns the reward and, if the simulator has one, the discount.
+
+        Raises:
+            SimulatorError: something is missing, or not what its spec says.
+        """
+        for path, spec in zip(self.observations.paths, self.observations.specs, strict=True):
+            into[path][row] = _given(step, spec)
+        return [float(_given(step, spec).item()) for spec in self.signals.specs]
+
+
+def _given(step: pb.StepResponse, spec: Spec) -> NDArray[Any]:
+    if spec.uid not in step.observations:
+        raise SimulatorError(f"{spec.name!r} was requested, and is not in the reply")
+    return spec.decode(step.observations[spec.uid])

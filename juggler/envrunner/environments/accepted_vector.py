@@ -1,4 +1,7 @@
-"""A vector of environments that steps and resets them in its own way, in arrays or in tensors."""
+"""A vector of environments with its own way to step and reset.
+
+It gives arrays or tensors.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,9 @@ from juggler.runtime.wire.trees import path_name
 
 
 class AcceptedVector(ReportsFailures, VectorWrapper):
-    """Reports failures and results that are not those of N environments, and gives arrays whatever
-    the environments compute in.
+    """Reports failures and misfits of a vector, and gives arrays.
+
+    The environments may compute in tensors.
 
     Environments that are computed on a device take tensors and give tensors. A step with arrays
     copies them in both directions. A step with tensors is the environments' own: everything stays
@@ -121,8 +125,10 @@ class _Form:
 
 
 def _becomes(given: Any, due: np.dtype[Any]) -> bool:
-    """Whether numbers of a dtype of NumPy or torch become those of another without a loss of kind.
-    Flags may be numbers or objects."""
+    """Whether numbers of a dtype become another without loss of kind.
+
+    The dtypes are NumPy's or torch's. Flags may be numbers or objects.
+    """
     if isinstance(given, torch.dtype):
         # NumPy does not have all of torch's floating-point numbers.
         whole = torch.float32 if given.is_floating_point else given
@@ -132,13 +138,12 @@ def _becomes(given: Any, due: np.dtype[Any]) -> bool:
 
 
 def _flags(given: Any) -> Any:
-    """Flags [N] as bools; those that are bools already are returned as they are."""
+    """Flags [N] as bools; bools are returned as they are."""
     return given.bool() if isinstance(given, Tensor) else np.asarray(given, np.bool_)
 
 
 def tensors_on(env: VectorEnv[Any, Any, Any]) -> torch.device | None:
-    """The device of the tensors that environments have given; None: they gave arrays, or have not
-    been reset."""
+    """The device of the environments' tensors; None: arrays, or no reset yet."""
     while isinstance(env, VectorWrapper):
         if isinstance(env, AcceptedVector):
             return env.device
@@ -160,7 +165,7 @@ def holds_tensors(value: Any) -> bool:
 
 
 def on_host(value: Any) -> Any:
-    """A structure of dicts and tuples, with arrays in place of tensors."""
+    """A structure of dicts and tuples, with arrays instead of tensors."""
 
     def moved(each: Any) -> Any:
         return each.detach().cpu().numpy() if isinstance(each, Tensor) else each
@@ -169,7 +174,7 @@ def on_host(value: Any) -> Any:
 
 
 def on_device(value: Any, device: torch.device) -> Any:
-    """A structure of dicts and tuples, with tensors on a device in place of arrays."""
+    """A structure of dicts and tuples, with tensors instead of arrays."""
 
     def moved(each: Any) -> Any:
         return torch.as_tensor(each, device=device) if isinstance(each, np.ndarray) else each
@@ -178,8 +183,7 @@ def on_device(value: Any, device: torch.device) -> Any:
 
 
 def with_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """A structure of dicts and tuples, as Gymnasium's spaces have them, with what the function
-    makes of each of its leaves."""
+    """Apply a function to the leaves of dicts and tuples."""
     if isinstance(value, Mapping):
         return {key: with_leaves(function, each) for key, each in value.items()}
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""Moves the action masks that environments give in their infos into their observations."""
+"""Moves action masks from infos into observations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Space = gymnasium.Space[Any]
 
 
 def observe_masks(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
-    """Put a vector's action masks into its observations, if its infos have any.
+    """Put a vector's action masks, if any, into its observations.
 
     The environments are reset once to see whether they do, and where they compute.
 
@@ -42,8 +42,8 @@ class ObservedMasks(VectorWrapper):
     A Dict observation gets the key "action_mask". Any other becomes a Dict with the keys
     "observation" and "action_mask". Every reset must give a mask, and so must every step that does
     not end an episode. The last observation of a truncated episode has the mask that came with it,
-    or else all ones. That of a terminated one has all ones: nobody acts on it, and it may have come
-    with anything.
+    or else all ones. That of a terminated one has all ones: it is not acted on, and it may have
+    come with anything.
 
     The mask of a Discrete(n) action has the shape [n]. The mask of a MultiDiscrete action has the
     shape [sum(nvec)], or is a tuple of one mask for each number. The masks of Dict and Tuple
@@ -106,7 +106,7 @@ class ObservedMasks(VectorWrapper):
             raise EnvironmentFailed(f"environment {missing[0]}", call, reason)
 
     def _given(self, infos: Mapping[str, Any]) -> NDArray[np.bool_]:
-        """Tell which environments gave a mask [N]: all, if the vector does not say."""
+        """Mask of environments that gave action masks [N]; all if unmarked."""
         given: NDArray[np.bool_] = infos.get(f"_{ACTION_MASK}", self._everyone)
         return given if ACTION_MASK in infos else ~self._everyone
 
@@ -220,7 +220,7 @@ def _branch(masks: dict[str, Any]) -> Any:
 
 
 def mask_space(masks: Any) -> Space:
-    """Return the space of flat masks, from a tree of masks [..., n]."""
+    """The space of flat masks, from a tree of masks [..., n]."""
     if isinstance(masks, Mapping):
         return spaces.Dict({key: mask_space(branch) for key, branch in masks.items()})
     return spaces.MultiBinary(masks.shape[-1])

@@ -30,8 +30,9 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
 
 
 def final_observation(space: gymnasium.Space[Any], infos: dict[str, Any], row: int) -> Tree:
-    """Return the last observation of an episode that a SAME_STEP vector has truncated and reset,
-    or of another one that has one.
+    """The last observation of an episode that a SAME_STEP vector truncated.
+
+    Other ended episodes may have one, too.
 
     Args:
         space: of one environment's observations.
@@ -59,8 +60,9 @@ def final_observation(space: gymnasium.Space[Any], infos: dict[str, Any], row: i
 def last_observation(
     space: gymnasium.Space[Any], infos: dict[str, Any], row: int, *, terminated: bool
 ) -> Tree | None:
-    """Return the last observation of an episode that a SAME_STEP vector has reset; None: the
-    episode has terminated, and the vector gives none, or one that is not of the space.
+    """The last observation of an episode that a SAME_STEP vector reset.
+
+    None: the episode has terminated, and the vector gives none, or one that is not of the space.
 
     Raises:
         EnvironmentFailed: as `final_observation`, for an episode that was truncated.
@@ -80,7 +82,7 @@ def _has_final_observation(infos: Mapping[str, Any], row: int) -> bool:
 
 
 def _final_of(space: gymnasium.Space[Any], infos: Mapping[str, Any], row: int) -> tuple[Any, str]:
-    """Return an environment's part of "final_obs", and what is wrong with it, or ""."""
+    """An environment's part of "final_obs", and what is wrong, or ""."""
     shown = infos["final_obs"]
     try:
         if isinstance(shown, (Mapping, tuple)):

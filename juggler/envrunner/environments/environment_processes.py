@@ -1,4 +1,7 @@
-"""Environments in processes of their own. No torch here: every process would import it."""
+"""Environments in processes of their own.
+
+No torch here: every process would import it.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,7 @@ from numpy.typing import NDArray
 from juggler.envrunner.environments.misfits import SpaceLeaves, misfit, must_return, no_reward
 from juggler.envrunner.environments.step_infos import BadMask, NoInfo, add_told, mask_in, told
 from juggler.envrunner.failures import EnvironmentFailed, ReportsFailures, failures_of
-from juggler.runtime.actors.orphans import die_with
-from juggler.runtime.actors.processes import hidden_main, set_title, start_forkserver
+from juggler.runtime.actors.processes import die_with, hidden_main, set_title, start_forkserver
 from juggler.runtime.actors.stop_signals import ignore_stop_signals
 from juggler.runtime.own_frames import traceback_of
 from juggler.runtime.wire.flags import NoFlag, as_flag
@@ -53,10 +55,12 @@ class StepMemory:
     truncated: NDArray[np.bool_]
 
     def __init__(self, space: gymnasium.Space[Any], num_envs: int, context: BaseContext) -> None:
-        """Args:
-        space: of all actions, as `gymnasium.vector.utils.batch_space` makes it.
-        num_envs: N.
-        context: starts the processes.
+        """Make the memory.
+
+        Args:
+            space: of all actions, as `gymnasium.vector.utils.batch_space` makes it.
+            num_envs: N.
+            context: starts the processes.
         """
         flags, numbers = np.dtype(np.bool_), np.dtype(np.float64)
         layout: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
@@ -79,37 +83,6 @@ class StepMemory:
         self._parts, self.actions = parts, None
         for name, (memory, dtype, shape) in parts.items():
             setattr(self, name, np.frombuffer(memory, dtype).reshape(shape))
-
-
-def begin_steps(
-    pipes: Sequence[Connection], memory: StepMemory, space: gymnasium.Space[Any], actions: Any
-) -> None:
-    """Let each environment make a step with its action.
-
-    Raises:
-        ValueError: the actions are of another shape.
-        TypeError: they are numbers of another kind.
-    """
-    if memory.actions is None:
-        for pipe, action in zip(pipes, iterate(space, actions), strict=True):
-            pipe.send(("step", action))
-        return
-    given = np.asarray(actions)
-    if given.shape != memory.actions.shape:
-        raise ValueError(f"actions of shape {given.shape}, where {memory.actions.shape} is due")
-    np.copyto(memory.actions, given, casting="same_kind")
-    for pipe in pipes:
-        pipe.send_bytes(_STEP)
-
-
-def read_answer(pipe: Connection) -> tuple[dict[str, Any], bool]:
-    """What a step tells of its info, and whether it was made."""
-    answer = pipe.recv_bytes()
-    if answer == _STEPPED:
-        return {}, True
-    if answer.startswith(_STEPPED_WITH):
-        return ForkingPickler.loads(answer[1:]), True
-    return {}, ForkingPickler.loads(answer)[1]
 
 
 class StepPipe:
@@ -161,7 +134,7 @@ Env = gymnasium.Env[Any, Any]
 
 
 class EnvironmentFunction:
-    """Makes one environment, in this process or, sent by cloudpickle, in one of its own.
+    """Makes one environment, here or by cloudpickle in its own process.
 
     Args:
         make: makes it from `arguments`.
@@ -196,7 +169,7 @@ class EnvironmentFunction:
 
 
 class _ReportingEnv(ReportsFailures, gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Checks what Gymnasium's worker would write into shared memory with any shape and dtype."""
+    """Checks what Gymnasium's worker would write into shared memory unseen."""
 
     def __init__(self, env: Env, where: str, mode: AutoresetMode) -> None:
         super().__init__(env)
@@ -221,7 +194,7 @@ class _ReportingEnv(ReportsFailures, gymnasium.Wrapper[Any, Any, Any, Any]):
             ends = as_flag("terminated", terminated), as_flag("truncated", truncated)
         except NoFlag as error:
             raise EnvironmentFailed(self.where, "step", str(error)) from None
-        # The first observation of the next episode takes its place, and nobody learns from it.
+        # The first observation of the next episode takes its place, and it is not learned from.
         self._check("step", observation, info, unread=self._same_step and ends[0])
         if self._same_step and any(ends):
             # Gymnasium's worker resets first, which may write into the same memory.
@@ -252,11 +225,12 @@ class MadeFirst:
 
 
 class EnvironmentProcesses(AsyncVectorEnv):
-    """Gymnasium's AsyncVectorEnv, which also reports environments that die or hang, and steps them
-    through shared memory.
+    """Gymnasium's AsyncVectorEnv with shared memory and reports of failures.
+
+    It reports environments that die or hang.
 
     A forkserver starts the processes, because this one has threads that a fork would break. They
-    die with this process, and `close` ends them in whatever state they are. Observations are views
+    die with this process, and `close` ends them in any state. Observations are views
     of shared memory, valid until the next step.
 
     Args:
@@ -332,7 +306,18 @@ class EnvironmentProcesses(AsyncVectorEnv):
                 f"step_async: the environments have not answered to {self._state.value} yet",
                 self._state.value,
             )
-        begin_steps(self.parent_pipes, self._memory, self.action_space, actions)
+        if (into := self._memory.actions) is None:
+            for pipe, action in zip(
+                self.parent_pipes, iterate(self.action_space, actions), strict=True
+            ):
+                pipe.send(("step", action))
+        else:
+            given = np.asarray(actions)
+            if given.shape != into.shape:
+                raise ValueError(f"actions of shape {given.shape}, where {into.shape} is due")
+            np.copyto(into, given, casting="same_kind")
+            for pipe in self.parent_pipes:
+                pipe.send_bytes(_STEP)
         self._state = AsyncState.WAITING_STEP
 
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -350,7 +335,7 @@ class EnvironmentProcesses(AsyncVectorEnv):
         return self.observations, rewards, *ends, infos
 
     def _answers_to_step(self, timeout: float | None) -> list[dict[str, Any]]:
-        """What is told of the infos of a step, in the order of environments."""
+        """The infos of a step, in the order of environments."""
         told: dict[int, dict[str, Any]] = {}
         pipes = {pipe.fileno(): pipe for pipe in self.parent_pipes}
         seconds = self._deadline if timeout is None else timeout
@@ -362,12 +347,16 @@ class EnvironmentProcesses(AsyncVectorEnv):
                 late = (i for i, each in enumerate(pipes) if each not in told)
                 raise self._late(late, "step", seconds)
             for descriptor, _ in ready:
-                told[descriptor], success = read_answer(pipes[descriptor])
+                answer, success, told[descriptor] = pipes[descriptor].recv_bytes(), True, {}
+                if answer.startswith(_STEPPED_WITH):
+                    told[descriptor] = ForkingPickler.loads(answer[1:])
+                elif answer != _STEPPED:
+                    success = ForkingPickler.loads(answer)[1]
                 self._raise_if_errors([success], [pipes[descriptor]])  # before its process ends
         return [told[descriptor] for descriptor in pipes]
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Let environments close, and kill those that have not after `timeout` seconds."""
+        """Let environments close, and kill the rest after `timeout` seconds."""
         patience = 0.0 if terminate else _PATIENCE_SECONDS if timeout is None else timeout
         pipes = [pipe for pipe in getattr(self, "parent_pipes", []) if pipe is not None]
         for pipe in pipes:
@@ -451,7 +440,7 @@ def _run_environment(
     try:
         env = function()
     except Exception as error:
-        pipe.recv()  # the error answers the owner's first request, whatever it is
+        pipe.recv()  # the error answers the owner's first request of any kind
         pipe.send((None, False))
         pipe.send((index, type(error), error, traceback_of(error)))
         return

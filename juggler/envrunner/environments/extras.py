@@ -26,7 +26,7 @@ _IMPORTED: Final = {"box2d": ("Box2D", "pygame"), "mujoco": ("mujoco",)}
 
 
 def extra_for(env: str) -> str | None:
-    """Return the extra that the environment of this name needs; None if no known one."""
+    """The extra that an environment needs by its name, or None."""
     module = _module_of(env)
     needed = (extra for package, extra in EXTRAS.items() if f"{module}.".startswith(f"{package}."))
     return next(needed, None)
@@ -67,7 +67,7 @@ def _needs(env: str, package: str, extra: str) -> str:
 
 
 def _module_of(env: str) -> str:
-    """Return the module that registers or makes an environment; "" if its name does not tell."""
+    """The module that registers or makes an environment; "": unknown."""
     module, colon, _ = env.rpartition(":")
     if colon:
         return module

@@ -1,4 +1,4 @@
-"""Checks that action masks hold only 0 and 1 and leave every environment a legal action."""
+"""Checks that action masks are binary and allow an action."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class LegalActions:
             raise EnvironmentFailed(f"environment {row}", "step", reason)
 
     def has_legal_action(self, masks: Any) -> Iterator[tuple[Path, NDArray[np.bool_]]]:
-        """Yield, for each discrete action, its path and which environments have a legal one [N].
+        """Yield each discrete action's path, and which environments may act [N].
 
         Args:
             masks: [N, n] each.
@@ -107,7 +107,10 @@ class LegalActions:
 
 
 def find_non_binary(masks: Any) -> tuple[tuple[int, ...], str] | None:
-    """Find the first number in masks [N, ...] that is not 0 or 1: its index and an error text."""
+    """The index of the first non-binary number in masks [N, ...].
+
+    It comes with an error text; None: there is none.
+    """
     for path, mask in flatten(masks):
         other = (mask != 0) & (mask != 1)  # [N, ...]
         if other.any():
@@ -118,7 +121,7 @@ def find_non_binary(masks: Any) -> tuple[tuple[int, ...], str] | None:
 
 
 def _choices(space: Space) -> list[int] | None:
-    """Return the number of choices of each discrete action; None if there are none."""
+    """The numbers of choices of each discrete action; None: there are none."""
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
     if isinstance(space, spaces.MultiDiscrete):

@@ -1,4 +1,7 @@
-"""What environments return that is not what Gymnasium and their spaces say. No torch here."""
+"""Explains results that break the rules of Gymnasium and their spaces.
+
+No torch here.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,7 @@ def misfit(
     what: str = "observation",
     leaves: SpaceLeaves | None = None,
 ) -> str:
-    """Explain why an observation, or what else there is of it, is not of the space; "" if no reason
-    is found.
+    """Explain why a value is not of its space; "": unexplained.
 
     Args:
         space: of the observation.

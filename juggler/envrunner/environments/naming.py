@@ -32,7 +32,7 @@ EnvironmentFactory = Callable[..., Env | VectorEnvironment]
 
 
 def find_environment(name: str) -> EnvSpec | EnvironmentFactory:
-    """Find the registered environment, or the callable of a module, that `env` names.
+    """Find the registered environment or the callable that `env` names.
 
     Raises:
         ValueError: there is no such environment, or its package is not installed.
@@ -57,7 +57,7 @@ def find_environment(name: str) -> EnvSpec | EnvironmentFactory:
 
 
 def check_name(name: str) -> None:
-    """Check the name of an environment as far as possible without importing its module.
+    """Check an environment's name without importing its module.
 
     Raises:
         ValueError: there is no such environment, or its package is not installed.
@@ -77,7 +77,7 @@ def check_name(name: str) -> None:
 
 
 def is_name(name: str) -> bool:
-    """Tell whether `check_name` accepts a name."""
+    """Whether `check_name` accepts a name."""
     try:
         check_name(name)
     except ValueError:
@@ -135,8 +135,10 @@ def _unknown(name: str, callables: list[str]) -> str:
 
 
 def _environments_in(module: str) -> list[str]:
-    """The names of the classes that look like environments in a Python module, which is not
-    imported; only packages around it are."""
+    """Names of classes in a module that look like environments.
+
+    The module is not imported; only packages around it are.
+    """
     try:
         spec = importlib.util.find_spec(module)
         source = ast.parse(Path((spec and spec.origin) or "").read_bytes())

@@ -9,7 +9,7 @@ from gymnasium import Space
 
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.connectors.leaves import observed_leaves
-from juggler.runtime.wire.choices import OutsideSpace, choices_of, find_outside
+from juggler.runtime.wire.structures import OutsideSpace, choices_of, find_outside
 from juggler.runtime.wire.trees import Tree
 
 

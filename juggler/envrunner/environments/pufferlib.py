@@ -56,15 +56,15 @@ class PufferVector(VectorEnv[Any, Any, Any]):
 
 
 def as_vector(made: Any) -> Any:
-    """A vector of environments in place of a `pufferlib.PufferEnv`; anything else as it is."""
-    package = sys.modules.get("pufferlib")  # whoever made one has imported it
+    """A vector instead of a `pufferlib.PufferEnv`; other environments stay as they are."""
+    package = sys.modules.get("pufferlib")  # an environment's maker has imported it
     if isinstance(made, getattr(package, "PufferEnv", ())):
         return PufferVector(made)
     return made
 
 
 def needs_pufferlib(name: str, module: str) -> str:
-    """The message for an environment where a Python module of PufferLib's is missing."""
+    """The message for an environment that lacks a module of PufferLib."""
     return (
         f"env {name!r} needs PufferLib, on every host with EnvRunners: there is no Python module "
         f"{module!r} here; docs/environments.md says how to install it"

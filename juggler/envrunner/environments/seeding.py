@@ -5,14 +5,18 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import torch
 
 # The noise of actions has the key 0.
 _ENVIRONMENTS, _PROCESS, _MODULES, _LINE_UPS, _PLAYERS = 1, 2, 3, 4, 5
 
 
 def seed_process(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and torch, from which user code may draw."""
+    """Seed the global generators of Python, NumPy and torch.
+
+    User code may draw from them.
+    """
+    import torch  # the rest of this file is for processes without it
+
     sequence = np.random.SeedSequence(seed, spawn_key=(_PROCESS,))
     for_python, for_numpy, for_torch = sequence.generate_state(3).tolist()
     random.seed(for_python)
@@ -21,20 +25,19 @@ def seed_process(seed: int) -> None:
 
 
 def module_seeds(seed: int, count: int) -> list[int]:
-    """Return a different seed for the noise of each module of an EnvRunner."""
+    """A different seed for the noise of each module."""
     sequence = np.random.SeedSequence(seed, spawn_key=(_MODULES,))
     return [int(each) >> 1 for each in sequence.generate_state(count, np.uint64)]
 
 
 def player_seed(seed: int, number: int) -> int:
-    """Return the seed of the noise of one of many players, which come one after the other."""
+    """The seed for the noise of the n-th player."""
     sequence = np.random.SeedSequence(seed, spawn_key=(_PLAYERS, number))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def line_up_generator(seed: int, env: int, episode: int) -> np.random.Generator:
-    """Return a generator that belongs to one episode alone: of an environment, and counted there
-    from 0."""
+    """A generator for one episode of one environment."""
     sequence = np.random.SeedSequence(seed, spawn_key=(_LINE_UPS, env, episode))
     return np.random.default_rng(sequence)
 

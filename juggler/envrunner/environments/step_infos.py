@@ -1,4 +1,6 @@
-"""The parts of its environments' infos that a vector's step passes on. No torch here.
+"""The parts of infos that a vector's step passes on.
+
+No torch here.
 
 These are action masks, numbers, and how an episode ended. Nothing reads the rest.
 """
@@ -17,7 +19,10 @@ from juggler.runtime.modules.columns import ACTION_MASK
 
 
 class NoInfo(TypeError):
-    """The info is not a dict, for example because `reset` returned an observation [2] alone."""
+    """The info is not a dict.
+
+    A `reset` that returns an observation [2] alone looks like this.
+    """
 
 
 class BadMask(ValueError):
@@ -52,8 +57,10 @@ def add_mask(
 
 
 def without_mask(info: dict[str, Any]) -> dict[str, Any]:
-    """The info with which an episode terminates, without its action mask: nobody reads it, and if
-    it is of another kind than those of other environments, Gymnasium cannot pack them."""
+    """The info of a terminating step without its action mask.
+
+    Nothing reads the mask, and Gymnasium cannot pack masks of different kinds.
+    """
     if not isinstance(info, Mapping) or ACTION_MASK not in info:
         return info
     return {name: value for name, value in info.items() if name != ACTION_MASK}
@@ -66,7 +73,7 @@ def add_final(
     info: Mapping[str, Any],
     row: int,
 ) -> dict[str, Any]:
-    """Add the last observation and info of an episode that a SAME_STEP vector has reset."""
+    """Add the last observation and info before a SAME_STEP reset."""
     final = {"final_obs": observation, "final_info": mask_in(info)}
     infos = env._add_info(infos, deepcopy(final), row)  # the reset may write into the same memory
     keep_numbers(infos["final_info"], info, row, env.num_envs)
@@ -91,8 +98,10 @@ def keep_own_finals(env: VectorEnv[Any, Any, Any]) -> None:
 
 
 def told(info: dict[str, Any], *, terminated: bool = False) -> dict[str, Any]:
-    """The part that a vector passes on of an info as Gymnasium's worker sends it, for a step that
-    has `terminated` an episode or not."""
+    """The part of an info from Gymnasium's worker that is passed on.
+
+    The step has `terminated` an episode or not.
+    """
     is_reset = "final_obs" in info and "final_info" in info  # the info is of the next episode
     part = mask_in(without_mask(info) if terminated and not is_reset else info)
     part |= {name: value for name, value in info.items() if isinstance(value, NUMBERS)}

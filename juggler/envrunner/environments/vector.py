@@ -181,7 +181,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
 
 
 class EqualChoices(MultiDiscrete):
-    """A MultiDiscrete whose numbers all have the same bounds: N equal choices from 0 on.
+    """A MultiDiscrete of N equal choices from 0 on.
 
     `contains` answers as Gymnasium's does, for arrays of its own shape and dtype in a quarter of
     the time.
@@ -195,7 +195,7 @@ class EqualChoices(MultiDiscrete):
 
 
 def check_actions_faster(env: VectorEnv[Any, Any, Any]) -> None:
-    """Let a vector look at its actions in less time, if they are equal choices of its own."""
+    """Let a vector check its actions faster, if they are equal choices."""
     inner = env.unwrapped
     space = vars(inner).get("action_space")
     if type(space) is not MultiDiscrete or space.dtype != np.int64 or not space.nvec.size:
@@ -280,7 +280,9 @@ def reset_environments(env: VectorEnvironment, seed: int) -> Any:
 
 
 def environment_in(frame: FrameType | None) -> str:
-    """Name the environment call that a thread is in, such as "step of environment 3 (CartPole-v1)".
+    """Name the call that a thread is in.
+
+    For example "step of environment 3 (CartPole-v1)".
 
     The stack tells it, at no cost for the steps. Returns "" if the thread is in no such call.
     """
@@ -355,7 +357,7 @@ def _from_callable(
 
 
 def _makes_several(factory: EnvironmentFactory) -> bool:
-    """Whether it has a parameter for the number of environments in its vector."""
+    """Whether a parameter gives the number of environments."""
     try:
         return "num_envs" in signature(factory).parameters
     except (TypeError, ValueError):  # of something written in C
@@ -363,7 +365,7 @@ def _makes_several(factory: EnvironmentFactory) -> bool:
 
 
 def _accept_vector(config: EnvRunnerConfig, env: VectorEnvironment, name: str) -> VectorEnvironment:
-    """Check a vector that steps and resets its environments in its own way."""
+    """Check a vector that steps and resets in its own way."""
     if env.num_envs != config.envs_per_runner:
         env.close()
         raise ValueError(
@@ -405,7 +407,7 @@ def _from_single(
 
 
 def _about_agents(factory: Callable[..., Any], made: Any) -> str:
-    """Say what a run needs to play an environment with several agents; "" for anything else."""
+    """Explain what several agents need; "": there is one agent."""
     if not (hasattr(made, "possible_agents") or hasattr(made, "agents")):
         return ""
     lacking = [each for each in METHODS if not callable(getattr(made, each, None))]

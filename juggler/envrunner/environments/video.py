@@ -1,12 +1,19 @@
-"""Records videos of episodes."""
+"""Records videos of episodes with ffmpeg."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
-from collections.abc import Callable
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from fractions import Fraction
+from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any
 
 import gymnasium
 import numpy as np
@@ -16,67 +23,80 @@ from numpy.typing import NDArray
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
-from juggler.envrunner.environments.naming import Env, EnvironmentFactory, find_environment
+from juggler.envrunner.environments.naming import find_environment
+from juggler.envrunner.failures import FilmFailed
 from juggler.runtime.installing import installing
 from juggler.runtime.wire.flags import as_flag
 
-if TYPE_CHECKING:
-    from juggler.envrunner.environments.film_file import FilmFile
-
 Image = NDArray[np.uint8]
 
-RENDERING = {"render_mode": "rgb_array"}
+_RENDERING = {"render_mode": "rgb_array"}
 
 
 def record_videos(
-    config: EnvRunnerConfig, factory: EnvironmentFactory | None, directory: Path, videos: int
-) -> tuple[Callable[..., Env], list[Path]]:
+    config: EnvRunnerConfig,
+    factory: Callable[..., Any] | None,
+    shares: Sequence[list[Path]],
+    *,
+    several_agents: bool = False,
+) -> Callable[..., Any]:
     """Prepare environments that record their first episodes.
 
     Args:
-        config: the environments and their number.
+        config: the environments.
         factory: makes the environments instead of `config.env`.
-        directory: of the videos; created if it is missing.
-        videos: how many, over all environments.
+        shares: the paths of the videos of each environment, or one list that all of them share:
+            then the first episodes that begin are recorded, in this order.
+        several_agents: whether the environments have PettingZoo's interfaces.
 
     Returns:
-        A factory that makes environments 0, 1, … in this order, and the paths of the videos, by
-        environment and then by time.
+        A factory that makes environments 0, 1, … in this order.
 
     Raises:
         ValueError: the environment cannot render images, or a package is missing.
     """
-    shares = shares_of(directory, config.envs_per_runner, videos)
-    makes = _recording(config, factory, shares)
-    directory.mkdir(parents=True, exist_ok=True)
-    return makes, [path for share in shares for path in share]
+    _check_package()
+    _draw_without_screen()
+    make, name = (_find_games if several_agents else _find_single)(config, factory)
 
+    def make_rendering(env_kwargs: dict[str, Any]) -> Any:
+        try:
+            env = make(**{**env_kwargs, **_RENDERING})
+        except Exception as error:
+            advice = ": let its constructor take render_mode" if type(error) is TypeError else ""
+            raise ValueError(
+                f"a video of {name}: it cannot be made with render_mode='rgb_array': "
+                f"{type(error).__name__}: {error}{advice}"
+            ) from error
+        if several_agents or isinstance(env, gymnasium.Env):
+            return env
+        env.close()
+        raise ValueError(
+            f"a video of {name}: it makes a {type(env).__name__}, and only single environments "
+            "can be recorded"
+        )
 
-def must_be_filmable(config: EnvRunnerConfig, factory: EnvironmentFactory | None) -> None:
-    """Make an environment, and have it render.
+    # One environment is made only to check that it renders, before there is a directory.
+    env = make_rendering(config.env_kwargs)
+    try:
+        _must_render(env, name)
+    finally:
+        if callable(close := getattr(env, "close", None)):
+            close()
+    for path in (path for share in shares for path in share):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    paths = cycle(shares)
+    wrap = RecordedGame if several_agents else Recorded
 
-    Raises:
-        ValueError: it cannot render images, or a package is missing.
-    """
-    _recording(config, factory, [[]])(**config.env_kwargs).close()
+    def recorded(**env_kwargs: Any) -> Any:
+        return wrap(make_rendering(env_kwargs), next(paths))
 
-
-def _recording(
-    config: EnvRunnerConfig, factory: EnvironmentFactory | None, shares: list[list[Path]]
-) -> _Recording:
-    """
-    Raises:
-        ValueError: the environment cannot render images, or a package is missing.
-    """
-    if factory is None and config.env.startswith((SCHEME, ENVPOOL)):
-        raise ValueError(f"env {config.env!r} runs outside of Python and shows no pictures here")
-    source = factory or find_environment(config.env)
-    name: str = getattr(source, "id", "") or getattr(source, "__qualname__", type(source).__name__)
-    return _Recording(source, name, config.env_kwargs, shares)
+    recorded.__qualname__ = name
+    return recorded
 
 
 def shares_of(directory: Path, num_envs: int, videos: int) -> list[list[Path]]:
-    """The paths of the videos of each environment, [num_envs]; each has its share of them."""
+    """The paths of each environment's share of the videos [num_envs]."""
     return [
         [
             directory / f"environment-{i}-episode-{k}.mp4"
@@ -86,11 +106,36 @@ def shares_of(directory: Path, num_envs: int, videos: int) -> list[list[Path]]:
     ]
 
 
-def check_package() -> None:
-    """
-    Raises:
-        ValueError: the package that writes videos is not installed.
-    """
+def _find_single(
+    config: EnvRunnerConfig, factory: Callable[..., Any] | None
+) -> tuple[Callable[..., Any], str]:
+    """What makes an environment with one agent, and its name."""
+    if factory is None and config.env.startswith((SCHEME, ENVPOOL)):
+        raise ValueError(f"env {config.env!r} runs outside of Python and shows no pictures here")
+    source = factory or find_environment(config.env)
+    if isinstance(source, EnvSpec):
+        return functools.partial(gymnasium.make, source, disable_env_checker=True), source.id
+    return source, getattr(source, "__qualname__", type(source).__name__)
+
+
+def _find_games(
+    config: EnvRunnerConfig, factory: Callable[..., Any] | None
+) -> tuple[Callable[..., Any], str]:
+    """What makes an environment with PettingZoo's interfaces, and its name."""
+    # Imported here: an EnvRunner of environments with one agent needs none of it.
+    from juggler.envrunner.multi_agent.making import find_games, steps_all_at_once
+    from juggler.envrunner.multi_agent.pettingzoo_games import native
+
+    make, name = find_games(config, factory)
+    if steps_all_at_once(make):
+        raise ValueError(
+            f"a video of {name}: it steps all of its environments at once as arrays, and shows no "
+            "pictures; only an environment with PettingZoo's interfaces can be recorded"
+        )
+    return lambda **env_kwargs: native(make(**env_kwargs)), name
+
+
+def _check_package() -> None:
     try:
         importlib.import_module("imageio_ffmpeg")
     except ModuleNotFoundError as error:
@@ -99,64 +144,45 @@ def check_package() -> None:
         ) from error
 
 
-def draw_without_screen() -> None:
-    """Have SDL, with which many environments draw, look for no screen and no sound where there is
-    no screen: it would print that XDG_RUNTIME_DIR is missing."""
+def _draw_without_screen() -> None:
+    """Keep SDL from looking for a missing screen and sound.
+
+    It would print that XDG_RUNTIME_DIR is missing.
+    """
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 
 
-class _Recording:
-    """Makes environments that record. The first is made at once, to check that it renders."""
-
-    def __init__(
-        self,
-        source: EnvSpec | EnvironmentFactory,
-        name: str,
-        env_kwargs: dict[str, Any],
-        shares: list[list[Path]],
-    ) -> None:
-        check_package()
-        draw_without_screen()
-        self._source, self.__qualname__ = source, name
-        self._shares = iter(shares)
-        self._first: Env | None = self._make(**env_kwargs)
-        must_render(self._first, name)
-
-    def __call__(self, **env_kwargs: Any) -> Env:
-        env, self._first = self._first, None
-        return Recorded(env or self._make(**env_kwargs), next(self._shares))
-
-    def _make(self, **env_kwargs: Any) -> Env:
-        arguments = {**env_kwargs, **RENDERING}
-        try:
-            if isinstance(self._source, EnvSpec):
-                return gymnasium.make(self._source, disable_env_checker=True, **arguments)
-            made = self._source(**arguments)
-        except Exception as error:
-            raise not_made(self.__qualname__, error) from error
-        if not isinstance(made, gymnasium.Env):
-            made.close()
-            raise ValueError(
-                f"a video of {self.__qualname__}: it makes a {type(made).__name__}, and only "
-                "single environments can be recorded"
-            )
-        return made
+def _must_render(env: Any, name: str) -> None:
+    try:
+        env.reset()
+        image: Any = env.render()
+    except Exception as error:
+        raise ValueError(
+            f"a video of {name}: it cannot be shown: {type(error).__name__}: {error}"
+        ) from error
+    what = type(image).__name__
+    if isinstance(image, np.ndarray):
+        what = f"{image.dtype} of shape {list(image.shape)}"
+        if image.dtype == np.uint8 and image.ndim == 3 and image.shape[-1] == 3:
+            return
+    raise ValueError(
+        f"a video of {name}: it does not render: with render_mode='rgb_array' its render() must "
+        f"return uint8 [H, W, 3], and returned {what}"
+    )
 
 
 class Recorded(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment whose first episodes are written to videos, one for each path."""
+    """An environment that writes its first episodes to videos."""
 
-    def __init__(self, env: Env, paths: list[Path]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], paths: list[Path]) -> None:
         super().__init__(env)
         self._film = Film(env, paths)
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        self._film.stop()
-        observation, info = self.env.reset(**arguments)
-        self._film.begin()
-        return observation, info
+        with self._film.new_episode():
+            return self.env.reset(**arguments)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -167,6 +193,34 @@ class Recorded(gymnasium.Wrapper[Any, Any, Any, Any]):
     def close(self) -> None:
         self._film.stop()
         super().close()
+
+
+class RecordedGame:
+    """Likewise, an environment of PettingZoo's interfaces."""
+
+    def __init__(self, env: Any, paths: list[Path]) -> None:
+        self._env, self._film = env, Film(env, paths)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def reset(self, **arguments: Any) -> Any:
+        """Begin an episode."""
+        with self._film.new_episode():
+            return self._env.reset(**arguments)
+
+    def step(self, actions: Any) -> Any:
+        """Carry out an action, or those of all agents."""
+        told = self._env.step(actions)
+        if actions is not None:  # else an agent only leaves the game
+            self._film.step(over=not self._env.agents)
+        return told
+
+    def close(self) -> None:
+        """Finish the video, and close the environment."""
+        self._film.stop()
+        if callable(close := getattr(self._env, "close", None)):
+            close()
 
 
 class Film:
@@ -184,15 +238,24 @@ class Film:
         self._first: Image | None = None
         self._video: FilmFile | None = None
 
-    def begin(self) -> None:
-        """An episode begins."""
+    def new_episode(self) -> Film:
+        """End the running video. The context resets the environment."""
+        self.stop()
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, *_: object) -> None:
         # A video starts with the first step, because a reset may only serve to look at the spaces.
-        self._first = self._image() if self._paths else None
+        self._first = self._image() if self._paths and kind is None else None
 
     def step(self, over: bool) -> None:
-        """The environment was stepped; `over`: the episode has ended with that."""
+        """Add an image after a step; `over`: it ended the episode."""
         if self._first is not None and self._paths:
-            self._start(self._first)
+            height, width, _ = self._first.shape
+            self._video = FilmFile(self._paths.pop(0), width, height, self._fps)
+            self._add(self._first)
         self._first = None
         if self._video is not None:
             self._add(self._image())
@@ -200,20 +263,13 @@ class Film:
                 self.stop()
 
     def stop(self) -> None:
-        """Nothing more comes of the running episode."""
+        """Finish the video of the running episode."""
         video, self._video = self._video, None
         if video is not None:
             video.finish()
 
     def _image(self) -> Image:
         return np.array(self._env.render(), order="C")  # [H, W, 3]
-
-    def _start(self, image: Image) -> None:
-        from juggler.envrunner.environments.film_file import FilmFile  # its package may be missing
-
-        height, width, _ = image.shape
-        self._video = FilmFile(self._paths.pop(0), width, height, self._fps)
-        self._add(image)
 
     def _add(self, image: Image) -> None:
         assert self._video is not None
@@ -224,41 +280,74 @@ class Film:
             raise
 
 
-def not_made(name: str, error: Exception) -> ValueError:
-    """What to raise where an environment cannot be made to render images."""
-    advice = ": let its constructor take render_mode" if isinstance(error, TypeError) else ""
-    return ValueError(
-        f"a video of {name}: it cannot be made with render_mode='rgb_array': "
-        f"{type(error).__name__}: {error}{advice}"
-    )
+class FilmFile:
+    """A video that is being encoded; its file appears when complete.
 
+    ffmpeg writes to a file without a name, of which nothing is left if this process is killed.
 
-def must_render(env: Any, name: str) -> None:
-    """Check that an environment renders RGB images.
-
-    Raises:
-        ValueError: it does not.
+    Args:
+        path: of the file, in MP4.
+        width: of the images.
+        height: likewise.
+        fps: images per second.
     """
-    try:
-        env.reset()
-        image: Any = env.render()
-    except Exception as error:
-        _close(env)
-        raise ValueError(
-            f"a video of {name}: it cannot be shown: {type(error).__name__}: {error}"
-        ) from error
-    what = type(image).__name__
-    if isinstance(image, np.ndarray):
-        what = f"{image.dtype} of shape {list(image.shape)}"
-        if image.dtype == np.uint8 and image.ndim == 3 and image.shape[-1] == 3:
-            return
-    _close(env)
-    raise ValueError(
-        f"a video of {name}: it does not render: with render_mode='rgb_array' its render() must "
-        f"return uint8 [H, W, 3], and returned {what}"
-    )
 
+    def __init__(self, path: Path, width: int, height: int, fps: float) -> None:
+        from imageio_ffmpeg import get_ffmpeg_exe  # an extra
 
-def _close(env: Any) -> None:
-    if callable(close := getattr(env, "close", None)):
-        close()
+        self._path = path
+        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._video: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        rate = str(Fraction(fps).limit_denominator())
+        images = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {rate} -i -"
+        # Most players know no other format of pixels, and with it sides have to be even.
+        size = f"scale={width + width % 2}:{height + height % 2}"
+        video = f"-an -vf {size} -pix_fmt yuv420p -f mp4 -y /dev/fd/{self._video.fileno()}"
+        # In a session of its own, since a terminal sends Ctrl-C to all processes of one. A start
+        # like this does not fork: if gRPC was imported before Juggler, gRPC's fork handlers have
+        # ended ffmpeg before it could start.
+        self._process = subprocess.Popen(
+            [get_ffmpeg_exe(), *f"-v error {images} {video}".split()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._words,
+            pass_fds=[self._video.fileno()],
+            start_new_session=True,
+        )
+
+    def add(self, image: bytes) -> None:
+        """Add an image, [height, width, 3] of uint8.
+
+        Raises:
+            FilmFailed: ffmpeg has failed.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(image)
+        except BrokenPipeError:
+            self.finish()  # raises what ffmpeg has reported
+
+    def finish(self) -> None:
+        """Encode what is left, and write the file.
+
+        Raises:
+            FilmFailed: ffmpeg has failed, or the file cannot be written. Then there is none.
+        """
+        part = self._path.with_name(f".{self._path.name}.part")
+        with self._words, self._video:
+            self._process.communicate()
+            if self._process.returncode:
+                self._words.seek(0)
+                said = self._words.read().decode(errors="replace").strip().splitlines()
+                why = said[-1] if said else f"it ended with status {self._process.returncode}"
+                raise FilmFailed(f"the video {self._path} could not be encoded by ffmpeg: {why}")
+            self._video.seek(0)
+            try:
+                with part.open("wb") as file:
+                    shutil.copyfileobj(self._video, file)
+                part.replace(self._path)
+            except OSError as error:
+                with suppress(OSError):
+                    part.unlink()
+                why = error.strerror or str(error)
+                raise FilmFailed(f"the video {self._path} could not be written: {why}") from error

@@ -1,4 +1,4 @@
-"""Puts the wrappers that a config names around each environment. No torch here."""
+"""Puts configured wrappers around each environment, without torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def wrapper_specs(pieces: Sequence[object]) -> tuple[WrapperSpec, ...]:
 
     Args:
         pieces: from the innermost wrapper to the outermost. Each is the name of a class in
-            `gymnasium.wrappers`, "module:Class", or a table with such a name under "use" and the
+            `gymnasium.wrappers`, "module:Class", or a table with that name under "use" and the
             wrapper's options.
 
     Raises:
@@ -30,7 +30,7 @@ def wrapper_specs(pieces: Sequence[object]) -> tuple[WrapperSpec, ...]:
 def add_wrappers(
     source: EnvSpec | EnvironmentFactory, wrappers: tuple[WrapperSpec, ...]
 ) -> EnvSpec | EnvironmentFactory:
-    """Return a source of the same environments, each with the wrappers around it."""
+    """A source of the same environments with wrappers around each."""
     if not wrappers:
         return source
     if isinstance(source, EnvSpec):

@@ -22,8 +22,10 @@ _MEANT: Final = (np.ndarray, Mapping, Real)
 def arrays_in(
     infos: Mapping[str, Any], shape: tuple[int, int]
 ) -> tuple[dict[str, NDArray[Any]], Callable[[], str] | None]:
-    """Copies [N * A] of the infos of shape [N, A], by name; and a function that describes the infos
-    that nothing reads (`Turn.unread`)."""
+    """Copies [N * A] of infos of shape [N, A], by name.
+
+    Also returns a function that describes the infos that nothing reads (`Turn.unread`), or None.
+    """
     found: dict[str, NDArray[Any]] = {}
     others: list[str] = []
     for name, given in infos.items():
@@ -42,7 +44,7 @@ def _of_others(names: Collection[str], shape: tuple[int, int]) -> str:
 
 
 def of_strangers(names: Collection[str], agents: Sequence[str]) -> str:
-    """For people: what infos by agent have under names that are no agents."""
+    """Describe infos under names that are not agents."""
     return (
         f"{listed(sorted(names))}, and no agent is called so: nothing reads that. Infos have a "
         f"dict for each agent, as in {{{agents[0]!r}: {{...}}}}"
@@ -52,7 +54,7 @@ def of_strangers(names: Collection[str], agents: Sequence[str]) -> str:
 class AgentInfos:
     """Watches the infos of N environments with A agents each for numbers.
 
-    An agent's numbers count from its first action on, and are told when the episode of its
+    An agent's numbers count from its first action on, and are reported when the episode of its
     environment is over. With many agents, nothing says which of them a number is of.
 
     Args:
@@ -75,7 +77,7 @@ class AgentInfos:
         self._over[:] = False
 
     def see(self, turn: Turn, t: int) -> None:
-        """Take what step t of a round led to."""
+        """Record step t of a round."""
         if turn.infos:
             told = np.zeros(self._slots, np.bool_)  # [N * A]
             for group in turn.groups:

@@ -1,9 +1,9 @@
-"""Line-ups of a league: the driver draws them, and hears what came of each."""
+"""Line-ups of a league, which the driver draws."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.multi_agent.line_up import LineUp
 from juggler.envrunner.rounds import EndedMatch
-from juggler.envrunner.setup import may_play
+from juggler.envrunner.setup import RANDOM, may_play
+from juggler.runtime.wire.v1 import training_pb2
 
 _MOST_AGAIN = 64  # line-ups that are played again where none is left
 
@@ -22,9 +23,9 @@ class Match:
 
     Attributes:
         match_id: from the driver.
-        attempt: how often its line-up was drawn anew.
+        attempt: how often its line-up was drawn again.
         players: the module of each agent.
-        counts: its outcome is told; else it is played once more to fill the time.
+        counts: its outcome is reported; else it is played once more to fill the time.
     """
 
     match_id: int
@@ -34,7 +35,7 @@ class Match:
 
 
 class AssignedLineUps:
-    """Hands the driver's line-ups to the episodes that begin, each one to one episode.
+    """Hands each of the driver's line-ups to one episode that begins.
 
     Short episodes may use up all line-ups before the next request brings more. Then the newest ones
     are played again, in turn, and their outcomes are not told a second time. Before the first
@@ -55,26 +56,41 @@ class AssignedLineUps:
         self._again: deque[Match] = deque(maxlen=_MOST_AGAIN)
         self._playing: dict[int, Match] = {}  # by environment
         self._ended: list[EndedMatch] = []
+        self._leaving: set[str] = set()  # modules, as soon as no running episode has them
 
-    def assign(self, matches: Iterable[Match]) -> None:
+    def assign(self, line_ups: Iterable[training_pb2.LineUp], known: Collection[str]) -> None:
         """Take line-ups for the episodes that begin next.
 
+        Args:
+            line_ups: from the driver.
+            known: the modules that are here, but for `random`.
+
         Raises:
-            ValueError: one names more or fewer players than there are agents.
+            ValueError: one names more or fewer players than there are agents, or an unknown one.
         """
-        for match in matches:
+        taken = [Match(each.match_id, each.attempt, tuple(each.players)) for each in line_ups]
+        for match in taken:
+            if absent := [each for each in match.players if each not in known and each != RANDOM]:
+                raise ValueError(
+                    f"the line-up of match {match.match_id} has {absent[0][:100]!r}, and no such "
+                    "player is here"
+                )
             if len(match.players) != len(self._place):
                 raise ValueError(
                     f"the line-up of match {match.match_id} has {len(match.players)} players: the "
                     f"environment has {len(self._place)} agents"
                 )
-            self._fresh.append(match)
+        self._fresh.extend(taken)
 
     def reset(self, seed: int) -> None:
-        """Begin anew: the matches that were being played are played from their beginning."""
-        begun = [match for match in self._playing.values() if match.counts]
+        """Drop all episodes: their matches are played from the beginning."""
+        self.abandon(list(self._playing))
+
+    def abandon(self, envs: Iterable[int]) -> None:
+        """Drop the episodes of environments: others play their matches from the beginning."""
+        dropped = [self._playing.pop(env) for env in envs if env in self._playing]
+        begun = [match for match in dropped if match.counts and not self._has_leaving(match)]
         self._fresh.extendleft(reversed(begun))
-        self._playing.clear()
 
     def begin(self, envs: NDArray[np.intp]) -> LineUp:
         """Environments [K] begin an episode."""
@@ -109,19 +125,30 @@ class AssignedLineUps:
         ended, self._ended = self._ended, []
         return ended
 
-    def in_play(self) -> set[str]:
-        """The modules that play in running episodes."""
-        return {player for match in self._playing.values() for player in match.players}
-
     def forget(self, module_id: str, other: str) -> None:
-        """Begin no match with this module any more. Before the first line-up comes, and in an
-        evaluation, another one plays in its place."""
+        """Begin no match with this module any more.
+
+        Before the first line-up comes, and in an evaluation, another one plays in its place.
+        """
         players = (other if each == module_id else each for each in self._at_first.players)
         self._at_first = replace(self._at_first, players=tuple(players))
+        self._leaving.add(module_id)
         for matches in (self._fresh, self._again):
-            kept = [match for match in matches if module_id not in match.players]
+            kept = [match for match in matches if not self._has_leaving(match)]
             matches.clear()
             matches.extend(kept)
+
+    def take_left(self) -> set[str]:
+        """The forgotten modules that no running episode has any more, each once."""
+        if not self._leaving:
+            return set()
+        in_play = {player for match in self._playing.values() for player in match.players}
+        left = self._leaving - in_play
+        self._leaving -= left
+        return left
+
+    def _has_leaving(self, match: Match) -> bool:
+        return not self._leaving.isdisjoint(match.players)
 
     def _next(self) -> Match:
         if self._fresh:

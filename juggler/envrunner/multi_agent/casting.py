@@ -15,7 +15,7 @@ class Role:
 
     Attributes:
         module_id: the module.
-        agents: the names of those that it may play, in the order of `MultiAgentEnvs.agents`.
+        agents: the names of the agents that it may play, in the order of `MultiAgentEnvs.agents`.
         group: the place of their group in `MultiAgentEnvs.groups`.
         spaces: that group.
     """
@@ -38,7 +38,7 @@ def cast(
 
     Args:
         envs: have the agents.
-        played_by: by agent, the id of the module that plays it, or of those that may play it.
+        played_by: by agent, the id of the module that plays it, or of the modules that may play it.
         modules: the ids of all modules but `random`.
 
     Raises:
@@ -62,7 +62,7 @@ def cast(
 def random_roles(
     envs: MultiAgentEnvs, played_by: Mapping[str, str | Sequence[str]]
 ) -> Iterator[Role]:
-    """What the module `random` plays: a role in each group of agents, since it fits all spaces."""
+    """The roles of the module `random`: one for each group."""
     for number, group in enumerate(envs.groups):
         agents = tuple(agent for agent in group.agents if RANDOM in may_play(played_by[agent]))
         if agents:

@@ -1,4 +1,4 @@
-"""What value functions may see beside the observations of their own agents."""
+"""What value functions may see besides the observations of their own agents."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class States:
         self._leaves = space_leaves(space)
 
     def batch(self, states: Sequence[Any]) -> Tree:
-        """A new tree [B, ...] of B states, as the environments gave them.
+        """Stack B states: a new tree [B, ...].
 
         Raises:
             Misfit: a state does not fit the space.
@@ -75,7 +75,7 @@ class AllObservations:
         self.space: Space[Any] = joint[0] if len(joint) == 1 else spaces.Tuple(joint)
 
     def batch(self, seen: Sequence[Mapping[str, Any]]) -> Tree:
-        """A new tree [B, ...] of B times the observations by agent; those of others are zeros.
+        """Stack B times the observations by agent; missing ones are zeros.
 
         Raises:
             Misfit: an observation does not fit its space.
@@ -108,8 +108,10 @@ class AllObservations:
 
 
 def joint_space(space: Space[Any], count: int) -> Space[Any]:
-    """The space of what `count` agents with this space observe, each array of which is one: vectors
-    one after the other, and everything else with a dimension for the agents in front."""
+    """The space of what `count` agents with this space observe together.
+
+    Vectors follow each other, and everything else gets a dimension for the agents in front.
+    """
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: joint_space(each, count) for key, each in space.spaces.items()})
     if isinstance(space, spaces.Tuple):
@@ -127,7 +129,7 @@ def joint_space(space: Space[Any], count: int) -> Space[Any]:
 
 
 def joined(space: Space[Any], observations: Tree, count: int) -> Tree:
-    """Observations [B A, ...] of A agents with this space as those of their `joint_space`."""
+    """Observations [B A, ...] of A agents as values of their `joint_space`."""
     arrays = dict(flatten(observations))
     return unflatten(
         (path, arrays[path].reshape(-1, *_joint_shape(leaf, count)))
@@ -147,14 +149,14 @@ def _dtype_of(state: NDArray[Any]) -> Any:
 
 
 def space_with_critic(space: Space[Any], critic_space: Space[Any] | None) -> Space[Any]:
-    """The space of what rows hold: observations, or these and what a critic sees."""
+    """The space of rows: observations, perhaps with what a critic sees."""
     if critic_space is None:
         return space
     return spaces.Dict({_BY_POLICY: space, _BY_CRITIC: critic_space})
 
 
 def with_critic(observations: Tree, seen: Tree) -> Tree:
-    """Observations [B, ...] and what a critic sees [B, ...], as rows hold them."""
+    """Observations [B, ...] with what a critic sees [B, ...]."""
     return {_BY_POLICY: observations, _BY_CRITIC: seen}
 
 

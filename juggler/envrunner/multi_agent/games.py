@@ -47,7 +47,7 @@ def reader(env: Any, name: str) -> Callable[[], Any]:
 
 
 def _only_hands_on(env: Any, name: str, wrappers: Any) -> bool:
-    """Whether an attribute that a wrapper does not have itself is that of what it wraps."""
+    """Whether a wrapper passes on this attribute of what it wraps."""
     kinds = wrappers.BaseWrapper, wrappers.OrderEnforcingWrapper, wrappers.BaseParallelWrapper
     made: Any = type(env)
     ordinary: Any = object.__getattribute__
@@ -66,7 +66,7 @@ class Game(ABC):
     Args:
         env: an environment of PettingZoo's interface.
         index: of the environment among N.
-        limit: truncate all agents after so many steps of the environment; None: never.
+        limit: truncate all agents after this many steps of the environment; None: never.
 
     Attributes:
         ids: its agents as it names them; their places count the slots.
@@ -92,7 +92,7 @@ class Game(ABC):
         self._places = {each: place for place, each in enumerate(self.ids)}
         self._slots = [index * len(self.ids) + place for place in range(len(self.ids))]
         self._group_of: Sequence[int] = ()
-        self._agents: Callable[[], Any] = list  # of the running episode, those that are there
+        self._agents: Callable[[], Any] = list  # of the running episode, the present ones
 
     def spaces_of(self, agent: Hashable) -> tuple[Space[Any], Space[Any]]:
         """Return the observation space and the action space of an agent.
@@ -119,11 +119,11 @@ class Game(ABC):
 
     @abstractmethod
     def reset(self, seed: int, reports: Reports) -> Mapping[Hashable, Any]:
-        """Begin an episode, report who acts first, and return the infos by agent."""
+        """Begin an episode, report the first actors, and return infos."""
 
     @abstractmethod
     def step(self, actions: Mapping[Hashable, Any], reports: Reports) -> None:
-        """Carry out the actions of the agents that act, and report what they led to."""
+        """Carry out the actions, and report their results."""
 
     def close(self) -> None:
         """Close the environment, if it can be closed."""
@@ -149,7 +149,7 @@ class Game(ABC):
         self._require_agents()
 
     def _is_late(self) -> bool:
-        """Count a step, and tell whether it is the last one of its episode."""
+        """Count a step, and tell whether it reaches the limit."""
         self._steps += 1
         return self._steps == self._limit
 
@@ -199,7 +199,7 @@ class Game(ABC):
 
 
 class ParallelGame(Game):
-    """An environment of PettingZoo's Parallel interface: all agents that are there act at once."""
+    """PettingZoo's Parallel interface: all present agents act at once."""
 
     def reset(self, seed: int, reports: Reports) -> Mapping[Hashable, Any]:
         told = self.env.reset(seed=seed)
@@ -258,7 +258,7 @@ class ParallelGame(Game):
         ended: Collection[Hashable],
         reports: Reports,
     ) -> None:
-        """Report what critics see, with the agents that are there and those that just ended."""
+        """Report what critics see, with present and just ended agents."""
         if not self.critics_see:
             return
         there = list(there)
@@ -292,7 +292,7 @@ class ParallelGame(Game):
 
 
 def _are_dicts(told: Any, count: int) -> bool:
-    """Whether an environment told so many dicts."""
+    """Whether an environment returned this many dicts."""
     return isinstance(told, tuple) and len(told) == count and all(map(is_mapping, told))
 
 
@@ -305,7 +305,7 @@ class TurnBasedGame(Game):
         self._infos = reader(self.env, "infos") if hasattr(self.env, "infos") else dict
         self._begins()
         self._keep_unread(self._infos(), reports)
-        # What becomes of agents that end at once goes to nobody, since they have not acted.
+        # The results of agents that end at once are dropped, since they have not acted.
         if not self._serve(Reports(len(reports.acting)), reports):
             self._require_agents()
         return dict(self._infos())
@@ -318,7 +318,7 @@ class TurnBasedGame(Game):
             reports.over.append(self.index)
 
     def _serve(self, ends: Reports, reports: Reports, late: bool = False) -> bool:
-        """Report who acts next -> whether anybody does.
+        """Report the agent that acts next; return whether there is one.
 
         Agents that are done come first and are stepped with None. Then, if it is late, all others
         are truncated.
@@ -351,7 +351,7 @@ class TurnBasedGame(Game):
                     reports.critics_now[kind][self.index] = seen
                 return True
             self._ends(agent, observation, info, terminated, ends)
-            if not served:  # those who are done go one after the other, and all ended by now
+            if not served:  # done agents go one after another, and all ended by now
                 self._show_critics_the_end(ends)
             served.add(agent)
             self.env.step(None)

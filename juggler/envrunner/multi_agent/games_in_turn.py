@@ -1,4 +1,4 @@
-"""N environments of PettingZoo's interfaces, stepped in this process one after the other."""
+"""N environments of PettingZoo's interfaces, stepped one after the other."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class GamesInTurn:
 
     def overdue(self, steps: int) -> str:
         found = self._books.overdue(steps)
-        remedy = "max_episode_steps = 1000 truncates all agents after so many steps"
+        remedy = "max_episode_steps = 1000 truncates all agents after that many steps"
         return told_overdue(found, self._name, remedy)
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class GamesInTurn:
             raise self._failure(index, "constructor", error) from None
 
     def _masks_in_first_infos(self, groups: int) -> dict[str, Any]:
-        """Reset the first environment, and return the action masks in its infos by agent."""
+        """Reset the first environment, and return its action masks by agent."""
         try:
             infos = self._games[0].reset(0, Reports(groups))
         except Exception as error:
@@ -176,7 +176,7 @@ class GamesInTurn:
         return {agent: mask for agent, mask in masks.items() if mask is not None}
 
     def _states(self) -> States:
-        """How states become batches; the first environment has been reset.
+        """Batch states; the first environment has been reset.
 
         Raises:
             ValueError: it has none.
@@ -208,7 +208,7 @@ class GamesInTurn:
         return by_env
 
     def _now_acting(self, reports: Reports) -> NDArray[np.intp]:
-        """Note which slots act next, and return all of them, in the order of groups."""
+        """Note and return the slots that act next, by groups."""
         for told in reports.acting:
             told.sort(key=_slot)
         self._acting = [[each.slot for each in told] for told in reports.acting]
@@ -252,7 +252,7 @@ class GamesInTurn:
         return CriticObservations(now, at_end)
 
     def _critic_batch(self, critic: States | AllObservations, seen: Mapping[int, Any]) -> Tree:
-        """What a critic sees of B environments, given by their indices -> [B, ...]."""
+        """What a critic sees of B environments -> [B, ...]."""
         try:
             return critic.batch(list(seen.values()))
         except Misfit as error:

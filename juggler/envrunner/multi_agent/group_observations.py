@@ -1,4 +1,4 @@
-"""Puts the observations of agents with equal spaces together, with the action masks of infos."""
+"""Stacks observations of agents with equal spaces, with their masks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from juggler.runtime.wire.trees import Path, Tree, unflatten
 
 
 class Misfit(Exception):
-    """An observation or an action mask does not fit the spaces of its group.
+    """An observation or an action mask does not fit its space.
 
     Attributes:
         row: of the observation.
@@ -176,7 +176,7 @@ def _everything(space: spaces.Space[Any]) -> Any:
 
 
 def _stacked(values: list[Any], space: spaces.Space[Any]) -> NDArray[Any]:
-    """Stack values of a space without Dict or Tuple in it: [B, ...].
+    """Stack values of a space without Dict or Tuple: [B, ...].
 
     Raises:
         ValueError: they are not of the space.

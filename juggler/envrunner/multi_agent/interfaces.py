@@ -1,4 +1,4 @@
-"""Tells environments with several agents from others by their class. No torch here."""
+"""Tells environments with several agents by their class, without torch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any, Final
 from gymnasium.envs.registration import EnvSpec
 
 from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments import envpool
 from juggler.envrunner.environments.envpool import AT_OWN_PACE, number_of_agents
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
 from juggler.envrunner.environments.extras import check_extra
 from juggler.envrunner.environments.naming import find_environment
-from juggler.envrunner.multi_agent import envpool_games, openspiel, pettingzoo_games
+from juggler.envrunner.multi_agent import openspiel, pettingzoo_games
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
 
 #: What finds a game, by the scheme of its name.
 FINDERS: Final[dict[str, Callable[[str], Callable[..., Any]]]] = {
-    ENVPOOL: envpool_games.find_game,
+    ENVPOOL: envpool.find_game,
     openspiel.SCHEME: openspiel.find_game,
     pettingzoo_games.SCHEME: pettingzoo_games.find_game,
 }
@@ -31,12 +32,12 @@ METHODS: Final = ("observation_space", "action_space", "reset", "step")
 def has_several_agents(
     config: EnvRunnerConfig, env_factory: Callable[..., Any] | None = None
 ) -> bool:
-    """Tell whether the environments of a run have several agents.
+    """Whether the environments of a run have several agents.
 
     They do if their name begins with "pettingzoo:" or "open_spiel:", or if they come from a class
     with PettingZoo's Parallel or AEC interface, or from a `MultiAgentVectorEnv`. A function is
-    asked for the class after its "->". EnvPool says so of its own; those that go on at their own
-    pace count as such, since their rows fill as those of agents do. No environment is made.
+    asked for the class after its "->". EnvPool says so of its own; environments that run at their
+    own pace count too, since their rows fill like agents' rows. No environment is made.
 
     Args:
         config: the environments.
@@ -67,7 +68,7 @@ def has_several_agents(
 
 
 def class_of(factory: Callable[..., Any]) -> type[Any] | None:
-    """Return the class of what a factory makes; None if it does not say."""
+    """The class of what a factory makes; None: unknown."""
     while isinstance(factory, functools.partial):
         factory = factory.func
     if isinstance(factory, type):

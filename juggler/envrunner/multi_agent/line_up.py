@@ -1,4 +1,4 @@
-"""Which module plays which agent, where that is drawn anew for each episode."""
+"""Draws for each episode which module plays which agent."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ WhoPlays = Callable[[Sequence[str], np.random.Generator], Mapping[str, str]]
 
 
 class LineUpError(ValueError):
-    """A mapping failed, or named what cannot play; says which one, and the agent."""
+    """A mapping failed, or named what cannot play.
+
+    The message names the mapping and the agent.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class LineUp:
-    """Who plays, in environments that begin an episode.
+    """Players of environments that begin an episode.
 
     Attributes:
         slots: [K * A] of these environments.
@@ -59,10 +62,10 @@ class Players:
 
 
 class LineUps(Protocol):
-    """Decides who plays each episode, once, when it begins."""
+    """Decides which modules play an episode, when it begins."""
 
     def reset(self, seed: int) -> None:
-        """Begin anew, as everything that an EnvRunner draws does."""
+        """Restart, as all random draws of an EnvRunner do."""
 
     def begin(self, envs: NDArray[np.intp]) -> LineUp:
         """Environments [K] begin an episode.
@@ -74,13 +77,18 @@ class LineUps(Protocol):
     def ended(
         self, envs: NDArray[np.intp], returns: NDArray[np.float64], lengths: NDArray[np.intp]
     ) -> None:
-        """Episodes are over, in environments [L], with returns [L, A] and lengths [L]."""
+        """Receive returns [L, A] and lengths [L] of ended episodes."""
+        return
+
+    def abandon(self, envs: Sequence[int]) -> None:
+        """Drop the running episodes of environments that are gone."""
         return
 
 
 class DrawnLineUps(LineUps):
-    """Draws a line-up for each episode. It depends on the seed, the environment, and the number of
-    the episode there alone.
+    """Draws a line-up for each episode.
+
+    It depends on the seed, the environment, and the number of the episode there alone.
 
     Args:
         agents: of an environment, A of them.
@@ -154,7 +162,7 @@ def line_ups_of(
     mapping: str,
     own: Mapping[str, Callable[..., Any]] | None,
 ) -> DrawnLineUps | None:
-    """What decides who plays; None: the same modules play the same agents in every episode.
+    """What draws line-ups; None: each agent always has the same module.
 
     Args:
         agents: of an environment.

@@ -8,12 +8,11 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.envpool import AT_OWN_PACE
+from juggler.envrunner.environments.envpool import AT_OWN_PACE, make_envpool_rows
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
 from juggler.envrunner.environments.naming import find_environment
 from juggler.envrunner.environments.wrappers import wrapper_specs
 from juggler.envrunner.failures import failures_of
-from juggler.envrunner.multi_agent.envpool_rows import make_envpool_rows
 from juggler.envrunner.multi_agent.games import Game, ParallelGame, TurnBasedGame
 from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
 from juggler.envrunner.multi_agent.interfaces import FINDERS, METHODS, class_of
@@ -102,7 +101,7 @@ def find_games(
 
 
 def steps_all_at_once(make: MultiAgentFactory) -> bool:
-    """Tell whether what a factory makes is a `MultiAgentVectorEnv`."""
+    """Whether a factory makes a `MultiAgentVectorEnv`."""
     made = class_of(make)
     return made is not None and issubclass(made, MultiAgentVectorEnv)
 
@@ -128,7 +127,7 @@ def _check_options(config: EnvRunnerConfig, name: str, is_vector: bool) -> None:
     if is_vector and config.max_episode_steps is not None:
         raise ValueError(
             f"max_episode_steps: {name} steps all of its environments at once and has to truncate "
-            "their episodes itself; leave it out, or see whether env_kwargs has such a limit"
+            "their episodes itself; leave it out, or see whether env_kwargs has a limit"
         )
     for piece in wrapper_specs(config.env_wrappers):
         if piece.entry_point.startswith("gymnasium.wrappers:"):

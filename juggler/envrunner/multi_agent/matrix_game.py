@@ -13,7 +13,7 @@ ROCK_PAPER_SCISSORS = [[0, -1, 1], [1, 0, -1], [-1, 1, 0]]
 
 
 class MatrixGame:
-    """A game for two with PettingZoo's Parallel interface; an episode is one choice of each.
+    """A two-player game of one simultaneous choice (PettingZoo's Parallel interface).
 
     Both players see the same constant observation [1].
 
@@ -58,7 +58,7 @@ class MatrixGame:
         return self._shown(), {agent: {} for agent in self.agents}
 
     def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-        """Take both choices; the episode is over."""
+        """Apply both choices, which ends the episode."""
         chosen = int(actions["row"]), int(actions["column"])
         rewards = {"row": float(self._row[chosen]), "column": float(self._column[chosen])}
         shown = self._shown()

@@ -18,26 +18,34 @@ from juggler.envrunner.multi_agent.line_up import LineUp
 from juggler.envrunner.multi_agent.turns import CriticObservations, GroupTurn
 from juggler.envrunner.paced.rows import oldest_version
 from juggler.envrunner.paced.slots import PacedSlots
-from juggler.envrunner.paced.step_log import StepLog
 from juggler.envrunner.rounds import Played, Recorded
 from juggler.runtime.acting.actor import Actor, RandomActions
+from juggler.runtime.connectors.building import EnvToModule
 from juggler.runtime.connectors.connector import NotFinite
-from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.leaves import observed_leaves
 from juggler.runtime.connectors.mergeable_state import State, merge
+from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.wire.choices import OutsideSpace, choices_of, find_outside
-from juggler.runtime.wire.structures import from_tree, put, take, to_tree, zeros
+from juggler.runtime.wire.structures import (
+    OutsideSpace,
+    choices_of,
+    find_outside,
+    from_tree,
+    put,
+    take,
+    to_tree,
+    zeros,
+)
 from juggler.runtime.wire.trees import Tree
 
 
 class ModuleSlots:
-    """Acts with one module in N environments, and records its steps where it is told to.
+    """Acts with one module in N environments, and records its steps.
 
-    A slot is one agent in one environment, as in `GroupTurn`. Those that this module may play have
-    places 0..P-1 here, in ascending order. Where line-ups are drawn, the module plays some of them
-    at a time; see `line_up`.
+    A slot is one agent in one environment, as in `GroupTurn`. The slots that this module may play
+    have places 0..P-1 here, in ascending order. Where line-ups are drawn, the module plays some of
+    them at a time; see `line_up`.
 
     Args:
         role: the agents of the module.
@@ -85,20 +93,22 @@ class ModuleSlots:
         self.most_rows = len(self._slots)
         self._place_of = np.full(num_envs * len(agents), -1, np.intp)  # [N A] by slot
         self._place_of[self._slots] = np.arange(self.most_rows)
-        self._places = self._place_of.copy()  # [N A] whoever plays now
+        self._places = self._place_of.copy()  # [N A] for any line-up
         self._plays_whole_group = role.is_whole_group
         kept = space_with_critic(connectors.observation_space, critic_space)
-        self._paced = PacedSlots(kept, policy, steps, row_age)
-        self._paced.seat(self.most_rows)
-        self._log = StepLog(self._paced, kept, policy)  # of this round
+        self._paced = PacedSlots(kept, policy, steps, row_age, self.most_rows)
         self._row_age = row_age
         spaces = role.spaces
         self._legal = LegalActions.of(
             connectors.observation_space, spaces.action_space, "an episode"
         )
         self._choices = choices_of(observed_leaves(connectors.observation_space).items())
-        self._seen: Any = None  # [B, ...] what the agents that act next see, as batches hold it
+        # [B, ...] what the agents that act next see, as batches hold it; and with their critics.
+        self._seen: Any = None
+        self._kept: Any = None
         self._delta: State = {}
+        self._watched: list[NDArray[np.bool_]] = []  # [B] by turn, what connectors learn from
+        self._turns = 0  # of this round
         self._not_finite: NonFinite | None = None
         self.acting = np.zeros(0, np.intp)
         self.where: NDArray[np.intp] | slice = slice(None)
@@ -110,7 +120,7 @@ class ModuleSlots:
     def at_random(
         cls, role: Role, num_envs: int, agents: tuple[str, ...], steps: int, seed: int
     ) -> ModuleSlots:
-        """Slots of the module "random", which draws legal actions and has no connectors."""
+        """Slots of the module "random", which draws legal actions."""
         spaces = role.spaces
         policy = Actor(RandomActions(spaces.action_space), seed=seed)
         nothing = EnvToModule({}, {}, spaces.observation_space)
@@ -119,17 +129,17 @@ class ModuleSlots:
     def forget(self) -> None:
         """Drop all rows and running episodes."""
         self._paced.forget()
-        self._log.clear()
+        self._shown = None
         self.connectors.forget()
-        self._delta, self._not_finite = {}, None
+        self._delta, self._watched, self._not_finite = {}, [], None
 
     def begin(self, version: Version) -> None:
-        """Begin a round with weights of this version: rows that are too old by now are ended."""
-        self._version = version
+        """Begin a round with these weights, and end outdated rows."""
+        self._version, self._turns = version, 0
         self._paced.use(version)
 
     def line_up(self, line_up: LineUp) -> None:
-        """Play the slots of these environments that are this module's until their episodes end."""
+        """Play this module's slots in these environments until their episodes end."""
         self._plays_whole_group = False
         mine = line_up.players == self.role.module_id  # [K * A]
         if not self.is_seated and not mine.any():
@@ -151,7 +161,7 @@ class ModuleSlots:
         line_up: LineUp | None = None,
         critic: CriticObservations | None = None,
     ) -> None:
-        """Take what the last step led to, and who acts next.
+        """Record the last step's results, and which slots act next.
 
         Args:
             turn: of the module's group.
@@ -159,35 +169,109 @@ class ModuleSlots:
             line_up: of the episodes that begin with this turn, where line-ups are drawn.
             critic: what the module's critic sees of the environments; None: no more than agents.
         """
-        if len(turn.ended):
-            places, mine = self._mine(turn.ended)
-            if len(places):
+        paced, self._turns = self._paced, self._turns + 1
+        together = paced.are_together and turn.acting is self._shown and line_up is None
+        if not together:
+            paced.part()
+        ended: NDArray[np.intp] = turn.ended  # [E] places
+        truncated, lasts, last_rewards = turn.terminated, turn.last_observations, turn.last_rewards
+        if len(ended):
+            ended, mine = self._mine(ended)
+            last_rewards, truncated = turn.last_rewards[mine], ~turn.terminated[mine]  # [E] both
+            if len(ended):
                 lasts = take(turn.last_observations, mine)  # [E, ...]
-                lasts = self._through(self.connectors, lasts, places)  # [E, ...]
+                lasts = self._through(self.connectors, lasts, ended)
                 if critic is not None:
-                    lasts = with_critic(lasts, take(critic.at_end, self._environments(places)))
-                self._log.end(places, turn.last_rewards[mine], ~turn.terminated[mine], lasts)
+                    lasts = with_critic(lasts, take(critic.at_end, self._environments(ended)))
         if line_up is not None:  # the ends above are of the episodes before
             self.line_up(line_up)
         if turn.acting is not self._shown:
             self.acting, self.where = self._mine(turn.acting)
             self._shown = turn.acting
-        if not len(self.acting):
+        kept: Any = None
+        if len(self.acting):
+            seen = self._stored(take(turn.observations, self.where), recorded)  # [B, ...]
+            self._seen = kept = seen
+            if critic is not None:
+                kept = with_critic(kept, take(critic.now, self._environments(self.acting)))
+            self._kept = kept
+        if not together:
+            self._take_apart(turn, kept, ended, last_rewards, truncated, lasts)
             return
-        seen = self._stored(take(turn.observations, self.where), recorded)  # [B, ...]
-        self._seen = kept = seen
-        if critic is not None:
-            kept = with_critic(seen, take(critic.now, self._environments(self.acting)))
-        self._log.show(self.acting, turn.rewards[self.where], turn.first[self.where], kept)
+        rewards = turn.rewards[self.where]  # [B]
+        if not recorded:  # no batch is checked for these
+            rewards = self._finite(self.acting, rewards)  # [B]
+            last_rewards = self._finite(ended, last_rewards)  # [E]
+        paced.take_together(rewards, kept, ended, last_rewards, truncated, lasts)
 
-    def act(self) -> Any:
-        """Let the module act -> actions for the environments, in the order of `acting`."""
+    def _take_apart(
+        self,
+        turn: GroupTurn,
+        kept: Tree,
+        ended: NDArray[np.intp],
+        last_rewards: NDArray[np.float64],
+        truncated: NDArray[np.bool_],
+        lasts: Tree,
+    ) -> None:
+        """Record a turn in which only some agents act.
+
+        Args:
+            turn: of the module's group.
+            kept: [B, ...] what rows hold of what the agents that act next see.
+            ended: [E] places.
+            last_rewards: [E]
+            truncated: [E]
+            lasts: [E, ...] what rows hold of the last observations.
+        """
+        paced, places = self._paced, self.acting
+        first, rewards = turn.first[self.where], turn.rewards[self.where]  # [B] both
+        if np.count_nonzero(first):
+            places, rewards = places[~first], rewards[~first]
+        if len(ended):
+            places = np.concatenate((ended, places))
+            rewards = np.concatenate((last_rewards, rewards))
+        if len(places):
+            paced.take_rewards(places, self._finite(places, rewards))
+        if len(ended):
+            finals = take(lasts, truncated) if np.count_nonzero(truncated) else lasts
+            paced.end(ended, truncated, finals)
+            paced.observe(ended, lasts)
+        if len(self.acting):
+            paced.observe(self.acting, kept)
+
+    def _finite(self, places: NDArray[np.intp], rewards: NDArray[np.float64]) -> Any:
+        """The rewards [B], with 0 instead of one that ends the round."""
+        finite = np.abs(rewards) <= MOST_REWARD  # [B] false with a NaN
+        if np.count_nonzero(finite) == len(finite):
+            return rewards
+        at = int(finite.argmin())
+        place = int(places[at])
+        step, length = (int(self._paced.of[name][place]) for name in ("step", "length"))
+        self._not_finite = self._lost(
+            place, step, "rewards", 0, value=float(rewards[at]), episode_step=length
+        )
+        return np.where(finite, rewards, 0)  # [B]
+
+    def act(self, recorded: bool) -> Any:
+        """Let the module act -> actions, in the order of `acting`.
+
+        Args:
+            recorded: its steps are recorded.
+        """
+        paced = self._paced
         if self._legal is not None:
             self._check_masks(self._legal, self._seen[ACTION_MASK])
-        return self._log.act(self._seen)
+        if len(self.acting) == self.most_rows:
+            if not recorded:
+                paced.pause(self.acting)
+            if paced.gather():
+                return paced.act_together(self._seen, self._kept, recorded)
+        if not recorded:
+            paced.pause(self.acting)
+        return paced.act(self.acting, recorded, self._seen, self._kept)
 
     def act_deterministically(self, turn: GroupTurn) -> Any:
-        """Let the module act without exploration -> actions in the order of `acting`.
+        """Act without exploration -> actions in the order of `acting`.
 
         Takes the place of `take` and `act`, and records nothing.
         """
@@ -204,11 +288,11 @@ class ModuleSlots:
         return self.policy.act(seen, self.acting, first, explore=False).sent
 
     def result(self) -> Recorded | NonFinite:
-        """What was recorded until the end of this round: the batch of the oldest complete rows."""
+        """The batch of this round: the oldest complete rows."""
         paced, rows = self._paced, self._paced.rows
-        self._write(True)
+        self._learn()
         if not self._row_age:
-            paced.hand_in(np.ones(len(paced.of["row"]), np.bool_))
+            paced.hand_in_all()
         stale = self._drop_stale()
         ended, paced.ended = paced.ended, []
         returns, lengths = [each[0] for each in ended], [each[1] for each in ended]
@@ -229,17 +313,16 @@ class ModuleSlots:
                 why = self.policy.why_not_finite(rows.columns["inputs"][row, error.step])
             place = int(rows.columns["places"][row])
             at = place, error.step, error.column
-            return self._lost(*at, batch.live_steps, why, error.value)
+            return self._lost(*at, batch.live_steps, why, error.value, error.episode_step)
         delta, self._delta = self._delta, {}
         return Recorded(batch, oldest_version(batch), returns, lengths, delta, stale)
 
     def played(self) -> Played:
-        """What a module that is not trained has done since it was asked last.
+        """The steps of a module that is not trained, since last time.
 
         Raises:
             NonFinite: a reward was not finite.
         """
-        self._write(False)
         if self._not_finite is not None:
             raise self._not_finite
         ended, self._paced.ended = self._paced.ended, []
@@ -248,7 +331,6 @@ class ModuleSlots:
 
     def skip(self) -> None:
         """Forget the returns of a round that was not recorded."""
-        self._write(False)
         self._paced.ended.clear()
 
     def _environments(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -257,32 +339,36 @@ class ModuleSlots:
         return environments
 
     def _mine(self, slots: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp] | slice]:
-        """The places of those of the slots that are of this module, and their indices."""
+        """The module's places among slots, and their indices."""
         places = self._place_of[slots]
         if self._plays_whole_group:
             return places, slice(None)
         mine = np.flatnonzero(places >= 0)
         return places[mine], mine
 
-    def _write(self, recorded: bool) -> None:
-        """Bring the steps of this round into rows."""
-        if (bad := self._log.write(recorded)) is not None:
-            # Returns are told before the batch with these steps is complete.
-            self._not_finite = self._lost(bad.place, bad.step, bad.column, 0, value=bad.value)
-
     def _stored(self, shown: Tree, recorded: bool) -> Any:
         """Observations [B, ...] as batches hold them."""
-        if not recorded:
+        if not recorded or not self.connectors.learns:
             return self._through(self.connectors, shown, self.acting)
+        count = len(self.acting)
+        if self._watched and len(self._watched[-1]) != count:
+            self._learn()
         stored = self._through(self.connectors.watch, shown, self.acting)
-        if self.connectors.rewrites:
-            try:
-                delta = self.connectors.take_delta(np.ones((len(self.acting), 1), np.bool_))
-                self._delta = merge(self._delta, delta) if self._delta else delta
-            except NotFinite as error:
-                # A connector that clips may have hidden the number from `check_finite`.
-                self._log.doubt(error.row)
+        self._watched.append(np.ones(count, np.bool_))
         return stored
+
+    def _learn(self) -> None:
+        """Take what connectors have learned from the turns that they watched."""
+        watched, self._watched = self._watched, []
+        if not watched:
+            return
+        try:
+            delta = self.connectors.take_delta(np.stack(watched, 1))  # of [B, turns]
+            self._delta = merge(self._delta, delta) if self._delta else delta
+        except NotFinite as error:
+            # A connector that clips may have hidden the number from `check_finite`.
+            step = self._turns - len(watched) + error.step
+            self._not_finite = self._lost(int(self.acting[error.row]), step, "observations", 0)
 
     def _through(
         self, connectors: Callable[[Tree], Any], shown: Tree, places: NDArray[np.intp]
@@ -304,7 +390,7 @@ class ModuleSlots:
         return stored
 
     def _drop_stale(self) -> int:
-        """Free complete rows that are too old for a batch -> all steps dropped since last time."""
+        """Free rows that are too old -> steps dropped since last time."""
         self._paced.drop_stale()
         return self._paced.counts.pop("steps_stale", 0)
 
@@ -316,13 +402,15 @@ class ModuleSlots:
         live_steps: int,
         why: str = "",
         value: float | None = None,
+        episode_step: int | None = None,
     ) -> NonFinite:
         slot = int(self._slots[place])
         environment, agent = slot // len(self._agents), self._agents[slot % len(self._agents)]
-        return NonFinite(environment, step, column, live_steps, why, agent, value)
+        return NonFinite(environment, step, column, live_steps, why, agent, value, episode_step)
 
     def _check_masks(self, legal: LegalActions, masks: Any) -> None:
-        """
+        """Check the masks of agents that act next.
+
         Raises:
             EnvironmentFailed: a mask has no legal action, or other numbers than 0 and 1.
         """
@@ -343,7 +431,7 @@ class ModuleSlots:
 
 
 def merged_actions(turn: GroupTurn, space: Any, parts: list[tuple[ModuleSlots, Any]]) -> Any:
-    """The actions [B, ...] of a group, in the order of `acting`, from those of its modules."""
+    """The actions [B, ...] of a group, merged from its modules."""
     parts = [(slots, sent) for slots, sent in parts if len(slots.acting)]
     if len(parts) == 1:
         return parts[0][1]

@@ -6,15 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from juggler.envrunner.environments.seeding import module_seeds, player_seed, seed_process
-from juggler.envrunner.evaluation import Goal, PlayedEpisodes, load_trees
+from juggler.envrunner.evaluation import Goal, PlayedEpisodes, load_trees, play_whole_episodes
 from juggler.envrunner.frozen_weights import FrozenWeights
-from juggler.envrunner.multi_agent.assigned_line_ups import AssignedLineUps, Match
+from juggler.envrunner.multi_agent.assigned_line_ups import AssignedLineUps
 from juggler.envrunner.multi_agent.casting import Role, cast, random_roles
 from juggler.envrunner.multi_agent.line_up import LineUps, line_ups_of
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.envrunner.multi_agent.sampler import MultiAgentSampler
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
-from juggler.envrunner.multi_agent.whole_episodes import play_whole_episodes
 from juggler.envrunner.rounds import PlayedRound
 from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup
 from juggler.envrunner.stage import ActingParts, OwnCode, refuse_league
@@ -63,15 +62,14 @@ class MultiAgentStage:
                 role, envs.num_envs, envs.agents, self._steps, seed
             )
         self._league: AssignedLineUps | None = None
-        self._leaving: set[str] = set()  # players, as soon as no running episode has them
-        self._added = 0  # players, with those that have left
+        self._added = 0  # players so far, departed ones included
         line_ups: LineUps | None
         if setup.league:
             line_ups = self._league = AssignedLineUps(envs.agents, setup.agents)
         else:
             line_ups = line_ups_of(envs.agents, setup.agents, setup.mapping, own_code.classes)
         self._line_ups, self._seed = line_ups, seed
-        seed_process(seed)  # as it is done where everything begins anew
+        seed_process(seed)  # as in every fresh start
         self._sampler = MultiAgentSampler(envs, self._modules, self._steps, seed, self._line_ups)
 
     def _built(self, role: Role, acting: ActingSetup, seed: int) -> ModuleSlots:
@@ -134,21 +132,13 @@ class MultiAgentStage:
             played.notes.extend(each for each in policy.take_notes() if each not in played.notes)
         if self._league is not None:
             played = replace(played, matches=self._league.take_ended())
-            self._forget_leaving()
+            self._forget_left(self._league)
         if not self._warned:
             self._look_over(played)
         return played
 
     def assign(self, line_ups: Iterable[training_pb2.LineUp]) -> None:
-        matches = [Match(each.match_id, each.attempt, tuple(each.players)) for each in line_ups]
-        known = {RANDOM, *self._modules}
-        for match in matches:
-            if absent := [player for player in match.players if player not in known]:
-                raise ValueError(
-                    f"the line-up of match {match.match_id} has {absent[0][:100]!r}, and no such "
-                    "player is here"
-                )
-        self._of_league().assign(matches)
+        self._of_league().assign(line_ups, self._modules)
 
     def add_player(self, module_id: str, acting: ActingSetup) -> None:
         self._of_league()
@@ -167,24 +157,20 @@ class MultiAgentStage:
         self._policies.pop(module_id, None)
         if module_id in self._modules:
             league.forget(module_id, next(iter(self._policies)))
-            self._leaving.add(module_id)
-            self._forget_leaving()
+            self._forget_left(league)
 
     def _of_league(self) -> AssignedLineUps:
         if self._league is None:
             refuse_league()
         return self._league
 
-    def _forget_leaving(self) -> None:
-        """Forget players that are to go and that no running episode has."""
-        assert self._league is not None
-        for module_id in self._leaving - self._league.in_play():
-            self._leaving.remove(module_id)
+    def _forget_left(self, league: AssignedLineUps) -> None:
+        for module_id in league.take_left():
             del self._modules[module_id]
             self._sampler.remove(module_id)
 
     def _look_over(self, played: PlayedRound) -> None:
-        """Perhaps add a warning. There is one at most: what it says stays true."""
+        """Add a warning once, if an episode seems endless."""
         if warning := self._envs.overdue(_VERY_LONG):
             self._warned = True
             played.notes.append(training_pb2.Note(text=warning, warning=True))

@@ -115,7 +115,7 @@ class OpenSpielGame:
         self._go_on()
 
     def observe(self, agent: str) -> dict[str, NDArray[Any]]:
-        """What a player sees now; its mask is all zeros where it is not on turn."""
+        """What a player sees now; its mask is zeros out of turn."""
         player = self.possible_agents.index(agent)
         mask = np.zeros(self.game.num_distinct_actions(), np.int8)  # [A]
         if not self._state.is_terminal() and self._state.current_player() == player:
@@ -130,7 +130,7 @@ class OpenSpielGame:
     def last(
         self, observe: bool = True
     ) -> tuple[dict[str, NDArray[Any]] | None, float, bool, bool, dict[str, Any]]:
-        """What the selected agent gets, with its rewards since its own last move."""
+        """The selected agent's results, with rewards since its last move."""
         agent = self.agent_selection
         seen = self.observe(agent) if observe else None
         ends = self.terminations[agent], self.truncations[agent]
@@ -166,7 +166,7 @@ class OpenSpielGame:
         return game
 
     def _go_on(self) -> None:
-        """Draw what chance decides, reward everybody, and find who is on turn."""
+        """Draw what chance decides, reward all players, and find the next one."""
         while self._state.is_chance_node():
             outcomes, chances = zip(*self._state.chance_outcomes(), strict=True)
             self._state.apply_action(self._random.choices(outcomes, chances)[0])

@@ -61,11 +61,10 @@ def find_game(name: str) -> Callable[..., Any]:
 
 
 def native(env: Any) -> Any:
-    """Return the environment within a conversion of PettingZoo's that costs more than it gives.
+    """The environment within a costly conversion of PettingZoo's.
 
-    The conversion of turn-based environments to Parallel lets agents act who are not on turn, and
-    its last step lacks a dict. The conversion of Parallel environments to AEC makes one step for
-    each agent.
+    The conversion of turn-based environments to Parallel lets agents act out of turn, and its last
+    step lacks a dict. The conversion of Parallel environments to AEC makes one step for each agent.
     """
     conversions: Any = sys.modules.get("pettingzoo.utils.conversions")
     if conversions is None:

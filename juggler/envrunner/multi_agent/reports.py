@@ -11,7 +11,7 @@ from juggler.runtime.modules.columns import ACTION_MASK
 
 
 class Told(NamedTuple):
-    """What an environment told an agent that acts next, or whose episode ended.
+    """What an environment reported to an agent that acts or ended.
 
     Attributes:
         slot: of the agent.
@@ -42,7 +42,7 @@ class Reports:
 
     Args:
         groups: of agents.
-        slots: N * A; 0: nobody reads the infos.
+        slots: N * A; 0: infos are not read.
     """
 
     def __init__(self, groups: int, slots: int = 0) -> None:
@@ -63,7 +63,7 @@ class Reports:
 
 
 def mask_in(info: Any) -> Any:
-    """Return the action mask in an agent's info; None if there is none."""
+    """The action mask in an agent's info; None: it has none."""
     return info.get(ACTION_MASK) if is_mapping(info) else None
 
 

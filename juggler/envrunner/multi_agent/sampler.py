@@ -1,4 +1,4 @@
-"""Samples rounds from environments in which several agents act, with one or more modules."""
+"""Samples rounds from environments with several agents and modules."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from juggler.runtime.episodes.version import Version
 
 
 class MultiAgentSampler:
-    """Steps N environments, in which every module acts for its agents, and records their steps.
+    """Steps N environments in which modules act, and records their steps.
 
-    Each agent fills rows of T steps at its own pace. Rows and episodes go on from one round to the
-    next.
+    Each agent fills rows of T steps at its own pace. Rows and episodes continue from one round to
+    the next.
 
     Args:
         envs: N environments.
@@ -30,7 +30,8 @@ class MultiAgentSampler:
             roles, they may have any names.
         steps: environment steps of a round.
         seed: of the environments, of the policies' noise, and of line-ups.
-        line_ups: decides who plays each episode; None: each module plays all of its agents.
+        line_ups: decides which modules play each episode; None: each module plays all of its
+            agents.
 
     Raises:
         EnvironmentFailed: here, in `reset` or in `sample`.
@@ -56,7 +57,7 @@ class MultiAgentSampler:
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
-        """Start as a new sampler with this seed would; running episodes and rows are dropped."""
+        """Restart with this seed; running episodes and rows are dropped."""
         seeds = module_seeds(seed, len(self._modules))
         for slots, own in zip(self._modules.values(), seeds, strict=True):
             slots.policy.seed(own)
@@ -105,7 +106,7 @@ class MultiAgentSampler:
             self._taken = True
         for t in range(self._steps):
             before = time.perf_counter()
-            actions = self._act(turn)
+            actions = self._act(turn, recorded)
             between = time.perf_counter()
             turn = self._envs.step(actions)
             seconds["inference"] += between - before
@@ -155,11 +156,12 @@ class MultiAgentSampler:
             group = turn.groups[slots.role.group]
             slots.take(group, module_id in recorded, line_up, critic)
 
-    def _act(self, turn: Turn) -> list[Any]:
+    def _act(self, turn: Turn, recorded: Collection[str]) -> list[Any]:
         """The actions of all agents that act next, by group."""
         parts: list[list[tuple[ModuleSlots, Any]]] = [[] for _ in turn.groups]
-        for slots in self._modules.values():
+        for module_id, slots in self._modules.items():
             if len(slots.acting):
-                parts[slots.role.group].append((slots, slots.act()))
+                acted = slots.act(module_id in recorded)
+                parts[slots.role.group].append((slots, acted))
         groups = zip(turn.groups, self._envs.groups, parts, strict=True)
         return [merged_actions(turn, group.action_space, part) for turn, group, part in groups]

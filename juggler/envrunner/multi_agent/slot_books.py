@@ -1,4 +1,4 @@
-"""Books the rewards, first actions and endings of every agent of N environments."""
+"""Books rewards, first actions and ends of agents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BrokenRule(Exception):
 
 
 class Booked(NamedTuple):
-    """What a step means for the agents that were given rewards in it, ended in it, or act next.
+    """What a step means for agents that act next or ended.
 
     Attributes:
         last: [E] bool, whether an agent that ended had acted in its episode.
@@ -68,7 +68,7 @@ class Overdue(NamedTuple):
 
 
 class SlotBooks:
-    """The state of N * A slots: who has acted, who has ended, and which rewards are open.
+    """The state of N * A slots: acted, ended, and open rewards.
 
     `step` takes what all environments did in one step. It adds the rewards of an agent up until the
     agent acts again or ends, and checks that agents neither come back nor vanish.
@@ -78,7 +78,7 @@ class SlotBooks:
         agents: their A names.
 
     Attributes:
-        ended: [N * A] bool, the slots whose episode ended, while their environment's goes on.
+        ended: [N * A] bool, the slots whose episode ended, while their environment's continues.
     """
 
     def __init__(self, num_envs: int, agents: Sequence[str]) -> None:
@@ -116,7 +116,7 @@ class SlotBooks:
     def step(
         self, rewards: Floats, ended: Slots, over: Slots, began: Slots, acting: Slots
     ) -> Booked:
-        """Book one step of all environments, in which all slots that were `acting` have acted.
+        """Book a step in which all slots that were `acting` have acted.
 
         Args:
             rewards: [N * A] float64 of this step; 0 where a slot got none.
@@ -169,7 +169,7 @@ class SlotBooks:
         return self._booked(acting, last, last_rewards, env_returns, env_lengths, agent_returns)
 
     def go_on(self, rewards: Floats) -> Floats:
-        """Book a step in which no slot ended, and after which the same slots act as before it.
+        """Book a step without ends, after which the same slots act.
 
         Args:
             rewards: as of `step`, and kept.
@@ -188,7 +188,7 @@ class SlotBooks:
         return rewards if len(self._acting) == len(rewards) else rewards[self._acting]
 
     def _catch_up(self) -> None:
-        """Book what happened in quiet steps, in the order in which it happened."""
+        """Book the quiet steps, in order."""
         if not self._quiet:
             return
         steps = np.stack(self._quiet)  # [T, N * A]
@@ -201,14 +201,15 @@ class SlotBooks:
         self._acted_at[self._acting] = self._steps + 1
 
     def returns(self) -> tuple[Floats, Floats]:
-        """Rewards of the running episodes so far: [N] of all agents, and [N, A] of each."""
+        """Returns of running episodes so far: [N], and [N, A] by agent."""
         self._catch_up()
         return self._returns.copy(), self._agent_returns.reshape(-1, len(self._agents)).copy()
 
     def overdue(self, steps: int) -> Overdue | None:
-        """Find an agent that has neither acted nor ended for so many steps of its environment, or
-        else one that has not ended in an episode of so many; None where episodes have been about
-        as long before.
+        """Find an agent that has neither acted nor ended for long.
+
+        Else find one that has not ended in an episode of that many steps. None: there is none, or
+        episodes have been about as long before.
 
         Args:
             steps: at least as many are very long.
@@ -256,7 +257,7 @@ class SlotBooks:
 
 
 def _added(sums: Floats, steps: Floats) -> Floats:
-    """Sums [S] and what is added to them in each step [T, S], in this order."""
+    """Sums [S] plus the rewards of each step [T, S], in order."""
     every: Floats = np.add.reduce(np.concatenate((sums[None], steps)), 0)
     return every
 

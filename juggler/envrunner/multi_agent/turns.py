@@ -1,4 +1,4 @@
-"""What N environments with several agents each say after a step, and what they are told."""
+"""The contract between environments and samplers: turns and actions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from numpy.typing import NDArray
 
 from juggler.runtime.wire.trees import Tree
 
-#: Values of a module's key `critic_sees`, beside "observation".
+#: Values of a module's key `critic_sees`, besides "observation".
 STATE: Final = "state"
 ALL_OBSERVATIONS: Final = "all_observations"
+
+#: The name of the only agent of an environment that has no names for agents.
+ALONE: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class AgentGroup:
 
 @dataclass(slots=True)
 class GroupTurn:
-    """What one step of all environments means for the agents of one group.
+    """What one step means for the agents of one group.
 
     A slot is one agent in one of N environments: its number is environment * A + the agent's index
     in `MultiAgentEnvs.agents`. The reward of an action is the sum of all that its agent gets from
@@ -53,7 +56,9 @@ class GroupTurn:
         last_observations: [E, ...] what they saw at the end.
         last_rewards: [E] float64 of their last actions.
         terminated: [E] their episode ended by itself; else it was truncated, and the value of the
-            last observation counts. An agent that is told both is terminated.
+            last observation counts. An agent with both is terminated.
+        idle: [B] the next step only resets the environment of these: they see the end of the last
+            episode, and their action has no effect. None: of no slot.
     """
 
     acting: NDArray[np.intp]
@@ -64,11 +69,12 @@ class GroupTurn:
     last_observations: Tree
     last_rewards: NDArray[np.float64]
     terminated: NDArray[np.bool_]
+    idle: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CriticObservations:
-    """What critics see of N environments that see more than their own agents.
+    """What critics see of N environments beyond their agents' observations.
 
     Attributes:
         now: [N, ...] with the observations of the agents that act next; may be the environments'
@@ -99,7 +105,7 @@ class Turn:
         critics: by the keys of `MultiAgentEnvs.critic_spaces`.
         stepped: [M] the environments that made a step; None: all of them.
         infos: what the step put into infos, [N * A] by name, as `InfoWatch` takes it. It means
-            something for slots that act next, in the same episode, and for those that ended.
+            something for slots that act next, in the same episode, and for slots that ended.
         unread: says, for people, what the step's infos have that nothing reads, and why; None:
             there is nothing.
     """
@@ -123,8 +129,8 @@ class MultiAgentEnvs(Protocol):
         num_envs: N.
         agents: every agent that an environment may ever have, A of them.
         groups: the agents by their spaces; each agent is in one group.
-        critic_spaces: by the values of `critic_sees` that were asked for, of what such critics see
-            of one environment.
+        critic_spaces: what critics see of one environment, by the requested values of
+            `critic_sees`.
     """
 
     num_envs: int
@@ -133,14 +139,14 @@ class MultiAgentEnvs(Protocol):
     critic_spaces: Mapping[str, Space[Any]]
 
     def reset(self, seed: int) -> Turn:
-        """Begin an episode in every environment; those that were running are dropped.
+        """Begin an episode in every environment; running episodes are dropped.
 
         Raises:
             EnvironmentFailed: an environment raised, or said what no environment may say.
         """
 
     def step(self, actions: Sequence[Any]) -> Turn:
-        """Carry out the actions of all slots that were `acting` in the last turn.
+        """Carry out the actions of the last turn's `acting` slots.
 
         Args:
             actions: by group, a batch [B, ...] in the order of `acting`, as Gymnasium has actions.
@@ -150,11 +156,12 @@ class MultiAgentEnvs(Protocol):
         """
 
     def returns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Rewards of the running episodes so far: [N] of all agents, and [N, A] of each."""
+        """Returns of running episodes so far: [N], and [N, A] by agent."""
 
     def overdue(self, steps: int) -> str:
-        """For people: an agent that has not ended, or not even acted, for at least so many steps of
-        its environment, and how episodes are ended; "": there is none.
+        """Describe an agent that has not ended for this many steps.
+
+        It may not even have acted. The text says how episodes are ended; "": there is none.
         """
 
     def close(self) -> None:

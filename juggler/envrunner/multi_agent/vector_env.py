@@ -1,4 +1,4 @@
-"""The interface of games that step N environments with A agents each as arrays."""
+"""The interface of games that step N environments as arrays."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class VectorStep(NamedTuple):
     """What one step of N environments with A agents each led to.
 
     Attributes:
-        observations: [N, A, ...] of all agents; those of agents who neither act next nor end with
-            this step mean nothing.
+        observations: [N, A, ...] of all agents; ignored for an agent that neither acts next nor
+            ends with this step.
         rewards: [N, A] of this step.
         terminated: [N, A] bool, the agents whose episode ended by itself.
         truncated: [N, A] bool, the agents whose episode was cut off.
-        acting: [N, A] bool, the agents that act next: those who are there and on turn. An
-            environment is over when none of its agents acts next.
-        infos: numbers [N, A] of this step by name, for the run's metrics; those of agents who
-            neither act next nor end with this step mean nothing, nor does NaN. As in Gymnasium's
-            vectors, "_NAME" [N, A] bool may say which agents a number is of.
+        acting: [N, A] bool, the agents that act next: present and on turn. An environment is over
+            when none of its agents acts next.
+        infos: numbers [N, A] of this step by name, for the run's metrics; ignored for the same
+            agents as observations, and if NaN. As in Gymnasium's vectors, "_NAME" [N, A] bool may
+            say which agents a number is of.
     """
 
     observations: Tree
@@ -54,7 +54,7 @@ class MultiAgentVectorEnv(ABC):
         action_space: of one agent.
         state_space: of what `state` returns; None: critics can see nothing of it.
         autoreset_mode: DISABLED: `reset` begins the next episode of an environment that is over.
-            NEXT_STEP: the next `step` does, whatever the actions are, and `reset` is called for all
+            NEXT_STEP: the next `step` does, with any actions, and `reset` is called for all
             environments alone.
     """
 
@@ -70,7 +70,7 @@ class MultiAgentVectorEnv(ABC):
         """Begin an episode in some environments.
 
         Args:
-            seed: of the generator from which all later episodes follow; None: go on with it.
+            seed: of the generator from which all later episodes follow; None: continue with it.
             which: [N] bool, the environments.
 
         Returns:
@@ -88,7 +88,7 @@ class MultiAgentVectorEnv(ABC):
         """
 
     def state(self) -> Tree:
-        """What value functions may see of each environment in training, and acting does not.
+        """What value functions may see of each environment in training.
 
         It is called after `reset` and `step`, where a run asks for it (`critic_sees = "state"`).
 

@@ -92,8 +92,8 @@ class VectorTurns:
         self.critic_spaces: Mapping[str, Space[Any]] = spaces
         self._books = SlotBooks(self.num_envs, self.agents)
         self._acting = np.zeros(0, np.intp)  # [B] slots
-        self._acts = b""  # flags of those who act next
-        # Flags of steps in which no agent ends: none are set, or those of agents who have ended.
+        self._acts = b""  # flags of the agents that act next
+        # Flags of steps in which no agent ends: none are set, or those of ended agents.
         self._no_ends = [bytes(2 * self._slots), b""]
         self._not_first = np.zeros(0, np.bool_)  # [B]
         self._running = np.ones(self.num_envs, np.bool_)  # [N]
@@ -194,7 +194,7 @@ class VectorTurns:
         infos: dict[str, NDArray[Any]],
         unread: Callable[[], str] | None,
     ) -> Turn:
-        """The turn after a step in which no agent ended, if the same ones act again."""
+        """The turn after a step without ends, if the same slots act."""
         try:
             of_acting = self._books.go_on(rewards)  # [B]
         except BrokenRule as error:
@@ -239,16 +239,16 @@ class VectorTurns:
         return observations, acting
 
     def _must_act(self, acts: Bools, call: str) -> None:
-        """
+        """Check that an agent acts in each new episode.
+
         Raises:
-            EnvironmentFailed: nobody acts in an environment that has begun an episode [N].
+            EnvironmentFailed: no agent acts in an environment that has begun an episode [N].
         """
         if len(idle := np.flatnonzero(~acts)):
             raise self._failure(int(idle[0]), call, "no agent is acting after the reset")
 
     def _seen_by_critics(self, observations: Tree, there: Bools) -> dict[str, Tree]:
-        """Copies of what critics see now [N, ...], with the observations of the slots that are
-        there [N A]."""
+        """Copies of what critics see [N, ...], from present slots [N A]."""
         seen: dict[str, Tree] = {}
         if STATE in self.critic_spaces:
             with failures_of(self._all_of_them, "state"):
@@ -263,7 +263,10 @@ class VectorTurns:
         return seen
 
     def _spread(self, batch: Any) -> Any:
-        """Put the actions [B, ...] of the acting agents into actions of all agents [N, A, ...]."""
+        """Spread the acting agents' actions [B, ...] to all agents.
+
+        They become [N, A, ...].
+        """
         space = self.groups[0].action_space
 
         if isinstance(batch, np.ndarray) and len(batch) == self._slots:
@@ -332,7 +335,7 @@ class VectorTurns:
                 raise EnvironmentFailed(self._all_of_them, call, reason, lasting=True)
 
     def _read(self, infos: Any) -> tuple[dict[str, NDArray[Any]], Callable[[], str] | None]:
-        """The infos of a step, and what nothing reads of them, as `Turn` has both."""
+        """The infos of a step, and what nothing reads of them."""
         if not isinstance(infos, Mapping):
             reason = f"its infos must be a dict of arrays by name, not {infos!r}"
             raise EnvironmentFailed(self._all_of_them, "step", reason, lasting=True)
@@ -344,7 +347,10 @@ class VectorTurns:
 
 
 def _kept(observations: Tree, slots: NDArray[np.intp]) -> Tree:
-    """Copies of the rows [B, ...] of some slots: the next episode may begin in the same memory."""
+    """Copies [B, ...] of some slots' rows.
+
+    The next episode may begin in the same memory.
+    """
     copied: Tree = tree_map(
         lambda array: array.reshape(-1, *array.shape[2:]).take(slots, 0), observations
     )
@@ -352,7 +358,7 @@ def _kept(observations: Tree, slots: NDArray[np.intp]) -> Tree:
 
 
 def _rows(observations: Tree, slots: NDArray[np.intp]) -> Tree:
-    """The rows [B, ...] of some slots from observations [N, A, ...]; all of them are a view."""
+    """Some slots' rows [B, ...] of observations [N, A, ...]; all: views."""
 
     def rows(array: NDArray[Any]) -> NDArray[Any]:
         every = array.reshape(-1, *array.shape[2:])  # [N * A, ...]

@@ -25,10 +25,9 @@ from juggler.envrunner.environments.autoreset import autoreset_mode, final_obser
 from juggler.envrunner.environments.observed_choices import ObservedChoices
 from juggler.envrunner.sampler import Sampler, refuse_late_mask, write_tree
 from juggler.runtime.acting.actor import Actor, Contexts
+from juggler.runtime.connectors.building import EnvToModule, ModuleToEnv
 from juggler.runtime.connectors.connector import ContextConnector
-from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.leaves import holds_masks
-from juggler.runtime.connectors.module_to_env import ModuleToEnv
 from juggler.runtime.modules.columns import CONNECTOR_STATES
 from juggler.runtime.wire.structures import to_tree, tree_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
@@ -40,7 +39,7 @@ def why_on_host(
     module_to_env: ModuleToEnv,
     device: torch.device,
 ) -> str:
-    """Why each step of environments on a device goes through the host; "" if none has to.
+    """Why steps on a device use the host; "": they need not.
 
     Args:
         env: the environments.
@@ -65,7 +64,7 @@ def why_on_host(
     blank: Any = zeros(env.single_observation_space, (1,))  # [1, ...]
     try:
         connectors.with_numbers(on_device(blank, device), _numbers(connectors, device))
-    except Exception as error:  # of somebody's own connector
+    except Exception as error:  # of a user's own connector
         return f"connectors fail there: {type(error).__name__}: {error}".partition("\n")[0]
     return ""
 
@@ -167,7 +166,7 @@ class DeviceSampler(Sampler):
                 self._connectors.watch(tree_map(itemgetter((slice(None), t)), plain))  # [N, ...]
 
     def _states_of_rows(self, actions: Tree) -> dict[str, Tree]:
-        """See `Sampler`; no context is needed before the fragment is on the host."""
+        """See `Sampler`; contexts are only needed on the host."""
         states: dict[str, Tree] = on_host(self._states)
         for t in range(self._steps if self._contexts.connectors else 0):
             step = itemgetter((slice(None), t))  # of [N, T, ...]
@@ -178,7 +177,7 @@ class DeviceSampler(Sampler):
         return states
 
     def _finals_of(self, given: list[dict[str, Any]]) -> list[tuple[int, int, Any]]:
-        """Row, step and last observation [...] of each truncated episode, from the T infos."""
+        """Row, step and last observation [...] of each truncated episode."""
         finals: list[tuple[int, int, Any]] = []
         for t, infos in enumerate(given):
             rows = np.flatnonzero(self._truncated[:, t] & ~self._terminated[:, t]).tolist()
@@ -190,7 +189,7 @@ class DeviceSampler(Sampler):
 
 
 class _Observations:
-    """The observations of one fragment on a device, whose memory the next one has again.
+    """A fragment's observations on a device, in memory that is reused.
 
     Args:
         like: [N, T, ...], a tree of arrays.
@@ -209,7 +208,7 @@ class _Observations:
         self._steps = [tree_map(itemgetter(t), self._whole) for t in range(first.shape[1])]
 
     def keep(self, t: int, observation: Any) -> Any:
-        """Keep observations [N, ...] of step t, and return them as they are kept."""
+        """Keep and return the observations [N, ...] of step t."""
         tree_map(self._copy, self._steps[t], observation)
         return self._steps[t]
 
@@ -222,7 +221,7 @@ class _Observations:
 
 
 class _Columns:
-    """What the steps of one fragment give, on a device, whose memory the next one has again.
+    """A fragment's columns on a device, in memory that is reused.
 
     Args:
         rows: N, environments.
@@ -237,8 +236,7 @@ class _Columns:
         self._truncated = torch.empty((steps, rows), dtype=torch.bool, device=device)
 
     def write(self, t: int, *given: Any) -> Tensor:
-        """Keep rewards, terminated and truncated [N] of step t, and tell which episodes it ended
-        [N]."""
+        """Keep rewards and flags [N] of step t -> the ends [N]."""
         columns = (self._rewards, self._terminated, self._truncated)
         for column, each in zip(columns, given, strict=True):
             column[t].copy_(torch.as_tensor(each, device=self._device))
@@ -262,8 +260,10 @@ def _copy_over(column: NDArray[Any], by_step: Tensor) -> None:
 
 
 def _kept(infos: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """What is of use in the infos of a step, as copies: numbers [N] of each environment, and the
-    last observations of episodes."""
+    """Copies of what is used of a step's infos.
+
+    They are numbers [N] of each environment, and the last observations of episodes.
+    """
     kept: dict[str, Any] = {}
     for name, given in infos.items():
         if name == "final_obs":
@@ -278,8 +278,10 @@ def _kept(infos: Mapping[str, Any], rows: int) -> dict[str, Any]:
 
 
 def _numbers_on_host(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The T infos with arrays in place of tensors, each name of which is copied once for all
-    steps. Last observations are left out."""
+    """The T infos with arrays instead of tensors.
+
+    Each name is copied once for all steps. Last observations are left out.
+    """
     found: dict[tuple[str, ...], list[tuple[int, Tensor]]] = defaultdict(list)
     for t, infos in enumerate(given):
         for path, value in tree_leaves(infos):

@@ -1,1 +1,1 @@
-"""Rows that fill at the pace of their own agent, and the policy that acts for these agents."""
+"""Rows that fill at the pace of their own agent."""

@@ -1,4 +1,4 @@
-"""Rows of T steps, which fill up step by step and become batches."""
+"""Rows of T steps, which fill step by step and become batches."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from juggler.runtime.wire.trees import Tree
 _LogProbabilities = Callable[[NDArray[np.float32], Tree], NDArray[np.float32]]
 _FIRST_ROWS = 32
 
+Where = NDArray[np.intp] | slice
+
 
 class Rows:
     """Memory for rows, each filled by one agent at a time.
@@ -30,6 +32,7 @@ class Rows:
         observation_space: of the observations in batches.
         steps: T.
         blank_inputs: of the policy's distribution [D].
+        first_rows: for which there is memory at first.
 
     Attributes:
         steps: as given.
@@ -40,13 +43,17 @@ class Rows:
     """
 
     def __init__(
-        self, observation_space: Space[Any], steps: int, blank_inputs: NDArray[np.float32]
+        self,
+        observation_space: Space[Any],
+        steps: int,
+        blank_inputs: NDArray[np.float32],
+        first_rows: int = _FIRST_ROWS,
     ) -> None:
         self.steps, self.width = steps, steps + 1
         self.complete: list[int] = []
         self._space = observation_space
-        self._places = Places(_FIRST_ROWS)
-        shape = (_FIRST_ROWS, self.width)
+        self._places = Places(first_rows)
+        shape = (first_rows, self.width)
         self.columns: dict[str, Any] = {
             "observations": zeros(observation_space, shape),
             "rewards": np.zeros(shape, np.float32),
@@ -55,11 +62,12 @@ class Rows:
             # Where a row or an episode begins: the episode, its number of steps before, and the
             # generation and the update of the weights that act.
             "beginnings": np.zeros((*shape, 4), np.uint64),
-            "lengths": np.zeros(_FIRST_ROWS, np.intp),  # steps of a complete row
-            "places": np.zeros(_FIRST_ROWS, np.intp),  # of the agent, where it acts here
+            # The step only resets the environment: batches leave it out.
+            "lengths": np.zeros(first_rows, np.intp),  # steps of a complete row
+            "places": np.zeros(first_rows, np.intp),  # of the agent, where it acts here
             "states": {},
             # Its log-probabilities came with its steps.
-            "recorded": np.zeros(_FIRST_ROWS, np.bool_),
+            "recorded": np.zeros(first_rows, np.bool_),
             "action_logp": np.zeros(shape, np.float32),
             "inputs": np.zeros((*shape, *blank_inputs.shape), np.float32),
         }
@@ -92,22 +100,27 @@ class Rows:
             self.columns = grown(self.columns, self._places.capacity)
             self._view_by_step()
         places = np.array(self._places.take(count), np.intp)
-        if states and not self.columns["states"]:
-            self.columns["states"] = room_for(states, self._places.capacity)
-        put(self.columns["states"], places, states)
+        self.put_states(places, states)
         self.columns["recorded"][places] = recorded
-        self.columns["terminated"][places] = False
-        self.columns["truncated"][places] = False
+        for name in ("terminated", "truncated"):
+            self.columns[name][places] = False
         return places
 
+    def put_states(self, rows: NDArray[np.intp], states: dict[str, Tree]) -> None:
+        """Keep the states [B, ...] before the first steps of rows [B]."""
+        if states and not self.columns["states"]:
+            self.columns["states"] = room_for(states, self._places.capacity)
+        if states:
+            put(self.columns["states"], rows, states)
+
     def begin_episodes(self, at: NDArray[np.intp], beginnings: NDArray[np.uint64]) -> None:
-        """Note at steps [B] that a row or an episode begins with them: [B, 4], as in the column."""
+        """Note beginnings [B, 4] of rows or episodes at steps [B]."""
         self.by_step["beginnings"][at] = beginnings
 
     def act(self, at: NDArray[np.intp], actions: Tree, inputs: NDArray[np.float32]) -> None:
         """Write the actions chosen at steps [B]."""
         if "actions" not in self.columns:
-            self._make_room_for(actions)
+            self.make_room_for(actions)
         put(self.by_step["actions"], at, actions)
         put(self.by_step["inputs"], at, inputs)
 
@@ -121,12 +134,15 @@ class Rows:
             columns: [L, ...], or one value for all.
         """
         if "actions" not in self.columns:
-            self._make_room_for(columns["actions"])
+            self.make_room_for(columns["actions"])
         for name, values in columns.items():
             put(self.columns[name], (row, slice(step, step + steps)), values)
 
     def finish(self, rows: NDArray[np.intp], steps: NDArray[np.intp]) -> None:
-        """Complete rows [B] that have so many steps [B], and the observations after them."""
+        """Complete rows [B] with these numbers of steps [B].
+
+        The observations after them are there.
+        """
         self.columns["lengths"][rows] = steps
         self.complete += rows.tolist()
 
@@ -140,7 +156,7 @@ class Rows:
         self._finals[row].append((step, observation))
 
     def move_steps(self, at: NDArray[np.intp], states: dict[str, Tree]) -> NDArray[np.intp]:
-        """New rows [B] that begin with steps [B] of other rows, and with states [B, ...]."""
+        """New rows [B] that begin with other rows' steps, and states."""
         new = self.begin(states, len(at))
         self.columns["places"][new] = self.columns["places"][at // self.width]
         for column in ("observations", "actions", "inputs"):
@@ -152,15 +168,18 @@ class Rows:
         """A batch of the first N complete rows, which are free afterwards."""
         taken, self.complete = self.complete[:count], self.complete[count:]
         rows = np.array(taken, np.intp)  # [N]
+        lengths = self.columns["lengths"][rows]  # [N]
+        last_observations = take(self.columns["observations"], (rows, lengths))  # [N, ...]
+        finals = [(n, *final) for n, row in enumerate(taken) for final in self._finals.pop(row, ())]
+        within: Any = (where(rows), slice(self.steps))
         kept: dict[str, Any] = {
-            name: take(column, (rows, slice(self.steps)) if name in self.by_step else rows)
+            name: _copied(column, within) if name in self.by_step else take(column, rows)
             for name, column in self.columns.items()
         }  # [N, T, ...] or [N, ...]
-        last_observations = take(self.columns["observations"], (rows, kept["lengths"]))  # [N, ...]
-        live = np.arange(self.steps) < kept["lengths"][:, None]  # [N, T]
+        kept["lengths"] = lengths
+        live = np.arange(self.steps) < lengths[:, None]  # [N, T]
         if not live.all():
             _fill_up(kept, live, last_observations)
-        finals = [(n, *final) for n, row in enumerate(taken) for final in self._finals.pop(row, ())]
         self._places.give_back(*taken)
         action_logp = kept["action_logp"]  # [N, T]
         ours = ~kept["recorded"]  # [N]
@@ -192,8 +211,8 @@ class Rows:
             if name not in apart
         }
 
-    def _make_room_for(self, actions: Tree) -> None:
-        """Add the column of actions, whose shapes are known from the first ones [B, ...]."""
+    def make_room_for(self, actions: Tree) -> None:
+        """Add the column of actions, like the first ones [B, ...]."""
         self.columns["actions"] = tree_map(
             lambda one: np.zeros((self._places.capacity, self.width, *one.shape[1:]), one.dtype),
             actions,
@@ -208,9 +227,23 @@ class Rows:
 
 
 def _flat(column: NDArray[Any]) -> NDArray[Any]:
-    """A view of a column [P, T + 1, ...] -> [P (T + 1), ...]."""
+    """View a column [P, T + 1, ...] step by step."""
     rows, width, *rest = column.shape
     return column.reshape(rows * width, *rest)  # rather than -1: the rest may be of size 0
+
+
+def _copied(tree: Any, within: tuple[Any, Any]) -> Any:
+    """Copies of some rows and steps [N, T, ...]."""
+    if isinstance(within[0], slice):
+        return tree_map(lambda array: array[within].copy(), tree)
+    return take(tree, within)
+
+
+def where(rows: NDArray[np.intp]) -> Where:
+    """Rows [B] as a slice if consecutive, which is written faster."""
+    first, count = int(rows[0]), len(rows)
+    follow = int(rows[-1]) - first == count - 1 and bool((np.diff(rows) == 1).all())
+    return slice(first, first + count) if follow else rows
 
 
 def oldest_version(batch: EpisodeBatch) -> Version:
@@ -223,7 +256,7 @@ def _fill_up(kept: dict[str, Any], live: NDArray[np.bool_], last_observations: T
     """Fill short rows with their last observation, their last action, and zeros."""
     rows, steps = np.nonzero(~live)  # [D] both
     put(kept["observations"], (rows, steps), take(last_observations, rows))
-    last = kept["lengths"][rows] - 1  # [D]
+    last = np.maximum(kept["lengths"][rows] - 1, 0)  # [D]
     put(kept["actions"], (rows, steps), take(kept["actions"], (rows, last)))
     kept["inputs"][rows, steps] = kept["inputs"][rows, last]
     for name in ("rewards", "terminated", "truncated"):
@@ -231,8 +264,11 @@ def _fill_up(kept: dict[str, Any], live: NDArray[np.bool_], last_observations: T
 
 
 def _segments(kept: dict[str, Any], live: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
-    """Segments, each a stretch of one episode in a row, with the oldest weights that acted in it: a
-    sequence model must see it whole, and weights may change in its middle."""
+    """The segments of rows, each with the oldest weights that acted.
+
+    A segment is a stretch of one episode: a sequence model must see it whole, and weights may
+    change in its middle.
+    """
     done = kept["terminated"] | kept["truncated"]  # [N, T]
     first, last = live.copy(), live.copy()  # [N, T] both
     first[:, 1:] &= done[:, :-1]
@@ -268,7 +304,7 @@ class Places:
         return self.capacity - len(self._free)
 
     def grow(self, more: int) -> bool:
-        """Make sure that so many are free. True: the capacity has grown."""
+        """Make sure that this many are free. True: the capacity has grown."""
         before = self.capacity
         while len(self._free) < more:
             new = range(self.capacity, 2 * self.capacity)
@@ -277,11 +313,11 @@ class Places:
         return self.capacity != before
 
     def take(self, count: int) -> list[int]:
-        """Take so many places; `grow` makes sure that they are there."""
+        """Take this many places; `grow` makes sure that they are there."""
         left = len(self._free) - count
         taken = self._free[left:]
         del self._free[left:]
         return taken[::-1]
 
     def give_back(self, *places: int) -> None:
-        self._free += places
+        self._free += places[::-1]

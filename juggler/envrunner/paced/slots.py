@@ -1,15 +1,16 @@
-"""Agents that act at their own pace, and the rows that they fill."""
+"""Agents that act at their own pace, and their rows."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.envrunner.paced.rows import Places, Rows
+from juggler.envrunner.paced.rows import Places, Rows, Where, where
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.structures import grown, put, take
@@ -18,8 +19,27 @@ from juggler.runtime.wire.trees import Tree
 _FIRST_PLACES = 64
 
 
+@dataclass(slots=True)
+class _Together:
+    """The rows of places that all act in each turn.
+
+    Attributes:
+        rows: [P] of each place; None: their steps are not recorded, or their rows begin next.
+        where: the same.
+        step: complete steps of each row.
+        acted: the rewards of actions are due.
+        due: [P] the states before the first steps of these rows are not kept yet; None: of none.
+    """
+
+    rows: NDArray[np.intp] | None = None
+    where: Where = field(default_factory=lambda: slice(None))
+    step: int = 0
+    acted: bool = False
+    due: NDArray[np.bool_] | None = None
+
+
 class PacedSlots:
-    """Slots, each with one agent of one environment, and a row while its steps are recorded.
+    """Slots of agents, each with a row while its steps are recorded.
 
     An agent that acts is followed by three calls, in this order: `take_rewards` with the reward of
     its action; `end` if that action was its last one in the episode; `observe` with the observation
@@ -31,6 +51,7 @@ class PacedSlots:
         steps: T, of a row.
         row_age: the most updates by which the weights of a row's first step may be behind the
             newest ones.
+        count: places that there are from the beginning; 0: agents get them with `seat`.
 
     Attributes:
         rows: filling and complete.
@@ -46,31 +67,36 @@ class PacedSlots:
         policy: Actor,
         steps: int,
         row_age: int,
+        count: int = 0,
     ) -> None:
-        self.rows = Rows(observation_space, steps, policy.blank_inputs)
+        capacity = count or _FIRST_PLACES
+        self.rows = Rows(observation_space, steps, policy.blank_inputs, capacity)
         self.ended: list[tuple[float, int]] = []
         self.counts: Counter[str] = Counter()
-        policy.require_log_probabilities()
         self._policy = policy
         self._steps = steps
         self._row_age = row_age
-        self._places = Places(_FIRST_PLACES)
-        policy.grow(_FIRST_PLACES)
+        self._places = Places(capacity)
+        policy.grow(capacity)
         self._next_episode = 0
         self.newest = np.zeros(2, np.uint64)
+        self._together: _Together | None = None  # all places act in each turn
         self._any_stale = False  # an agent's step under way may be the first of a row and stale
         self.of: dict[str, NDArray[Any]] = {
-            "row": np.full(_FIRST_PLACES, -1, np.intp),  # -1: none
-            "step": np.zeros(_FIRST_PLACES, np.intp),  # complete steps of the row
-            "acted": np.zeros(_FIRST_PLACES, np.bool_),  # the reward of an action is due
-            "acted_at": np.zeros(_FIRST_PLACES),  # seconds
-            # Generation and update of the weights that acted last.
-            "version": np.zeros((_FIRST_PLACES, 2), np.uint64),
-            "first": np.ones(_FIRST_PLACES, np.bool_),  # the next action begins an episode
-            "episode": np.zeros(_FIRST_PLACES, np.uint64),
-            "length": np.zeros(_FIRST_PLACES, np.int64),
-            "return": np.zeros(_FIRST_PLACES, np.float64),
+            "row": np.full(capacity, -1, np.intp),  # -1: none
+            "step": np.zeros(capacity, np.intp),  # complete steps of the row
+            "acted": np.zeros(capacity, np.bool_),  # the reward of an action is due
+            "acted_at": np.zeros(capacity),  # seconds
+            # Of the weights that acted last.
+            "generation": np.zeros(capacity, np.uint64),
+            "update": np.zeros(capacity, np.uint64),
+            "first": np.ones(capacity, np.bool_),  # the next action begins an episode
+            "episode": np.zeros(capacity, np.uint64),
+            "length": np.zeros(capacity, np.int64),
+            "return": np.zeros(capacity, np.float64),
         }
+        if count:
+            self.seat(count)
 
     def __len__(self) -> int:
         return self._places.used
@@ -89,7 +115,11 @@ class PacedSlots:
         return places
 
     def forget(self) -> None:
-        """Drop all rows and running episodes; each place's next action begins an episode."""
+        """Drop all rows and running episodes.
+
+        Each place's next action begins an episode.
+        """
+        self.part()
         for row in [*self.of["row"][self.of["row"] >= 0].tolist(), *self.rows.complete]:
             self.rows.give_back(row)
         self.rows.complete.clear()
@@ -105,7 +135,7 @@ class PacedSlots:
     # -- what becomes of actions -----------------------------------------------------------------
 
     def take_rewards(self, places: NDArray[np.intp], rewards: NDArray[np.floating[Any]]) -> None:
-        """Take the rewards [B] of the last actions at places [B], whose steps are complete then."""
+        """Complete the last steps at places [B] with their rewards [B]."""
         of = self.of
         self.counts["steps"] += len(places)
         self._policy.rewarded(rewards, places)
@@ -114,7 +144,8 @@ class PacedSlots:
         of["acted"][places] = False
         rows = of["row"][places]  # [B]
         unrecorded = int(np.count_nonzero(rows < 0))
-        self.counts["steps_unrecorded"] += unrecorded
+        if unrecorded:
+            self.counts["steps_unrecorded"] += unrecorded
         if self._any_stale:
             self.let_go_of_stale(places)
             rows = of["row"][places]
@@ -131,20 +162,25 @@ class PacedSlots:
         truncated: NDArray[np.bool_],
         final_observations: Tree,
     ) -> None:
-        """End the episodes at places [B] with the steps that were last rewarded.
+        """End the episodes at places [B] with their last rewarded steps.
 
         Args:
             places: of the agents, whose next actions begin an episode.
             truncated: [B]; the others terminated.
-            final_observations: [K, ...] of those that were truncated.
+            final_observations: [K, ...] of truncated episodes.
         """
         rows, last = self.of["row"][places], self.of["step"][places] - 1  # [B] both
-        for name, which in (("terminated", ~truncated), ("truncated", truncated)):
-            recorded = which & (rows >= 0)  # [B]
-            self.rows.columns[name][rows[recorded], last[recorded]] = True
-        for k, at in enumerate(truncated.nonzero()[0].tolist()):
-            if rows[at] >= 0:
-                self.rows.ended_with(int(rows[at]), int(last[at]), take(final_observations, k))
+        recorded, cut = rows >= 0, truncated  # [B] both
+        if np.count_nonzero(recorded) < len(rows):
+            rows, last, cut = rows[recorded], last[recorded], truncated[recorded]
+        at = rows * self.rows.width + last
+        self.rows.by_step["terminated"][at] = ~cut
+        self.rows.by_step["truncated"][at] = cut
+        if np.count_nonzero(cut):
+            finals = recorded[truncated].nonzero()[0].tolist()  # of recorded episodes
+            ends = zip(finals, rows[cut].tolist(), last[cut].tolist(), strict=True)
+            for k, row, step in ends:
+                self.rows.ended_with(row, step, take(final_observations, k))
         self._end_episodes(places)
 
     def _end_episodes(self, places: NDArray[np.intp]) -> None:
@@ -158,7 +194,7 @@ class PacedSlots:
         of["return"][places], of["length"][places], of["first"][places] = 0, 0, True
 
     def observe(self, places: NDArray[np.intp], observations: Tree) -> None:
-        """Take the observations [B, ...] after the last actions at places [B], in their rows."""
+        """Write the observations [B, ...] after the last actions at places [B]."""
         of = self.of
         rows = of["row"][places]  # [B]
         if np.count_nonzero(rows < 0):
@@ -176,8 +212,7 @@ class PacedSlots:
             of["row"][places[full]] = -1
 
     def let_go_of_stale(self, places: NDArray[np.intp]) -> int:
-        """Free the rows at places [B] whose first step, under way so far, took so long that it is
-        stale -> how many."""
+        """Free rows at places [B] whose first step became stale; count them."""
         if not self._any_stale:
             return 0
         places = places[self._is_stale(places)]
@@ -188,40 +223,40 @@ class PacedSlots:
         return len(places)
 
     def _is_stale(self, places: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """[B] at which places [B] the step under way is the first of its row, and stale."""
+        """[B] where the step under way is its row's first, and stale."""
         rows = self.of["row"][places]  # [B]
         stale: NDArray[np.bool_] = (rows >= 0) & (self.of["step"][places] == 0) & self._is_old(rows)
         return stale
 
-    def steps_before(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
-        """[B] complete steps of the rows at places [B]; -1: a step is under way that will be in no
-        row."""
-        of = self.of
-        in_row = of["row"][places] >= 0  # [B]
-        if self._any_stale:
-            in_row &= ~self._is_stale(places)
-        return np.where(in_row, of["step"][places], -of["acted"][places].astype(np.intp))
-
     # -- what is done there ----------------------------------------------------------------------
 
     def act(
-        self, places: NDArray[np.intp], recording: NDArray[np.bool_], observations: Tree
+        self,
+        places: NDArray[np.intp],
+        recording: NDArray[np.bool_] | bool,
+        observations: Tree,
+        kept: Tree | None = None,
     ) -> Any:
         """Let the policy act -> the actions for environments.
 
         Args:
             places: [B]
-            recording: [B] whose steps are recorded.
-            observations: [B, ...] as batches hold them.
+            recording: [B] whose steps are recorded; or whether all are.
+            observations: [B, ...] what the policy sees, and batches hold.
+            kept: [B, ...] what batches hold instead; None: nothing else.
         """
         of = self.of
         first = of["first"][places]  # [B]
         if np.count_nonzero(first):
             self._begin_episodes(places[first])
         sent, actions, inputs = self._policy.act(observations, places, first)
+        observations = observations if kept is None else kept
         of["acted"][places] = True
-        of["version"][places] = self.newest
-        if np.count_nonzero(recording) < len(recording):
+        of["generation"][places], of["update"][places] = self.newest
+        if isinstance(recording, bool):
+            if not recording:
+                return sent
+        elif np.count_nonzero(recording) < len(recording):
             places, first, inputs = places[recording], first[recording], inputs[recording]
             observations, actions = take(observations, recording), take(actions, recording)
         rows = of["row"][places]  # [B]
@@ -242,39 +277,190 @@ class PacedSlots:
         self.of["first"][places] = False
 
     def begin_rows(self, places: NDArray[np.intp], states: dict[str, Tree]) -> NDArray[np.intp]:
-        """New rows [B] at places [B], with the states [B, ...] before their first steps."""
+        """New rows [B] at places [B], with states [B, ...] before them."""
         rows = self.rows.begin(states, len(places))
         self.of["row"][places], self.of["step"][places] = rows, 0
         self.rows.columns["places"][rows] = places
         return rows
 
-    def _beginnings(self, places: NDArray[np.intp]) -> NDArray[np.uint64]:
-        """What `Rows` notes of steps [B] under way with which a row or an episode begins: [B, 4]"""
+    def _beginnings(self, places: NDArray[np.intp] | slice) -> NDArray[np.uint64]:
+        """Entries [B, 4] of `beginnings` for steps under way at places."""
         of = self.of
-        beginnings = np.empty((len(places), 4), np.uint64)
+        beginnings = np.empty((len(of["episode"][places]), 4), np.uint64)
         beginnings[:, 0], beginnings[:, 1] = of["episode"][places], of["length"][places]
-        beginnings[:, 2:] = of["version"][places]
+        if self._together:
+            beginnings[:, 2:] = self.newest
+        else:
+            beginnings[:, 2] = of["generation"][places]
+            beginnings[:, 3] = of["update"][places]
         return beginnings
+
+    # -- all places act in each turn ---------------------------------------------------------------
+
+    @property
+    def are_together(self) -> bool:
+        """Whether all places act at once since `gather`."""
+        return self._together is not None
+
+    def gather(self) -> bool:
+        """Let all places act at once; False: one has a row."""
+        if self._together is None and not np.count_nonzero(self.of["row"] >= 0):
+            self._together = _Together()
+            self._policy.grow(len(self))  # memory has these places, and no others
+        return self._together is not None
+
+    def part(self) -> None:
+        """Let some places act at a time, each with its own row."""
+        together, self._together = self._together, None
+        if together is None:
+            return
+        of = self.of
+        self._policy.grow(len(self))  # no array is shared with others
+        of["acted"][:] = together.acted
+        of["generation"][:], of["update"][:] = self.newest
+        if together.rows is not None:
+            of["row"][:], of["step"][:] = together.rows, together.step
+
+    def act_together(
+        self,
+        seen: Tree,
+        kept: Tree,
+        recording: bool,
+    ) -> Any:
+        """Let the policy act at all P places -> the environments' actions.
+
+        Args:
+            seen: [P, ...] what it sees.
+            kept: [P, ...] what rows hold of it.
+            recording: steps are recorded.
+        """
+        together, of, policy = self._together, self.of, self._policy
+        assert together is not None
+        first = of["first"]  # [P]
+        begin = np.count_nonzero(first)
+        if begin:
+            first = first.copy()
+            self._begin_episodes(first.nonzero()[0])
+        if not recording:
+            self._complete_together(together)
+        elif together.rows is None:
+            self._begin_together(together, kept)
+        due = together.due
+        acted = policy.act(seen, first=first if policy.remembers else None, keep=policy.remembers)
+        together.acted = True
+        if together.rows is not None:
+            where, t, columns = together.where, together.step, self.rows.columns
+            if "actions" not in columns:
+                self.rows.make_room_for(acted.chosen)
+            put(columns["actions"], (where, t), acted.chosen)
+            if acted.inputs is not None:
+                columns["inputs"][where, t] = acted.inputs
+            elif not t:
+                columns["recorded"][where] = True  # with log-probabilities of 0
+                columns["action_logp"][where] = 0
+            if not t:
+                columns["beginnings"][where, 0] = self._beginnings(slice(None))
+            elif begin:
+                at = (together.rows[first], t)
+                columns["beginnings"][at] = self._beginnings(first.nonzero()[0])
+            if due is not None:
+                states = policy.states_before()
+                self.rows.put_states(together.rows[due], take(states, due))
+                together.due = None
+        return acted.sent
+
+    def take_together(
+        self,
+        rewards: NDArray[np.float64],
+        kept: Tree,
+        ended: NDArray[np.intp],
+        last_rewards: NDArray[np.float64],
+        truncated: NDArray[np.bool_],
+        lasts: Tree,
+    ) -> None:
+        """Take what all places got for their last actions, and see.
+
+        Args:
+            rewards: [P]; 0 where an episode ended.
+            kept: [P, ...] what rows hold of what they see.
+            ended: [E] places whose episode ended.
+            last_rewards: [E]
+            truncated: [E]; the others terminated.
+            lasts: [E, ...] what they saw at the end.
+        """
+        together, of = self._together, self.of
+        assert together is not None
+        if self._policy.remembers:
+            self._policy.rewarded(rewards)
+        rows, t = together.rows, together.step
+        of["return"] += rewards
+        of["length"] += 1
+        steps = len(rewards)
+        self.counts["steps"] += steps
+        together.acted = False
+        if rows is None:
+            self.counts["steps_unrecorded"] += steps
+        else:
+            columns, where = self.rows.columns, together.where
+            columns["rewards"][where, t] = rewards
+            put(columns["observations"], (where, t + 1), kept)
+        if len(ended):
+            of["return"][ended] += last_rewards
+            if rows is not None:
+                at = rows[ended]  # [E]
+                columns["rewards"][at, t] = last_rewards
+                columns["truncated"][at, t], columns["terminated"][at, t] = truncated, ~truncated
+                for k in truncated.nonzero()[0].tolist():
+                    self.rows.ended_with(int(at[k]), t, take(lasts, np.array(k)))
+            self._end_episodes(ended)
+        together.step += 1
+        if together.step == self._steps:
+            self._complete_together(together)
+
+    def _begin_together(self, together: _Together, kept: Tree) -> None:
+        """Begin a row at each place, with what it sees."""
+        count = len(self)
+        rows = self.rows.begin({}, count)
+        self.rows.columns["places"][rows] = np.arange(count)
+        together.rows, together.where, together.step = rows, where(rows), 0
+        put(self.rows.columns["observations"], (together.where, 0), kept)
+        if self._policy.remembers:
+            together.due = np.ones(count, np.bool_)
+
+    def _complete_together(self, together: _Together) -> None:
+        """Complete the row of each place."""
+        if together.rows is not None:
+            self.rows.finish(together.rows, np.full(len(together.rows), together.step))
+        together.rows = together.due = None
 
     # -- rows that are handed in short ------------------------------------------------------------
 
     def use(self, version: Version) -> None:
-        """Stamp steps with newer weights from now on, and hand in rows that are too old by now."""
+        """Use newer weights, and hand in outdated rows."""
+        together = self._together
+        if together is not None and together.rows is None and not together.acted:
+            self.newest[:] = version  # no row is under way
+            return
+        self.part()
         self.newest[:] = version
         self.hand_in(self._is_old(self.of["row"]))
 
     def pause(self, places: NDArray[np.intp]) -> None:
-        """Complete the rows of places [B] that have been observed, and whose next step is not
-        recorded."""
+        """Complete observed rows of places [B] whose next step is not recorded."""
         held = places[self.of["row"][places] >= 0]
         self.rows.finish(self.of["row"][held], self.of["step"][held])
         self.of["row"][held] = -1
 
     def _is_old(self, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """[B] which of rows [B] began with weights that are too old by now."""
+        """[B] which rows [B] began with outdated weights."""
         begun = self.rows.first_updates[rows]  # [B]
         old: NDArray[np.bool_] = begun + np.uint64(self._row_age) < self.newest[1]
         return old
+
+    def hand_in_all(self) -> None:
+        """Complete all rows that have a complete step, as they are."""
+        self.part()
+        self.hand_in(np.ones(len(self.of["row"]), np.bool_))
 
     def hand_in(self, which: NDArray[np.bool_]) -> None:
         """Complete rows as they are, where they have a complete step.
@@ -299,7 +485,7 @@ class PacedSlots:
         self._any_stale = bool((standing & self._is_old(of["row"])).any())
 
     def drop_stale(self) -> int:
-        """Free complete rows that are too old for a batch -> the steps in them."""
+        """Free complete rows that are too old -> the steps in them."""
         rows = self.rows
         # A row that is full in time waits for at most as long again.
         oldest = int(self.newest[1]) - 2 * self._row_age

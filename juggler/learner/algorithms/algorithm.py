@@ -1,4 +1,4 @@
-"""Algorithm: what a run's key `algorithm` names. No torch: the driver reads this too."""
+"""The base class of algorithms. No torch: the driver imports this too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from juggler.learner.config import LearnerConfig
 
 
 class Algorithm:
-    """Joins a configuration, a core and perhaps a module. Derive from it; it is never instantiated.
+    """Base class that joins a configuration, a core and perhaps a module.
 
         class MyAlgorithm(Algorithm):
             config = MyConfig
@@ -39,12 +39,25 @@ class Algorithm:
     with another one is refused before it starts. (): any that the module can act in."""
 
     off_policy: ClassVar[bool] = False
-    """Whether it makes up for whatever policy has acted, as long as its log-probabilities are
+    """Whether it corrects for any behaviour policy, as long as its log-probabilities are
     known. Else that must have been its own, not long ago."""
 
     offline: ClassVar[bool] = False
-    """Whether it learns from a data set, of whose actions nobody knows the log-probabilities: it
+    """Whether it learns from a data set, of whose actions the log-probabilities are unknown: it
     needs the key `dataset`, which other algorithms cannot have."""
 
     lacks: ClassVar[Mapping[str, str]] = {}
-    """Keys that others have, and that somebody may look for here, with why it has none."""
+    """Keys of other algorithms that this one lacks, with the reason."""
+
+    chosen: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of a run's keys for an algorithm that ships."""
+
+    chosen_for: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Values instead of these, by observation ("a vector of floats", "an image", "a
+    Discrete"), and for "a Box action"."""
+
+    least_batch: ClassVar[int] = 0
+    """Minimum `batch_size` if none is given."""
+
+    squashes: ClassVar[bool] = False
+    """Whether its modules squash actions to their bounds."""

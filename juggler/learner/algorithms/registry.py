@@ -1,50 +1,164 @@
-"""Algorithms by name: those that ship, and those of users. Imports torch only to build one."""
+"""Algorithms by name, built-in and user-defined. Imports torch lazily."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from inspect import formatannotation
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import gymnasium
+import msgspec
 
 from juggler.learner.algorithms.algorithm import Algorithm
-from juggler.learner.algorithms.appo import AppoAlgorithm
-from juggler.learner.algorithms.bc import BcAlgorithm
-from juggler.learner.algorithms.checking import checked_algorithm
-from juggler.learner.algorithms.dqn import DqnAlgorithm
-from juggler.learner.algorithms.impala import ImpalaAlgorithm
-from juggler.learner.algorithms.iql import IqlAlgorithm
-from juggler.learner.algorithms.ppo import PpoAlgorithm
-from juggler.learner.algorithms.pqn import PqnAlgorithm
-from juggler.learner.algorithms.r2d2 import R2d2Algorithm
-from juggler.learner.algorithms.sac import SacAlgorithm
-from juggler.learner.algorithms.td3 import Td3Algorithm
-from juggler.learner.around_config import ImitationConfig, IntrinsicConfig
-from juggler.learner.config import LearnerConfig
+from juggler.learner.config import ImitationConfig, IntrinsicConfig, LearnerConfig
+from juggler.runtime.annotations import typed_by
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.elsewhere import algorithm_here
-from juggler.runtime.modules.by_name import found
-from juggler.runtime.modules.named_classes import NamedClasses
+from juggler.runtime.modules.by_name import NamedClasses, found
 from juggler.runtime.nearest import nearest, one_of
+
+_SCALARS = (bool, int, float, str, NoneType, Any)
+_CONTAINERS = (Union, UnionType, list, tuple, dict)
+
+
+def checked_algorithm(name: str, algorithm: Any) -> type[Algorithm]:
+    """The class itself, if a run can train with it.
+
+    Args:
+        name: of the algorithm, for the error.
+        algorithm: the class.
+
+    Raises:
+        ValueError: it is no algorithm, or its configuration or its core is incomplete; says what
+            to write instead.
+    """
+    where = f"algorithm {name!r}"
+    if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
+        raise ValueError(
+            f"{where} must be a class derived from juggler.Algorithm, not {algorithm!r}"
+        )
+    config = getattr(algorithm, "config", None)
+    if not (
+        isinstance(config, type)
+        and issubclass(config, LearnerConfig)
+        and "__dataclass_fields__" in vars(config)
+    ):
+        raise ValueError(
+            f"{where}: config = {config!r} must be a class derived from juggler.LearnerConfig, "
+            "with @dataclass(kw_only=True) above it"
+        )
+    _check_keys(where, config)
+    _check_core(where, getattr(algorithm, "core", None))
+    return algorithm
+
+
+def _check_keys(where: str, config: type[LearnerConfig]) -> None:
+    """Raise ValueError if a key's type or default is unusable."""
+    where = f"{where}: {config.__name__}"
+    for name, value in _without_type(config):
+        kind = type(value).__name__
+        raise ValueError(
+            f"{where} has {name} = {value!r} without a type, so it is no key: write "
+            f"{name}: {kind} = {value!r}, or {name}: ClassVar[{kind}] = {value!r} if it is none"
+        )
+    try:
+        hints = get_type_hints(config)
+    except (NameError, TypeError) as error:
+        raise ValueError(f"{where} has a key whose type cannot be read: {error}") from error
+    for key in fields(config):
+        kind = key.type if isinstance(key.type, str) else formatannotation(key.type)
+        if not _can_be_written(hints[key.name]):
+            raise ValueError(
+                f"{where} has a key {key.name!r} of type {kind}, which neither a file nor an "
+                "option can give: use bool, int, float, str, a Literal, or a list, tuple or dict "
+                "of these; a name as a str can stand for anything else"
+            )
+        if (default := _default(key)) is MISSING:
+            raise ValueError(f"{where}: the key {key.name!r} of its config has no default")
+        try:
+            msgspec.convert(default, hints[key.name])
+        except msgspec.ValidationError as error:
+            raise ValueError(
+                f"{where} has a key {key.name!r} of type {kind} with the default {default!r}: "
+                "give it a default of its type, or the type of its default"
+            ) from error
+
+
+def _without_type(config: type[LearnerConfig]) -> Iterator[tuple[str, Any]]:
+    """Unannotated attributes, which dataclasses do not see as keys."""
+    for base in config.__mro__[: config.__mro__.index(LearnerConfig)]:
+        typed = typed_by(base)
+        for name, value in vars(base).items():
+            is_key = not (name.startswith("_") or name.isupper() or hasattr(value, "__get__"))
+            if is_key and name not in typed:
+                yield name, value
+
+
+def _can_be_written(hint: Any) -> bool:
+    """Whether TOML can hold values of a type, as config.toml must."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _can_be_written(arguments[0])
+    if origin is Literal or hint in (*_SCALARS, dict):
+        return True
+    return origin in _CONTAINERS and all(
+        _can_be_written(each) for each in arguments if each is not Ellipsis
+    )
+
+
+def _default(key: Field[Any]) -> Any:
+    return key.default if key.default_factory is MISSING else key.default_factory()
+
+
+def _check_core(where: str, core: Any) -> None:
+    """Raise ValueError if a core is incomplete or of another type."""
+    if not isinstance(core, str) and not callable(core):
+        raise ValueError(f"{where}: `core` must be a LearnerCore class, or its name, not {core!r}")
+    if not isinstance(core, type):
+        return
+    # A class of a core has imported torch by itself.
+    from juggler.learner.core.gradient_core import GradientCore
+
+    if not issubclass(core, GradientCore):
+        return
+    if not hasattr(core, "name"):
+        raise ValueError(
+            f"{where}: {core.__name__} needs a name, which its checkpoints carry: write "
+            f'name = "..." in the class'
+        )
+    for lacking in sorted(getattr(core, "__abstractmethods__", ())):
+        raise ValueError(f"{where}: {core.__name__} needs a method {lacking!r}")
+
 
 if TYPE_CHECKING:
     from juggler.learner.core.learner_core import LearnerCore
     from juggler.learner.learner import Learner
 
+
+def _shipped(name: str) -> type[Algorithm]:
+    """The class in the folder of an algorithm, which has its name."""
+    folder = import_module(f"juggler.learner.algorithms.{name}")
+    found: type[Algorithm] = getattr(folder, f"{name.capitalize()}Algorithm")
+    return found
+
+
 #: The algorithms that ship.
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    "appo": AppoAlgorithm,
-    "bc": BcAlgorithm,
-    "dqn": DqnAlgorithm,
-    "impala": ImpalaAlgorithm,
-    "iql": IqlAlgorithm,
-    "ppo": PpoAlgorithm,
-    "pqn": PqnAlgorithm,
-    "r2d2": R2d2Algorithm,
-    "sac": SacAlgorithm,
-    "td3": Td3Algorithm,
+    name: _shipped(name)
+    for name in ("appo", "bc", "dqn", "impala", "iql", "ppo", "pqn", "r2d2", "sac", "td3")
 }
 
 _classes = NamedClasses("algorithm", ALGORITHMS, checked_algorithm, "algorithm={}", algorithm_here)
@@ -53,7 +167,7 @@ give_algorithm = _classes.give
 
 
 def algorithms_with(key: str) -> list[str]:
-    """Names of those that ship whose config has this key."""
+    """Names of built-in algorithms whose config has this key."""
     return [
         name
         for name, algorithm in ALGORITHMS.items()
@@ -133,8 +247,7 @@ def build_learner(
 
 
 def _with_rewards(core: Any, config: LearnerConfig) -> LearnerCore[Any]:
-    """A core with what a configuration has in place of the environment's rewards, or beside them,
-    around it."""
+    """Wrap a core in the configured imitation or intrinsic rewards."""
     if config.intrinsic:
         from juggler.learner.algorithms.intrinsic.rnd import Rnd
 
@@ -148,9 +261,9 @@ def _with_rewards(core: Any, config: LearnerConfig) -> LearnerCore[Any]:
 
 
 def must_act_in(name: str, algorithm: type[Algorithm], action_space: gymnasium.Space[Any]) -> None:
-    """
-    Raises:
-        ValueError: the algorithm cannot choose actions of this space; names those that can.
+    """Raise ValueError if the algorithm does not support the action space.
+
+    The error names the algorithms that do.
     """
     if _acts_in(algorithm, action_space):
         return

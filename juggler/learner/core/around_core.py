@@ -1,11 +1,17 @@
-"""AroundCore: a core around another one, which changes what that one learns from."""
+"""AroundCore, a core that changes what another core learns from."""
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self, TypedDict
 
+import torch
+from torch import Tensor, nn
+
+from juggler.learner.core.gradient_core import GradientCore
+from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import (
     ALONE,
     Aux,
@@ -20,7 +26,13 @@ from juggler.learner.core.learner_core import (
 )
 from juggler.learner.core.state import arrays_like, tensors_like
 from juggler.learner.data.sources import DataSource
+from juggler.learner.optim.flat_module import Places, seeded
+from juggler.learner.optim.optimizers import Adam, Step, on_host
+from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
+
+#: Rows in one pass without gradients.
+_CHUNK = 2048
 
 
 class AroundState(TypedDict):
@@ -31,11 +43,10 @@ class AroundState(TypedDict):
 
 
 class AroundCore(LearnerCore[AroundState], ABC):
-    """Has another core learn from changed samples, and learns something from each sample itself.
+    """Wraps another core, changes its samples, and learns from them too.
 
-    A subclass says what it keeps (`own_state`), what it shows the inner core (`shown`), and what it
-    learns before that (`learned`). Everything else is passed on, priorities of a replay among it:
-    so a sample is read from its source once, by whoever is outermost.
+    A subclass defines its state (`own_state`) and what it makes of a sample (`learned`). Everything
+    else is delegated, replay priorities included.
     """
 
     kind: str
@@ -52,20 +63,16 @@ class AroundCore(LearnerCore[AroundState], ABC):
 
     @abstractmethod
     def own_state(self, seed: int) -> dict[str, Any]:
-        """What this core keeps from update to update: a tree of tensors on the CPU."""
-
-    @abstractmethod
-    def shown(self, state: AroundState, sample: Columns) -> Columns:
-        """What the inner core learns from, by what this core knows already."""
+        """Initial state of this wrapper alone, a tree of CPU tensors."""
 
     @abstractmethod
     def learned(
         self, state: AroundState, sample: Columns, seam: Seam
     ) -> tuple[dict[str, Any], Columns, Metrics]:
-        """Learn from a sample -> what this core keeps from now on, what the inner core learns from,
-        and metrics.
+        """Learn from a sample; return new state, inner sample and metrics.
 
-        All learners of a group send the same through the seam, whatever their samples have.
+        All learners of a group send the same through the seam, for any samples. `state` stays as it
+        was.
         """
 
     def data_source(self, seed: int = 0) -> DataSource:
@@ -75,7 +82,8 @@ class AroundCore(LearnerCore[AroundState], ABC):
         return AroundState(inner=self.inner.init(seed), own=self.own_state(seed))
 
     def grads(self, state: AroundState, sample: Columns) -> tuple[Grads, Aux]:
-        return self.inner.grads(state["inner"], self.shown(state, sample))
+        """Return the inner core's gradients; only `step` keeps what this core learns."""
+        return self.inner.grads(state["inner"], self.learned(state, sample, ALONE)[1])
 
     def apply(self, state: AroundState, grads: Grads, aux: Aux) -> StepOutput[AroundState]:
         output = self.inner.apply(state["inner"], grads, aux)
@@ -84,20 +92,15 @@ class AroundCore(LearnerCore[AroundState], ABC):
     def step(
         self, state: AroundState, sample: Columns, seam: Seam = ALONE
     ) -> StepOutput[AroundState]:
-        return self._around(state, sample, seam, self.inner.step)
+        own, shown, found = self.learned(state, sample, seam)
+        output = self.inner.step(state["inner"], shown, seam)
+        metrics = {**output.metrics, **found}
+        return output._replace(state=AroundState(inner=output.state, own=own), metrics=metrics)
 
-    def step_in_parts(
-        self,
-        state: AroundState,
-        sample: Columns,
-        seam: Seam,
-        minibatches: int | None,
-        epochs: int | None,
-    ) -> StepOutput[AroundState]:
-        def in_parts(inner: Any, shown: Columns, seam: Seam) -> StepOutput[Any]:
-            return self.inner.step_in_parts(inner, shown, seam, minibatches, epochs)
-
-        return self._around(state, sample, seam, in_parts)
+    def in_parts(self, minibatches: int | None, epochs: int | None) -> Self:
+        core = copy.copy(self)
+        core.inner = self.inner.in_parts(minibatches, epochs)
+        return core
 
     def batch_spaces(self) -> tuple[Space, Space] | None:
         return self.inner.batch_spaces()
@@ -114,7 +117,7 @@ class AroundCore(LearnerCore[AroundState], ABC):
     def with_weights(
         self, state: AroundState, weights: Mapping[str, Tree], seed: int, *, whole: bool = False
     ) -> AroundState:
-        """What this core knows of its samples goes on."""
+        """What this core knows of its samples continues."""
         inner = self.inner.with_weights(state["inner"], weights, seed, whole=whole)
         return AroundState(inner=inner, own=state["own"])
 
@@ -127,14 +130,188 @@ class AroundCore(LearnerCore[AroundState], ABC):
         inner = self.inner.state_from_tree(rest, like["inner"])
         return AroundState(inner=inner, own=own[self.kind])
 
-    def _around(
+
+def must_take_rewards(inner: LearnerCore[Any], table: str, instead: str) -> GradientCore:
+    """A core that learns from rewards which another one gives each step.
+
+    Args:
+        inner: the core.
+        table: the keys of the core around it.
+        instead: what to do where rewards make no difference.
+
+    Raises:
+        ValueError: it does not learn from rewards, or what it keeps does not tell its steps, or
+            their ends, apart.
+    """
+    if not isinstance(inner, GradientCore):
+        raise ValueError(
+            f"{table} is for a GradientCore, and {inner.name} ({type(inner).__name__}) is none"
+        )
+    if not inner.learns_from_rewards:
+        raise ValueError(
+            f"{table} makes no difference to {inner.name}, which learns nothing from rewards: "
+            f"{instead}"
+        )
+    inner.must_keep_each_step(table)
+    return inner
+
+
+class LossSum(NamedTuple):
+    """A loss of this learner, not yet divided by its steps."""
+
+    gradient: Tensor  # [P]
+    total: Tensor  # []
+    steps: Tensor  # [] of the dtype of the gradient
+
+
+class OwnNetwork:
+    """A network with its optimizer, and its tensors' place in a state.
+
+    In a state, `constant` holds fixed tensors by name, `trained` is a vector [P] of the other ones,
+    `moments` are the optimizer's, and `key` [] changes with each step.
+
+    Args:
+        name: seeds the parameters, together with a seed.
+        make: makes the network with newly drawn parameters.
+        constant: prefix of the names of fixed parameters; "": all are trained.
+    """
+
+    def __init__(self, name: str, make: Callable[[], nn.Module], constant: str = "") -> None:
+        self._name, self._make = name, make
+        self._network = self._made(0)
+        self._places = Places(self._network)
+        self._adam = Adam()
+        self._shapes = {
+            name: parameter.shape
+            for name, parameter in self._network.named_parameters()
+            if not (constant and name.startswith(constant))
+        }
+        self._sizes = [shape.numel() for shape in self._shapes.values()]
+
+    def beginning(self, seed: int) -> dict[str, Any]:
+        """Its part of a state before the first update."""
+        network = self._made(seed)
+        tensors = {name: x.detach() for name, x in network.named_parameters()}
+        trained = torch.cat([tensors.pop(name).reshape(-1) for name in self._shapes])  # [P]
+        return {
+            "constant": {**tensors, **dict(network.named_buffers())},
+            "trained": trained,
+            "moments": self._adam.init(trained),
+            "key": torch.tensor(seed % 2**32),  # []
+        }
+
+    def __call__(self, own: Mapping[str, Any], trained: Tensor, *args: Any) -> Tensor:
+        """The network with a state's tensors and the trained ones [P]."""
+        pieces = zip(self._shapes.items(), torch.split(trained, self._sizes), strict=True)
+        named = {name: piece.view(shape) for (name, shape), piece in pieces}
+        result: Tensor = self._places.call({**own["constant"], **named}, *args)
+        return result
+
+    @torch.no_grad()
+    def in_chunks(self, own: Mapping[str, Any], rows: Any, *args: Any) -> Tensor:
+        """Apply the network to rows [B, ...] in bounded memory -> [B]."""
+        leaves: list[Tensor] = []
+        tree_map(leaves.append, rows)
+        parts = [
+            self(
+                own,
+                own["trained"],
+                tree_map(lambda x, start=start: x[start : start + _CHUNK], rows),
+                *args,
+            )
+            for start in range(0, len(leaves[0]), _CHUNK)
+        ]
+        return torch.cat(parts)  # [B]
+
+    def loss_sum(
+        self, own: Mapping[str, Any], total_of: Callable[[Tensor], Tensor], steps: Tensor
+    ) -> LossSum:
+        """The gradient of a sum of losses.
+
+        Args:
+            own: the network's part of a state.
+            total_of: the trained tensors [P] -> the sum [].
+            steps: [] that it is over.
+        """
+        trained = own["trained"].detach().requires_grad_()  # [P]
+        with torch.enable_grad():
+            total = total_of(trained)  # []
+            (gradient,) = torch.autograd.grad(total, trained)  # [P]
+        return LossSum(gradient, total.detach(), steps.to(gradient.dtype))
+
+    def nothing(self, own: Mapping[str, Any]) -> LossSum:
+        """A loss over no step."""
+        trained: Tensor = own["trained"]  # [P]
+        zero = trained.new_zeros(())  # []
+        return LossSum(torch.zeros_like(trained), zero, zero)
+
+    def stepped(
+        self, own: dict[str, Any], losses: Sequence[LossSum], lr: float, seam: Seam
+    ) -> tuple[dict[str, Any], Tensor]:
+        """Make an optimizer step; return new state and mean losses [losses].
+
+        Means are over the steps of all learners. `own` stays as it was.
+        """
+        flat = torch.stack(
+            [torch.cat([x.gradient, x.total.view(1), x.steps.view(1)]) for x in losses]
+        )
+        sums = seam.sums(flat)  # [losses, P + 2]
+        counts = sums[:, -1]  # [losses]
+        means = sums[:, :-1] / counts.clamp(min=1).unsqueeze(1)  # [losses, P + 1]
+        gradient = means[:, :-1].sum(0)  # [P]
+        rate = torch.full((), lr, dtype=torch.float64, device=gradient.device)  # []
+        moved = gradient.isfinite().all() & (counts > 0).any()  # []
+        step = Step(rate, moved, self._sizes, in_place=on_host(gradient))
+        begun = tree_map(torch.clone, {name: own[name] for name in ("trained", "moments")})
+        trained, moments = self._adam.update(begun["trained"], gradient, begun["moments"], step)
+        after = {
+            **own,
+            "trained": trained,  # [P]
+            "moments": moments,
+            "key": torch.where(moved, (own["key"] + 1) % 2**32, own["key"]),  # []
+        }
+        return after, means[:, -1]
+
+    def trained(
         self,
-        state: AroundState,
-        sample: Columns,
+        own: dict[str, Any],
+        passes: tuple[int, int],
+        entries: int,
+        losses_of: Callable[[dict[str, Any], Tensor, Tensor, int], list[LossSum]],
+        count: int,
+        lr: float,
         seam: Seam,
-        step: Callable[[Any, Columns, Seam], StepOutput[Any]],
-    ) -> StepOutput[AroundState]:
-        own, shown, found = self.learned(state, sample, seam)
-        output = step(state["inner"], shown, seam)
-        metrics = {**output.metrics, **found}
-        return output._replace(state=AroundState(inner=output.state, own=own), metrics=metrics)
+        apart: Tensor | int = 0,
+    ) -> tuple[dict[str, Any], Tensor]:
+        """Steps of the optimizer on parts of a sample, drawn at random.
+
+        Args:
+            own: its part of a state.
+            passes: minibatches and epochs.
+            entries: of the sample.
+            losses_of: (its part of the state, indices [B] of entries, a key [] of the epoch, the
+                number of the minibatch from 1) -> losses over these entries.
+            count: of these losses.
+            lr: learning rate.
+            seam: to the other learners, which make the same number of steps.
+            apart: [] of a learner that draws otherwise than others with this state.
+
+        Returns:
+            Its part of the state after these steps, and the means [losses] over them.
+        """
+        minibatches, epochs = passes
+        each = []
+        for _ in range(epochs):
+            key = mixed(own["key"]) ^ apart  # []
+            order = uniform(key, (entries,)).argsort()  # [entries]
+            for number, part in enumerate(order.tensor_split(minibatches), start=1):
+                losses = [self.nothing(own)] * count  # of more minibatches than entries
+                if part.numel():
+                    losses = losses_of(own, part, key, number)
+                own, means = self.stepped(own, losses, lr, seam)
+                each.append(means)  # [losses]
+        return own, torch.stack(each).mean(0)
+
+    def _made(self, seed: int) -> nn.Module:
+        with seeded(seed, self._name):
+            return self._make()

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
 from juggler.learner.data.sources import Columns
 from juggler.learner.optim.flat_module import FlatModule
-from juggler.runtime.episodes.columns import COLUMNS
+from juggler.runtime.episodes.batch import COLUMNS
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.nearest import nearest
@@ -38,8 +38,8 @@ class Loss(NamedTuple):
 
     A step that is not live (one that only resets an environment, fills up a short row, or is part
     of a burn-in) counts in none of these: its loss has the weight 0 in a mean, and it is not in the
-    number that the mean divides by. `LiveMean` computes such means. A sample without a live step
-    has `live_steps` 0: it gives means of 0, and leaves parameters as they are.
+    number that the mean divides by. `LiveMean` computes this mean. A sample without a live step has
+    `live_steps` 0: it gives means of 0, and leaves parameters as they are.
     """
 
     total: Tensor  # []
@@ -56,17 +56,17 @@ class Loss(NamedTuple):
 def checked_loss(
     where: str, loss: object, columns: Columns, mean_names: Collection[str], *, mapped: bool
 ) -> Loss:
-    """What a core's `loss` returned, if it is a Loss that a gradient can be taken of.
+    """Check that a core's `loss` returned a differentiable Loss.
 
     Args:
         where: for the error, what returned it.
         loss: what was returned.
         columns: of which it is the loss.
-        mean_names: those that its `means` must have.
-        mapped: within `torch.func`, whose tensors do not tell whether they take a gradient.
+        mean_names: names that its `means` must have.
+        mapped: within `torch.func`, whose tensors do not say whether they take a gradient.
 
     Raises:
-        ValueError: it is not; says what it is, and what to return instead.
+        ValueError: the loss is invalid; says what to return instead.
     """
     if not isinstance(loss, Loss):
         raise ValueError(
@@ -118,7 +118,7 @@ def checked_loss(
 
 
 def _rows_of(columns: Columns) -> int | None:
-    """How many rows a sample has; none: neither a batch nor a replay has made it."""
+    """Number of rows in a sample; None: its source is unknown."""
     of_rows = columns.get(c.LIVE, columns.get(IMPORTANCE_WEIGHTS))  # [N, ...]
     return None if of_rows is None else len(of_rows)
 
@@ -138,7 +138,12 @@ def _kind(value: object) -> str:
 
 
 class Forward:
-    """The training pass of a module, with the parameters and buffers of a state.
+    """A training pass with the parameters and buffers of a state.
+
+    Args:
+        flat: the module's structure.
+        parameters: [P], or all of them by name.
+        buffers: by name.
 
     Attributes:
         flat: the module's structure.
@@ -152,11 +157,6 @@ class Forward:
         parameters: Tensor | Mapping[str, Tensor],
         buffers: dict[str, Tensor],
     ) -> None:
-        """Args:
-        flat: the module's structure.
-        parameters: [P], or all of them by name.
-        buffers: by name.
-        """
         self.flat, self.buffers = flat, buffers
         self.named = flat.named(parameters) if isinstance(parameters, Tensor) else parameters
 
@@ -166,28 +166,25 @@ class Forward:
         return self.flat.joined(self.named)
 
     def using(self, parameters: Tensor | Mapping[str, Tensor]) -> Self:
-        """The same pass with other parameters, as for the constructor. It leaves the buffers of
-        this one as they are."""
+        """Copy of this pass with other parameters, and copied buffers."""
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
         return type(self)(self.flat, parameters, buffers)
 
     def frozen(self) -> Self:
-        """The same pass without gradients of the parameters. It leaves the buffers of this one as
-        they are."""
+        """Copy of this pass without gradients of the parameters."""
         return self.using({name: x.detach() for name, x in self.named.items()})
 
     def differentiable(self) -> Self:
-        """The same pass with gradients of the parameters, which are added up parameter by
-        parameter, however many passes there are. It leaves the buffers of this one as they are."""
+        """Copy of this pass whose gradients add up parameter by parameter."""
         return self.using({name: x.detach().requires_grad_() for name, x in self.named.items()})
 
     def in_chunks(self) -> InChunks:
-        """The same pass without gradients, in chunks."""
+        """Copy of this pass without gradients, in chunks."""
         return InChunks(self.flat, self.named, self.buffers)
 
     @property
     def module(self) -> RLModule:
-        """The module, for its spaces and its distribution. Its own parameters are not trained."""
+        """The module, for its spaces and distribution; its parameters stay untrained."""
         return self.flat.module
 
     def initial_state(self) -> dict[str, Any]:
@@ -203,8 +200,7 @@ class Forward:
         return self.buffers[self.flat.names[name]]
 
     def set_buffer(self, name: str, value: Tensor) -> None:
-        """Set a buffer of the module from this optimizer step on. EnvRunners get it with the
-        weights.
+        """Set a module buffer, which also goes to EnvRunners.
 
         Raises:
             ValueError: there is no such buffer, or the value is no tensor of its shape.
@@ -226,7 +222,7 @@ class Forward:
 
 
 class NamedColumns(dict[str, Any]):
-    """Columns that say which ones there are when somebody asks for one that never is."""
+    """Columns whose KeyError lists the existing names."""
 
     def __missing__(self, name: object) -> Any:
         if name in COLUMNS:  # a learner says which sample lacks it
@@ -247,12 +243,11 @@ CHUNK = 2048
 
 
 class InChunks(Forward):
-    """A training pass without gradients, in chunks, so that its memory does not grow with the
-    number of observations."""
+    """A training pass without gradients, chunked to bound its memory."""
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> dict[str, Any]:
-        leaf = _first_leaf(batch[c.OBSERVATIONS])  # [B, ...], or [B, T, ...] beside states
+        leaf = _first_leaf(batch[c.OBSERVATIONS])  # [B, ...], or [B, T, ...] with states
         size = max(1, CHUNK // leaf.shape[1]) if c.STATES in batch else CHUNK
         if len(leaf) <= size:
             return super().__call__(batch)
@@ -272,7 +267,7 @@ def _first_leaf(tree: Any) -> Tensor:
 
 
 def gradient_of(total: Tensor, forward: Forward) -> Tensor:
-    """The gradient [P] of a loss [] by the parameters of a `differentiable` pass."""
+    """Gradient [P] of a loss [] through a `differentiable` pass."""
     leaves = list(forward.named.values())
     found = torch.autograd.grad(total, leaves, materialize_grads=True)
     return torch.cat([x.reshape(-1) for x in found])  # [P]
@@ -281,8 +276,10 @@ def gradient_of(total: Tensor, forward: Forward) -> Tensor:
 def gradient_for_vmap(
     loss_of: Callable[[Forward], Loss], forward: Forward
 ) -> tuple[Tensor, Loss, dict[str, Tensor]]:
-    """The gradient [P], the loss and the buffers after it, by `torch.func.grad`: slower than
-    torch.autograd, but `torch.func.vmap` can map it."""
+    """Gradient [P], loss and new buffers, computed by `torch.func.grad`.
+
+    It is slower than torch.autograd, but `torch.func.vmap` can map it.
+    """
 
     def total_of(parameters: Tensor) -> tuple[Tensor, tuple[dict[str, Any], dict[str, Tensor]]]:
         used = forward.using(parameters)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +23,7 @@ from juggler.learner.core.forward import (
     gradient_of,
 )
 from juggler.learner.core.learner_core import (
+    ALONE,
     Aux,
     Columns,
     Grads,
@@ -32,9 +34,8 @@ from juggler.learner.core.learner_core import (
     StepOutput,
 )
 from juggler.learner.core.metrics import mean_metrics
-from juggler.learner.core.micro_batches import MeanOverParts, micro_batches
+from juggler.learner.core.sequences import with_recurring_shapes
 from juggler.learner.core.state import StateMismatch, arrays_like, as_sent, tensors_like, to_device
-from juggler.learner.core.varying_columns import with_recurring_shapes
 from juggler.learner.data.sources import NEW_STEPS
 from juggler.learner.optim.flat_module import FlatModule as FlatModule
 from juggler.learner.optim.flat_module import MakeModule as MakeModule
@@ -59,7 +60,7 @@ class GradientCore(LearnerCore[TrainState], ABC):
     """A LearnerCore that minimizes a loss.
 
     An algorithm is a subclass with a `name` and a `loss`. The loss finds its hyper-parameters in
-    `config`, and those that change with the steps trained on in `schedules`.
+    `config`, or in `schedules` if they change with the steps trained on.
 
     If a gradient is not finite, the state stays as it was, and the metric `skipped` is 1. So it
     stays after a sample without a live step.
@@ -91,6 +92,8 @@ class GradientCore(LearnerCore[TrainState], ABC):
     counts_each: bool = False
     """Whether the optimizer counts the updates of each parameter, because some change only some."""
 
+    _parts: tuple[int | None, int | None] = (None, None)  # of `in_parts`
+
     mapped: bool = False
     """Whether this core runs within `torch.func.vmap`, as a member of a population."""
 
@@ -101,6 +104,7 @@ class GradientCore(LearnerCore[TrainState], ABC):
 
         Raises:
             ValueError: a hyper-parameter is out of range, or the module cannot be trained.
+            TypeError: `make_module` is not a function.
         """
         if not hasattr(self, "name"):
             raise ValueError(f"{type(self).__name__} needs a name, which its checkpoints carry")
@@ -112,6 +116,11 @@ class GradientCore(LearnerCore[TrainState], ABC):
                     f"of its own. Put juggler.{around}(core, ...) around it"
                 )
         self.config = config
+        if not callable(make_module):  # scripts gave functions by module id
+            raise TypeError(
+                f"{type(self).__name__}: give one function that makes one module, not "
+                f"{make_module!r}; a core trains one module"
+            )
         self._make_module = make_module
         self.module: RLModule = self._made(0)
         self._pass = TrainingPass(bfloat16=config.precision == "bfloat16", compiled=config.compile)
@@ -137,24 +146,23 @@ class GradientCore(LearnerCore[TrainState], ABC):
         """
 
     def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
-        """The initial `extra`: what the algorithm keeps beside the parameters [P]."""
+        """The initial `extra`: what the algorithm keeps besides the parameters [P]."""
         return {}
 
     def next_extra(self, new: TrainState, aux: Aux) -> dict[str, Tensor]:
-        """The next `extra`, given the state after an optimizer step (whose `extra` is still the old
-        one)."""
+        """The new `extra` after an optimizer step; `new` holds the old one."""
         return new["extra"]
 
     def extra_after(self, new: TrainState, aux: Aux, stepped: Tensor) -> dict[str, Tensor]:
-        """`next_extra` if the optimizer made a step (`stepped`, a bool []), else the old extra."""
+        """`next_extra` if the optimizer stepped (`stepped`, a bool []), else unchanged."""
         return chosen(stepped, self.next_extra(new, aux), new["extra"])
 
     def acting_parameters(self, state: TrainState) -> Tensor:
-        """The parameters [P] that EnvRunners and policies act with: those that are trained."""
+        """Parameters [P] for EnvRunners and policies: the trained ones."""
         return state["parameters"]
 
     def exploration(self, state: TrainState) -> dict[str, Tensor]:
-        """How much EnvRunners explore from this optimizer step on, whatever the loss is.
+        """Buffers that set how much EnvRunners explore, for any loss.
 
         Args:
             state: before the step.
@@ -166,9 +174,10 @@ class GradientCore(LearnerCore[TrainState], ABC):
         return {}
 
     def moving(self, state: TrainState, live_steps: Tensor) -> Tensor:
-        """Which parameters an optimizer step changes -> bool [K], in the order of `flat.sizes`, or
-        [] for all. The others keep their moments too. A core that tells parameters apart sets
-        `counts_each`.
+        """Parameters that an optimizer step changes, bool [K] or [].
+
+        K follows `flat.sizes`; [] means all. The other ones keep their moments too. A core that
+        tells parameters apart sets `counts_each`.
 
         Args:
             state: before the step.
@@ -176,17 +185,30 @@ class GradientCore(LearnerCore[TrainState], ABC):
         """
         return live_steps > 0  # []
 
+    def must_keep_each_step(self, table: str) -> None:
+        """Check that a wrapper can reward each kept step separately.
+
+        Args:
+            table: the keys of the wrapper.
+
+        Raises:
+            ValueError: what is kept does not tell steps apart, or steps that terminate.
+        """
+
     def decided(self, state: TrainState) -> bool | None:
-        """What the loss of a core that ships decides by a number of the state, where the host can
-        read it; none: nothing."""
+        """What a built-in loss decides by a number of the state.
+
+        None: nothing, or the host cannot read the number.
+        """
         return None
 
     def passes(self) -> tuple[int, int]:
-        """Minibatches and epochs of `step_in_parts` where a call says nothing about them."""
-        return 1, 1
+        """Minibatches and epochs of a step, from `in_parts` or the config."""
+        given, own = self._parts, [getattr(self.config, key, 1) for key in _PASSES]
+        return given[0] or own[0], given[1] or own[1]
 
     def reads(self, x: Tensor) -> bool:
-        """Whether the host can read numbers of a tensor at once, without waiting for a device."""
+        """Whether the host can read a tensor without waiting for a device."""
         return on_host(x) and not self.mapped
 
     # -- its module ------------------------------------------------------------------------------
@@ -224,6 +246,8 @@ class GradientCore(LearnerCore[TrainState], ABC):
         self, state: TrainState, weights: Mapping[str, Tree], seed: int, *, whole: bool = False
     ) -> TrainState:
         tensors = {**self.flat.named(state["parameters"]), **state["buffers"]}
+        if not weights and not whole:
+            return state  # nothing changes, and moments count on
         found: dict[str, Tensor] = {}
         for name, array in weights.items():
             if name not in self.flat.names:
@@ -244,9 +268,9 @@ class GradientCore(LearnerCore[TrainState], ABC):
         return there
 
     def shares_parts(self, state: TrainState) -> TrainState:
-        """The state of a module that shares parts with those of other cores.
+        """Prepare a state for parts shared with other cores.
 
-        From here on, the optimizer counts the updates of each parameter.
+        The optimizer then counts the updates of each parameter.
         """
         self.counts_each = True
         return _counting_each(state)
@@ -308,22 +332,26 @@ class GradientCore(LearnerCore[TrainState], ABC):
             found = self._recordings(self._stepped, inputs, self._basis(), before=before)
         return StepOutput(found["state"], {**aux.metrics, **found["metrics"]}, aux.priorities)
 
-    def step_in_parts(
-        self,
-        state: TrainState,
-        sample: Columns,
-        seam: Seam,
-        minibatches: int | None,
-        epochs: int | None,
+    def in_parts(self, minibatches: int | None, epochs: int | None) -> Self:
+        core = copy.copy(self)
+        core._parts = minibatches, epochs
+        return core
+
+    def step(
+        self, state: TrainState, sample: Columns, seam: Seam = ALONE
     ) -> StepOutput[TrainState]:
-        """Parts are rows of the sample, in their order: what is estimated along a row stays whole.
-        However often a step is learned from, it counts once for schedules."""
-        count, passes = self.passes()
-        count, epochs = minibatches or count, epochs or passes
+        """Make one update, in minibatches and epochs.
+
+        Minibatches are consecutive rows, so estimates along a row stay whole. Schedules count each
+        step once, however often it is learned from.
+        """
+        count, epochs = self.passes()
+        if count == epochs == 1:
+            return self.apply(state, *seam.gradients(*self.grads(state, sample)))
         parts = micro_batches(sample, count)
-        # Every learner makes the same number of steps, even if its sample has fewer rows.
-        counted = [name for name in (c.LIVE, NEW_STEPS) if name in parts[0]]
-        silent = {**parts[0], **{name: torch.zeros_like(parts[0][name]) for name in counted}}
+        # Learners of a group make the same number of steps, even if a sample has fewer rows.
+        in_group = getattr(seam, "in_group", False)  # a seam of a user's own may lack it
+        silent = [_silenced(parts[0])] * (count - len(parts)) if in_group else []
         before, each = state["steps"], []
         state = copied(state)  # if the seam fails midway, the old one stays as it was
         for _ in range(epochs):
@@ -333,14 +361,14 @@ class GradientCore(LearnerCore[TrainState], ABC):
                 each.append(metrics)
                 if found is not None:
                     priorities.append(found)  # [n]
-            for _ in range(count - len(parts)):
-                state = super().step(state, silent, seam).state
+            for part in silent:
+                state = super().step(state, part, seam).state
         state["steps"] = before + (state["steps"] - before) // epochs  # []
         together = torch.cat(priorities) if priorities else None  # [N]
         return StepOutput(state, mean_metrics(each), together)
 
     def _stepped(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The state and metrics after an optimizer step, as a tree of tensors."""
+        """State and metrics after an optimizer step, as a tree of tensors."""
         old, gradient, aux = inputs["state"], inputs["gradient"], Aux(**inputs["aux"])  # [P]
         lrs = {key: self.schedules[key](old["steps"]) for key in self.optimizers.lr_keys}  # []
         norm = torch.linalg.vector_norm(gradient)  # []
@@ -372,14 +400,14 @@ class GradientCore(LearnerCore[TrainState], ABC):
         }
 
     def _basis(self) -> object:
-        """What operations depend on beside tensors. How often they are made is none of it."""
+        """What recorded operations depend on besides tensors."""
         config = {key: value for key, value in vars(self.config).items() if key not in _PASSES}
         return config, dict(self.schedules)
 
     def _gradient(
         self, columns: Columns, state: TrainState
     ) -> tuple[Tensor, Loss, dict[str, Tensor]]:
-        """The gradient [P] of the loss, the loss, and the buffers after it."""
+        """Gradient [P] of the loss, the loss, and the new buffers."""
         if self.mapped:
             forward = Forward(self.flat, state["parameters"], state["buffers"])
             return gradient_for_vmap(partial(self._loss, columns=columns, state=state), forward)
@@ -402,7 +430,7 @@ class GradientCore(LearnerCore[TrainState], ABC):
         return {"gradient": gradient, "loss": found, "buffers": forward.buffers}
 
     def _loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
-        """The loss, if it is one, with `exploration` in the buffers and among the metrics."""
+        """The checked loss, with `exploration` in buffers and metrics."""
         explores = self.exploration(state)  # [] each
         for name, value in explores.items():
             forward.set_buffer(name, value)
@@ -413,13 +441,19 @@ class GradientCore(LearnerCore[TrainState], ABC):
 
 
 def copied(state: TrainState) -> TrainState:
-    """The state in tensors of its own: optimizer steps change these, and not the old ones."""
+    """Clone a state, so that optimizer steps leave the original alone."""
     copy: TrainState = tree_map(torch.clone, state)
     return copy
 
 
+def _silenced(part: Columns) -> Columns:
+    """A part of a sample without a live step."""
+    counted = [name for name in (c.LIVE, NEW_STEPS) if name in part]
+    return {**part, **{name: torch.zeros_like(part[name]) for name in counted}}
+
+
 def _counting_each(state: TrainState) -> TrainState:
-    """The state with counts of each parameter's updates, because an update may change only some."""
+    """Add update counts per parameter to a state."""
     parameters = state["parameters"]
     moments = {
         name: moment.expand_as(parameters).to(parameters.dtype, copy=True)
@@ -429,7 +463,7 @@ def _counting_each(state: TrainState) -> TrainState:
 
 
 def _tensor_of(name: str, array: object, like: Tensor) -> Tensor:
-    """A tensor of weights from elsewhere, on the device of those that it replaces.
+    """Convert a weight array to a tensor like the one it replaces.
 
     Raises:
         StateMismatch: the array does not fit.
@@ -449,8 +483,91 @@ def _tensor_of(name: str, array: object, like: Tensor) -> Tensor:
 
 
 def _has_others_code(core: GradientCore) -> bool:
-    """Whether a user's own class has a part in its losses, which may read more than tensors and the
-    config."""
+    """Whether user code computes the loss, and so may read anything."""
     parts = [core, core.config, *core.module.modules(), core.module.action_distribution()]
     owners = {type(part).__module__.partition(".")[0] for part in parts}
     return not owners <= {"juggler", "torch"}
+
+
+#: Columns without one entry for each row, by the column of their row indices.
+_INDEXED = {
+    c.FINAL_ROWS: c.FINALS,
+    c.SEGMENT_ROWS: c.SEGMENTS,
+}
+
+
+def micro_batches(columns: Columns, count: int) -> list[Columns]:
+    """Split columns into parts of about equally many rows, as views.
+
+    Parts without a segment are left out: there is nothing to learn from. The host waits for the
+    device, because it reads which truncations and segments belong to a part.
+
+    Args:
+        columns: [N, ...], or [K] or [S] with row indices, as `collate` makes them.
+        count: the number of parts; there are never more than rows.
+    """
+    if count == 1:
+        return [columns]
+    indexed = {name: rows for rows, names in _INDEXED.items() if rows in columns for name in names}
+    whole = {name: column for name, column in columns.items() if name not in indexed}
+    n = len(columns[c.LIVE])
+    count = min(count, n)
+    parts: list[Columns] = []
+    for place in range(count):
+        start, stop = place * n // count, (place + 1) * n // count
+        part = {
+            name: tree_map(lambda x, a=start, b=stop: _some_rows(x, a, b), column)
+            for name, column in whole.items()
+        }
+        for rows in _INDEXED.keys() & columns.keys():
+            within = (columns[rows] >= start) & (columns[rows] < stop)  # [K] or [S]
+            index = within.nonzero().squeeze(1)  # [k] or [s]
+            for name in columns.keys() & set(_INDEXED[rows]):
+                part[name] = tree_map(lambda x, i=index: x[i], columns[name])
+            part[rows] = part[rows] - start
+        if c.SEGMENT_ROWS not in part or len(part[c.SEGMENT_ROWS]):
+            parts.append(part)
+    return parts or [columns]
+
+
+def _some_rows(x: Tensor, start: int, stop: int) -> Tensor:
+    """Rows of x [N, ...]; counts [] go to the first part."""
+    if x.ndim:
+        return x[start:stop]
+    return torch.zeros_like(x) if start else x
+
+
+class MeanOverParts:
+    """Mean of trees of tensors, weighted by live steps; 0 without any.
+
+    The means over the parts of a sample so become the mean over the whole. A tree is a tensor, or a
+    map or tuple of trees.
+    """
+
+    def __init__(self) -> None:
+        self._parts = 0
+        self._sums: Any = None
+        self.live_steps: Any = 0  # []
+
+    def add(self, tree: Any, live_steps: Tensor) -> None:
+        """Add one part's tree and the number of its live steps []."""
+        if self._parts == 1:
+            self._sums = _map(lambda x: x * self.live_steps, self._sums)
+        if self._parts:
+            self._sums = _map(lambda x, y: x + y * live_steps, self._sums, tree)
+        else:
+            self._sums = tree  # as it is: a single part needs no arithmetic
+        self._parts += 1
+        self.live_steps = self.live_steps + live_steps  # []
+
+    def mean(self) -> Any:
+        """The mean of the trees added so far."""
+        if self._parts == 1:
+            return self._sums
+        return _map(lambda x: x / self.live_steps.clamp(min=1), self._sums)
+
+
+def _map(function: Callable[..., Tensor], *trees: Any) -> Any:
+    if isinstance(trees[0], tuple):
+        return tuple(_map(function, *branches) for branches in zip(*trees, strict=True))
+    return tree_map(function, *trees)

@@ -1,5 +1,7 @@
-"""Hashes as random numbers: they need no generator, the host waits for nothing, and every device
-finds the same ones."""
+"""Hashes as random numbers.
+
+They need no generator and no wait of the host, and are the same on every device.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def mixed(x: Tensor) -> Tensor:
 
 
 def content_key(x: Tensor) -> Tensor:
-    """A hash of numbers [...], in any order -> [], in the range of `mixed`."""
+    """Order-independent hash of numbers [...] -> [], as for `mixed`."""
     numbers = (x.double() * 2**20).to(torch.int64) & _32_BITS  # [...]
     return mixed(numbers).sum() & _32_BITS  # []
 

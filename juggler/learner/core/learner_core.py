@@ -29,7 +29,7 @@ class Aux(NamedTuple):
 
     live_steps: Tensor  # [] int64: the weight in a mean over learners
     metrics: Metrics
-    buffers: dict[str, Tensor] = {}  # noqa: RUF012 (nobody changes it): as passes left them
+    buffers: dict[str, Tensor] = {}  # noqa: RUF012 (never changed): as passes left them
     #: 0-d means over live steps that the algorithm's decisions depend on. They are reduced over the
     #: learners of a group, like the gradient.
     means: Metrics = {}  # noqa: RUF012
@@ -50,10 +50,17 @@ class StepOutput(NamedTuple, Generic[S]):
     metrics: Metrics
     priorities: Tensor | None = None  # [N], for samples from a replay
 
+    def given(self) -> dict[str, Any]:
+        """Its fields that are not None, as a tree of tensors."""
+        return {name: each for name, each in self._asdict().items() if each is not None}
+
 
 class Seam(Protocol):
-    """What happens to gradients between `grads` and `apply`, such as their reduction over the
-    learners of a group."""
+    """Transforms gradients between `grads` and `apply`, such as a reduction."""
+
+    @property
+    def in_group(self) -> bool:
+        """Whether other learners make the same steps of the optimizer."""
 
     def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
         """The gradients to apply instead of these."""
@@ -64,6 +71,8 @@ class Seam(Protocol):
 
 class Alone:
     """The seam of a single learner, which changes nothing."""
+
+    in_group = False
 
     def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
         return grads, aux
@@ -83,10 +92,10 @@ class LearnerCore(Protocol[S]):
     and draws from none.
 
     `apply` and `step` may consume the state that they are given: they may change its tensors in
-    place, or use them in the new state. A caller who needs the old state later copies it first.
-    They never change the sample, from which another core may learn next. Nor do they change what
-    `get_params` and `state_to_tree` returned before: a core that changes tensors in place returns
-    copies from these. `grads` changes nothing at all.
+    place, or use them in the new state. To keep the old state, copy it first. They never change the
+    sample, from which another core may learn next. Nor do they change what `get_params` and
+    `state_to_tree` returned before: a core that changes tensors in place returns copies from these.
+    `grads` changes nothing at all.
 
     A core may wrap another one: its state then holds the other's state, and it changes samples,
     gradients or states on the way.
@@ -106,11 +115,10 @@ class LearnerCore(Protocol[S]):
     sample through the seam."""
 
     schedules: dict[str, Callable[[Tensor], Tensor]] = {}  # noqa: RUF012 (this one stays empty)
-    """By key of the configuration, functions of the steps trained on: [] -> []. A `Learner` puts
-    others in their place where a run is told to."""
+    """Functions of the steps trained on, [] -> [], by key. A `Learner` may override them."""
 
     def data_source(self, seed: int = 0) -> DataSource:
-        """A new source of data, which decides what is learned from and when; one per learner.
+        """Make a learner's source of samples.
 
         Args:
             seed: of what it draws.
@@ -118,7 +126,7 @@ class LearnerCore(Protocol[S]):
         return Queue()
 
     def init(self, seed: int) -> S:
-        """A state on the CPU. The same seed draws the same parameters every time."""
+        """Make a state on the CPU, determined by the seed."""
 
     def grads(self, state: S, sample: Columns) -> tuple[Grads, Aux]:
         """The gradient, as a mean over the sample's live steps.
@@ -133,23 +141,16 @@ class LearnerCore(Protocol[S]):
         """
 
     def step(self, state: S, sample: Columns, seam: Seam = ALONE) -> StepOutput[S]:
-        """One update: `grads` and `apply`, as often as the algorithm repeats them on one sample.
+        """Make one update by `grads` and `apply`, repeated as the algorithm needs.
 
         May consume the state, and leaves the sample as it is.
         """
         return self.apply(state, *seam.gradients(*self.grads(state, sample)))
 
-    def step_in_parts(
-        self, state: S, sample: Columns, seam: Seam, minibatches: int | None, epochs: int | None
-    ) -> StepOutput[S]:
-        """One update with a given number of minibatches and epochs.
-
-        May consume the state, and leaves the sample as it is.
+    def in_parts(self, minibatches: int | None, epochs: int | None) -> LearnerCore[S]:
+        """A core whose `step` makes this number of minibatches and epochs.
 
         Args:
-            state: as in `step`.
-            sample: as in `step`.
-            seam: as in `step`.
             minibatches: parts of the sample, one optimizer step for each; None: the config's.
             epochs: passes over all minibatches; None: the config's.
 
@@ -159,8 +160,10 @@ class LearnerCore(Protocol[S]):
         raise ValueError(f"{self.name} takes neither minibatch_size nor num_epochs")
 
     def batch_spaces(self) -> tuple[Space, Space] | None:
-        """(observation space, action space) of batches of columns. Such batches are then checked
-        like batches of episodes; None: any columns are accepted."""
+        """Observation and action space that batches of columns are checked against.
+
+        None: any columns are accepted.
+        """
         return None
 
     def critic_space(self) -> Space | None:
@@ -168,23 +171,23 @@ class LearnerCore(Protocol[S]):
         return None
 
     def initial_state(self) -> dict[str, Any]:
-        """The module's state at the start of an episode, a tree of tensors [...]; {}: none."""
+        """Module state at an episode's start, tensors [...]; {}: none."""
         return {}
 
     def get_params(self, state: S) -> Params:
-        """The parameters and buffers that acting needs, in the config's `weights_dtype`. Later
-        steps do not change them."""
+        """Parameters and buffers for acting, in `weights_dtype`, safe from later steps."""
 
     def with_weights(
         self, state: S, weights: Mapping[str, Tree], seed: int, *, whole: bool = False
     ) -> S:
-        """The state with parameters and buffers from elsewhere. What depends on them (the
-        optimizer's moments, a target network) starts anew; counts continue.
+        """Replace a state's parameters and buffers.
+
+        Dependent state (optimizer moments, a target network) is reset; counts continue.
 
         Args:
             state: on any device; not changed.
             weights: name -> array, as from `get_params`. Others stay as they are.
-            seed: for what starts anew.
+            seed: for what is reset.
             whole: whether missing weights are an error.
 
         Raises:
@@ -194,10 +197,10 @@ class LearnerCore(Protocol[S]):
         raise ValueError(f"{self.name} has no `with_weights`: it cannot take over weights")
 
     def state_to_tree(self, state: S) -> dict[str, Tree]:
-        """The state as named arrays, for a checkpoint. Later steps do not change them."""
+        """State as named arrays, for a checkpoint; later steps leave them alone."""
 
     def state_from_tree(self, tree: Tree, like: S) -> S:
-        """The state from a checkpoint, on the devices of `like`, another state of this core.
+        """Restore a state from a checkpoint, on the devices of `like`.
 
         Raises:
             StateMismatch: the arrays are not a state of this core.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class LiveMean:
-    """The mean over the live steps of a batch; 0 where it has none.
+    """The mean over a batch's live steps; 0 without any.
 
     Attributes:
         live_steps: how many there are, 0-d int64.
@@ -21,7 +21,7 @@ class LiveMean:
         self._weights = (live / self.live_steps.clamp(min=1)).flatten()  # [N T]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The mean of x [N, T] -> []. x must be finite even where steps are not live."""
+        """Mean of x [N, T] -> []; x must be finite everywhere."""
         return torch.dot(self._weights.to(x.dtype), x.flatten())  # []
 
     def variance(self, x: Tensor) -> Tensor:
@@ -29,15 +29,19 @@ class LiveMean:
         return self((x - self(x)).square())  # []
 
     def kl(self, log_ratios: Tensor, ratios: Tensor | None = None) -> Tensor:
-        """An unbiased estimate of KL(μ || π) -> [], from log π/μ [N, T] of actions that the
-        behaviour policy μ sampled, and π/μ [N, T] if they are there already. Each term is at least
-        0 (Schulman 2020, "Approximating KL Divergence", k3)."""
+        """Estimate KL(μ || π) -> [] from log π/μ [N, T], unbiased.
+
+        `ratios` is π/μ, if computed already. Each term is at least 0 (Schulman 2020, "Approximating
+        KL Divergence", k3).
+        """
         if ratios is None:
             ratios = log_ratios.exp()  # [N, T]
         return self(ratios - 1 - log_ratios)  # []
 
     def explained_variance(self, targets: Tensor, errors: Tensor) -> Tensor:
-        """The share of the variance of targets [N, T] that values explain, given their errors
-        [N, T] -> []. 1: all of it; 0: no more than a constant would."""
+        """Share of the targets' variance [N, T] that values explain -> [].
+
+        1: all of it; 0: no more than a constant would.
+        """
         spread = self.variance(targets).clamp(min=1e-8)  # []
         return 1 - self.variance(errors) / spread  # []

@@ -12,7 +12,7 @@ from juggler.learner.core.learner_core import Metrics
 
 
 def mean_metrics(each: Sequence[Mapping[str, Tensor]]) -> Metrics:
-    """Means of numbers [] over the entries that have the name, computed on their device."""
+    """Mean each metric [] over its entries, on their device."""
     if len(each) == 1:
         return dict(each[0])
     values = defaultdict[str, list[Tensor]](list)
@@ -32,7 +32,7 @@ def with_numbers(metrics: Metrics, numbers: Mapping[str, float], device: torch.d
 
 
 def fetch_metrics(metrics: Metrics) -> dict[str, float]:
-    """Metrics as plain numbers, with one transfer from the device; waits for it."""
+    """Convert metrics to floats, with one blocking transfer from the device."""
     if not metrics:
         return {}
     values = torch.stack([value.to(torch.float64) for value in metrics.values()])  # [metrics]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import chain
 from typing import Any, TypedDict
 
 import torch
@@ -19,20 +17,17 @@ from juggler.learner.core.learner_core import (
     Columns,
     Grads,
     LearnerCore,
-    Metrics,
     Params,
     Seam,
     Space,
     StepOutput,
 )
+from juggler.learner.core.sequences import padded_truncations, without_segments
 from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like
-from juggler.learner.core.varying_columns import padded_truncations, without_segments
 from juggler.learner.data.sources import CircularBuffer, DataSource, Queue
-from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.nearest import nearest
-from juggler.runtime.wire.structures import tree_map, zeros
+from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 
 
@@ -44,15 +39,25 @@ class PopulationState(TypedDict):
 
 
 class Population(LearnerCore[PopulationState]):
-    """M members of one algorithm under `torch.func.vmap`: each operation runs once for all members.
+    """Trains M members of one algorithm under `torch.func.vmap`.
 
-    Members differ in their initial parameters, in their hyper-parameters, or in both. All learn
-    from the same sample, or each from its own. Up to rounding, a member does what the algorithm
-    alone would do from that member's state.
+    Members differ in initial parameters, hyper-parameters or both, and learn from the same sample
+    or each from its own. Up to rounding, a member does what the algorithm alone would do.
 
     Gradients, parameters, the members' own samples and the whole state have M as their first
     dimension. The metric "loss" of member 3 is "loss[3]". A seam is called within vmap, once for
     all members, and sees the shapes of one member.
+
+    Args:
+        size: M; not needed with hyper-parameters.
+        hyperparameters: M values by key, instead of the config's. Possible for keys with a
+            schedule, such as "lr", and for numbers that the loss reads, such as "gamma" and
+            "clip", unless the config sets them to none.
+        same_start: whether all members start with the same parameters.
+        own_samples: whether each member learns from a sample of its own, see `stacked`.
+
+    Raises:
+        ValueError: the size or a hyper-parameter is impossible, or vmap cannot map the core.
     """
 
     def __init__(
@@ -64,19 +69,6 @@ class Population(LearnerCore[PopulationState]):
         same_start: bool = False,
         own_samples: bool = False,
     ) -> None:
-        """Args:
-            core: the algorithm.
-            size: M; not needed with hyper-parameters.
-            hyperparameters: M values by key, instead of the config's. Possible for keys with a
-                schedule, such as "lr", and for numbers that the loss reads, such as "gamma" and
-                "clip", unless the config sets them to none.
-            same_start: whether all members start with the same parameters.
-            own_samples: whether each member learns from a sample of its own, see `stacked`.
-
-        Raises:
-            ValueError: the size is 0 or contradictory, members cannot differ in a key, a value is
-                out of range, or vmap cannot map the core, its module or the config.
-        """
         if not isinstance(core, GradientCore):
             raise ValueError(
                 f"{core.name} ({type(core).__name__}) cannot be in a population: it is not a "
@@ -91,7 +83,6 @@ class Population(LearnerCore[PopulationState]):
                 f"a population needs one size above 0: size = {size}, and hyperparameters of "
                 f"lengths {[len(values) for values in given.values()]}"
             )
-        _check_module(core.module)
         if core.config.compile:
             raise ValueError("compile = true: nothing is compiled under vmap; set it to false")
         if own_samples and core.config.micro_batches > 1:
@@ -104,7 +95,14 @@ class Population(LearnerCore[PopulationState]):
                 f"own_samples with {core.name}, whose source of data may keep steps and draw them "
                 "for all members: leave own_samples out"
             )
+        if core.module.get_initial_state():
+            raise ValueError(
+                f"{type(core.module).__name__} has a state, and cannot be in a population: the "
+                "lengths of its sequences have to be read from the data. Train its members as "
+                "separate learners"
+            )
         (self.size,) = sizes
+        self._has_mapped = False  # vmap can map the core
         self.name = f"population of {core.name}"
         self.trains_on, self.config = core.trains_on, core.config
         self._core, self._hyperparameters, self._same_start = core, given, same_start
@@ -120,8 +118,7 @@ class Population(LearnerCore[PopulationState]):
         return self._core.critic_space()
 
     def init(self, seed: int) -> PopulationState:
-        """Member i starts like the algorithm alone with `seed + i`, or with `seed` if all start the
-        same."""
+        """Initialize member i with `seed + i`, or all with `seed`."""
         values = {
             key: torch.tensor(each, dtype=torch.float64)  # [M]
             for key, each in self._hyperparameters.items()
@@ -139,29 +136,25 @@ class Population(LearnerCore[PopulationState]):
             gradient, aux = core.grads(state, sample)
             return gradient, aux.given()
 
-        gradients, aux = self._mapped(grads, state, sample)  # [M, P]
+        gradients, aux = self._mapped(grads, state, sample, self._sample_dim)  # [M, P]
         return gradients, Aux(**aux)
 
     def apply(self, state: PopulationState, grads: Grads, aux: Aux) -> StepOutput[PopulationState]:
         def apply(core: GradientCore, state: TrainState, found: Any) -> Any:
-            output = core.apply(state, found["gradient"], Aux(**found["aux"]))
-            return output.state, output.metrics, {}
+            return core.apply(state, found["gradient"], Aux(**found["aux"])).given()
 
-        found = {"gradient": grads, "aux": aux.given()}
-        return self._output(state, *self._mapped(apply, state, found, found_dim=0))
+        return self._output(state, apply, {"gradient": grads, "aux": aux.given()}, 0)
 
     def step(
         self, state: PopulationState, sample: Columns, seam: Seam = ALONE
     ) -> StepOutput[PopulationState]:
         def step(core: GradientCore, state: TrainState, sample: Columns) -> Any:
-            output = core.step(state, sample, seam)
-            priorities = {} if output.priorities is None else {"priorities": output.priorities}
-            return output.state, output.metrics, priorities
+            return core.step(state, sample, seam).given()
 
-        return self._output(state, *self._mapped(step, state, sample))
+        return self._output(state, step, sample, self._sample_dim)
 
     def member(self, state: PopulationState, index: int) -> TrainState:
-        """A copy of one member's state, which the algorithm alone can continue from."""
+        """Copy one member's state, from which the algorithm alone can continue."""
         member: TrainState = tree_map(lambda x: x[index].clone(), state["members"])
         return member
 
@@ -183,13 +176,8 @@ class Population(LearnerCore[PopulationState]):
         if not isinstance(members, Mapping) or members.keys() != {*map(str, range(self.size))}:
             there = len(members) if isinstance(members, Mapping) else "no"
             raise StateMismatch(f"the checkpoint has {there} members; here there are {self.size}")
-        # Earlier versions kept each member's state by the id of its module.
-        own = {
-            key: each.get(DEFAULT_MODULE, each) if isinstance(each, Mapping) else each
-            for key, each in members.items()
-        }
         restored = [
-            self._core.state_from_tree(own[str(index)], self.member(like, index))
+            self._core.state_from_tree(members[str(index)], self.member(like, index))
             for index in range(self.size)
         ]
         # A file of arrays does not keep branches that are empty.
@@ -199,37 +187,46 @@ class Population(LearnerCore[PopulationState]):
             members=tree_map(_stack, *restored), hyperparameters=values["hyperparameters"]
         )
 
-    def _mapped(
-        self, function: Any, state: PopulationState, given: Any, found_dim: int | None = None
-    ) -> Any:
-        """The results of a function of (a member's core, its state, what is given)."""
+    def _mapped(self, function: Any, state: PopulationState, given: Any, dim: int | None) -> Any:
+        """Map a function of (a member's core, its state, what is given)."""
 
         def of_member(state: TrainState, values: dict[str, Tensor], given: Any) -> Any:
             return function(_member(self._core, values), state, given)
 
-        in_dims = (0, 0, self._sample_dim if found_dim is None else found_dim)
-        vmapped = torch.func.vmap(of_member, in_dims)
-        return vmapped(state["members"], state["hyperparameters"], given)
+        vmapped = torch.func.vmap(of_member, (0, 0, dim))
+        try:
+            mapped = vmapped(state["members"], state["hyperparameters"], given)
+        except RuntimeError as error:
+            if self._has_mapped or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise ValueError(
+                f"{type(self._core.module).__name__} cannot be in a population: torch.func.vmap "
+                f"cannot map {self._core.name} with it (its buffers are "
+                f"{[*state['members']['buffers']]}): {error}"
+            ) from error
+        self._has_mapped = True
+        return mapped
 
     def _output(
-        self, state: PopulationState, members: TrainState, metrics: Metrics, found: Params
+        self, state: PopulationState, function: Any, given: Any, dim: int | None
     ) -> StepOutput[PopulationState]:
+        found = self._mapped(function, state, given, dim)
         apart = {
             f"{name}[{index}]": value
-            for name, of_all in metrics.items()
+            for name, of_all in found["metrics"].items()
             for index, value in enumerate(of_all.unbind())  # M x []
         }
         # Members draw together: a row counts as much as it does to the one with most to learn.
-        priorities = found["priorities"].amax(0) if found else None  # [N]
-        new = PopulationState(members=members, hyperparameters=state["hyperparameters"])
+        priorities = found["priorities"].amax(0) if "priorities" in found else None  # [N]
+        new = PopulationState(members=found["state"], hyperparameters=state["hyperparameters"])
         return StepOutput(new, apart, priorities)
 
 
 def stacked(samples: Sequence[Columns]) -> Columns:
-    """Stack the samples of M members into one, with M as the first dimension.
+    """Stack the samples of M members along a new first dimension.
 
-    All must have the same rows and steps. Where they differ in their number of truncated episodes,
-    some of these are repeated. Segments are left out, because only modules with a state read them.
+    All must have the same rows and steps. If their numbers of truncated episodes differ, some are
+    repeated. Segments are left out, because only modules with a state read them.
 
     Raises:
         ValueError: the samples differ in their shapes.
@@ -245,22 +242,16 @@ def _stack(*tensors: Tensor) -> Tensor:
 
 
 def _member(core: GradientCore, values: Mapping[str, Tensor]) -> GradientCore:
-    """A copy of the core for use within `torch.func.vmap`, with values [] by key that replace those
-    of its schedules and its config."""
+    """Copy the core with a member's values [] in schedules and config."""
     dtype = next(x.dtype for x in core.module.parameters() if x.requires_grad)
-    fixed = {key: partial(_fixed, x) for key, x in values.items() if key in core.schedules}
-    # In the dtype of the parameters: like a number, they must not promote the loss.
-    numbers: dict[str, Any] = {key: x.to(dtype) for key, x in values.items() if key not in fixed}
     member = copy.copy(core)
     member.mapped = True
+    # In the dtype of the parameters: like a number, they must not promote the loss.
+    numbers: Any = {key: x.to(dtype) for key, x in values.items() if key not in core.schedules}
     member.config = replace(core.config, **numbers)
+    fixed = {key: (lambda _, x=x: x) for key, x in values.items() if key in core.schedules}
     member.schedules = {**core.schedules, **fixed}
     return member
-
-
-def _fixed(value: Tensor, steps: Tensor) -> Tensor:
-    """A schedule with a constant value []."""
-    return value
 
 
 def _checked(core: GradientCore, key: str, given: Sequence[float]) -> list[float]:
@@ -270,21 +261,21 @@ def _checked(core: GradientCore, key: str, given: Sequence[float]) -> list[float
         ValueError: they are no numbers, members cannot differ in this key, or a value is out of
             range.
     """
+    keys = [*core.schedules, *core.config.numbers_of_losses()]
     try:
         values = [float(value) for value in given]
     except (TypeError, ValueError):
         raise ValueError(
             f"hyperparameters: {key} = {given!r}: must be a list with a number for each member"
         ) from None
-    keys = [*core.schedules, *core.config.numbers_of_losses()]
     if key not in keys:
-        if getattr(core.config, key, key) is None:
-            raise ValueError(
-                f"hyperparameters: {key!r} is none in the config of {core.name}; set it there to a "
-                "number, so that members may have others"
-            )
+        is_none = getattr(core.config, key, key) is None
         raise ValueError(
-            f"hyperparameters: members of {core.name} cannot differ in {key!r}{nearest(key, keys)}"
+            f"hyperparameters: {key!r} is none in the config of {core.name}; set it there to a "
+            "number, so that members may have others"
+            if is_none
+            else f"hyperparameters: members of {core.name} cannot differ in {key!r}"
+            f"{nearest(key, keys)}"
         )
     for value in values if hasattr(core.config, key) else ():
         changed: dict[str, Any] = {key: value}
@@ -293,33 +284,3 @@ def _checked(core: GradientCore, key: str, given: Sequence[float]) -> list[float
         except ValueError as error:
             raise ValueError(f"hyperparameters: {error}") from None
     return values
-
-
-def _check_module(module: RLModule) -> None:
-    """Raises:
-    ValueError: vmap cannot map a module's training pass.
-    """
-    what = type(module).__name__
-    if module.get_initial_state():
-        raise ValueError(
-            f"{what} has a state, and cannot be in a population: the lengths of its sequences have "
-            "to be read from the data. Train its members as separate learners"
-        )
-    tensors = {
-        name: torch.stack([tensor.detach()] * 2)  # [M = 2, ...]
-        for name, tensor in chain(module.named_parameters(), module.named_buffers())
-    }
-    batch = {c.OBSERVATIONS: tree_map(torch.from_numpy, zeros(module.observation_space, (2,)))}
-
-    def forward(tensors: dict[str, Tensor]) -> Any:
-        outputs = torch.func.functional_call(module, tensors, (batch,))
-        return {name: x for name, x in outputs.items() if isinstance(x, Tensor)}
-
-    try:
-        torch.func.vmap(forward)(tensors)
-    except RuntimeError as error:
-        buffers = [name for name, _ in module.named_buffers()]
-        raise ValueError(
-            f"{what} cannot be in a population: torch.func.vmap cannot map its training pass"
-            f"{f' (its buffers are {buffers})' if buffers else ''}: {error}"
-        ) from error

@@ -1,4 +1,4 @@
-"""Returns and advantages: V-trace and GAE, as linear recurrences without a loop over time.
+"""V-trace and GAE as linear recurrences, without a loop over time.
 
 Both estimators read rows of T steps that may hold several episodes, and treat their ends alike:
 
@@ -22,13 +22,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from juggler.runtime.connectors.recurrence import linear_recurrence
+from juggler.runtime.connectors.rows import linear_recurrence
 
 __all__ = ["Estimates", "gae", "linear_recurrence", "next_values", "vtrace"]
 
 
 class Estimates(NamedTuple):
-    """Value targets and advantages; both are 0 where a step is not live."""
+    """Value targets and advantages; both are 0 at steps not live."""
 
     targets: Tensor  # [N, T] for the value function
     advantages: Tensor  # [N, T] for the policy gradient

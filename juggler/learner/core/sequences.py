@@ -8,23 +8,25 @@ observation's value.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from juggler.learner.core.forward import Forward
 from juggler.learner.core.learner_core import Columns
 from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.rl_module import Batch
 from juggler.runtime.wire.structures import tree_map
 
 
 def all_observations(columns: Columns) -> Any:
-    """Every observation of a sample once -> tree [N T + N + K, ...].
+    """Concatenate all observations, tree [N T + N + K, ...].
 
-    First come those before each step, row by row, then those after each row, then the final ones.
+    The order is: before each step, row by row; after each row; final ones.
 
-    Where a mask has no legal action, as it may where an episode was cut off, all are legal: else
-    its best action would have the value of an illegal one, from which returns would go on.
+    A mask without a legal action, as after a cut-off episode, becomes all legal. Otherwise returns
+    would bootstrap from an illegal action.
     """
     observations = _joined(columns, c.OBSERVED)
     mask = observations.get(c.ACTION_MASK) if isinstance(observations, Mapping) else None
@@ -35,8 +37,7 @@ def all_observations(columns: Columns) -> Any:
 
 
 def all_seen(columns: Columns) -> dict[str, Any]:
-    """`all_observations` as "observations", and those of a critic that sees more than its agent as
-    "critic_observations", in the same order."""
+    """`all_observations`, with those of a privileged critic."""
     seen = {c.OBSERVATIONS: all_observations(columns)}
     if c.CRITIC_OBSERVATIONS in columns:
         seen[c.CRITIC_OBSERVATIONS] = _joined(columns, c.OBSERVED_BY_CRITIC)
@@ -51,7 +52,7 @@ def _joined(columns: Columns, names: Iterable[str]) -> Any:
 
 
 class Sequences(NamedTuple):
-    """Where the S sequences of a sample lie in its rows."""
+    """Positions of a sample's S sequences in its rows."""
 
     rows: Tensor  # [S]
     starts: Tensor  # [S] first step
@@ -60,7 +61,7 @@ class Sequences(NamedTuple):
 
     @classmethod
     def of(cls, columns: Columns) -> Sequences:
-        """One sequence for each segment; in a sample without a live step, one for each row."""
+        """Make one sequence per segment, or per row without live steps."""
         rows = columns[c.SEGMENT_ROWS]  # [S]
         if len(rows):
             starts, lengths = columns[c.SEGMENT_STARTS], columns[c.SEGMENT_LENGTHS]  # [S]
@@ -70,12 +71,11 @@ class Sequences(NamedTuple):
         return cls(rows, torch.zeros_like(rows), torch.full_like(rows, t), torch.zeros_like(rows))
 
     def without_first(self, steps: Tensor) -> Sequences:
-        """The same sequences without their first steps; `steps` [S] says how many."""
+        """Drop the first `steps` [S] of each sequence."""
         return Sequences(self.rows, self.starts + steps, self.lengths - steps, self.offsets + steps)
 
     def longest(self) -> int:
-        """The length of the longest sequence. The host waits for the device here, because the
-        length is a dimension of the tensors that follow."""
+        """Length of the longest sequence. The host waits for the device."""
         return int(self.lengths.max())
 
     def observed(self, columns: Columns, length: int) -> Tensor:
@@ -98,7 +98,7 @@ class Sequences(NamedTuple):
         return torch.where(steps < self.lengths.unsqueeze(1), within, after.unsqueeze(1))
 
     def places(self, columns: Columns, length: int) -> Tensor:
-        """Where each step of the sample is in the sequences -> [N, T], int64; -1: in none.
+        """Index each step in the padded sequences, int64 [N, T]; -1: none.
 
         Args:
             columns: the sample's columns.
@@ -112,3 +112,213 @@ class Sequences(NamedTuple):
         places = self.rows.new_full((n * t + 1,), -1)
         places[targets.flatten()] = torch.arange(targets.numel(), device=places.device)
         return places[:nowhere].view(n, t)  # [N, T]
+
+
+#: A column of transitions [B, 1]: what the value of the observation after them counts.
+DISCOUNTS = "discounts"
+
+
+class Transitions(NamedTuple):
+    """For each step, up to n steps of its episode and row."""
+
+    rewards: Tensor  # [N, T] discounted sums
+    discounts: Tensor  # [N, T] of the value of the observation after them; 0: it terminated
+    after: Tensor  # [N, T] int64, indices in `all_observations` of that observation
+    last: Tensor  # [N, T] int64, indices in the flattened [N, T] of the last of these steps
+
+
+def transitions(columns: Columns, n: int, gamma: float) -> Transitions:
+    """Make n-step transitions, shorter at ends of episodes and rows.
+
+    Args:
+        columns: as `collate` makes them.
+        n: the most steps.
+        gamma: discount of the reward one step later.
+    """
+    rewards, live = columns[c.REWARDS], columns[c.LIVE]  # [N, T]
+    place = torch.arange(live.numel(), device=live.device).view(live.shape)  # [N, T]
+    over = columns[c.TERMINATED] | columns[c.TRUNCATED]  # [N, T]
+    going_on = live & ~over  # [N, T] the next step is of the same episode, if it is in the row
+    sums, discounts, last = rewards, torch.full_like(rewards, gamma), place  # [N, T]
+    reaches = going_on  # [N, T]
+    for ahead in range(1, n):
+        reaches = reaches & _ahead(live, ahead)  # [N, T] step t + ahead belongs to it
+        sums = torch.where(reaches, sums + gamma**ahead * _ahead(rewards, ahead), sums)
+        discounts = torch.where(reaches, gamma ** (ahead + 1), discounts)
+        last = torch.where(reaches, place + ahead, last)
+        reaches = reaches & _ahead(going_on, ahead)
+    ended = columns[c.TERMINATED].flatten()[last]  # [N, T]
+    after = following(columns).flatten()[last]  # [N, T]
+    return Transitions(sums, torch.where(ended, 0.0, discounts), after, last)
+
+
+def following(columns: Columns) -> Tensor:
+    """Index in `all_observations` after each step, int64 [N, T].
+
+    A terminal observation is missing in batches; its index is then arbitrary.
+    """
+    live = columns[c.LIVE]  # [N, T]
+    rows, steps = live.shape
+    inside = torch.arange(rows * steps, device=live.device).view(rows, steps)  # [N, T]
+    behind = rows * steps + torch.arange(rows, device=live.device)  # [N]
+    after = torch.cat([inside[:, 1:], behind.unsqueeze(1)], 1)  # [N, T]
+    finals = rows * steps + rows + torch.arange(len(columns[c.FINAL_ROWS]), device=live.device)
+    return after.index_put((columns[c.FINAL_ROWS], columns[c.FINAL_STEPS]), finals)
+
+
+def terminated(columns: Columns) -> Tensor:
+    """Live steps that terminate an episode, bool [N, T]; also for transitions."""
+    ends = columns[DISCOUNTS] == 0 if DISCOUNTS in columns else columns[c.TERMINATED]  # [N, T]
+    found: Tensor = ends & columns[c.LIVE]  # [N, T]
+    return found
+
+
+def rows_of_transitions(columns: Columns, n: int, gamma: float) -> dict[str, Any]:
+    """Convert transitions of M live steps to one-step rows for a table.
+
+    Returns:
+        observations and actions [M, 1, ...], rewards, discounts and live [M, 1], and
+        last_observations [M, ...], the observations after them.
+    """
+    found = transitions(columns, n, gamma)
+    live = columns[c.LIVE]  # [N, T]
+    everything = all_observations(columns)  # [N T + N + K, ...]
+    after = found.after[live]  # [M]
+    of_live: dict[str, Any] = {
+        key: tree_map(lambda x: x[live].unsqueeze(1), columns[key])
+        for key in (c.OBSERVATIONS, c.ACTIONS, c.LIVE)
+    }  # [M, 1, ...]
+    return {
+        **of_live,
+        c.REWARDS: found.rewards[live].unsqueeze(1),  # [M, 1]
+        DISCOUNTS: found.discounts[live].unsqueeze(1),  # [M, 1]
+        c.LAST_OBSERVATIONS: tree_map(lambda x: x[after], everything),  # [M, ...]
+    }
+
+
+def _ahead(x: Tensor, steps: int) -> Tensor:
+    """Shift rows [N, T] to a later step; 0 behind the end."""
+    return torch.cat([x[:, steps:], torch.zeros_like(x[:, :steps])], 1)  # [N, T]
+
+
+#: The number of truncated episodes is rounded up to a multiple of this share of the sample's steps.
+_SHARE: Final = 1 / 64
+
+
+def with_recurring_shapes(columns: Columns) -> Columns:
+    """Give a stateless module's columns shapes that repeat between samples.
+
+    Segments are left out, because only modules with a state read them. The number of truncated
+    episodes is rounded up, which adds at most one observation for 64 steps of the sample. A sample
+    without truncated episodes keeps none.
+    """
+    columns = without_segments(columns)
+    if c.FINAL_ROWS not in columns:
+        return columns
+    n, t = columns[c.LIVE].shape
+    multiple = max(1, int(n * t * _SHARE))
+    return padded_truncations(columns, -(-len(columns[c.FINAL_ROWS]) // multiple) * multiple)
+
+
+def without_segments(columns: Columns) -> Columns:
+    return {name: column for name, column in columns.items() if name not in c.SEGMENTS}
+
+
+def padded_truncations(columns: Columns, count: int) -> Columns:
+    """Columns with `count` truncated episodes: the last one is repeated.
+
+    A loss may read the value of a final observation, but must not have a gradient through it:
+    repeated observations would count several times.
+
+    Args:
+        columns: with at most `count` truncated episodes.
+        count: K.
+    """
+    missing = count - len(columns[c.FINAL_ROWS])
+    if not missing:
+        return columns
+    finals = [name for name in c.FINALS if name in columns]
+    last: dict[str, Any]
+    if len(columns[c.FINAL_ROWS]):
+        last = {name: tree_map(lambda x: x[-1:], columns[name]) for name in finals}  # [1, ...]
+    else:
+        # The same observation follows a row's last step anyway, unless that is truncated.
+        steps = columns[c.LIVE].shape[1]
+        last = {
+            c.FINAL_ROWS: torch.zeros_like(columns[c.LIVE][:1, 0], dtype=torch.int64),  # [1]
+            c.FINAL_STEPS: torch.full_like(columns[c.LIVE][:1, 0], steps - 1, dtype=torch.int64),
+        }
+        for _, after, final in (c.OBSERVED, c.OBSERVED_BY_CRITIC):
+            if final in columns:
+                last[final] = tree_map(lambda x: x[:1], columns[after])
+    padded = {
+        name: tree_map(
+            lambda x, y: torch.cat([x, y.expand(missing, *y.shape[1:])]), columns[name], last[name]
+        )
+        for name in finals
+    }  # [K, ...] each
+    return {**columns, **padded}
+
+
+class Unrolled(NamedTuple):
+    """Outputs of a stateful module for S sequences, and their steps."""
+
+    outputs: dict[str, Any]  # [S, L + 1, ...]
+    #: [N, T] int64, where a step's own observation is in [S, L + 1], flattened. The one after the
+    #: step is the next there. Of steps that are not learned from, any place.
+    places: Tensor
+    live: Tensor  # [N, T] bool: the steps to learn from
+
+
+def unrolled(forward: Forward, columns: Columns, burn_in: int = 0) -> Unrolled:
+    """Run a stateful module over all segments of a sample.
+
+    A segment begins with the initial state or, if it continues an earlier batch's episode, with the
+    state that came with the row.
+
+    Args:
+        forward: the module's training pass.
+        columns: the sample.
+        burn_in: steps at the start of a continued segment that only compute a state for the present
+            parameters, without gradients or learning (Kapturowski et al. 2019, "Recurrent
+            Experience Replay in Distributed Reinforcement Learning", section 3).
+
+    Raises:
+        ValueError: the episodes lack a state.
+    """
+    if c.MODULE_STATE not in columns[c.STATES]:
+        raise ValueError(
+            f"{type(forward.module).__name__} has a state, and the episodes have none: they were "
+            "sampled with another module"
+        )
+    observations = all_seen(columns)  # [N T + N + K, ...] each
+    sequences = Sequences.of(columns)
+    goes_on = sequences.offsets > 0  # [S]
+    stored = tree_map(lambda x: x[sequences.rows], columns[c.STATES][c.MODULE_STATE])  # [S, ...]
+    states = _where(goes_on, stored, forward.initial_state())  # [S, ...]
+    if burn_in:
+        with torch.no_grad():
+            outputs = forward(_batch(observations, sequences.observed(columns, burn_in), states))
+        # Segments that begin an episode keep the initial state.
+        states = _where(goes_on, outputs[c.STATES], states)  # [S, ...]
+        sequences = sequences.without_first(goes_on * burn_in)
+    index = sequences.observed(columns, max(sequences.longest(), 1) + 1)  # [S, L + 1]
+    outputs = forward(_batch(observations, index, states))
+    places = sequences.places(columns, index.shape[1])  # [N, T]
+    live = columns[c.LIVE] & (places >= 0)  # [N, T]
+    # Steps that are not learned from need any outputs that are valid.
+    return Unrolled(outputs, places.clamp(min=0), live)
+
+
+def _where(condition: Tensor, one: Any, other: Any) -> Any:
+    """Select between trees [S, ...] by condition [S]; leaves may lack [S]."""
+    return tree_map(
+        lambda x, y: torch.where(condition.view(-1, *[1] * (x.ndim - 1)), x, y.to(x.device)),
+        one,
+        other,
+    )
+
+
+def _batch(observations: dict[str, Any], index: Tensor, states: Any) -> Batch:
+    """Stateful module's batch: observations as sequences [S, L, ...], with states."""
+    return {**tree_map(lambda x: x[index], observations), c.STATES: states}

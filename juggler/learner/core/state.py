@@ -1,4 +1,4 @@
-"""Converts a learner's state between trees of tensors and trees of arrays, for checkpoints."""
+"""Converts a learner's state between tensors and checkpoint arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from juggler.runtime.wire.trees import Tree
 
 
 class StateMismatch(ValueError):
-    """A checkpoint of another module, algorithm or optimizer; the message names the array.
+    """A checkpoint is of another module, algorithm or optimizer.
 
     Attributes:
         what: the array and what is wrong with it; "": the message has more words for it.
@@ -27,7 +27,7 @@ class StateMismatch(ValueError):
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """Copy a tree of tensors to a device; copies from page-locked memory may still be under way."""
+    """Copy a tree of tensors to a device, asynchronously from page-locked memory."""
     if isinstance(tree, Tensor):
         # Asking costs a tenth of a call that has nothing to do, of which an update makes forty.
         return tree if tree.device == device else tree.to(device, non_blocking=True)
@@ -35,16 +35,14 @@ def to_device(tree: Any, device: torch.device) -> Any:
 
 
 def to_host(tree: Any) -> Any:
-    """Copy a tree of tensors to the host. Copies from a GPU go to page-locked memory, and may still
-    be under way."""
+    """Copy a tree of tensors to the host, asynchronously from a GPU."""
     if isinstance(tree, Tensor):
         return tree.to("cpu", non_blocking=True)
     return {key: to_host(branch) for key, branch in tree.items()}
 
 
 def arrays_like(tree: Mapping[str, Any], *, copied: bool = False) -> dict[str, Tree]:
-    """A tree of tensors as arrays on the host; those of CPU tensors share their memory, if they are
-    not `copied`."""
+    """Convert tensors to host arrays, sharing CPU memory unless `copied`."""
     return {
         key: _array(branch, copied)
         if isinstance(branch, Tensor)
@@ -61,15 +59,14 @@ def _array(tensor: Tensor, copied: bool) -> NDArray[Any]:
 
 
 def as_sent(parameters: Tensor, weights_dtype: str) -> Tensor:
-    """A copy of parameters in the dtype in which they are sent; only those of float32 are
-    rounded."""
+    """Copy parameters in the sent dtype; only float32 is rounded."""
     if weights_dtype == "bfloat16" and parameters.dtype == torch.float32:
         return parameters.bfloat16()  # [P]
     return parameters.clone()  # [P]
 
 
 def tensors_like(tree: Tree, like: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a tree of arrays into tensors, if it has the structure of another tree of tensors.
+    """Copy arrays into tensors with the structure of another tree.
 
     Args:
         tree: the arrays.

@@ -1,4 +1,4 @@
-"""Checks columns that a script has put together, for algorithms that learn from episodes."""
+"""Checks columns from scripts, for algorithms that learn from episodes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from torch import Tensor
 from juggler.learner.data.collate import collate
 from juggler.learner.data.sources import Columns
 from juggler.learner.data.validation import BatchValidator, Space
-from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.episodes.columns import COLUMNS, batch_of_columns
-from juggler.runtime.episodes.finiteness import all_finite, first_not_finite
+from juggler.runtime.connectors.building import LearnerPipeline
+from juggler.runtime.episodes.batch import (
+    COLUMNS,
+    EpisodeBatch,
+    all_finite,
+    batch_of_columns,
+    first_not_finite,
+)
+from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.columns import MODULE_STATE
-from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
 #: What messages about columns begin with.
@@ -31,16 +37,16 @@ def checked_batch(
     states: Mapping[str, Tree],
     critic_space: Space | None,
 ) -> Columns:
-    """Check a batch of columns on the host, and return it as `collate` would make it.
+    """Check a batch of columns, and return it as `collate` would.
 
-    Columns that no batch of episodes has may be anything that is made of tensors and arrays.
+    Unknown columns may hold any tensors and arrays.
 
     Args:
         batch: columns as tensors or arrays.
         observation_space: of the observations.
         action_space: of the actions.
         states: the expected `states` of one row, as from `Learner.example_states`.
-        critic_space: of what the value function sees beside observations; None: nothing.
+        critic_space: of what the value function sees besides observations; None: nothing.
 
     Raises:
         ValueError: a column is missing, or its shape, dtype or content does not fit; names the
@@ -61,10 +67,7 @@ def checked_batch(
 
 
 def must_be_columns(sample: Any) -> None:
-    """
-    Raises:
-        ValueError: this is not columns by name.
-    """
+    """Raise ValueError unless this is columns by name."""
     if not isinstance(sample, Mapping) or not sample:
         raise ValueError(
             f"a {type(sample).__name__} is no sample: give columns by name, or give batches of "
@@ -75,10 +78,7 @@ def must_be_columns(sample: Any) -> None:
 
 
 def must_be_episodes(episodes: Any) -> None:
-    """
-    Raises:
-        ValueError: this is not a list of batches.
-    """
+    """Raise ValueError unless this is a list of batches."""
     if isinstance(episodes, Mapping) or not isinstance(episodes, Sequence):
         raise ValueError(
             f"a {type(episodes).__name__} is no list of episodes: a Learner trains one module, so "
@@ -87,10 +87,7 @@ def must_be_episodes(episodes: Any) -> None:
 
 
 def must_be_finite(batches: Sequence[EpisodeBatch]) -> None:
-    """
-    Raises:
-        ValueError: batches hold NaN or infinity, which a replay would keep.
-    """
+    """Raise ValueError for NaN or infinity, which a replay would keep."""
     for place, batch in enumerate(batches):
         if found := None if all_finite(batch) else first_not_finite(batch):
             of_batch = f" of batch {place}" if len(batches) > 1 else ""
@@ -102,9 +99,9 @@ def must_be_finite(batches: Sequence[EpisodeBatch]) -> None:
 
 
 def must_have_column(sample: Columns, error: KeyError, algorithm: str) -> None:
-    """Raises:
-    ValueError: the key that was not found is a column of batches of episodes, and the sample lacks
-        it. Any other key is a mistake of somebody's code, whose traceback tells more.
+    """Raise ValueError if a KeyError names a missing column of batches.
+
+    Any other key is an error in the caller's code, whose traceback says more.
     """
     key = error.args[0] if error.args else None
     if key in COLUMNS and key not in sample:
@@ -129,3 +126,54 @@ def _as_tensor(column: Any, where: str) -> Tensor:
 
 def _on_host(column: Any) -> Any:
     return column.detach().cpu() if isinstance(column, Tensor) else column
+
+
+_STEPS = 32
+
+
+def example_sample(
+    observation_space: Space,
+    action_space: Space,
+    pipeline: LearnerPipeline | None,
+    states: Mapping[str, Tree],
+    critic_space: Space | None,
+) -> Columns:
+    """A row of an episode, after the context connectors of a pipeline.
+
+    Args:
+        observation_space: of the module.
+        action_space: of the module.
+        pipeline: of the learner.
+        states: of one row, as from `Learner.example_states`.
+        critic_space: of what the value function sees besides observations; None: nothing.
+    """
+    if pipeline is None:
+        return _columns(observation_space, action_space, states, critic_space)
+    return pipeline.in_context(_columns(pipeline.stored_space, action_space, states, critic_space))
+
+
+def _columns(
+    observation_space: Space,
+    action_space: Space,
+    states: Mapping[str, Tree],
+    critic_space: Space | None,
+) -> dict[str, Any]:
+    """One row of an unfinished episode, as `collate` makes it."""
+    shape = (1, _STEPS)
+    columns: dict[str, Any] = {
+        c.OBSERVATIONS: zeros(observation_space, shape),  # [1, T, ...]
+        c.LAST_OBSERVATIONS: zeros(observation_space, (1,)),  # [1, ...]
+        c.ACTIONS: zeros(action_space, shape),  # [1, T, ...]
+        c.STATES: tree_map(lambda x: np.asarray(x)[None], states),  # [1, ...]
+        c.LIVE: np.ones(shape, np.bool_),
+    }
+    columns |= {name: np.zeros(shape, np.bool_) for name in (c.TERMINATED, c.TRUNCATED)}
+    columns |= {name: np.zeros(shape, np.float32) for name in (c.REWARDS, c.ACTION_LOGP)}
+    segment = (0, 0, _STEPS, 0)  # row, start, length, offset
+    columns |= {
+        name: np.array([each], np.int32) for name, each in zip(c.SEGMENTS, segment, strict=True)
+    }
+    if critic_space is not None:
+        columns[c.CRITIC_OBSERVATIONS] = zeros(critic_space, shape)  # [1, T, ...]
+        columns[c.LAST_CRITIC_OBSERVATIONS] = zeros(critic_space, (1,))  # [1, ...]
+    return collate([batch_of_columns(columns)])

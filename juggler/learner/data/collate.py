@@ -32,17 +32,16 @@ _LARGE = 2**24
 
 
 def collate(batches: Sequence[EpisodeBatch], *, pin_memory: bool = False) -> dict[str, Any]:
-    """Join several batches into one sample of N rows, T steps (those of the longest row), K
-    truncations and S segments.
+    """Join batches into a sample of N rows and T steps.
 
-    Every array is copied once, so that the batches' memory is free afterwards. Shorter rows are
-    padded with steps that are not live and hold the row's last observation. So the value after a
-    row's last live step is always the value of the step to its right.
+    It has K truncations and S segments. Every array is copied once, so the batches' memory is free
+    afterwards. Shorter rows are padded with dead steps that hold the last observation. So the value
+    after a row's last live step is always the value of the step to its right.
 
     Args:
         batches: of one module, in the order of their rows in the sample.
-        pin_memory: whether the result lies in page-locked memory, from which copies to a GPU run
-            without the host. Torch does not reuse such memory while a copy is under way.
+        pin_memory: whether the result lies in page-locked memory, from which GPU copies are
+            asynchronous. Torch does not reuse it while a copy is under way.
 
     Returns:
         By the names in `columns`: step columns [N, T, ...]; last_observations and states [N, ...];
@@ -101,7 +100,7 @@ class _Copies:
         # The starts are the first rows of the batches in the sample, [B].
 
     def steps(self, *arrays: NDArray[Any]) -> Tensor:
-        """B arrays [n, t, ...], then B arrays to pad short rows with -> [N, T, ...]."""
+        """Join B arrays and their padding -> [N, T, ...]."""
         count = len(self.starts)
         tensor = self._empty((self._rows, self._steps, *arrays[0].shape[2:]), arrays[0].dtype)
         columns = tensor.numpy()  # [N, T, ...]
@@ -133,7 +132,7 @@ class _Copies:
 
 @cache
 def _copiers() -> ThreadPoolExecutor:
-    """Threads that copy large columns, beside environments that run on the same host."""
+    """Threads that copy large columns, alongside environments of this host."""
     return ThreadPoolExecutor(min(8, max(1, int(usable_cores() // 2))), "copying")
 
 
@@ -151,7 +150,7 @@ def _last_step(actions: NDArray[Any]) -> NDArray[Any]:
 
 
 def _check_alike(name: str, trees: Sequence[Tree], dimensions: int) -> None:
-    """The arrays of a column may differ between batches only in their leading dimensions."""
+    """Raise ValueError if a column's arrays differ beyond leading dimensions."""
     if len(trees) == 1:
         return
     first = _kinds(trees[0], dimensions)

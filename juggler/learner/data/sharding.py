@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.episodes.columns import batch_of_columns
+from juggler.runtime.episodes.batch import EpisodeBatch, batch_of_columns
 from juggler.runtime.wire.structures import tree_map
 
 _FINALS = ("final_observations", "final_critic_observations", "final_steps")
@@ -51,7 +50,7 @@ def shard(
 
 
 def _ends(live_steps: NDArray[np.integer[Any]], count: int) -> list[int]:
-    """The end of each shard, such that all have about as many live steps, and at least one.
+    """Ends of shards with about equal live steps, at least one each.
 
     Args:
         live_steps: [N], of each row.

@@ -28,23 +28,22 @@ def alone(x: Tensor) -> Tensor:
 
 
 class DataSource(Protocol):
-    """Takes every sample that arrives, and says which samples to learn from now.
+    """Receives every sample, and decides what to learn from now.
 
     A run makes an update whenever a sample has arrived. In a group, every learner's source must
     give the same number of samples.
 
     Attributes:
         keeps_frames: whether samples may come with each frame of a stack once, as
-            `FrameStack.numbered` makes them; it gives frames [..., k, ...] in place of stacks.
-        keeps_rows: whether it gives whole rows of episodes as they came. Then samples come without
-            stacks, which are made of what it gives.
+            `FrameStack.numbered` makes them; it then gives frames [..., k, ...] instead of stacks.
+        keeps_rows: whether it gives whole rows of episodes as they came, without stacks.
     """
 
     keeps_frames: bool = False
     keeps_rows: bool = False
 
     def add(self, sample: Columns, sums: Sums = alone) -> Iterable[Columns]:
-        """Take a sample; give the samples to learn from now, in order. There may be none yet.
+        """Receive a sample; yield the samples to learn from now, in order.
 
         Args:
             sample: what arrived.
@@ -52,8 +51,7 @@ class DataSource(Protocol):
         """
 
     def expect(self, sample: Columns) -> float:
-        """Hear, before anything arrives, of what samples will look like -> the bytes of this host's
-        memory that will be kept of them.
+        """Prepare for samples like this; return host bytes to be kept.
 
         Raises:
             ValueError: they do not fit.
@@ -61,23 +59,18 @@ class DataSource(Protocol):
         return 0.0
 
     def try_out(self) -> None:
-        """Hear that few samples will come, to find errors of an algorithm: give something to learn
-        from with each of them, however little there is."""
+        """Enter a trial: yield something for each sample, however small."""
         return
 
     def update_priorities(self, priorities: Tensor | None) -> None:
-        """Set the priorities [B] of the rows of the last sample given, after the step that was made
-        of it. None: the algorithm has no priorities."""
+        """Set the priorities [B] of the last given sample's rows.
+
+        None: the algorithm has no priorities.
+        """
         return
 
-    def why_alone(self) -> str:
-        """Why it cannot be the source of one of several learners, which have to be given as many
-        samples each; "": it can."""
-        return ""
-
     def taken_in(self) -> int:
-        """How many samples it has kept for later steps, even if the step made on their arrival
-        failed."""
+        """Number of samples kept, even if the step on arrival failed."""
         return 0
 
     def metrics(self) -> Mapping[str, float]:
@@ -85,13 +78,17 @@ class DataSource(Protocol):
         return {}
 
     def books(self) -> Mapping[str, float]:
-        """What became of all that arrived, up to now; {}: nothing is kept of it. Each number is
-        finite and from 0 to 1e15, or the driver dismisses the learner."""
+        """Counts of what became of all arrivals; {}: nothing is kept.
+
+        Numbers must be finite and from 0 to 1e15, or the driver dismisses the learner.
+        """
         return {}
 
     def draw_apart(self, rank: int) -> None:
-        """Hear that other learners, each of another rank, go on from the same state now: what is
-        random is to be different from here on. What `state` does not hold was discarded before."""
+        """Make draws differ from those of learners with other ranks.
+
+        What `state` does not hold was discarded before.
+        """
         return
 
     def clear(self) -> None:
@@ -102,11 +99,11 @@ class DataSource(Protocol):
         return {}
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on from such a state, with samples on a device; from {}, without any.
+        """Continue from a state with samples on a device; {}: without samples.
 
         Raises:
-            ValueError: it is not a state of this source, which stays as it is; or it lacks memory
-                for the samples, and then has none.
+            ValueError: it is another source's state, and nothing changes; or memory is too small,
+                and no sample is kept.
         """
         self.clear()
 
@@ -122,7 +119,7 @@ class Queue(DataSource):
 
 
 class CircularBuffer(DataSource):
-    """Keeps the newest N samples, and learns from each of them K times.
+    """Keeps the newest N samples, and learns K times from each.
 
     The j-th use (from 0) of a sample is due when ⌊j N / K⌋ others have arrived after it. So the
     first is due at once, and the others are spread evenly over the time that it stays. When a
@@ -141,7 +138,7 @@ class CircularBuffer(DataSource):
             self._uses_at_age[use * batches // uses] += 1
 
     def add(self, sample: Columns, sums: Sums = alone) -> Sequence[Columns]:
-        """Take a sample, and return those that are due, the oldest first."""
+        """Receive a sample, and return the due ones, the oldest first."""
         self._samples.append(sample)
         youngest = len(self._samples) - 1
         return [

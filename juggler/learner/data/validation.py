@@ -1,4 +1,4 @@
-"""Batch validation: checks a batch against the spaces and the state of its module."""
+"""Checks batches against their module's spaces and state."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from juggler.runtime.connectors.leaves import acted_dtype
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.columns import OBSERVED, OBSERVED_BY_CRITIC
-from juggler.runtime.wire.choices import choices_of
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.structures import space_leaves
+from juggler.runtime.wire.structures import choices_of, space_leaves
 from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
 
 Space = gymnasium.Space[Any]
@@ -42,7 +41,7 @@ class BatchValidator:
         states: Tree,
         critic_space: Space | None = None,
     ) -> None:
-        self._module = module
+        self.module = module
         observed = dict(space_leaves(observation_space))
         seen = {} if critic_space is None else dict(space_leaves(critic_space))
         self._observed = dict.fromkeys(OBSERVED, observed) | dict.fromkeys(OBSERVED_BY_CRITIC, seen)
@@ -51,8 +50,9 @@ class BatchValidator:
         self._states = dict(flatten(states))
 
     def checked(self, batch: EpisodeBatch) -> EpisodeBatch:
-        """Check a batch, and return it with its actions in the dtypes that policies act in, so that
-        batches of several EnvRunners fit into one update.
+        """Check a batch; return it with actions in canonical dtypes.
+
+        So batches of several EnvRunners fit into one update.
 
         Raises:
             WireError: the batch does not fit; names the array.
@@ -123,7 +123,7 @@ class BatchValidator:
                 )
 
     def _name(self, column: str, path: Path) -> str:
-        return f"{self._module}: {'/'.join((column, *path))}"
+        return f"{self.module}: {'/'.join((column, *path))}"
 
 
 def _kind(of: NDArray[Any] | Space) -> str:

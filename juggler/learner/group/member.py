@@ -1,115 +1,129 @@
-"""GroupMember: the part of a learner that makes updates together with other learners."""
+"""State transfer and gradient reduction between the learners of a group.
+
+All take over the state of the one with the most updates. From then on a gradient is what one
+learner would get on the samples of all: a mean that weights each learner by its live steps.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
+import numpy as np
+import torch
+import xxhash
 from torch import Tensor
 
-from juggler.learner.core.learner_core import Aux, Grads, LearnerCore
-from juggler.learner.data.sources import DataSource
+from juggler.learner.core.learner_core import Aux, Grads
 from juggler.learner.group.peers import Peers
-from juggler.learner.group.reduction import mean_over_learners
-from juggler.learner.group.state_sync import state_hash, take_over_newest
-from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.frames import FrameReader, encode_frame
+from juggler.runtime.wire.layouts import Limits
+from juggler.runtime.wire.trees import Tree, flatten
+from juggler.runtime.wire.v1 import training_pb2
 
 
-class GroupMember(ABC):
-    """A learner, alone or in a group. It is the `Seam` that its core sends gradients and sums
-    through."""
+class Member(Protocol):
+    """A learner with a state that others can take over."""
 
-    core: LearnerCore[Any]
-    """The algorithm."""
+    updates: int  # so far
 
-    state: Any
-    """Of the core."""
-
-    updates: int
-    """Made so far."""
-
-    progresses: Callable[[], None] = staticmethod(lambda: None)
-    """Called after each part of an update: one that has many takes long, and does not hang."""
-
-    _data: DataSource
-    """What it learns from, and when."""
-
-    _peers: Peers | None = None
-
-    @property
-    def in_group(self) -> bool:
-        """Whether updates are made together with other learners."""
-        return self._peers is not None
-
-    def after_gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
-        """For a subclass: gradients of all learners together, before they are clipped and a step of
-        the optimizer is made of them -> those to use instead."""
-        return grads, aux
-
-    def why_alone(self) -> str:
-        """Why no update can be made together with other learners; "": it can."""
-        if not self.core.trains_in_groups:
-            return f"{self.core.name} cannot train in a group of learners"
-        return self._data.why_alone()
-
-    def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
-        """As `Seam`."""
-        self.progresses()
-        if self._peers is not None:
-            grads, aux = mean_over_learners(grads, aux, self._peers.sum)
-        return self.after_gradients(grads, aux)
-
-    def sums(self, x: Tensor) -> Tensor:
-        """As `Seam`."""
-        return x if self._peers is None else self._peers.sum(x)
-
-    def join(self, peers: Peers | None) -> int:
-        """From here on, make every update together with other learners, or alone again (None).
-
-        All go on from the state of the one with most updates, and without samples that were to be
-        used again. Each update is then made by all of them, on samples of their own, as one learner
-        would make it on all of these samples. If an update fails, it fails at all of them, or some
-        are one update ahead; then the next `join` gives everybody the newest state.
-
-        Returns:
-            A hash of the state, the same at all of them.
-
-        Raises:
-            PeerLost: somebody is gone; this learner is as it was, or has taken over a state.
-            ValueError: it cannot be one of a group, as `why_alone` says.
-        """
-        self.forget()
-        self.leave()
-        if peers is None:
-            found, rank = state_hash(self), 0
-        elif why := self.why_alone():
-            raise ValueError(why)
-        else:
-            take_over_newest(self, peers)
-            found, rank = peers.wait_for_all(lambda: state_hash(self)), peers.rank
-        self._peers = peers
-        self.draw_apart(rank)
-        return found
-
-    def leave(self) -> None:
-        """Make no update with the others any more: one of them is lost."""
-        peers, self._peers = self._peers, None
-        if peers is not None:
-            peers.close()
-
-    @abstractmethod
     def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
-        """All that `restore` needs: arrays by name, and what of the state JSON can hold."""
+        """All that `restore` needs: named arrays, and JSON for the rest."""
 
-    @abstractmethod
     def restore(self, tree: Tree, extras: Mapping[str, Any]) -> None:
-        """Go on from where `save` was called."""
+        """Continue from where `save` was called."""
 
-    @abstractmethod
-    def forget(self) -> None:
-        """Let go of what `save` does not save."""
 
-    @abstractmethod
-    def draw_apart(self, rank: int) -> None:
-        """Draw other kept samples from now on than learners of other ranks, which have the same."""
+def take_over_newest(learner: Member, peers: Peers) -> None:
+    """Take over the state with the most updates (ties: lowest rank).
+
+    If an update succeeded at only some learners, all continue from theirs. A state with a large
+    replay takes long to save, hash and restore: no member is considered lost meanwhile.
+
+    Raises:
+        PeerLost: a learner is gone.
+    """
+    own_hash = peers.wait_for_all(lambda: state_hash(learner))
+    states = peers.gather([learner.updates, own_hash])
+    leader = max(range(peers.size), key=lambda rank: (states[rank][0], -rank))
+    if all(state == states[leader] for state in states):
+        return
+    leads = peers.rank == leader
+    # One chunk at a time: a replay is large.
+    size, chunks = peers.wait_for_all(lambda: _chunks(learner) if leads else (0, iter(())))
+    limits = Limits(payload_bytes=peers.gather([size])[leader][0])
+    reader = FrameReader(training_pb2.StateHeader, limits, digests=True)
+    behind = states[peers.rank] != states[leader]
+    frame = None
+    while True:
+        own = next(chunks, None)
+        chunk_size = peers.gather([len(own or b"")])[leader][0]
+        if not chunk_size:
+            break
+        chunk = peers.broadcast(own, leader, chunk_size)
+        frame = reader.feed(chunk) if behind else None
+        peers.progresses()
+
+    def restore() -> None:
+        if frame is not None:
+            learner.restore(frame.tree, json.loads(frame.header.extra))
+
+    peers.wait_for_all(restore)
+
+
+def state_hash(learner: Member) -> int:
+    """Signed 64-bit XXH3 of everything that updates change, connectors' estimates included."""
+    digest = xxhash.xxh3_64()
+    tree, _ = learner.save()
+    for path, array in flatten(tree):
+        digest.update(repr((path, array.dtype.str, array.shape)).encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.intdigest() - 2**63
+
+
+def _chunks(learner: Member) -> tuple[int, Iterator[bytes]]:
+    """Maximum size of a state in a frame, and the frame's chunks."""
+    tree, extra = learner.save()
+    header = training_pb2.StateHeader(extra=json.dumps(extra))
+    # They are aligned in the payload, so it is somewhat larger than their sum.
+    size = sum(array.nbytes + 64 for _, array in flatten(tree))
+    return size, encode_frame(header, tree, digest=True)
+
+
+def mean_over_learners(
+    grads: Grads, aux: Aux, total: Callable[[Tensor], Tensor]
+) -> tuple[Grads, Aux]:
+    """Reduce a gradient over all learners.
+
+    Args:
+        grads: this learner's gradient [P].
+        aux: this learner's other results.
+        total: sums a vector [B] elementwise over the learners.
+
+    Returns:
+        The gradient and other results for the samples of all learners. Metrics and priorities are
+        still this learner's own.
+    """
+    # Buffers of floats are estimates. Others count passes, and are the same everywhere.
+    floats = {name: x for name, x in sorted(aux.buffers.items()) if x.is_floating_point()}
+    # Without a live step in the sample, buffers may hold anything.
+    buffers = [torch.where(aux.live_steps > 0, x, 0.0) for x in floats.values()]  # [...]
+    means = dict(sorted(aux.means.items()))
+    one = grads.new_ones(1)  # [1]: its sum is the count
+    parts = [grads, one, *means.values(), *buffers]  # [...]
+    sizes = [part.numel() for part in parts]
+    flat = grads.new_empty(sum(sizes))  # [B]
+    for place, part in zip(torch.split(flat, sizes), parts, strict=True):
+        torch.mul(part.reshape(-1).to(flat.dtype), aux.live_steps, out=place)
+    gradient, count, *sums = torch.split(total(flat), sizes)  # [P], [1], [...]
+    steps = count.squeeze(0)  # []
+    divisor = steps.clamp(min=1)  # []
+    reduced = {name: sums.pop(0).squeeze(0) / divisor for name in means}  # [] each
+    found = dict(aux.buffers)
+    for name, buffer in floats.items():
+        mean = (sums.pop(0) / divisor).view(buffer.shape).to(buffer.dtype)  # [...]
+        found[name] = torch.where(steps > 0, mean, buffer)  # [...]
+    live_steps = steps.round().to(aux.live_steps.dtype)  # []
+    whole = aux._replace(live_steps=live_steps, means=reduced, buffers=found)
+    return gradient.div_(divisor), whole

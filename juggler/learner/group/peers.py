@@ -18,14 +18,14 @@ from torch import Tensor
 
 #: Time limit of meeting, and of one operation; around a ring, of one message.
 COLLECTIVE_SECONDS = 8.0
-#: How often learners hear that another one still works.
+#: How often learners learn that another one still works.
 _STILL_SECONDS = 1.0
 
 T = TypeVar("T")
 
 
 class PeerLost(RuntimeError):
-    """A collective operation failed: a learner of the group is gone, hangs or is out of reach."""
+    """A collective operation failed: a learner is gone, hanging or unreachable."""
 
 
 class Peers(ABC):
@@ -43,7 +43,7 @@ class Peers(ABC):
         self.progresses: Callable[[], None] = lambda: None
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum elementwise over all learners, with the same bits at each. May change x.
+        """Sum elementwise over all learners, bitwise equal; may change x.
 
         Raises:
             PeerLost: a learner is gone.
@@ -58,7 +58,7 @@ class Peers(ABC):
         return self.sum(table).tolist()
 
     def wait_for_all(self, work: Callable[[], T]) -> T:
-        """Do this learner's part of some work, wait until all have done theirs, return the result.
+        """Do this learner's work, wait for the others', and return its result.
 
         Work may take longer than the time limit of one operation. The driver ends a learner that
         hangs in its part, after `hang_seconds`, and none that waits.
@@ -87,7 +87,7 @@ class Peers(ABC):
 
     @abstractmethod
     def broadcast(self, data: bytes | None, root: int, size: int) -> bytes:
-        """Send `size` bytes from rank `root` to all; the others pass None and get them."""
+        """Send `size` bytes from rank `root`; the other ranks pass None."""
 
     @abstractmethod
     def close(self) -> None:
@@ -99,17 +99,17 @@ class Peers(ABC):
 
     @abstractmethod
     def _sum_on_host(self, x: Tensor) -> Tensor:
-        """As `sum`, for a tensor on the host."""
+        """Sum a tensor on the host, as `sum` does."""
 
 
 def _on_host(x: Tensor) -> Tensor:
-    """The tensor on the host; from a GPU, in page-locked memory, for copies at full speed."""
+    """Copy the tensor to the host, page-locked if from a GPU."""
     if x.device.type == "cpu":
         return x
     return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x)
 
 
 def said(error: BaseException) -> str:
-    """Torch's message, without the place in its sources, hints and the stack of C++ calls."""
+    """Torch's message, without source location, hints and C++ stack."""
     line = str(error).partition("\n")[0].partition(". This is typically")[0]
     return re.sub(r"^\[[^]]*\.c(?:c|pp):\d+\] ", "", line).strip()

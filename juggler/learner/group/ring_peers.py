@@ -1,13 +1,13 @@
-"""Communication between the learners of a group on several hosts, encrypted and authenticated.
+"""Encrypted, authenticated communication between learners on several hosts.
 
-torch.distributed cannot do that: gloo can be built with TLS, but what is published is not, and NCCL
-has none. So each learner sends to the next one, and the last to the first, over a stream like those
-of EnvRunners: to the address at which they dial it, with the run's certificates and its token.
+torch.distributed has none: gloo is published without TLS, and NCCL has no encryption. So each
+learner sends to the next one, and the last to the first, over a stream like an EnvRunner's, with
+the run's certificates and its token.
 
 A sum goes around the ring twice (Patarasuk and Yuan, 2009). The vector has as many parts as there
 are learners. In the first round each part is added up on its way, and ends, complete, at one
-learner; in the second everybody gets it from there. So all have the same bits, and each sends twice
-the vector at most, however many they are.
+learner; the second round distributes it. So all have the same bits, and each sends twice the vector
+at most, for any number of learners.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class RingServer:
         return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: ring})
 
     def expect(self, name: bytes) -> Inbox:
-        """Take one stream of this name."""
+        """Accept one stream of this name."""
         with self._changed:
             inbox = self._inboxes[name] = Inbox()
             self._changed.notify_all()
@@ -139,7 +139,7 @@ class RingServer:
         yield from ()
 
     def _inbox_of(self, name: object, context: grpc.ServicerContext) -> Inbox | None:
-        """Where a stream goes, once this learner has heard of its group too; None: nowhere."""
+        """Inbox for a stream, once this learner knows its group; None otherwise."""
         deadline = time.monotonic() + COLLECTIVE_SECONDS
 
         def found() -> Inbox | None:
@@ -158,7 +158,7 @@ class RingServer:
 
 @dataclass(frozen=True, slots=True)
 class RingAccess:
-    """How a learner reaches others, and they it.
+    """Addresses and credentials for streams between learners.
 
     Attributes:
         server: takes their streams.
@@ -252,7 +252,7 @@ class RingPeers(Peers):
         self._unsent.put(piece.view(torch.uint8).numpy().tobytes())
 
     def _received(self, like: Tensor) -> Tensor:
-        """The next piece from the learner before this one, of this shape and dtype."""
+        """Next piece from the previous learner, of this shape and dtype."""
         message = self._inbox.get(self._why_give_up)
         if len(message) != like.nbytes:
             got = len(message)

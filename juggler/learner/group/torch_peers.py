@@ -6,8 +6,8 @@ store, and waits have short time limits. If a learner hangs, the driver notices 
 others then see at once that a connection has closed.
 
 Learners communicate over gloo, from host to host. If each of them has a GPU of its own, NCCL sums
-tensors on GPUs directly. When a member dies, such a sum hangs on the devices of the others. The
-host therefore waits for each sum before the optimizer step that needs it, and aborts the sum if it
+tensors on GPUs directly. When a member dies, this sum hangs on the other devices. The host
+therefore waits for each sum before the optimizer step that needs it, and aborts the sum if it
 hangs. The learner's state is then as it was. If the device does not recover from that, the process
 has to be replaced.
 """
@@ -50,20 +50,19 @@ _NCCL_ASK_SECONDS = 10e-3
 
 
 class MeetingPoint:
-    """The store where the learners of a group find each other, at one of them.
+    """The store, at one learner, where a group's learners meet.
+
+    Args:
+        host: the address to listen on, at which the others can reach this process.
+
+    Raises:
+        EndpointError: this process cannot listen there.
 
     Attributes:
         address: "host:port".
     """
 
     def __init__(self, host: str) -> None:
-        """
-        Args:
-            host: the address to listen on, at which the others can reach this process.
-
-        Raises:
-            EndpointError: this process cannot listen there.
-        """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             listener = socket.create_server((host, 0), family=family, backlog=128)
@@ -189,7 +188,7 @@ def _not_ours(where: str, why: str) -> EndpointError:
 def _met(
     address: str, generation: int, rank: int, size: int, superseded: Callable[[], bool]
 ) -> Any:
-    """The store at a meeting point, once all learners of this generation have come there.
+    """The store at a meeting point, once all learners have come.
 
     Connecting waits for absent learners and cannot be aborted, so it begins only then.
     """
@@ -213,11 +212,11 @@ def _met(
 
 
 class NcclStuck(RuntimeError):
-    """NCCL does not stop: only a new process can use this device again."""
+    """NCCL does not stop: only a new process can use this device."""
 
 
 def gpu_number(device: torch.device) -> list[int]:
-    """The UUID of a GPU as two signed 64-bit integers; zeros for a device that NCCL cannot use."""
+    """UUID of a GPU as two int64; zeros without NCCL support."""
     if device.type != "cuda" or not dist.is_nccl_available():
         return [0, 0]
     number = UUID(str(torch.cuda.get_device_properties(device).uuid)).int
@@ -283,7 +282,7 @@ class NcclGroup:
             raise PeerLost(f"the learners' GPUs could not connect: {why}")
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum elementwise over all learners, with the same bits at each. Changes x.
+        """Sum elementwise over all learners, bitwise equal. Changes x.
 
         Raises:
             PeerLost: a member is gone.
@@ -337,7 +336,7 @@ class NcclGroup:
         self._begun(x).synchronize()
 
     def _awaited(self, over: Callable[[], bool], seconds: float) -> str:
-        """Wait until it is over; returns why waiting was given up, or ""."""
+        """Wait until it is done; return why waiting ended early, or ""."""
         started = asked = time.monotonic()
         while not over():
             now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Optimizers' keys and the table `optimizers`. No torch, because the driver reads this too."""
+"""Optimizers' keys and the table `optimizers`. No torch, for the driver."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias, get_origin, get_type_hint
 
 import msgspec
 
-from juggler.runtime.kinds import misfit
 from juggler.runtime.nearest import nearest
-from juggler.runtime.wrong_value import WrongValue
+from juggler.runtime.wrong_value import WrongValue, converted
 
 #: A number, or a schedule: (step, value) pairs by rising step, of steps trained on.
 Scheduled: TypeAlias = float | list[tuple[float, float]]
@@ -24,32 +23,30 @@ class OptimizerConfig:
     """The keys that each of several optimizers may have of its own."""
 
     lr: Scheduled = 5e-4
-    """Learning rate: a number, or a schedule, [step, value] pairs by rising step, of environment
-    steps trained on. It is linear between them, and constant before and after."""
+    """Learning rate: a number, or a schedule, pairs of [environment steps trained on, value],
+    linear between them."""
 
     optimizer: Literal["adam", "rmsprop"] = "adam"
-    """How gradients become steps of the parameters."""
+    """Rule by which gradients change parameters."""
 
     adam_betas: tuple[float, float] = (0.9, 0.999)
-    """Adam: decay of the means of the gradient and of its square."""
+    """Decays of Adam's means of the gradient and its square."""
 
     rmsprop_decay: float = 0.99
-    """RMSProp: decay of the mean of the gradient's square."""
+    """Decay of RMSProp's mean of the squared gradient."""
 
     optimizer_epsilon: float = 1e-5
-    """Added to the root of the mean square before dividing by it."""
+    """Number added to the root of the mean square before dividing by it."""
 
     grad_clip: float | None = 40.0
-    """Largest norm of a module's gradient, or of its numbers (see grad_clip_by); none: no limit."""
+    """Maximum norm of a module's gradient, or of what grad_clip_by says; none: no limit."""
 
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
     """What grad_clip limits: the norm of an optimizer's whole gradient, the norm of each
-    parameter's gradient, or the size of each number. Larger ones are scaled down to the limit."""
+    parameter's gradient, or the size of each number."""
 
     def validate_optimizer(self) -> None:
-        """Raises:
-        ValueError: a value is out of range; names the key, the value and what is allowed.
-        """
+        """Raise ValueError for the first key that is out of range."""
         self.check_schedule("lr", above_0=True)
         self.check_above("optimizer_epsilon", 0)
         self.check_within("rmsprop_decay", self.rmsprop_decay, 0, 1, below=True)
@@ -63,15 +60,17 @@ class OptimizerConfig:
     # -- for `validate` of this and of derived classes: each raises a ValueError -----------------
 
     def check_share(self, key: str) -> None:
-        """The key must be a number from 0 to 1, or a schedule of such values."""
+        """Check that a key, or its schedule, is from 0 to 1."""
         self.check_schedule(key)
         value = getattr(self, key)
         for _, share in value if isinstance(value, list) else [(0, value)]:
             self.check_within(key, share, 0, 1)
 
     def check_schedule(self, key: str, *, above_0: bool = False) -> None:
-        """The key must be a number of at least 0, or a schedule of such values. With `above_0`, a
-        plain number must not be 0."""
+        """Check that a key, or its schedule, is not negative.
+
+        With `above_0`, a plain number must not be 0.
+        """
         value = getattr(self, key)
         if isinstance(value, (int, float)):
             (self.check_above if above_0 else self.check_at_least)(key, 0)
@@ -108,13 +107,13 @@ class OptimizerConfig:
     def check_within(
         self, key: str, value: float, low: float, high: float, *, below: bool = False
     ) -> None:
-        """The value must be from `low` to `high`; with `below`, not `high` itself."""
+        """Check that a value is in [low, high]; `below` excludes high."""
         if not (low <= value < high or (value == high and not below)):
             allowed = f"at least {low} and {'below' if below else 'at most'} {high}"
             raise WrongValue(key, f"{key} = {getattr(self, key)}: must be {allowed}")
 
 
-#: Keys that an optimizer may have of its own. Those that it lacks are the run's.
+#: Keys that an optimizer may override; the run's apply otherwise.
 OWN_KEYS = tuple(key.name for key in fields(OptimizerConfig))
 
 
@@ -158,22 +157,27 @@ def parse_optimizers(
             raise ValueError(f"{where}: a name is made of a-z, 0-9 and _")
         if not isinstance(table, Mapping):
             raise ValueError(f"{where} = {table!r}: expected a table with the key 'parameters'")
-        for key in table:
-            if key not in ("parameters", *OWN_KEYS):
-                close = nearest(key, ("parameters", *OWN_KEYS))
-                raise ValueError(f"{where} has no key {key!r}{close}")
-        own = replace(config, **_converted(where, table))
+        # `validate_optimizer` checks choices, because its error names the nearest right one.
+        hints = {
+            key: str if get_origin(hint) is Literal else hint
+            for key, hint in get_type_hints(OptimizerConfig).items()
+        }
+        plain = {key: each for key, each in table.items() if (key, each) != ("grad_clip", "none")}
+        given = converted(plain, {"parameters": Any, **hints}, where)
+        if len(plain) < len(table):  # TOML has no null
+            given["grad_clip"] = None
+        patterns = _patterns(where, given.pop("parameters", None))
+        own = replace(config, **given)
         try:
             own.validate_optimizer()
         except ValueError as error:
             raise ValueError(f"{where}.{error}") from error
         lr_key = f"lr_{name}" if "lr" in table else "lr"
-        groups.append(OptimizerSpec(name, _patterns(where, table), own, lr_key))
+        groups.append(OptimizerSpec(name, patterns, own, lr_key))
     return groups
 
 
-def _patterns(where: str, table: Mapping[str, Any]) -> tuple[str, ...]:
-    patterns = table.get("parameters")
+def _patterns(where: str, patterns: object) -> tuple[str, ...]:
     try:
         return tuple(msgspec.convert(patterns, Annotated[list[str], msgspec.Meta(min_length=1)]))
     except msgspec.ValidationError as error:
@@ -181,18 +185,3 @@ def _patterns(where: str, table: Mapping[str, Any]) -> tuple[str, ...]:
             f"{where} needs parameters = [...]: patterns of the names of its parameters, such as "
             f"'value_*', not {patterns!r}"
         ) from error
-
-
-def _converted(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    hints = get_type_hints(OptimizerConfig)
-    values = {}
-    for key in table.keys() - {"parameters"}:
-        # TOML has no null; only grad_clip may be none.
-        value = None if key == "grad_clip" and table[key] == "none" else table[key]
-        # `validate_optimizer` checks choices, because its error names the nearest right one.
-        hint = str if get_origin(hints[key]) is Literal else hints[key]
-        try:
-            values[key] = msgspec.convert(value, hint)
-        except msgspec.ValidationError as error:
-            raise ValueError(f"{where}.{key}: {misfit(hint, value)}") from error
-    return values

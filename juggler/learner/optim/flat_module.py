@@ -26,8 +26,7 @@ Moments = dict[str, Tensor]
 
 
 class TrainState(TypedDict):
-    """All that training changes of a module. On the CPU, an optimizer step changes vectors in
-    place; see `LearnerCore`."""
+    """A module's training state; CPU optimizer steps change vectors in place."""
 
     parameters: Tensor  # [P]
     buffers: dict[str, Tensor]
@@ -37,15 +36,15 @@ class TrainState(TypedDict):
 
 
 class FlatModule:
-    """The structure of a module, and the place of its parameters in a vector [P].
+    """A module's structure, with its parameters in one vector [P].
 
     With all parameters in one vector, an optimizer step, a norm or a reduction over learners takes
-    only a few operations, however many layers there are. Parameters that need no gradient count as
-    buffers. A tensor that a module has under several names goes by the first of them.
+    only a few operations. Parameters that need no gradient count as buffers. A tensor with several
+    names goes by the first of them.
 
     Attributes:
         module: for its spaces and distribution. Its own parameters are not trained.
-        names: the names that the module's tensors go by here, by all of their names.
+        names: the first name of each tensor, by all of its names.
         sizes: the sizes of the parameters by name, in the vector's order.
     """
 
@@ -73,13 +72,13 @@ class FlatModule:
         self._acting = acting_names(module)
 
     def arrange(self, names: Sequence[str]) -> None:
-        """Put the parameters into this order; only before any vector is made."""
+        """Order the parameters, before any vector is made."""
         self._shapes = {name: self._shapes[name] for name in names}
         self.sizes = {name: math.prod(shape) for name, shape in self._shapes.items()}
         self._sizes = list(self.sizes.values())
 
     def flatten(self, module: RLModule) -> tuple[Tensor, dict[str, Tensor]]:
-        """Copies of the parameters [P] and buffers of another module of the same structure."""
+        """Copy parameters [P] and buffers of a module of this structure."""
         tensors = {
             name: tensor.detach()
             for name, tensor in chain(module.named_parameters(), module.named_buffers())
@@ -144,7 +143,7 @@ class FlatModule:
     def initial_state(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
     ) -> dict[str, Any]:
-        """The module's state at the start of an episode, which may be learned."""
+        """The module's state at an episode's start, possibly learned."""
         if self._initial_state is None:
             return {}
         tensors = self._under_all_names(parameters, buffers)
@@ -160,8 +159,9 @@ class FlatModule:
 
 
 class Places:
-    """Where a module looks for its parameters and buffers, so that others can be put there. It is
-    what torch.func.functional_call does, some eight times as fast, because it looks them up once.
+    """Swaps a module's parameters and buffers, with the lookups cached.
+
+    torch.func.functional_call does the same about eight times slower.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -176,7 +176,7 @@ class Places:
                         self._places.append((tensors, key, name))
 
     def call(self, tensors: Mapping[str, Tensor], *args: Any) -> Any:
-        """Call the module with these parameters and buffers, each listed under its first name."""
+        """Call the module with these tensors, by their first names."""
         before = [place[key] for place, key, _ in self._places]
         try:
             for place, key, name in self._places:
@@ -190,19 +190,19 @@ class Places:
 class TrainingPass:
     """Calls `forward_train` of a module with tensors that replace its own.
 
+    Args:
+        bfloat16: whether passes run under torch.autocast; their outputs are float32 again.
+        compiled: whether torch.compile compiles passes, for any number of rows. The first pass
+            is not compiled, because specs are checked then.
+
+    Raises:
+        ValueError: `compiled` is set, and there is no C++ compiler.
+
     Attributes:
         compiled_calls: how often graphs compiled by torch.compile have run.
     """
 
     def __init__(self, *, bfloat16: bool = False, compiled: bool = False) -> None:
-        """Args:
-            bfloat16: whether passes run under torch.autocast; their outputs are float32 again.
-            compiled: whether torch.compile compiles passes, for any number of rows. The first pass
-                is not compiled, because specs are checked then.
-
-        Raises:
-            ValueError: `compiled` is set, and there is no C++ compiler.
-        """
         self.compiled_calls = 0
         self._bfloat16 = bfloat16
         self._compiled: Callable[..., Any] | None = None
@@ -214,8 +214,10 @@ class TrainingPass:
     def __call__(
         self, module: RLModule, tensors: dict[str, Tensor], batch: Batch
     ) -> dict[str, Any]:
-        """A module's pass with these parameters and buffers, each listed under all of its names.
-        The pass may update the given buffers in place."""
+        """Run a pass with these tensors, which may update the buffers.
+
+        Each tensor is listed under all of its names.
+        """
         if not self._bfloat16:
             return self._outputs(module, tensors, batch)
         with torch.autocast(next(iter(tensors.values())).device.type, torch.bfloat16):
@@ -273,7 +275,7 @@ def _check_compiler() -> None:
 
 
 class _InitialState(nn.Module):
-    """`get_initial_state` as a forward pass, because torch can call that with other parameters."""
+    """`get_initial_state` as a forward pass, for torch's functional calls."""
 
     def __init__(self, module: RLModule) -> None:
         super().__init__()
@@ -304,7 +306,7 @@ def _trained(module: RLModule) -> dict[str, nn.Parameter]:
 
 @contextmanager
 def seeded(seed: int, name: str) -> Iterator[None]:
-    """Seed torch's CPU generator by the seed and the name; restore it afterwards."""
+    """Seed torch's CPU generator by seed and name; restore it afterwards."""
     entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode())])
     before = torch.get_rng_state()
     torch.default_generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))

@@ -1,8 +1,8 @@
-"""Adam and RMSProp as functions of one flat vector, clipping, and several optimizers of a module.
+"""Adam and RMSProp on one flat vector, with clipping and parameter groups.
 
-The optimizers of torch hold their state and update parameters in place. Here both are values. The
-order of operations is that of torch.optim's single-tensor forms or, on the host, of Adam's fused
-one, so results agree bit for bit.
+torch's optimizers hold state and update parameters in place. Here both are values. The order of
+operations is that of torch.optim's single-tensor forms or, on the host, of Adam's fused one, so
+results agree bit for bit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from juggler.runtime.nearest import all_of
 
 
 class Step(NamedTuple):
-    """How an optimizer makes a step."""
+    """Inputs of an optimizer step."""
 
     lr: Tensor  # []
     moved: Tensor  # bool [K], for each of the parameters in the vector, or [] for all: which change
@@ -38,8 +38,7 @@ class Optimizer(Protocol):
     def update(
         self, parameters: Tensor, gradient: Tensor, moments: Moments, step: Step
     ) -> tuple[Tensor, Moments]:
-        """One step: parameters and gradient [P] -> new parameters and moments, which may be the old
-        tensors if the step is one in place."""
+        """New parameters [P] and moments after a step, perhaps in place."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +78,7 @@ class Adam:
     def _in_place(
         self, parameters: Tensor, gradient: Tensor, moments: Moments, step: Step
     ) -> Moments:
-        """The moments after a step in one pass over memory. Neighbours in the vector make it
-        together if they have moved equally often."""
+        """Step in one pass over memory, grouping neighbours with equal step counts."""
         updates = moments["updates"]  # [], or [P] where parameters do not always move together
         sizes = step.sizes if step.moved.ndim or updates.ndim else [len(parameters)]
         starts = list(accumulate(sizes[:-1], initial=0))
@@ -140,13 +138,15 @@ class RMSProp:
 
 
 def on_host(x: Tensor) -> bool:
-    """Whether the host reads numbers of a tensor without waiting for a device. Within torch.func it
-    cannot read any."""
+    """Whether the host reads a tensor's numbers without waiting for a device.
+
+    Within torch.func it cannot read any.
+    """
     return x.device.type == "cpu"
 
 
 def of_elements(step: Step) -> Tensor:
-    """Which elements of the vector change -> bool [P], or [] for all."""
+    """Mask of the elements that change, bool [P], or [] for all."""
     if not step.moved.ndim:
         return step.moved
     each = zip(step.moved.unbind(), step.sizes, strict=True)
@@ -156,8 +156,7 @@ def of_elements(step: Step) -> Tensor:
 def chosen(
     condition: Tensor, new: Mapping[str, Tensor], old: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The tensors of `new` where the condition holds, else those of `old`. The host reads
-    nothing."""
+    """Select between `new` and `old` tensors by a condition, on their device."""
     return {
         name: x if new[name] is x else torch.where(condition, new[name], x)
         for name, x in old.items()
@@ -171,24 +170,22 @@ def make_optimizer(config: OptimizerConfig) -> Optimizer:
 
 
 def clip_by_global_norm(gradient: Tensor, norm: Tensor, limit: float) -> Tensor:
-    """A gradient [P] with this norm (0-d), scaled down to `limit` if it is longer."""
+    """Scale a gradient [P] of this norm (0-d) down to `limit`."""
     return gradient * (limit / (norm + 1e-6)).clamp(max=1.0)  # [P]
 
 
 def clip_by_norm(gradient: Tensor, sizes: Sequence[int], limit: float) -> Tensor:
-    """A gradient [P] for parameters of these sizes; each parameter's part is scaled down to `limit`
-    if it is longer."""
+    """Scale each parameter's gradient in [P] down to `limit`."""
     pieces = torch.split(gradient, list(sizes))  # [p] each
     clipped = [clip_by_global_norm(x, torch.linalg.vector_norm(x), limit) for x in pieces]
     return torch.cat(clipped)  # [P]
 
 
 class Optimizers:
-    """One or more optimizers, each for a stretch of a module's parameter vector [P]. Each clips its
-    own part of the gradient.
+    """One or more optimizers, each for a stretch of the parameters [P].
 
-    Moments are vectors [P] over all stretches, 0 where an optimizer has no moment of that name, and
-    counters, which all optimizers share.
+    Each clips its own part of the gradient. Moments are vectors [P] over all stretches, 0 where an
+    optimizer lacks a moment of that name, and counters, which all optimizers share.
 
     Attributes:
         lr_keys: the keys of the schedules of their learning rates.
@@ -232,7 +229,7 @@ class Optimizers:
 
     def init(self, parameters: Tensor) -> Moments:
         """The moments before the first update of parameters [P]."""
-        return self._joined([part.init(x) for part, x in self._split(parameters)])
+        return self._joined([part.optimizer.init(x) for part, x in self._split(parameters)])
 
     def update(
         self,
@@ -259,20 +256,22 @@ class Optimizers:
             New parameters [P], and moments.
         """
         if len(self._parts) == 1:
-            return self._parts[0].update(parameters, gradient, norm, moments, lrs, moved, in_place)
+            (part,) = self._parts
+            step = part.step(lrs, moved, in_place)
+            return part.optimizer.update(parameters, part.clipped(gradient, norm), moments, step)
         gradients = torch.split(gradient, self._stretches)  # [p] each
         vectors = {name: torch.split(x, self._stretches) for name, x in moments.items() if x.ndim}
-        updated = []
-        counts = [part.parameters for part in self._parts]
+        counts = [len(part.sizes) for part in self._parts]
         changes = torch.split(moved, counts) if moved.ndim else [moved] * len(gradients)
+        updated = []
         for place, (part, x) in enumerate(self._split(parameters)):
             own = {
                 name: vectors[name][place] if name in vectors else moment
                 for name, moment in moments.items()
             }
-            norm = torch.linalg.vector_norm(gradients[place])  # []
-            changed = changes[place]  # [] or [k]
-            updated.append(part.update(x, gradients[place], norm, own, lrs, changed, in_place))
+            clipped = part.clipped(gradients[place], torch.linalg.vector_norm(gradients[place]))
+            step = part.step(lrs, changes[place], in_place)
+            updated.append(part.optimizer.update(x, clipped, own, step))
         parameters = torch.cat([x for x, _ in updated])  # [P]
         return parameters, self._joined([new for _, new in updated])
 
@@ -297,51 +296,30 @@ class Optimizers:
 
 
 class _Part:
-    """One optimizer, for one stretch of the vector."""
+    """An optimizer for one stretch of the vector, with parameter sizes."""
 
     def __init__(self, spec: OptimizerSpec, sizes: list[int]) -> None:
-        """Args:
-        spec: the optimizer's settings.
-        sizes: the sizes of its parameters.
-        """
-        self._lr_key, self._lr_scale = spec.lr_key, spec.lr_scale
+        self._spec, self.sizes = spec, sizes
         self.optimizer = make_optimizer(spec.config)
-        self._limit = spec.config.grad_clip
-        self._clip_by = spec.config.grad_clip_by
-        self._sizes = sizes
-        self.parameters = len(sizes)
 
-    def init(self, parameters: Tensor) -> Moments:
-        return self.optimizer.init(parameters)
+    def step(self, lrs: Mapping[str, Tensor], moved: Tensor, in_place: bool) -> Step:
+        lr = lrs[self._spec.lr_key] * self._spec.lr_scale  # []
+        return Step(lr, moved, self.sizes, in_place)
 
-    def update(
-        self,
-        parameters: Tensor,
-        gradient: Tensor,
-        norm: Tensor,
-        moments: Moments,
-        lrs: Mapping[str, Tensor],
-        moved: Tensor,
-        in_place: bool,
-    ) -> tuple[Tensor, Moments]:
-        clipped = self._clipped(gradient, norm)  # [P]
-        step = Step(lrs[self._lr_key] * self._lr_scale, moved, self._sizes, in_place)
-        return self.optimizer.update(parameters, clipped, moments, step)
-
-    def _clipped(self, gradient: Tensor, norm: Tensor) -> Tensor:
-        if self._limit is None:
+    def clipped(self, gradient: Tensor, norm: Tensor) -> Tensor:
+        """A gradient [p] with this norm [], within the limit."""
+        limit, by = self._spec.config.grad_clip, self._spec.config.grad_clip_by
+        if limit is None:
             return gradient
-        if self._clip_by == "value":
-            return gradient.clamp(-self._limit, self._limit)  # [P]
-        if self._clip_by == "norm":
-            return clip_by_norm(gradient, self._sizes, self._limit)  # [P]
-        return clip_by_global_norm(gradient, norm, self._limit)  # [P]
+        if by == "value":
+            return gradient.clamp(-limit, limit)  # [p]
+        if by == "norm":
+            return clip_by_norm(gradient, self.sizes, limit)  # [p]
+        return clip_by_global_norm(gradient, norm, limit)  # [p]
 
 
 def _check_patterns(names: Collection[str], specs: Sequence[OptimizerSpec]) -> None:
-    """Raises:
-    ValueError: a pattern matches no parameter; lists the parameters.
-    """
+    """Raise ValueError, with all names, if a pattern matches no parameter."""
     for spec in specs:
         for pattern in spec.patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -352,7 +330,7 @@ def _check_patterns(names: Collection[str], specs: Sequence[OptimizerSpec]) -> N
 
 
 def _place(name: str, specs: Sequence[OptimizerSpec], rest: int) -> int:
-    """The index of a parameter's optimizer: the one whose patterns match it, else `rest`."""
+    """Index of the optimizer whose patterns match a parameter, else `rest`."""
     named = [
         place
         for place, spec in enumerate(specs)

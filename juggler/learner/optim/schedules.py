@@ -1,4 +1,4 @@
-"""Schedules: numbers that follow the steps trained on, and others in their place."""
+"""Schedules: numbers that depend on the steps trained on."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from juggler.runtime.nearest import nearest
 
 
 class Schedule:
-    """A piecewise linear function of steps, constant before its first point and after its last.
+    """Piecewise linear function of steps, constant outside of its points.
 
     It is computed on the device of the step counter, so that no update waits for a device.
+
+    Args:
+        points: (step, value) pairs by rising step, or one value for all steps.
+
+    Raises:
+        ValueError: there are no points, or their steps do not rise.
     """
 
     def __init__(self, points: float | Sequence[tuple[float, float]]) -> None:
-        """Args:
-            points: (step, value) pairs by rising step, or one value for all steps.
-
-        Raises:
-            ValueError: there are no points, or their steps do not rise.
-        """
         pairs = [(0, float(points))] if isinstance(points, (int, float)) else list(points)
         if not pairs or any(a >= b for (a, _), (b, _) in pairwise(pairs)):
             raise ValueError(f"a schedule needs points of rising steps, not {points!r}")
@@ -39,24 +39,24 @@ class Schedule:
 
 
 class ReplacedSchedules:
-    """Puts numbers in the place of a core's schedules.
+    """Overrides a core's schedules with numbers.
+
+    Args:
+        name: of the core, for errors.
+        schedules: of the core, by name; these are changed.
 
     Attributes:
         values: the numbers, by the name of the schedule.
     """
 
     def __init__(self, name: str, schedules: dict[str, Callable[[Tensor], Tensor]]) -> None:
-        """Args:
-        name: of the core, for errors.
-        schedules: of the core, by name; these are changed.
-        """
         self.values: dict[str, float] = {}
         self._name = name
         self._schedules = schedules
         self._replaced: dict[str, Callable[[Tensor], Tensor]] = {}
 
     def use(self, values: Mapping[str, float]) -> None:
-        """Use these numbers, and for all others the core's own schedules again.
+        """Use these numbers, and the core's own schedules otherwise.
 
         Raises:
             ValueError: the core has no such schedule; nothing has changed.

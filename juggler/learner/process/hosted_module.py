@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
+import sys
+import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from functools import cached_property
+from io import BufferedRandom
 from typing import Any, Final
 
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.state import StateMismatch
 from juggler.learner.data.batch_store import BatchStore, HeldBatch
-from juggler.learner.data.clipped_actions import CLIPPED, ClippedActions
-from juggler.learner.group.membership import Membership
-from juggler.learner.group.peers import PeerLost
+from juggler.learner.data.validation import BatchValidator
+from juggler.learner.group.peers import PeerLost, Peers
+from juggler.learner.group.ring_peers import RingAccess, RingPeers
+from juggler.learner.group.torch_peers import GlooPeers, MeetingPoint
 from juggler.learner.learner import Learner
 from juggler.learner.process.overlap import (
     InTurn,
@@ -21,15 +35,21 @@ from juggler.learner.process.overlap import (
     Share,
     works_by_itself,
 )
-from juggler.learner.process.program import critic_space_of
-from juggler.learner.process.state_handover import StateHandover
+from juggler.learner.process.program import ModuleSetup, critic_space_of
+from juggler.runtime.actors.endpoints import is_loopback
+from juggler.runtime.actors.worker import from_json
 from juggler.runtime.checkpoints.weights import weights_in
+from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.leaves import at
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
+from juggler.runtime.modules.by_name import given_or_named
+from juggler.runtime.streams.shared_memory import memory_file
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
-from juggler.runtime.wire.frames import FrameReader, encode_frame
+from juggler.runtime.wire.frames import Frame, FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.spaces import space_from_message
+from juggler.runtime.wire.structures import has_bounds, space_leaves
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -39,9 +59,42 @@ REMEDY: Final = (
     "parameters that still fit: --from and --from-parameters"
 )
 
+#: Name of the metric.
+CLIPPED: Final = "clipped_actions"
+_NEARLY_ALL = 0.9
+_ROUNDING = 1e-5  # relative to a bound, or to 1 if the bound is smaller
+
+
+def learner_for(
+    command: training_pb2.AddModule,
+    module_factory: Any,
+    own_classes: Mapping[str, type[Any]] | None,
+    device: str,
+) -> Learner:
+    """Build a module's learner from the driver's command and script code.
+
+    Raises:
+        ValueError: a part cannot be built.
+    """
+    setup = from_json(command.config, ModuleSetup)
+    return build_learner(
+        setup.learner,
+        given_or_named(setup.module.module, module_factory, own_classes),
+        space_from_message(command.observation_space),
+        space_from_message(command.action_space),
+        setup.module.model,
+        distribution=setup.module.distribution,
+        critic_space=critic_space_of(command),
+        check_specs=setup.module.check_specs,
+        connectors=ConnectorsConfig.parse(setup.connectors),
+        own_connectors=own_classes,
+        device=device,
+        seed=command.seed,
+    )
+
 
 class HostedModule:
-    """A module of a learner process, with a method for each command of the driver.
+    """A learner process's module, with a method per driver command.
 
     Attributes:
         module_id: of the module.
@@ -50,6 +103,13 @@ class HostedModule:
         store: batches that wait for an update.
         updating: does the work around updates.
         handover: passes the module's state to the next program if this one loses its driver.
+
+    Args:
+        command: the command that added the module.
+        arrived: called for each batch that was stored, in the server's thread.
+        warn: shows a warning.
+        next_update: returns the next update command, if it has arrived already.
+        updates_in_flight: maximum number of unanswered updates.
     """
 
     def __init__(
@@ -64,13 +124,6 @@ class HostedModule:
         next_update: Callable[[], training_pb2.Update | None],
         updates_in_flight: int,
     ) -> None:
-        """Args:
-        command: the command that added the module.
-        arrived: called for each batch that was taken, in the server's thread.
-        warn: called with each warning for people.
-        next_update: returns the next update command, if it has arrived already.
-        updates_in_flight: the most unanswered updates.
-        """
         self.module_id = command.module_id
         self.learner = learner
         self.membership = membership
@@ -78,18 +131,11 @@ class HostedModule:
         self._publisher = publisher
         self._next_update = next_update
         self._updates_in_flight = updates_in_flight
-        spaces = (
-            space_from_message(command.observation_space),
-            space_from_message(command.action_space),
-        )
-        states = {self.module_id: learner.example_states()}
-        critic = critic_space_of(command)
-        self.store = BatchStore(
-            {self.module_id: spaces},
-            arrived,
-            states=states,
-            critic_spaces={} if critic is None else {self.module_id: critic},
-        )
+        observed = space_from_message(command.observation_space)
+        acted = space_from_message(command.action_space)
+        states, critic = learner.example_states(), critic_space_of(command)
+        validator = BatchValidator(self.module_id, observed, acted, states, critic)
+        self.store = BatchStore(validator, arrived)
         learner.check_serves("episodes")
         self.updating = InTurn(learner, self._give_out)
         if works_by_itself(learner.device):
@@ -103,17 +149,17 @@ class HostedModule:
         self._steps_trained = 0  # also of steps that a replay keeps to learn from
         self._steps_dropped = 0
         self._metrics = PendingMetrics(self.module_id)
-        self._clipped, self._warn = ClippedActions(self.module_id, spaces[1]), warn
+        self._clipped, self._warn = ClippedActions(self.module_id, acted), warn
 
     @property
     def version(self) -> Version:
-        """Of the learner's weights."""
+        """Version of the learner's weights."""
         return Version(self._generation, self.learner.updates)
 
     def take_over(
         self, run_id: str, command: training_pb2.AddModule, ready: training_pb2.ModuleReady
     ) -> None:
-        """Continue from the previous program's state, if the driver has a use for it."""
+        """Continue from the previous program's state, if the driver permits."""
         version = self.handover.take_over(self.learner, run_id, command, ready)
         if version is not None:
             self._generation, self._has_newer = version.generation, True
@@ -127,7 +173,7 @@ class HostedModule:
     # -- its state --------------------------------------------------------------------------------
 
     def restore(self, part: training_pb2.Restore) -> None:
-        """Take a part of a state to continue from.
+        """Receive a part of a state to continue from.
 
         Raises:
             ValueError: this is not a state for this learner, which stays as it was.
@@ -160,7 +206,7 @@ class HostedModule:
             self.learner.set_weights(weights, whole=part.whole)
 
     def snapshot(self, command: training_pb2.Snapshot) -> Iterator[bytes]:
-        """Its state, or only its weights, as a frame that later updates do not change."""
+        """A frame with the state or the weights, which no update changes."""
         tree: dict[str, Tree]
         if command.weights:
             tree, extra = {DEFAULT_MODULE: self.learner.get_weights()}, "{}"
@@ -176,7 +222,7 @@ class HostedModule:
         return encode_frame(header, tree, digest=True)
 
     def publish_news(self) -> None:
-        """Publish its weights, if their version is a new one and EnvRunners may act with them."""
+        """Publish weights of a new version that EnvRunners may use."""
         if self._joined and self.version != self._published and not self.membership.lost:
             self._publish()
 
@@ -185,7 +231,7 @@ class HostedModule:
     def join(
         self, group: training_pb2.Group, superseded: Callable[[], bool]
     ) -> training_pb2.GroupFormed:
-        """Join a group, which begins with the state of the member with the most updates."""
+        """Join a group, starting from the state with the most updates."""
         self.updating.forget()
         self._has_newer = False  # what comes from here on is of a reset
         if not self._joined:
@@ -230,7 +276,7 @@ class HostedModule:
             metrics = self._make_exactly(update, batches, missing, done)
             updated = time.perf_counter()
         else:
-            before, taken_in = self.learner.updates, self.learner.taken_in()
+            before, taken_in = self.learner.updates, self.learner.data.taken_in()
             share = self._due(batches)
             if share is not None:
                 try:
@@ -242,7 +288,7 @@ class HostedModule:
                 except PeerLost as error:
                     self.membership.lose(self.learner, str(error))
             done.peer_lost = self.membership.lost
-            is_kept = self.learner.taken_in() > taken_in
+            is_kept = self.learner.data.taken_in() > taken_in
             self._book(done, batches, missing, before, is_kept=is_kept)
             updated = time.perf_counter()
             has_learned = share is not None and not done.peer_lost
@@ -268,10 +314,9 @@ class HostedModule:
         metrics: Mapping[str, float],
         seconds: Mapping[str, float],
     ) -> None:
-        """Complete an answer with what every answer has, and keep it in case the driver misses
-        it."""
+        """Complete an answer, and keep it in case the driver misses it."""
         # Also while a replay fills, and there is nothing to learn from.
-        done.replay.update(self.learner.books_of_samples())
+        done.replay.update(self.learner.data.books())
         if metrics:
             done.metrics[self.module_id].values.update(metrics)
         if metrics or done.replay:
@@ -294,11 +339,11 @@ class HostedModule:
         missing: list[int],
         done: training_pb2.UpdateDone,
     ) -> dict[str, float]:
-        """Update on all of these batches, or fail; returns the metrics of this update."""
+        """Update on all of these batches, or fail; return the metrics."""
         if missing:
             raise ValueError(f"batches {missing} are not here")
         updated = self.learner.update_from_episodes(
-            [batch.modules[self.module_id] for batch in batches],
+            [batch.episodes for batch in batches],
             minibatch_size=update.minibatch_size or None,
             num_epochs=update.num_epochs or None,
         )
@@ -349,14 +394,13 @@ class HostedModule:
             done.batches.add(batch_id=batch_id, dropped="restart")
 
     def _due(self, batches: list[HeldBatch]) -> Share | None:
-        """The share of the update that is made now; None: no batch is fresh enough, or the group is
-        lost, so that the update makes no weights."""
+        """Share of the current update; None: no fresh batch, or no group."""
         share = self._share(batches, self.learner.updates)
         episodes = share.episodes
         if self.learner.in_group:
             # The others cannot continue without this learner, even if it has no fresh batch: it
             # takes part with a batch without a live step.
-            others = [batch.modules[self.module_id] for batch in batches[:1]] or self._template
+            others = [batch.episodes for batch in batches[:1]] or self._template
             episodes = episodes or [each.silenced() for each in others]
             self._template = list(episodes[:1])
         if not episodes or self.membership.lost:
@@ -364,15 +408,15 @@ class HostedModule:
         return share._replace(episodes=episodes)
 
     def _share(self, batches: list[HeldBatch], update: int) -> Share:
-        """The batches that are fresh enough for an update that starts from these weights."""
+        """Batches that are fresh enough for an update from these weights."""
         most = self.learner.config.max_staleness
         fresh = [batch for batch in batches if batch.staleness(update) <= most]
-        episodes = [batch.modules[self.module_id] for batch in fresh]
+        episodes = [batch.episodes for batch in fresh]
         return Share([batch.batch_id for batch in fresh], episodes)
 
     def _clipped_in(self, batches: list[HeldBatch]) -> dict[str, float]:
         """Measure the share of clipped actions; {}: the actions have no bounds."""
-        share = self._clipped.share(batch.modules[self.module_id] for batch in batches)
+        share = self._clipped.share(batch.episodes for batch in batches)
         if share is None:
             return {}
         if note := self._clipped.note(share):
@@ -380,8 +424,7 @@ class HostedModule:
         return {CLIPPED: share}
 
     def _coming(self) -> Share | None:
-        """The share of the next update, if this one makes new weights; None if no update has been
-        asked for yet, or none of its batches will be fresh."""
+        """Predicted share of the next update; None: unrequested, or no fresh batch."""
         update = self._next_update()
         if update is None or update.exact or update.module_id != self.module_id:
             return None
@@ -397,7 +440,7 @@ class HostedModule:
 
 
 def go_on_with(learner: Learner, tree: Tree, extras: Mapping[str, Any], module_id: str) -> None:
-    """Have a learner continue from a state that its run has saved.
+    """Restore a learner from a state that its run has saved.
 
     Raises:
         StateMismatch: it is of another network, optimizer, algorithm or pipeline.
@@ -406,14 +449,14 @@ def go_on_with(learner: Learner, tree: Tree, extras: Mapping[str, Any], module_i
         learner.restore(tree, extras)
     except StateMismatch as error:
         raise StateMismatch(
-            f"module {module_id!r}: the run cannot go on from its checkpoint: {error}. {REMEDY}"
+            f"module {module_id!r}: the run cannot continue from its checkpoint: {error}. {REMEDY}"
         ) from error
 
 
 def begin_with(
     learner: Learner, weights: Mapping[str, Tree], source: str, *, whole: bool, selectable: bool
 ) -> None:
-    """Have a learner begin with weights from elsewhere.
+    """Initialize a learner with weights from elsewhere.
 
     Args:
         weights: name -> array.
@@ -431,3 +474,286 @@ def begin_with(
         if whole and selectable:
             hint += ". To take only some, name them in from_parameters"
         raise ValueError(f"{source}: {error}{hint}") from error
+
+
+class ClippedActions:
+    """Measures the share of a module's action values that are clipped.
+
+    Args:
+        module_id: id of the module, for the warning.
+        action_space: action space of the policy.
+    """
+
+    def __init__(self, module_id: str, action_space: gymnasium.Space[Any]) -> None:
+        self._module_id = module_id
+        boxes = {
+            path: leaf
+            for path, leaf in space_leaves(action_space)
+            if isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f"
+        }
+        self._bounds = {}
+        for path, box in boxes.items():
+            if np.any(has_bounds(box)):
+                low = box.low - _ROUNDING * np.maximum(1, np.abs(box.low))  # [...]
+                high = box.high + _ROUNDING * np.maximum(1, np.abs(box.high))  # [...]
+                self._bounds[path] = low, high
+        # A new policy's actions have about the size of these bounds, so it has learned larger ones.
+        self._suits = all(((box.low == -1) & (box.high == 1)).all() for box in boxes.values())
+
+    def share(self, batches: Iterable[EpisodeBatch]) -> float | None:
+        """Return the share of clipped values; None: no live action has bounds."""
+        outside = numbers = 0
+        for batch in batches:
+            for path, (low, high) in self._bounds.items():
+                actions = at(batch.actions, path)[batch.live]  # [live steps, ...]
+                outside += int(np.count_nonzero((actions < low) | (actions > high)))
+                numbers += actions.size
+        return outside / numbers if numbers else None
+
+    def note(self, share: float) -> str:
+        """Return a warning, once; "": nothing to warn about.
+
+        Args:
+            share: the result of `share`.
+        """
+        if self._suits or share < _NEARLY_ALL:
+            return ""
+        self._suits = True
+        return (
+            f"found {share:.0%} of the numbers in actions of module {self._module_id!r} outside of "
+            "the bounds of the action space: all of them become a bound, and little can be "
+            'learned so. Set connectors.module_to_env = ["rescale_actions"], which maps [-1, 1] '
+            "to finite bounds, or model.squash = true"
+        )
+
+
+#: Holds the descriptor of the file, which stays open across `exec`.
+_VARIABLE = "JUGGLER_STATE_HANDOVER"
+_SIZE = struct.Struct("<Q")  # before each chunk
+
+HandoverFrame = Frame[training_pb2.HandoverHeader]
+
+
+class StateHandover:
+    """Hands a module's state from one program to the next.
+
+    Attributes:
+        weights_known: whether the driver knows of this module's weights. Only then is its state
+            handed over.
+
+    Args:
+        received: the module's state from the previous program, see `receive`; None: there is none.
+    """
+
+    def __init__(self, received: HandoverFrame | None = None) -> None:
+        self.weights_known = False
+        self._received = received
+        self._last_updates: deque[training_pb2.UpdateDone] = deque()
+
+    def updated(self, done: training_pb2.UpdateDone, most_in_flight: int) -> None:
+        """Remember an update, since the driver may miss recent answers."""
+        self._last_updates.append(
+            training_pb2.UpdateDone(
+                module_id=done.module_id,
+                update_id=done.update_id,
+                version=done.version,
+                batches=done.batches,
+            )
+        )
+        while len(self._last_updates) > most_in_flight:
+            self._last_updates.popleft()
+
+    def take_over(
+        self,
+        learner: Learner,
+        run_id: str,
+        command: training_pb2.AddModule,
+        ready: training_pb2.ModuleReady,
+    ) -> Version | None:
+        """Restore the received state if it is new enough for the command.
+
+        It is reported in `ready`.
+
+        Returns:
+            The version of the restored weights; None if nothing was restored.
+
+        Raises:
+            StateMismatch: the state belongs to another module, optimizer or algorithm.
+        """
+        received, self._received = self._received, None
+        if received is None or received.header.run_id != run_id:
+            return None
+        if not command.HasField("oldest_handover"):
+            return None
+        version = Version.of(received.header.version)
+        if version < Version.of(command.oldest_handover):
+            return None
+        learner.restore(received.tree, json.loads(received.header.extra))
+        self.weights_known = True
+        self._last_updates.extend(received.header.last_updates)
+        ready.handed_over.CopyFrom(received.header.version)
+        ready.last_updates.extend(received.header.last_updates)
+        return version
+
+    def chunks(
+        self, module_id: str, learner: Learner, run_id: str, version: Version
+    ) -> Iterator[bytes]:
+        """Module state as a frame for `hand_over`; `run_id`: the lost driver's."""
+        tree, extra = learner.save()
+        header = training_pb2.HandoverHeader(
+            module_id=module_id,
+            run_id=run_id,
+            version=version.message(),
+            extra=json.dumps(extra),
+            last_updates=self._last_updates,
+        )
+        return encode_frame(header, tree, digest=True)
+
+
+def hand_over(frames: Iterable[Iterator[bytes]]) -> None:
+    """Write framed states for the program that replaces this one."""
+    number = _file()
+    with os.fdopen(number, "wb", closefd=False) as file:
+        for frame in frames:
+            for chunk in frame:
+                file.write(_SIZE.pack(len(chunk)) + chunk)
+    os.environ[_VARIABLE] = str(number)
+
+
+def receive() -> dict[str, HandoverFrame]:
+    """Read the states handed over, by module id, once.
+
+    Raises:
+        ValueError: the file ends in the middle of a state.
+    """
+    number = os.environ.pop(_VARIABLE, "")
+    if not number:
+        return {}
+    frames: dict[str, HandoverFrame] = {}
+    with os.fdopen(int(number), "w+b") as file:
+        limits = Limits(payload_bytes=os.fstat(file.fileno()).st_size)
+        file.seek(0)
+        reader, frame = FrameReader(training_pb2.HandoverHeader, limits, digests=True), None
+        for chunk in _chunks(file):
+            frame = reader.feed(chunk)
+            if frame is not None:
+                frames[frame.header.module_id] = frame
+        if frame is None:
+            raise ValueError(f"the state in {_VARIABLE} ends in the middle")
+    return frames
+
+
+def _file() -> int:
+    """Descriptor of an unnamed file that stays open across `exec`."""
+    try:
+        return memory_file("juggler-state-handover")
+    except OSError:  # there are none in memory
+        with tempfile.TemporaryFile() as on_disk:
+            number = os.dup(on_disk.fileno())
+        os.set_inheritable(number, True)
+        return number
+
+
+def _chunks(file: BufferedRandom) -> Iterator[bytes]:
+    while size := file.read(_SIZE.size):
+        yield file.read(*_SIZE.unpack(size))
+
+
+#: Before the address of a learner that sums over encrypted streams.
+_ENCRYPTED = "tls:"
+
+
+class Membership:
+    """Forms groups with a module's other learners on the driver's command.
+
+    Args:
+        worker_id: of this learner.
+        host: the address at which other learners can reach this process.
+        insecure: whether the network between them is trusted.
+        ring: how this learner sums over encrypted streams; None: over torch.distributed.
+        progresses: called while a group forms and this learner does not hang.
+
+    Attributes:
+        lost: why the group of the present generation cannot update; "" while it can.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        host: str,
+        insecure: bool = False,
+        ring: RingAccess | None = None,
+        progresses: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.lost = ""
+        self._worker_id = worker_id
+        self._host = host
+        self._insecure = insecure
+        self._ring = ring
+        self._progresses = progresses
+
+    def meeting_address(self) -> str:
+        """Address for other learners; "": this one must train alone.
+
+        That is so if strangers could reach the address, nothing is encrypted and `insecure` is not
+        set.
+        """
+        if self._ring is not None:
+            return f"{_ENCRYPTED}{self._ring.address}"
+        return self._meeting_point.address if self._insecure or is_loopback(self._host) else ""
+
+    @cached_property
+    def _meeting_point(self) -> MeetingPoint:
+        if not is_loopback(self._host):
+            # torch.distributed has neither encryption nor a secret, even if gRPC has.
+            text = "learners of a group talk to each other unencrypted and unauthenticated, at"
+            text += f" {self._host}, even with TLS: keep that network private"
+            print(f"juggler {self._worker_id}: {text}", file=sys.stderr)
+        return MeetingPoint(self._host)
+
+    def form(
+        self, group: training_pb2.Group, learner: Learner, superseded: Callable[[], bool]
+    ) -> training_pb2.GroupFormed:
+        """Meet the other members, and agree on one state.
+
+        Args:
+            group: names the members.
+            learner: this learner, which makes its updates with them from now on.
+            superseded: says whether the driver has asked for another group by now.
+        """
+        self.lost = ""
+        learner.leave()
+        formed = training_pb2.GroupFormed(module_id=group.module_id, generation=group.generation)
+        peers: Peers | None = None
+        try:
+            if superseded():  # to hash a large state for nothing takes long
+                raise PeerLost("there is another group to form")
+            if len(group.members) > 1:
+                peers = self._met(group, learner.device, superseded)
+                peers.progresses = self._progresses
+            formed.state_hash = learner.join(peers) % 2**64
+        except PeerLost as error:
+            if peers is not None:
+                peers.close()
+            self.lose(learner, str(error))
+            formed.peer_lost = self.lost
+        formed.update = learner.updates
+        return formed
+
+    def _met(
+        self, group: training_pb2.Group, device: torch.device, superseded: Callable[[], bool]
+    ) -> Peers:
+        rank = list(group.members).index(self._worker_id)
+        points = list(group.meeting_points)
+        if self._ring is not None:
+            addresses = [point.removeprefix(_ENCRYPTED) for point in points]
+            name = f"{group.module_id}/{group.generation}"
+            return RingPeers(self._ring, name, rank, addresses, superseded)
+        # One that began alone has none.
+        point = next(each for each in points if each)
+        return GlooPeers(point, group.generation, rank, len(points), self._host, superseded, device)
+
+    def lose(self, learner: Learner, why: str) -> None:
+        """Leave a broken group: no updates until the next one."""
+        self.lost = why
+        learner.leave()

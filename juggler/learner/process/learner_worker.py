@@ -1,52 +1,56 @@
-"""The learner process: hosts modules by id, takes their batches, and carries out commands."""
+"""The learner process, which hosts modules and executes the driver's commands."""
 
 from __future__ import annotations
 
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import cloudpickle
+import grpc
 import torch
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
+from grpc_health.v1 import health
 
-from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.data.batch_store import HeldBatch
-from juggler.learner.group.membership import Membership
-from juggler.learner.group.ring_peers import RingServer
-from juggler.learner.learner import Learner
-from juggler.learner.process.devices import device_for, devices_here, reserved_bytes, use_threads
-from juggler.learner.process.hosted_module import HostedModule
-from juggler.learner.process.listening import LearnerServer, peer_host
+from juggler.learner.group.ring_peers import RingAccess, RingServer
+from juggler.learner.process.hosted_module import (
+    HostedModule,
+    Membership,
+    StateHandover,
+    hand_over,
+    learner_for,
+    receive,
+)
 from juggler.learner.process.program import (
     LEARNER,
     LearnerProgram,
     LearnerSetup,
-    ModuleSetup,
-    critic_space_of,
+    device_for,
+    devices_here,
+    reserved_bytes,
+    use_threads,
 )
-from juggler.learner.process.state_handover import StateHandover, hand_over, receive
 from juggler.learner.shared_parts import SharedParts
 from juggler.runtime.actors.attachment import LOST_THE_DRIVER, Attachment, Detached
-from juggler.runtime.actors.credentials import why_refused
-from juggler.runtime.actors.endpoints import EndpointError
-from juggler.runtime.actors.memory import keep_freed_memory
-from juggler.runtime.actors.open_files import allow_many_open_files
-from juggler.runtime.actors.setups import from_json
-from juggler.runtime.actors.worker import CommandLoop, Inbox, attach_and_run
-from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.modules.by_name import given_or_named
+from juggler.runtime.actors.credentials import call_metadata, why_refused
+from juggler.runtime.actors.endpoints import EndpointError, bind, make_server
+from juggler.runtime.actors.health import MOST_ASKING, Health, add_reflection
+from juggler.runtime.actors.resources import allow_many_open_files, keep_freed_memory
+from juggler.runtime.actors.worker import CommandLoop, Inbox, attach_and_run, from_json
 from juggler.runtime.nearest import nearest
-from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
-from juggler.runtime.streams.permits import Permits
+from juggler.runtime.streams.episodes import PUSH_METHOD, BatchFrame, EpisodeReceiver
+from juggler.runtime.streams.shared_directory import learner_socket
+from juggler.runtime.streams.sharing import MemorySocket
+from juggler.runtime.streams.weights import SUBSCRIBE_METHOD
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.layouts import Limits
-from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 M = TypeVar("M", bound=Message)
@@ -68,14 +72,13 @@ def main(program: LearnerProgram) -> None:
         lambda attachment, inbox: LearnerWorker(attachment, inbox, program, server, *own_code),
         devices=devices_here(),
         data_addresses=server.addresses,
-        episode_addresses=server.episode_addresses,
     )
 
 
 class LearnerWorker:
-    """Hosts modules, each with a learner of its own, and the streams in and out of this process.
+    """Hosts modules with their learners, and this process's streams.
 
-    Commands are carried out one after the other, in the order of their arrival, for all modules.
+    Commands are carried out in order of arrival, for all modules.
 
     Attributes:
         modules: by id.
@@ -161,17 +164,10 @@ class LearnerWorker:
             self._warn(why)
         self._attachment.device_bytes = partial(reserved_bytes, self._device)
         torch.manual_seed(command.seed)  # for modules that draw from it, such as dropout
-        check = Permits(command.permits_key).check
         self._receiver = EpisodeReceiver(
-            self._take, self._why_refused, Limits(), check, self._server.memory
+            self._take, self._why_refused, Limits(), self._server.memory
         )
         self._server.serve(self._receiver.handler(), self.publisher.handler(), self._ring.handler())
-        self._server.start_receivers(
-            self._attachment.run_id,
-            command.permits_key,
-            self._warn,
-            lambda error: self._inbox.put(Detached.by(error)),
-        )
         return attach_pb2.Done()
 
     def _add_module(self, _: int, command: training_pb2.AddModule) -> training_pb2.ModuleReady:
@@ -185,7 +181,8 @@ class LearnerWorker:
             self._server.ring_access(self._ring, self._attachment),
             self._attachment.progresses,
         )
-        learner = self._learner_for(command)
+        own = self._module_factory, self._own_connectors
+        learner = learner_for(command, *own, self._device)
         learner.progresses = self._attachment.progresses
         module = HostedModule(
             command,
@@ -256,8 +253,10 @@ class LearnerWorker:
         return attach_pb2.Done()
 
     def _snapshot(self, command_id: int, command: training_pb2.Snapshot) -> None:
-        """Send a state: the first chunk in order with the answers to updates, the others during the
-        updates that follow, which do not change them."""
+        """Send a state in chunks, the first in order with updates' answers.
+
+        The other chunks follow during later updates, which do not change them.
+        """
         module = self._module(command.module_id)
         chunks = module.snapshot(command)
         second = self._send_chunk(command_id, next(chunks), chunks)
@@ -288,8 +287,10 @@ class LearnerWorker:
         return self.modules[module_id]
 
     def _publish_together(self, module_id: str) -> None:
-        """Publish a module and its partners in shared parts, once all have had their update of this
-        turn: EnvRunners then act with all of these updates, as they would in a resumed run."""
+        """Publish modules with shared parts once all have updated this turn.
+
+        EnvRunners then act with all of these updates, as they would in a resumed run.
+        """
         self._unpublished.add(module_id)
         together = {module_id, *self._shared.partners(module_id)}
         if together <= self._unpublished:
@@ -297,28 +298,11 @@ class LearnerWorker:
             for each in sorted(together):
                 self.modules[each].publish_news()
 
-    def _learner_for(self, command: training_pb2.AddModule) -> Learner:
-        setup = from_json(command.config, ModuleSetup)
-        return build_learner(
-            setup.learner,
-            given_or_named(setup.module.module, self._module_factory, self._own_connectors),
-            space_from_message(command.observation_space),
-            space_from_message(command.action_space),
-            setup.module.model,
-            distribution=setup.module.distribution,
-            critic_space=critic_space_of(command),
-            check_specs=setup.module.check_specs,
-            connectors=ConnectorsConfig.parse(setup.connectors),
-            own_connectors=self._own_connectors,
-            device=self._device,
-            seed=command.seed,
-        )
-
     def _take(self, frame: BatchFrame) -> str:
-        """Give a batch to its module, in the server's thread. Returns why it was refused, or "".
+        """Store a batch for its module; return a refusal's reason, or "".
 
         Raises:
-            WireError: the batch is invalid; no correct EnvRunner sends such a batch.
+            WireError: the batch is invalid, as no correct EnvRunner sends it.
         """
         module = self.modules.get(frame.header.module_id)
         if module is None:
@@ -354,9 +338,140 @@ class LearnerWorker:
             self._inbox.put(Detached.by(error))
 
     def _send_chunk(self, command_id: int, chunk: bytes, rest: Iterator[bytes]) -> bytes | None:
-        """One chunk of a state, marked if it is the last. Returns the next one."""
+        """Send a chunk, marked if it is the last; return the next."""
         after = next(rest, None)
         kind = training_pb2.StateChunk.DESCRIPTOR.full_name
         body = any_pb2.Any(type_url=f"type.googleapis.com/{kind}", value=chunk)
         self._attachment.reply_packed(command_id, body, last=after is None)
         return after
+
+
+_MOST_STREAMS = 1024  # of EnvRunners; health checks come on top
+_SERVICES = tuple(method.split("/")[1] for method in (PUSH_METHOD, SUBSCRIBE_METHOD))
+
+
+class LearnerServer:
+    """Serves EnvRunners and health checks, from the process's start.
+
+    Attributes:
+        addresses: at which EnvRunners can dial it.
+        tcp_address: the one that is not a Unix socket; "": there is none.
+        memory: where EnvRunners of this host connect to share memory; None: they cannot, since it
+            listens over TCP alone, and in no shared directory.
+    """
+
+    def __init__(self, program: LearnerProgram) -> None:
+        """
+        Raises:
+            EndpointError: this process cannot listen at its address.
+        """
+        self._later = _Later()
+        self._health = program.contact.health or Health()
+        self._server = make_server(_MOST_STREAMS + 2 * MOST_ASKING)
+        self._server.add_generic_rpc_handlers((self._later,))
+        self._health.add_to(self._server, *_SERVICES)
+        if program.reflection:
+            add_reflection(self._server, (*_SERVICES, health.SERVICE_NAME))
+        self._program = program
+        self.addresses = _bind(self._server, program)
+        self.tcp_address = next((a for a in self.addresses if not a.startswith("unix:")), "")
+        self._local = next((each for each in self.addresses if each.startswith("unix:")), "")
+        self.memory: MemorySocket | None = None
+        self._server.start()
+
+    def share_memory(self, run_id: str, incarnation: str) -> str:
+        """From now on, let EnvRunners of this host connect to share memory.
+
+        Args:
+            run_id: of the run.
+            incarnation: of this learner.
+
+        Returns:
+            Why those of other containers cannot, for people; "": they can, or are not meant to.
+
+        Raises:
+            EndpointError: it cannot listen at the socket next to its own.
+        """
+        why = ""
+        try:
+            shared = learner_socket(self._program.contact.token, run_id, incarnation)
+            if shared:
+                self.memory = MemorySocket(*filter(None, (self._local, shared)))
+        except (EndpointError, OSError) as error:
+            why = f"shares no memory with other containers: {error}"
+        try:
+            if self._local and self.memory is None:
+                self.memory = MemorySocket(self._local)
+        except OSError as error:
+            raise EndpointError(f"cannot listen next to {self._local}: {error}") from error
+        return why
+
+    def serve(self, *handlers: grpc.GenericRpcHandler) -> None:
+        """Serve EnvRunners with these handlers from now on."""
+        self._later.handlers = handlers
+
+    def ready(self, is_ready: bool) -> None:
+        """Set whether health checks report readiness."""
+        self._health.ready(is_ready)
+
+    def ring_access(self, ring: RingServer, attachment: Attachment) -> RingAccess | None:
+        """Access to encrypted sums with other hosts; None: not needed or possible.
+
+        Args:
+            ring: takes their streams.
+            attachment: to the driver.
+        """
+        contact = self._program.contact
+        if contact.tls is None or not self.tcp_address or self._program.insecure:
+            return None
+        metadata = call_metadata(contact.token, attachment.run_id, attachment.incarnation)
+        return RingAccess(ring, self.tcp_address, metadata, contact.tls)
+
+    def close(self) -> None:
+        self._health.ready(False)
+        self._server.stop(grace=0.2).wait(timeout=2)
+        if self.memory is not None:
+            self.memory.close()
+
+
+class _Later(grpc.GenericRpcHandler):
+    """Handlers that can be set after the server has started."""
+
+    handlers: Sequence[grpc.GenericRpcHandler] = ()
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        found = (handler.service(details) for handler in self.handlers)
+        return next((each for each in found if each is not None), None)
+
+
+def _bind(server: grpc.Server, program: LearnerProgram) -> list[str]:
+    """Bind the server; returns the addresses to give to EnvRunners."""
+    addresses = []
+    contact = program.contact
+    if contact.socket_dir:
+        path = Path(contact.socket_dir) / f"learner-{contact.index}.sock"
+        path.unlink(missing_ok=True)  # a predecessor that was killed leaves its own behind
+        addresses.append(bind(server, f"unix:{path}"))
+    if program.bind:
+        bound = bind(
+            server,
+            program.bind,
+            token=contact.token,
+            tls=contact.tls,
+            insecure=program.insecure,
+        )
+        host, _, port = program.advertise.rpartition(":")
+        if program.advertise and port == "0":
+            addresses.append(f"{host}:{bound.rpartition(':')[2]}")
+        else:
+            addresses.append(program.advertise or bound)
+    return addresses
+
+
+def peer_host(program: LearnerProgram) -> str:
+    """Host name or address where other learners can reach this process."""
+    if not program.bind:
+        return "127.0.0.1"
+    host = program.bind.rpartition(":")[0].strip("[]")
+    anywhere = host in ("", "0.0.0.0", "::")
+    return (program.advertise.rpartition(":")[0].strip("[]") if anywhere else host) or "127.0.0.1"

@@ -47,7 +47,7 @@ def works_by_itself(device: torch.device) -> bool:
 
 
 class InTurn:
-    """Does the work around updates in turn: `sample`, then the learner's `step`, then `made`."""
+    """Runs `sample`, the learner's `step` and `made` one after another."""
 
     def __init__(self, learner: Learner, publish: Publish) -> None:
         self._learner = learner
@@ -58,14 +58,14 @@ class InTurn:
         return self._learner.sample_from_episodes(share.episodes)
 
     def made(self) -> None:
-        """The learner has asked its device for an update of the last sample."""
+        """Note that the last sample's update has been issued."""
 
     def publish(self, version: Version) -> None:
         """Publish the weights after all updates so far."""
         self._publish(version, self._learner.get_weights())
 
     def forget(self) -> None:
-        """Discard a sample that was prepared for an update which may not come."""
+        """Discard a sample prepared for an update that may not come."""
 
     def close(self) -> None:
         """End the threads that run alongside updates."""
@@ -84,6 +84,11 @@ class Overlapped(InTurn):
     update in the same way. The main thread issues updates, and waits only if it gets too far ahead.
 
     A sample is used only for an update of exactly the batches that it was made from.
+
+    Args:
+        learner: not to be used elsewhere during an update.
+        coming: returns this learner's part of the next update, if that is known already.
+        backend: as for `SideStream`.
     """
 
     def __init__(
@@ -93,12 +98,6 @@ class Overlapped(InTurn):
         coming: Callable[[], Share | None],
         backend: Any = None,
     ) -> None:
-        """
-        Args:
-            learner: not to be used elsewhere during an update.
-            coming: returns this learner's part of the next update, if that is known already.
-            backend: as for `SideStream`.
-        """
         super().__init__(learner, publish)
         self._coming = coming
         self._side = SideStream(learner.device, backend)
@@ -133,7 +132,7 @@ class Overlapped(InTurn):
         self._publishing.close()
 
     def _ready(self, share: Share) -> Columns:
-        """The sample that was prepared for this share, or a new one, on the device."""
+        """A share's sample on the device, prepared ahead if possible."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared[0] == share.batch_ids:
             staged = prepared[1].result()
@@ -156,7 +155,7 @@ class _Offer(NamedTuple):
 
 
 class Publishing:
-    """Copies weights to the host and publishes them, in a thread and on a stream of its own.
+    """Copies weights to the host and publishes them in the background.
 
     Versions are published in the order of the calls to `offer`. A version is skipped if a newer one
     is offered before its copy begins.
@@ -190,7 +189,7 @@ class Publishing:
             self._condition.notify()
 
     def close(self) -> None:
-        """End the thread. Weights that it has not begun to copy are not published."""
+        """End the thread. Weights not yet being copied are not published."""
         with self._condition:
             self._closed = True
             self._condition.notify()
@@ -224,14 +223,13 @@ class SideStream:
 
     Updates run on the default stream. Copies on this stream run alongside, and the two wait for
     each other only in the methods below. On the CPU, all of this does nothing.
+
+    Args:
+        device: the device of the stream.
+        backend: the torch module with the device's streams and events, such as torch.cuda.
     """
 
     def __init__(self, device: torch.device, backend: Any = None) -> None:
-        """
-        Args:
-            device: the device of the stream.
-            backend: the torch module with the device's streams and events, such as torch.cuda.
-        """
         self._device = device
         self._backend = backend or torch.get_device_module(device)
         self.enter_thread()
@@ -243,14 +241,14 @@ class SideStream:
 
     @contextmanager
     def working(self, after: Any = None) -> Iterator[None]:
-        """Within this context, the thread's work goes onto this stream, after an event."""
+        """Put the thread's work onto this stream, after an event."""
         with self._backend.stream(self._stream):
             if after is not None:
                 self._stream.wait_event(after)
             yield
 
     def mark(self) -> Any:
-        """An event after all work that was issued on this thread's current stream."""
+        """Event after all work issued on this thread's current stream."""
         # blocking: a thread that waits for it sleeps.
         on_host = self._device.type == "cpu"
         event = self._backend.Event() if on_host else self._backend.Event(blocking=True)
@@ -258,8 +256,10 @@ class SideStream:
         return event
 
     def give(self, sample: Any, copied: Any) -> None:
-        """Let this thread's current stream use tensors that were made on this stream, after an
-        event. Their memory is not reused before that stream is done with them."""
+        """Hand tensors of this stream to the current one, after an event.
+
+        Their memory is not reused before that stream is done with them.
+        """
         stream = self._backend.current_stream()
         stream.wait_event(copied)
         for tensor in _leaves(sample):
@@ -287,7 +287,7 @@ class _OnTheirWay:
 
 
 class PendingMetrics:
-    """Collects metrics on their device, and copies their means to the host twice a second.
+    """Averages metrics on their device; fetches them twice a second.
 
     Attributes:
         hopeless: why more updates would change nothing; "": updates still help.
@@ -308,8 +308,7 @@ class PendingMetrics:
         self._added += 1
 
     def take(self, update: int) -> dict[str, float]:
-        """Means over the updates since the last call that returned any; {} if they are not due, or
-        still on their way.
+        """Means since the last result; {} while not due or in transit.
 
         Args:
             update: the number of the newest update.

@@ -1,19 +1,22 @@
-"""How a learner process is started and set up. No torch: the driver imports this too."""
+"""Starts and sets up learner processes. No torch: the driver imports this."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gymnasium import Space
 
+from juggler.runtime.actors.resources import usable_cores
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.nearest import all_of, one_of
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.v1 import training_pb2
 
 LEARNER = "learner"
-_MOST_RECEIVERS = 16  # which is more than a learner could read the batches of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,6 @@ class LearnerProgram:
         advertise: the address that they should dial; "": the bound one.
         insecure: whether to listen beyond loopback without encryption or authentication.
         reflection: whether tools may list the services of its server.
-        receivers: how many processes receive batches for it, from EnvRunners of other hosts.
         own_code: cloudpickled (environment factory or None, module factory or None, connector
             classes by name), as the EnvRunners get them.
     """
@@ -36,17 +38,7 @@ class LearnerProgram:
     advertise: str = ""
     insecure: bool = False
     reflection: bool = False
-    receivers: int = 0
     own_code: bytes = b""
-
-
-def must_allow_receivers(count: int) -> None:
-    """
-    Raises:
-        ValueError: there are too many for a learner.
-    """
-    if not 0 <= count <= _MOST_RECEIVERS:
-        raise ValueError(f"--receivers {count}: must be from 0 to {_MOST_RECEIVERS}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,5 +82,82 @@ class ModuleSetup:
 
 
 def critic_space_of(command: training_pb2.AddModule) -> Space[Any] | None:
-    """The space of what only a module's value function sees; None: there is none."""
+    """Space of a value function's private observations; None: there is none."""
     return space_from_message(command.critic_space) if command.HasField("critic_space") else None
+
+
+AUTO, CPU = "auto", "cpu"
+
+
+def parse_devices(text: str) -> list[str]:
+    """Parse learners' devices: "auto", "cpu", "cuda:0", "fake:0".
+
+    "fake:0" is the CPU in the role of a GPU, and "fake:4" short for four of these.
+
+    Raises:
+        ValueError: a name is none of these.
+    """
+    names: list[str] = []
+    for name in text.split(","):
+        name = name.strip()
+        if fakes := re.fullmatch(r"fake:([1-9]\d*)", name):
+            names += [f"fake:{index}" for index in range(int(fakes[1]))]
+        elif name in (AUTO, "cpu") or re.fullmatch(r"cuda:\d+", name):
+            names.append(name)
+        else:
+            raise ValueError(
+                f"devices = {text!r}: {name!r} is not a device; expected auto, cpu, cuda:0, "
+                "fake:4, or several of these with commas between them"
+            )
+    return names
+
+
+def devices_here() -> list[str]:
+    """The GPUs of this host; without any, the CPU."""
+    import torch
+
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
+
+
+def device_for(name: str, index: int, here: Sequence[str]) -> str:
+    """The name of a learner's device in torch.
+
+    Args:
+        name: from `parse_devices`.
+        index: of the learner; with "auto", learners take the devices of the host in turn.
+        here: the devices of this host.
+
+    Raises:
+        ValueError: this host has no such device.
+    """
+    if name == AUTO:
+        return here[index % len(here)]
+    if name == "cpu" or name.startswith("fake:"):
+        return "cpu"
+    if name not in here:
+        gpu = "" if "cuda:0" in here else "; for a GPU, install a PyTorch that finds it"
+        raise ValueError(
+            f"devices = {name!r}: this host has {all_of(here)}: name {one_of(here)}, or leave "
+            f"devices out{gpu}"
+        )
+    return name
+
+
+def reserved_bytes(device: str) -> int:
+    """Device memory reserved by this process, used or not; CPU: 0."""
+    import torch
+
+    return torch.cuda.memory_reserved(device) if device.startswith("cuda") else 0
+
+
+def use_threads(count: int) -> str:
+    """Set the number of CPU threads; return a warning, or ""."""
+    import torch
+
+    torch.set_num_threads(count)
+    if count <= (cores := usable_cores()):
+        return ""
+    return (
+        f"computes in {count} threads (learner_threads), and its host has {cores:g} cores: the "
+        "threads wait for each other, so updates take longer"
+    )

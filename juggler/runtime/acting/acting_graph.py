@@ -1,4 +1,4 @@
-"""One step of a policy as a function of tensors, and its export as an ONNX model."""
+"""A policy step as a function of tensors, and its ONNX export."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, Final, TextIO
 
 import numpy as np
@@ -16,12 +17,11 @@ from gymnasium import Space
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from juggler.runtime.acting.actor import CHOSEN, SEEN, Actor, TensorModule
-from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.acting.actor import CHOSEN, SEEN, Actor
+from juggler.runtime.connectors.building import EnvToModule, ModuleToEnv
 from juggler.runtime.connectors.leaves import LeafFunctions, holds_masks, in_dtype
-from juggler.runtime.connectors.module_to_env import ModuleToEnv
 from juggler.runtime.installing import installing
-from juggler.runtime.modules.array_module import ArrayModule
+from juggler.runtime.modules.array_module import TensorModule
 from juggler.runtime.modules.columns import ACTION_LOGP, ACTION_MASK
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.own_frames import place_of_readers
@@ -49,7 +49,7 @@ _ROWS = 2  # rows of the example; exporters treat a dimension of 1 as fixed
 
 
 class ActingGraph(nn.Module):
-    """Maps the observations of N environments to their actions, and keeps nothing between calls.
+    """Maps observations of N environments to actions, without memory between calls.
 
     Args:
         module: the module that acts.
@@ -81,17 +81,18 @@ class ActingGraph(nn.Module):
         super().__init__()
         self.module = module
         self._env_to_module, self._module_to_env = env_to_module, module_to_env
-        contexts = {name: each for name, each in env_to_module.contexts.items() if each.for_acting}
-        self._contexts = contexts
-        self._uses_rewards = any(each.uses_rewards for each in contexts.values())
-        like = ArrayModule(module)
-        self._tensors = TensorModule(module, like.draws, like.distribution)
-        seen = EnvToModule({}, contexts, env_to_module.observation_space)
+        seen = env_to_module.acting_part()
+        self._contexts = seen.contexts
+        self._uses_rewards = any(each.uses_rewards for each in self._contexts.values())
+        self._tensors = TensorModule(module)
         self._actor = Actor(self._tensors, 1, 1, 0, module_to_env, seen)
         self._observation_space, self._action_space = observation_space, action_space
         self._explores = explores
         self._as_chosen = LeafFunctions(
-            {path: _Cast(leaf.dtype) for path, leaf in space_leaves(module_to_env.action_space)}
+            {
+                path: partial(in_dtype, dtype=leaf.dtype)
+                for path, leaf in space_leaves(module_to_env.action_space)
+            }
         )
         self._check_connectors()
         self._numbers = env_to_module.numbers() if explores else {}
@@ -101,7 +102,7 @@ class ActingGraph(nn.Module):
         self.inputs = self._example()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        given: Any = unflatten(zip(self.inputs, tensors, strict=True))  # type: ignore[arg-type]
+        given: Any = unflatten(zip(self.inputs, tensors, strict=True))
         observation = given[_OBSERVATION]  # [N, ...]
         if self._numbers:
             numbers = {name: getattr(self, name) for name in self._numbers}
@@ -184,16 +185,6 @@ class ActingGraph(nn.Module):
                 )
 
 
-class _Cast:
-    """Converts to a NumPy dtype."""
-
-    def __init__(self, dtype: Any) -> None:
-        self._dtype = dtype
-
-    def __call__(self, tensor: Any) -> Any:
-        return in_dtype(tensor, self._dtype)
-
-
 def to_onnx(graph: ActingGraph, optimize: bool = True) -> torch.onnx.ONNXProgram:
     """The graph as an ONNX model for batches of any size.
 
@@ -240,8 +231,7 @@ def to_onnx(graph: ActingGraph, optimize: bool = True) -> torch.onnx.ONNXProgram
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the messages of the exporter and its libraries, which also print graphs of what they
-    cannot export."""
+    """Silence the exporter and its libraries, which print whole graphs."""
     levels = {logger: logger.level for logger in map(logging.getLogger, _LOGGERS)}
     for logger in levels:
         logger.setLevel(logging.CRITICAL)
@@ -256,8 +246,10 @@ def _quiet() -> Iterator[None]:
 
 
 class _OfOthers:
-    """A stream that passes on what other threads write and drops what this one does. Beside this it
-    is the stream itself, whose file descriptor other threads may need meanwhile."""
+    """A stream that passes on other threads' output alone.
+
+    In every other respect it is the stream itself, whose file descriptor other threads may need.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._own = stream, threading.get_ident()
@@ -274,8 +266,10 @@ class _OfOthers:
 
 @contextlib.contextmanager
 def _unchecked() -> Iterator[None]:
-    """torch.distributions do not check their arguments, in other threads neither, since checks look
-    at values of tensors."""
+    """Disable argument checks of torch.distributions, in all threads.
+
+    Checks read values of tensors, which cannot be exported.
+    """
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:
@@ -292,7 +286,7 @@ def _origin(error: BaseException) -> BaseException:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of an error's message, and where in the reader's code it was."""
+    """First line of an error, and its place in user code."""
     # It imports SymPy and torch's compiler, which an export has done.
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from copy import copy, deepcopy
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -12,34 +12,38 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
-from juggler.runtime.connectors.actions import ClipActions
+from juggler.runtime.connectors.building import EnvToModule, ModuleToEnv
 from juggler.runtime.connectors.connector import ContextConnector
-from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.encoding import ClipActions
 from juggler.runtime.connectors.leaves import in_dtype
-from juggler.runtime.connectors.module_to_env import ModuleToEnv
-from juggler.runtime.modules.array_module import ActingStep, ArrayModule
+from juggler.runtime.modules.acting import (
+    restarted,
+)
+from juggler.runtime.modules.array_module import ActingStep, ArrayModule, TensorModule
 from juggler.runtime.modules.columns import (
     ACTION_DIST_INPUTS,
     ACTION_MASK,
     ACTIONS,
     CONNECTOR_STATES,
     MODULE_STATE,
-    OBSERVATIONS,
 )
 from juggler.runtime.modules.distributions import distribution_for
-from juggler.runtime.modules.distributions.base import DistributionSpec
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.modules.stepping import (
-    initial_states,
-    load_weights,
-    one_step,
-    restarted,
-    weights_of,
+from juggler.runtime.wire.structures import (
+    first_leaf,
+    grown,
+    put,
+    room_for,
+    take,
+    to_tree,
+    tree_map,
+    zeros,
 )
-from juggler.runtime.wire.structures import grown, put, room_for, take, to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
+#: What an `Actor` chooses actions with.
+ActingModule: TypeAlias = "TensorModule | RandomActions"
 Places = NDArray[np.intp]
 Bools = NDArray[np.bool_]
 
@@ -49,7 +53,7 @@ _NOISE_AHEAD = 4096
 #: With equal logits, every action of these spaces is equally likely.
 _CHOICES = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
-#: Names of trees in a memory, beside those of each connector.
+#: Names of trees in a memory, besides those of each connector.
 STATE: Final = "module"
 CHOSEN: Final = "chosen"
 SEEN: Final = "seen/"
@@ -69,35 +73,6 @@ class Acted(NamedTuple):
     sent: Any
     chosen: Any
     inputs: Any
-
-
-class ActingModule(Protocol):
-    """A module that chooses actions; see `ArrayModule` for each attribute and method."""
-
-    draws: bool
-    note: str
-    differed: bool
-
-    @property
-    def distribution(self) -> DistributionSpec | None: ...
-
-    @property
-    def blank_inputs(self) -> NDArray[Any]: ...
-
-    @property
-    def names(self) -> Collection[str]: ...
-
-    def load(self, weights: Tree) -> None: ...
-
-    def weights(self) -> Mapping[str, NDArray[Any]]: ...
-
-    def initial_states(self, rows: int) -> Any: ...
-
-    def restarted(self, states: Any, first: Any) -> Any: ...
-
-    def explore(self, observations: Any, states: Any, noise: Any = None) -> ActingStep: ...
-
-    def infer(self, observations: Any, states: Any) -> ActingStep: ...
 
 
 class Memory:
@@ -180,7 +155,7 @@ class Contexts:
         return context
 
     def advance(self, chosen: Any, rewards: Any, places: Places | None = None) -> None:
-        """Advance with the chosen actions at the last step, and the rewards [B] for them."""
+        """Advance by the last step's chosen actions and rewards [B]."""
         for name, connector in self.connectors.items():
             key = f"connectors/{name}"
             context = self.memory.get(key, places)
@@ -188,12 +163,12 @@ class Contexts:
             self.memory.set(key, places, connector.advance(context, seen, chosen, rewards))
 
     def states(self, places: Places | None = None) -> dict[str, Any]:
-        """Return the contexts [B, ...] of the last step that was seen, by name."""
+        """Contexts [B, ...] of the last observed step, by name."""
         return {name: self.memory.get(f"connectors/{name}", places) for name in self.connectors}
 
 
 class Actor:
-    """Chooses the actions of N rows, or of any B places among them.
+    """Chooses the actions of N rows, or of some B places.
 
     Rows that act together, at each step, are environments of a vector. Places act at their own
     pace; `grow` makes room for them. Both begin with new states and contexts where `first` says so.
@@ -249,9 +224,7 @@ class Actor:
         self._exploring: ActingModule = self._on_host
         if device is not None:
             assert isinstance(module, RLModule)
-            there = deepcopy(module).to(device)
-            of = self._on_host
-            self._exploring = TensorModule(there, of.draws, of.distribution, device)
+            self._exploring = TensorModule(deepcopy(module).to(device), rows, device)
         self._last: ActingModule = self._exploring
         self.memory = Memory()
         contexts = {} if connectors is None or device is not None else connectors.contexts
@@ -372,7 +345,7 @@ class Actor:
                     self.memory.set(_BEFORE, places, kept)
             if explore:
                 if acting.draws and noise is None:
-                    noise = self._next_noise(_rows_of(observations), given is not None)
+                    noise = self._next_noise(len(first_leaf(observations)), given is not None)
                 made, its_inputs, states = acting.explore(observations, states, noise)
             else:
                 made, its_inputs, states = acting.infer(observations, states)
@@ -390,16 +363,16 @@ class Actor:
     def _begun(
         self, acting: ActingModule, observations: Any, places: Places | None, first: Any
     ) -> Any:
-        """Return the states [B, ...] to act with, new ones where episodes begin."""
+        """States [B, ...] to act with, new ones where episodes begin."""
         if STATE not in self.memory.trees:
-            return acting.initial_states(_rows_of(observations))
+            return acting.initial_states(len(first_leaf(observations)))
         states = self.memory.get(STATE, places)
         if isinstance(first, Tensor) or (first is not None and first.any()):
             return acting.restarted(states, first)
         return states
 
     def _next_noise(self, count: int, unused: bool) -> Any:
-        """Return the noise [B, M] of the next actions, which is drawn for several steps."""
+        """Noise [B, M] for the next actions, drawn for several steps."""
         assert self._distribution is not None
         if unused:
             return np.full((count, self._distribution.noise_size), 0.5, np.float32)
@@ -412,12 +385,12 @@ class Actor:
         return self._noise[begin:end]
 
     def for_environments(self, chosen: Any) -> Any:
-        """Return chosen actions [B, ...] as environments get them, which may keep them."""
+        """Convert chosen actions [B, ...] to environments', which may keep them."""
         own = chosen.copy() if isinstance(chosen, np.ndarray) else tree_map(_own, chosen)
         return own if self.module_to_env.idle else self.module_to_env(own)
 
     def rewarded(self, rewards: Any, places: Places | None = None) -> None:
-        """Take the rewards [B] of the last actions of all rows, or at places [B]."""
+        """Note rewards [B] of all rows' last actions, or of places."""
         if self._contexts.connectors:
             chosen = self.memory.get(CHOSEN, places)
             self._contexts.advance(chosen, in_dtype(rewards, np.float32), places)
@@ -425,7 +398,7 @@ class Actor:
     def follow(
         self, place: int, observations: Any, actions: Any, rewards: NDArray[Any], first: bool
     ) -> dict[str, Tree]:
-        """Follow steps that were taken elsewhere -> the states before them, as `states_before`.
+        """Follow external steps; return states as `states_before` does.
 
         Args:
             place: of the row.
@@ -457,7 +430,7 @@ class Actor:
         return states
 
     def log_probabilities(self, inputs: Any, actions: Any) -> NDArray[np.float32]:
-        """Return those [N, T] of actions [N, T, ...], chosen with inputs [N, T, D]."""
+        """Log-probabilities [N, T] of actions, by distribution inputs [N, T, D]."""
         assert self._distribution is not None, "the module returns no inputs of a distribution"
         with torch.no_grad():
             chosen = tree_map(_tensor, actions)  # [N, T, ...]
@@ -466,77 +439,10 @@ class Actor:
         return array
 
     def why_not_finite(self, inputs: Any) -> str:
-        """Explain why the log-probability of inputs [D] is not finite; "" if unknown."""
+        """Why inputs [D] give non-finite log-probabilities; "": unknown."""
         if self._distribution is None:
             return ""
         return self._distribution.why_not_finite(_tensor(inputs).cpu())
-
-
-class TensorModule:
-    """A module that acts on tensors, on their device, and waits for nothing.
-
-    Args:
-        module: is put into evaluation mode.
-        draws: whether actions are drawn from its distribution.
-        distribution: of its actions.
-        device: of the tensors.
-    """
-
-    note, differed = "", False
-    blank_inputs = np.zeros(0, np.float32)
-
-    def __init__(
-        self,
-        module: RLModule,
-        draws: bool,
-        distribution: DistributionSpec | None,
-        device: torch.device | None = None,
-    ) -> None:
-        self.module, self.action_space = module.eval(), module.action_space
-        self.draws, self.distribution, self._device = draws, distribution, device
-        self._weights = weights_of(module)
-        self.begin()
-
-    def begin(self) -> None:
-        """Make the states [1, ...] at the start of episodes, which may be learned."""
-        self._initial = initial_states(self.module, 1)  # [1, ...]
-        if self._device is not None:
-            self._initial = tree_map(lambda leaf: leaf.to(self._device), self._initial)
-
-    @property
-    def names(self) -> Collection[str]:
-        return self._weights.keys()
-
-    def load(self, weights: Tree) -> None:
-        load_weights(self._weights, weights)
-        self.begin()
-
-    def weights(self) -> Mapping[str, NDArray[Any]]:
-        return {name: tensor.cpu().numpy() for name, tensor in self._weights.items()}
-
-    def initial_states(self, rows: int) -> Any:
-        return tree_map(lambda start: start.expand(rows, *start.shape[1:]).clone(), self._initial)
-
-    def restarted(self, states: Any, first: Any) -> Any:
-        return restarted(states, self._initial, first)
-
-    def explore(self, observations: Any, states: Any, noise: Any = None) -> ActingStep:
-        return self._step(self.module.forward_exploration, observations, states, noise)
-
-    def infer(self, observations: Any, states: Any) -> ActingStep:
-        return self._step(self.module.forward_inference, observations, states, None)
-
-    def _step(self, forward: Any, observations: Any, states: Any, noise: Any) -> ActingStep:
-        if states:
-            outputs, states = one_step(forward, observations, states)
-        else:
-            outputs = forward({OBSERVATIONS: observations})
-        inputs: Any = outputs.get(ACTION_DIST_INPUTS)  # [N, D]
-        if ACTIONS in outputs:
-            return ActingStep(outputs[ACTIONS], inputs, states)
-        distribution = (self.distribution or self.module.action_distribution())(inputs)
-        actions = distribution.mode() if noise is None else distribution.sample(noise)  # [N, ...]
-        return ActingStep(actions, inputs, states)
 
 
 class RandomActions:
@@ -607,7 +513,7 @@ class RandomActions:
         return {}
 
     def explore(self, observations: Any, states: Any, noise: Any = None) -> ActingStep:
-        count = _rows_of(observations)
+        count = len(first_leaf(observations))
         return ActingStep(self.draw(count, observations), np.zeros((count, 0), np.float32), {})
 
     def infer(self, observations: Any, states: Any) -> ActingStep:
@@ -627,10 +533,3 @@ def _own(leaf: Any) -> Any:
 
 def _tensor(leaf: Any) -> Tensor:
     return leaf if isinstance(leaf, Tensor) else torch.from_numpy(leaf)
-
-
-def _rows_of(tree: Any) -> int:
-    """Return B of a tree [B, ...]."""
-    while not isinstance(tree, np.ndarray | Tensor):
-        tree = next(iter(tree.values()))
-    return len(tree)

@@ -10,8 +10,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -22,8 +22,7 @@ import grpc
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
-from juggler.runtime.actors.busy_threads import BusyThreads
-from juggler.runtime.actors.calls import calls
+from juggler.runtime.actors.calls import ClientStream, End
 from juggler.runtime.actors.credentials import CallMetadata, bearer
 from juggler.runtime.actors.endpoints import (
     PROTOCOL_VERSION,
@@ -33,12 +32,67 @@ from juggler.runtime.actors.endpoints import (
     wait_until_ready,
 )
 from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY, REPLACED, RUN_OVER
-from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.actors.memory import resident_bytes
-from juggler.runtime.actors.public_calls import End
+from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.resources import resident_bytes, thread_waited
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.own_frames import place_of, traceback_of
 from juggler.runtime.wire.v1 import attach_pb2
+
+
+class BusyThreads:
+    """Times threads that say when they are at work.
+
+    Time for which the whole process stood still, or for which a thread waited for a processor, does
+    not count: a thread that cannot run does not hang.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}  # by thread, in time of `_awake`
+        self._stood_still = 0.0  # seconds
+        self._waited: dict[int, tuple[float, float]] = {}  # see `longest`
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Mark this thread as at work."""
+        thread = threading.get_ident()
+        self._since[thread] = self._awake()
+        try:
+            yield
+        finally:
+            del self._since[thread]
+
+    def progresses(self) -> None:
+        """Note progress of this thread's work.
+
+        A thread that progresses does not hang, however long it takes.
+        """
+        self._since[threading.get_ident()] = self._awake()
+
+    def stood_still(self, seconds: float) -> None:
+        """Note that the whole process was stopped for this long."""
+        self._stood_still += seconds
+
+    def longest(self) -> tuple[float, int]:
+        """The longest time without progress of a busy thread, and that thread.
+
+        Time for which it waited for a processor counts from the first call that finds it busy.
+        """
+        busy = self._since.copy()  # a consistent copy
+        native = {thread.ident: thread.native_id or 0 for thread in threading.enumerate()}
+        before, self._waited = self._waited, {}
+        longest = (0.0, 0)
+        for thread, since in busy.items():
+            waited = thread_waited(os.getpid(), native.get(thread, 0))
+            seen = before.get(thread, (since, waited))
+            first = seen[1] if seen[0] == since else waited
+            self._waited[thread] = (since, first)
+            longest = max(longest, (self._awake() - since - (waited - first), thread))
+        return longest
+
+    def _awake(self) -> float:
+        """Seconds on a clock that stops while this process stands still."""
+        return time.monotonic() - self._stood_still
+
 
 #: Prefix of a Detached's reason if the stream broke.
 LOST_THE_DRIVER = "lost the driver"
@@ -63,8 +117,10 @@ class AttachError(RuntimeError):
 
 
 class DriverBusy(AttachError):
-    """The driver has no room for this worker, stands still, or just went away. Another attempt may
-    succeed."""
+    """The driver refused this worker for now.
+
+    It has no room, stands still, or has just ended. Another attempt may succeed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +131,13 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """The stream is over, or something else happened that ends all work. No more commands come.
+    """The stream to the driver ended, or all work must end.
+
+    No more commands come.
 
     Attributes:
         reason: for people.
-        failure: the exception behind it, in whatever thread, if there is one.
+        failure: the exception behind it, in any thread, if there is one.
     """
 
     reason: str
@@ -95,7 +153,7 @@ def new_incarnation() -> str:
 
 
 def explains_itself(error: BaseException) -> bool:
-    """Whether an exception says all that its reader needs, so that a traceback adds nothing.
+    """Whether an exception needs no traceback to be understood.
 
     This holds for a ValueError that Juggler itself raised about its input, and for an exception
     that stands for another one and has its text as `traceback`.
@@ -107,7 +165,7 @@ def explains_itself(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> attach_pb2.Failure:
-    """An exception as a message: one line for people, and a traceback where it helps."""
+    """Turn an exception into a message for the driver."""
     line, _, rest = str(error).strip().partition("\n")
     if not explains_itself(error):
         rest = traceback_of(error)
@@ -125,7 +183,7 @@ def _fitting(text: str) -> str:
 
 
 class WorkerStream(Protocol):
-    """The worker's end of its stream. It takes messages to send when it can send them."""
+    """The worker's end of its stream."""
 
     def wake(self) -> None:
         """There may be something to send. May be called in any thread."""
@@ -165,14 +223,14 @@ class _Dialled:
         except EndpointError:
             channel.close()
             raise
-        stream = calls().ClientStream(
+        stream = ClientStream(
             channel, ATTACH_METHOD, metadata, next_message, received, ended, "attach-receive"
         )
         self.wake, self.close = stream.wake, channel.close
 
 
 class Attachment:
-    """Dial the driver, say hello, and exchange commands and replies until one side leaves.
+    """Dial the driver and exchange commands and replies until one side leaves.
 
     Commands arrive in `inbox`; its last item is a Detached. Replies and reports may be sent from
     any thread; those sent in quick succession travel in one message.
@@ -197,25 +255,25 @@ class Attachment:
         predecessor: str = "",
         devices: Sequence[str] = (),
         data_addresses: Sequence[str] = (),
-        episode_addresses: Sequence[str] = (),
         local: bool = False,
         timeout: float = 20.0,
         tell: Callable[[str], None] = lambda _: None,
         connect: Connect | None = None,
     ) -> None:
-        """
+        """Dial the driver and attach.
+
         Args:
-            tell: gets a line every few seconds while nobody answers.
+            tell: gets a line every few seconds without an answer.
             connect: opens the stream; None: `address` is dialled.
 
         Raises:
-            EndpointError: nobody answers at `address`.
+            EndpointError: no server answers at `address`.
             DriverBusy: the driver has no room for this worker now, or says nothing.
             AttachError: the driver refused this worker.
         """
         self.incarnation = incarnation
         self.device_bytes: Callable[[], int] = int
-        self.held_up_by: Callable[[FrameType], str] = _nobody_knows
+        self.held_up_by: Callable[[FrameType], str] = _unknown_policy
         self._inbox = inbox
         self._over = threading.Event()
         self._first: SimpleQueue[attach_pb2.ToWorker | End] = SimpleQueue()
@@ -235,7 +293,6 @@ class Attachment:
             pid=os.getpid(),
             devices=devices,
             data_addresses=data_addresses,
-            episode_addresses=episode_addresses,
             local=local,
         )
         self._outbox = deque([attach_pb2.FromWorker(hello=hello)])
@@ -282,7 +339,10 @@ class Attachment:
         self._send(attach_pb2.FromWorker(reports=[packed]))
 
     def farewell(self, reason: str, error: BaseException | None = None) -> None:
-        """Say why this worker leaves, and wait up to 2 s until the driver has taken note."""
+        """Report why this worker leaves.
+
+        Waits up to 2 s until the driver has received it.
+        """
         message = attach_pb2.Farewell(reason=reason, unanswered=sorted(self._begun))
         if error is not None:
             message.failure.CopyFrom(describe(error))
@@ -295,11 +355,11 @@ class Attachment:
         self._begun.add(command_id)
 
     def busy(self) -> AbstractContextManager[None]:
-        """Mark this thread as at work: heartbeats tell for how long, so that a hang is noticed."""
+        """Mark this thread as busy, so that heartbeats reveal a hang."""
         return self._threads.busy()
 
     def progresses(self) -> None:
-        """Note that this thread's work makes progress, however long it takes: it does not hang."""
+        """Note progress of this thread's work."""
         self._threads.progresses()
 
     def close(self) -> None:
@@ -405,5 +465,5 @@ class Attachment:
             heartbeat.stack = _fitting("".join(traceback.format_stack(frame)))
 
 
-def _nobody_knows(_: FrameType) -> str:
+def _unknown_policy(_: FrameType) -> str:
     return ""

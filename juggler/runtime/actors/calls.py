@@ -1,143 +1,167 @@
-"""The two ends of a stream: on gRPC's core where that works, else on grpcio's public API.
+"""Both ends of a stream on grpcio's public API, with a deadline.
 
-The core is faster, but its names are not public, and another version of grpcio may lack or change
-them. So a process tries them once, on a call to itself, and takes the public API if they fail.
-JUGGLER_GRPC=public takes it at once.
+grpcio hands each message to another thread, and each end needs a thread of its own for what comes.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
-from importlib import import_module
-from queue import Empty, SimpleQueue
-from typing import Protocol, cast
+from threading import Timer
+from typing import NamedTuple
 
 import grpc
 
-from juggler.runtime.actors import public_calls
-from juggler.runtime.actors.temporary import HeldDirectory
+from juggler.runtime.actors.credentials import CallMetadata
 
-GRPC_VARIABLE = "JUGGLER_GRPC"
-PUBLIC = "public"
-#: For a call from this process to itself.
-TRIAL_SECONDS = 10.0
+#: Longer than gRPC tries to connect (20 s), so that its reason is heard where it has one, and
+#: shorter than an EnvRunner waits for its first weights (30 s).
+FIRST_ANSWER_SECONDS = 25.0
 
 
-class Calls(Protocol):
-    """The two ends of a call; those of both APIs take the same arguments."""
+class FirstAnswer:
+    """Closes the channel of a call unless the server answers in time.
 
-    ServerStream: type[public_calls.ServerStream]
-    ClientStream: type[public_calls.ClientStream]
-
-
-def calls() -> Calls:
-    """The ends that streams are to use in this process."""
-    core = not public_was_asked_for() and not why_slow()
-    return _core() if core else cast("Calls", public_calls)
-
-
-def _core() -> Calls:
-    return cast("Calls", import_module("juggler.runtime.actors.core_calls"))
-
-
-def public_was_asked_for() -> bool:
-    """Whether the environment says to use the public API alone.
-
-    Raises:
-        ValueError: it says something else.
-    """
-    said = os.environ.get(GRPC_VARIABLE, "")
-    if said not in ("", PUBLIC):
-        raise ValueError(f"{GRPC_VARIABLE}={said}: it may be {PUBLIC!r}, or not be set")
-    return said == PUBLIC
-
-
-def why_slow() -> str:
-    """For people: why streams of this process cannot use gRPC's core; "": they can, or are not
-    meant to."""
-    return "" if public_was_asked_for() else _why_core_fails()
-
-
-@cache
-def _why_core_fails() -> str:
-    return why_fails(_try)
-
-
-def why_fails(trial: Callable[[], None]) -> str:
-    """For people: why something that uses gRPC's core does not work; "": it does.
+    A server of this package sends its initial metadata as soon as it has let in a call.
 
     Args:
-        trial: tries it. If it hangs it is given up, with its thread.
+        channel: of the call, which is about to be made.
     """
-    errors: SimpleQueue[Exception | None] = SimpleQueue()
 
-    def run() -> None:
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._over = False
+        self._gave_up = False
+        self._timer = Timer(FIRST_ANSWER_SECONDS, self._give_up)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def came(self) -> None:
+        """The server has answered, or the call has ended."""
+        with self._lock:
+            self._over = True
+        self._timer.cancel()
+
+    @property
+    def why_not(self) -> str:
+        """Explain why the channel was closed without an answer.
+
+        "": an answer came, or may still come.
+        """
+        with self._lock:
+            if not self._gave_up:
+                return ""
+        return f"the learner gave no answer for {FIRST_ANSWER_SECONDS:.0f} s"
+
+    def _give_up(self) -> None:
+        with self._lock:
+            if self._over:
+                return
+            self._over = self._gave_up = True
+        self._channel.close()
+
+
+#: Why a call ended that its own client gave up.
+UNUSABLE = "what came could not be used"
+
+
+class End(NamedTuple):
+    """End of a call, for its client.
+
+    Attributes:
+        why: for people; "" if the server ended it in order.
+        code: gRPC's.
+        metadata: that the server sent last.
+    """
+
+    why: str
+    code: grpc.StatusCode
+    metadata: CallMetadata
+
+
+class ClientStream:
+    """The client's end of a call, with a thread that reads.
+
+    It opens at once, and fails if the server cannot be reached.
+
+    Args:
+        channel: to the server.
+        method: "/package.Service/Method".
+        metadata: of the call.
+        next_message: what to send now; None: nothing, until `wake`. It must not wait.
+        received: takes each message, in the thread. An exception ends the call.
+        ended: called once, in the thread, with how the call ended.
+        name: of the thread.
+        answered: called once, in the thread, before all that comes: the server has let the call in,
+            or ended it.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        method: str,
+        metadata: CallMetadata,
+        next_message: Callable[[], bytes | None],
+        received: Callable[[bytes], None],
+        ended: Callable[[End], None],
+        name: str,
+        answered: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._next_message = next_message
+        self._received, self._ended, self._answered = received, ended, answered
+        self._changed = threading.Condition()
+        self._woken = self._over = False
+        self._error: BaseException | None = None  # raised by `next_message`
+        talk: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
+        with self._changed:
+            self._call = talk(self._messages(), metadata=metadata)
+        if not self._call.add_callback(self._ends):
+            self._ends()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def wake(self) -> None:
+        """There may be something to send. May be called in any thread."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+    def _messages(self) -> Iterator[bytes]:
+        """Read by a thread of grpcio."""
+        while not self._over:
+            try:
+                message = self._next_message()
+            except BaseException as error:
+                self._error = error
+                with self._changed:
+                    call = self._call  # which may only just have been made
+                call.cancel()
+                return
+            if message is not None:
+                yield message
+                continue
+            with self._changed:
+                self._changed.wait_for(lambda: self._woken or self._over)
+                self._woken = False
+
+    def _run(self) -> None:
+        why = ""
         try:
-            trial()
-            errors.put(None)
-        except Exception as error:
-            errors.put(error)
+            self._call.initial_metadata()  # waits for it
+            self._answered()
+            for message in self._call:
+                self._received(message)
+        except grpc.RpcError:
+            why = self._call.details() or f"gRPC's status {self._call.code()}"
+        except BaseException as error:
+            self._error = error
+            self._call.cancel()
+        why = why if self._error is None else UNUSABLE
+        self._ended(End(why, self._call.code(), tuple(self._call.trailing_metadata() or ())))
+        if self._error is not None:
+            raise self._error
 
-    threading.Thread(target=run, name="grpc-trial", daemon=True).start()
-    try:
-        error = errors.get(timeout=3 * TRIAL_SECONDS)
-    except Empty:
-        error = TimeoutError("they hang")
-    if error is None:
-        return ""
-    return (
-        f"uses the public API of grpcio, which is slower: in grpcio {grpc.__version__} the "
-        f"private names that it would use do not work ({type(error).__name__}: {error})"
-    )
-
-
-def _try() -> None:
-    """Send a message over a call of this process to itself, and have it come back.
-
-    Raises:
-        Exception: it did not.
-    """
-    core = _core()
-
-    def echo(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        echoed: list[bytes] = []
-        stream = core.ServerStream(requests, context, partial(_taken, echoed))
-
-        def received(message: bytes) -> None:
-            echoed.append(message)
-            stream.wake()
-
-        yield from stream.listen(received)
-
-    unsent, said = [b"hello"], SimpleQueue[bytes | public_calls.End]()
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(echo)
-    threads = ThreadPoolExecutor(1)
-    server = grpc.server(threads)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", {"E": handler}),))
-    directory = HeldDirectory()
-    address = f"unix:{directory.path}/grpc"
-    try:
-        server.add_insecure_port(address)
-        server.start()
-        with grpc.insecure_channel(address) as channel:
-            name, next_message = "grpc-trial", partial(_taken, unsent)
-            stream = core.ClientStream(
-                channel, "/t/E", (), next_message, said.put, said.put, name=name
-            )
-            stream.wake()
-            came = said.get(timeout=TRIAL_SECONDS)
-        ended = isinstance(said.get(timeout=TRIAL_SECONDS), public_calls.End)
-        if came != b"hello" or not ended:
-            raise RuntimeError(f"a message did not come back: {came!r}")
-    finally:
-        server.stop(TRIAL_SECONDS).wait(TRIAL_SECONDS)  # at once, it would log a GOAWAY
-        threads.shutdown(wait=False)
-        directory.remove()
-
-
-def _taken(messages: list[bytes]) -> bytes | None:
-    return messages.pop() if messages else None
+    def _ends(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify()

@@ -1,4 +1,4 @@
-"""Makes an authority and one certificate that it signs: enough for a cluster or a test.
+"""Makes a certificate authority and one certificate for a cluster or test.
 
 Only this file needs the package `cryptography`.
 """
@@ -26,7 +26,9 @@ _CLOCKS_DIFFER = timedelta(hours=1)
 
 
 def make_certificates(directory: Path, hosts: Sequence[str], days: float) -> list[Path]:
-    """Make ca.pem, cert.pem, key.pem and a token. The authority's own key is thrown away.
+    """Make ca.pem, cert.pem, key.pem and a token.
+
+    The key of the authority is thrown away.
 
     Args:
         directory: created if it does not exist.

@@ -1,26 +1,68 @@
-"""The run's secret, and how a call shows it."""
+"""The run's token, and a limit for calls without it."""
 
 from __future__ import annotations
 
 import hmac
 import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from juggler.runtime.actors.tls import TOKEN, Tls
 
+
+class Strangers:
+    """Limits how many calls without a token are open at once.
+
+    One more ends the oldest. So a call that sends at once what it has to send is served, however
+    many others only wait. Any thread may use it.
+
+    Args:
+        most: the most calls at once.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._ends: dict[object, Callable[[], object]] = {}  # oldest first
+
+    @contextmanager
+    def visit(self, end: Callable[[], object]) -> Iterator[None]:
+        """Occupy a place.
+
+        Args:
+            end: ends the call, from another call's thread. It must not wait.
+        """
+        visit, crowded_out = object(), None
+        with self._lock:
+            if len(self._ends) >= self._most:
+                crowded_out = self._ends.pop(next(iter(self._ends)))
+            self._ends[visit] = end
+        if crowded_out is not None:
+            crowded_out()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._ends.pop(visit, None)
+
+
 TOKEN_VARIABLE, TOKEN_FILE_VARIABLE = "JUGGLER_TOKEN", "JUGGLER_TOKEN_FILE"
 _LONGEST_TOKEN = 4096  # must fit into a call's 8 KiB of headers
 _BEARER = "Bearer "
-#: Why somebody is not let in, for whoever it is.
+#: Why a caller is refused, in words for the caller.
 WITHOUT_TOKEN = "the token is missing or wrong"
 
 CallMetadata = tuple[tuple[str, str | bytes], ...]
 
 
 def read_token(path: str | None, tls: Tls | None = None) -> str:
-    """The run's secret: from the given file, else from the file in JUGGLER_TOKEN_FILE, else from
-    the variable JUGGLER_TOKEN, else from the file `token` beside certificates, else "" (none). It
-    is never an argument, because other users of a host can see arguments.
+    """Read the run's token.
+
+    It comes from the given file, else from the file in JUGGLER_TOKEN_FILE, else from the variable
+    JUGGLER_TOKEN, else from the file `token` next to the certificates, else it is "". It is never
+    an argument, because other users of a host can see arguments.
 
     Raises:
         ValueError: the file is empty or cannot be read, or the token is not a printable ASCII word.
@@ -52,7 +94,7 @@ def _word(token: str, where: str) -> str:
 
 
 def same_token(given: str, expected: str) -> bool:
-    """Compares in constant time. An empty expected token admits everybody."""
+    """Compares in constant time. An empty expected token admits everyone."""
     return not expected or hmac.compare_digest(given.encode(), expected.encode())
 
 
@@ -66,7 +108,10 @@ def call_metadata(token: str, run_id: str, incarnation: str) -> CallMetadata:
 
 
 def why_refused(metadata: CallMetadata, token: str, run_id: str) -> str | None:
-    """The reason to refuse a call, fit for its sender, or None if it is allowed."""
+    """The reason to refuse a call; None: it is allowed.
+
+    The reason may be sent to the caller.
+    """
     if (reason := why_not_admitted(metadata, token)) is not None:
         return reason
     given = dict(metadata).get("juggler-run", "")
@@ -74,12 +119,15 @@ def why_refused(metadata: CallMetadata, token: str, run_id: str) -> str | None:
 
 
 def why_not_admitted(metadata: CallMetadata, token: str) -> str | None:
-    """The same for a call that belongs to no run and has to show only the token."""
+    """The reason to refuse a call that belongs to no run.
+
+    The call only has to show the token.
+    """
     given = dict(metadata).get("authorization", "")
     shown = given.removeprefix(_BEARER) if isinstance(given, str) else ""
     return None if same_token(shown, token) else WITHOUT_TOKEN
 
 
 def bearer(token: str) -> CallMetadata:
-    """The metadata of such a call."""
+    """Metadata of a call with the token."""
     return (("authorization", _BEARER + token),)

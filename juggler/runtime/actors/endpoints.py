@@ -1,4 +1,4 @@
-"""gRPC servers and channels: addresses, options, and the errors that people meet first."""
+"""Addresses, options and errors of gRPC servers and channels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from juggler.runtime.actors.credentials import TOKEN_VARIABLE
 from juggler.runtime.actors.tls import TLS_VARIABLE, Tls, why_no_handshake
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 _LOOK_SECONDS = 0.5
 _TELL_SECONDS = 5.0
@@ -67,7 +67,7 @@ CHANNEL_OPTIONS = [
 
 
 class EndpointError(RuntimeError):
-    """An address cannot be bound or reached; the message says which, why, and what to do.
+    """An address cannot be bound or reached.
 
     Attributes:
         traceback: empty, because the message says it all.
@@ -80,7 +80,7 @@ def split_address(address: str) -> tuple[str, int]:
     """("host", port) of "host:port"; IPv6 hosts are in brackets.
 
     Raises:
-        EndpointError: the text is not such an address.
+        EndpointError: the text is not an address of this form.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or not 0 <= int(port) <= 65535 or not host:
@@ -179,7 +179,10 @@ def _listens(path: str) -> bool:
 
 
 def _add_private_socket(server: Any, path: str) -> None:
-    """Bind a server to a Unix socket that only its owner may ever use. It replaces a stale one."""
+    """Bind a server to a Unix socket of its owner alone.
+
+    It replaces a stale socket.
+    """
     # The mask is of all threads. A directory that one of them makes now stays usable.
     mask = os.umask(0o077)
     try:
@@ -215,20 +218,21 @@ def _why_not_bound(host: str, port: int) -> str:
     return f"cannot listen on {host}:{port}. Choose another address or port"
 
 
-def make_server(
-    max_streams: int, on_one_connection: int = 16, *, shares_port: bool = False
-) -> grpc.Server:
-    """A server for data streams. Each open stream holds one thread, created when it is needed. A
-    stream beyond `max_streams` is refused; one beyond the limit of its connection waits. With
-    `shares_port`, other processes of this user may listen at the same port."""
+def make_server(max_streams: int, on_one_connection: int = 16) -> grpc.Server:
+    """Make a server for data streams.
+
+    Each open stream holds one thread, created when it is needed. A stream beyond `max_streams` is
+    refused; a stream beyond the limit of its connection waits.
+    """
     pool = futures.ThreadPoolExecutor(max_streams, thread_name_prefix="stream")
     options = {**dict(SERVER_OPTIONS), "grpc.max_concurrent_streams": on_one_connection}
-    options["grpc.so_reuseport"] = int(shares_port)
     return grpc.server(pool, options=[*options.items()], maximum_concurrent_rpcs=max_streams)
 
 
 def dial(address: str, tls: Tls | None = None, *, one_thread: bool = False) -> grpc.Channel:
-    """A channel to "host:port" or "unix:path". It connects when it is first used.
+    """Make a channel to "host:port" or "unix:path".
+
+    It connects when it is first used.
 
     Args:
         address: a Unix socket is dialed without TLS. A host must have a certificate for this name
@@ -251,15 +255,17 @@ def dial(address: str, tls: Tls | None = None, *, one_thread: bool = False) -> g
 def wait_until_ready(
     channel: grpc.Channel,
     address: str,
-    who: str,
+    peer: str,
     timeout: float,
     tls: Tls | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Wait until a channel is connected. `tell` gets a line about it every few seconds.
+    """Wait until a channel is connected.
+
+    `tell` gets a line about it every few seconds.
 
     Raises:
-        EndpointError: nobody answered within `timeout` seconds, or TLS keeps failing.
+        EndpointError: no server answered within `timeout` seconds, or TLS keeps failing.
     """
     ready = grpc.channel_ready_future(channel)
     deadline = time.monotonic() + timeout
@@ -268,24 +274,26 @@ def wait_until_ready(
         try:
             return ready.result(timeout=min(left, _LOOK_SECONDS))
         except grpc.FutureTimeoutError:
-            before, refused = refused, why_not_secure(address, who, tls)
+            before, refused = refused, why_not_secure(address, peer, tls)
             if refused and refused == before:  # once may be a server that just went away
                 raise EndpointError(refused) from None
             if time.monotonic() - told >= _TELL_SECONDS:
                 told = time.monotonic()
                 why = _why_no_connection(address)
                 left = max(0.0, deadline - time.monotonic())
-                tell(f"no {who} answers at {address} yet{why}: waiting {left:.0f} s more")
+                tell(f"no {peer} answers at {address} yet{why}: waiting {left:.0f} s more")
     raise EndpointError(
         refused
-        or f"no {who} answers at {address}{_why_no_connection(address)}: waited {timeout:.0f} s. "
+        or f"no {peer} answers at {address}{_why_no_connection(address)}: waited {timeout:.0f} s. "
         f"Is it running, is the address right, and can this host reach it?"
     )
 
 
 def _why_no_connection(address: str) -> str:
-    """Why no connection is made, as in " (Connection refused)"; "": one is made. This takes at
-    most a second, apart from looking up a name."""
+    """Explain why no connection is made, as in " (Connection refused)".
+
+    "": a connection is made. This takes at most a second, plus the time to look up a name.
+    """
     if address.startswith("unix:"):
         return ""
     try:
@@ -296,19 +304,21 @@ def _why_no_connection(address: str) -> str:
 
 
 def no_driver(address: str) -> str:
-    """Say that what answers at an address does not know what a driver does."""
+    """Report that the server at an address is not a driver."""
     return (
         f"what answers at {address} is no driver, but perhaps a learner or a gateway: give the "
         "address that the driver prints as it starts"
     )
 
 
-def why_not_secure(address: str, who: str, tls: Tls | None) -> str:
-    """What is wrong with TLS between this host and that address; "" if TLS is not the problem.
+def why_not_secure(address: str, peer: str, tls: Tls | None) -> str:
+    """Explain what is wrong with TLS to an address.
+
+    "": TLS is not the problem.
 
     Takes at most a few seconds.
     """
     if address.startswith("unix:"):
         return ""
     host, port = split_address(address)
-    return why_no_handshake(address, host, port, tls, who)
+    return why_no_handshake(address, host, port, tls, peer)

@@ -1,7 +1,8 @@
-"""grpc.health.v1: whether a process is alive, and whether it is ready for work.
+"""Reports by grpc.health.v1 whether a process is alive and ready.
 
-The service "" is the process itself: it serves as long as the process runs, whatever happens to
-others. "readiness", and each of the process's services by name, serve while it can do its work.
+The service "" is the process itself: it serves as long as the process runs, regardless of what
+happens to others. "readiness", and each of the process's services by name, serve while it can do
+its work.
 
 Calls show no token. All methods are served as streams, because for others gRPC waits for the
 request before this module can limit the number of waiting calls.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -21,9 +22,57 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind, dial, why_not_secure
-from juggler.runtime.actors.strangers import Strangers
+from juggler.runtime.actors.credentials import Strangers
+from juggler.runtime.actors.endpoints import (
+    SERVER_OPTIONS,
+    EndpointError,
+    bind,
+    dial,
+    why_not_secure,
+)
 from juggler.runtime.actors.tls import Tls
+from juggler.runtime.installing import installing
+
+_MOST_ASKING = 16  # calls at once, without a token
+
+
+def add_reflection(server: Any, services: Sequence[str]) -> None:
+    """Add reflection to a server.
+
+    Args:
+        server: a server that has not started yet.
+        services: their full names.
+
+    Raises:
+        EndpointError: the library is not installed.
+    """
+    try:
+        from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+    except ImportError:
+        raise EndpointError(
+            f"--reflection needs a library that is not there: {installing('reflection')}"
+        ) from None
+    names = [*services, reflection.SERVICE_NAME]
+    of_asyncio = isinstance(server, grpc.aio.Server)
+    servicer: Any = (reflection.aio if of_asyncio else reflection).ReflectionServicer(names)
+    answers, strangers = servicer.ServerReflectionInfo, Strangers(_MOST_ASKING)
+
+    def bounded(requests: Any, context: Any) -> Any:
+        with strangers.visit(context.cancel):
+            yield from answers(requests, context)
+
+    async def bounded_of_asyncio(requests: Any, context: Any) -> Any:
+        call: Any = asyncio.current_task()
+        try:
+            with strangers.visit(call.cancel):
+                async for answer in answers(requests, context):
+                    yield answer
+        except asyncio.CancelledError:  # gRPC would report it in vain
+            context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+    servicer.ServerReflectionInfo = bounded_of_asyncio if of_asyncio else bounded
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+
 
 READINESS = "readiness"
 #: The most calls at the same time.
@@ -45,7 +94,7 @@ class _Statuses:
         self._ready = False
 
     def _status(self, request: bytes) -> Any:
-        """The status for a request; SERVICE_UNKNOWN also for bytes that are not a request."""
+        """The status for a request."""
         try:
             service = health_pb2.HealthCheckRequest.FromString(request).service
         except DecodeError:
@@ -65,8 +114,9 @@ class Health(_Statuses):
         self._server: grpc.Server | None = None
 
     def add_to(self, server: grpc.Server, *services: str) -> None:
-        """Call this before the server starts. It needs threads for `MOST_ASKING` calls, and some
-        more.
+        """Add the service to a server before the server starts.
+
+        It needs threads for `MOST_ASKING` calls, and some more.
 
         Args:
             server: of this process.
@@ -76,8 +126,10 @@ class Health(_Statuses):
         server.add_generic_rpc_handlers((_handlers(self._check, self._watch),))
 
     def serve(self, address: str) -> None:
-        """Serve on a server of its own, for probes without TLS. It says only whether a process is
-        alive and ready, and accepts nothing else, so it may listen anywhere.
+        """Serve on a server of its own, for probes without TLS.
+
+        It only reports whether a process is alive and ready, and accepts nothing else, so it may
+        listen anywhere.
 
         Raises:
             EndpointError: the address cannot be listened on.
@@ -126,7 +178,10 @@ class Health(_Statuses):
 
 
 class AsyncHealth(_Statuses):
-    """The same for an asyncio server; `ready` may be called in any thread."""
+    """Health for an asyncio server.
+
+    `ready` may be called in any thread.
+    """
 
     def __init__(self, *services: str) -> None:
         super().__init__(services)
@@ -162,7 +217,7 @@ class AsyncHealth(_Statuses):
                 request = await context.read()
                 if request is not grpc.aio.EOF:
                     await (self._tell if watches else self._say)(request, context)
-        except asyncio.CancelledError:  # gRPC would report it to nobody
+        except asyncio.CancelledError:  # gRPC would report it in vain
             context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
             context.set_details(_CROWDED_OUT)
 
@@ -196,7 +251,9 @@ def _response(status: Any) -> bytes:
 
 
 def check_health(address: str, service: str, tls: Tls | None, timeout: float) -> str:
-    """The health of one service of a process. Whoever is crowded out by others asks again.
+    """Ask for the health of one service of a process.
+
+    A call that other calls crowd out asks again.
 
     Args:
         address: "host:port" or "unix:path".

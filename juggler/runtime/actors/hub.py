@@ -7,25 +7,152 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
-from juggler.runtime.actors.connection import Connection
-from juggler.runtime.actors.credentials import WITHOUT_TOKEN, why_not_admitted
-from juggler.runtime.actors.endpoints import WATCHFUL_SERVER_OPTIONS, bind
-from juggler.runtime.actors.hello import Rate, Refused, read_hello, read_message
-from juggler.runtime.actors.hub_events import Joined, Left, Replied, Reported, Worker
-from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.actors.strangers import Strangers
+from juggler.runtime.actors.credentials import (
+    WITHOUT_TOKEN,
+    Strangers,
+    same_token,
+    why_not_admitted,
+)
+from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, WATCHFUL_SERVER_OPTIONS, bind
+from juggler.runtime.actors.hub_events import (
+    Joined,
+    Left,
+    Mailbox,
+    Replied,
+    Reported,
+    Service,
+    Vitals,
+    Worker,
+)
+from juggler.runtime.actors.resources import seconds_waited
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.actors.vitals import Service, Vitals
 from juggler.runtime.wire.v1 import attach_pb2
+
+_MOST_HELLO_BYTES = 1 << 16
+_MOST_INDEX = 4095
+_LONGEST_WORD = 64  # characters of a role or a run's id
+_LONGEST_LINE = 1000  # characters
+
+
+class Refused(ValueError):
+    """A worker broke the protocol.
+
+    The message says how, and may be sent to the worker.
+    """
+
+
+def read_message(raw: bytes) -> attach_pb2.FromWorker:
+    """Read any message but the first.
+
+    Raises:
+        Refused: it is not a message, or a second hello.
+    """
+    message = _parsed(raw)
+    if message.HasField("hello"):
+        raise Refused("sent a second hello")
+    for reply in message.replies:
+        if reply.HasField("failure"):
+            reply.failure.message = one_line(reply.failure.message)
+    if message.HasField("heartbeat"):
+        message.heartbeat.held_up_by = one_line(message.heartbeat.held_up_by)
+    if message.HasField("farewell"):
+        farewell = message.farewell
+        farewell.reason = one_line(farewell.reason)
+        if farewell.HasField("failure"):
+            farewell.failure.message = one_line(farewell.failure.message)
+    return message
+
+
+def one_line(text: str, longest: int = _LONGEST_LINE) -> str:
+    """Join a worker's text for people into one line."""
+    return " ".join(text[:longest].split())
+
+
+def read_hello(raw: bytes, token: str, run_id: str, roles: Sequence[str]) -> attach_pb2.Hello:
+    """Reads the first message of a stream.
+
+    Args:
+        raw: serialized message.
+        token: of the run; empty admits everyone.
+        run_id: of the run.
+        roles: that workers may have.
+
+    Raises:
+        Refused: the sender must not be admitted.
+    """
+    if len(raw) > _MOST_HELLO_BYTES:
+        raise Refused(f"a hello of {len(raw)} bytes: at most {_MOST_HELLO_BYTES}")
+    first = _parsed(raw)
+    hello = first.hello
+    if not first.HasField("hello") or not hello.incarnation:
+        raise Refused("the first message must be a hello with an incarnation")
+    if not same_token(hello.token, token):
+        raise Refused(WITHOUT_TOKEN)
+    if hello.protocol_version != PROTOCOL_VERSION:
+        raise Refused(
+            f"this driver speaks protocol version {PROTOCOL_VERSION}, the worker "
+            f"{hello.protocol_version}: install the same version of Juggler on both"
+        )
+    if hello.run_id and hello.run_id != run_id:
+        raise Refused(f"this is run {run_id}, not {one_line(hello.run_id, _LONGEST_WORD)}")
+    if hello.role not in roles:
+        role = one_line(hello.role, _LONGEST_WORD)
+        raise Refused(f"unknown role {role!r}: expected one of {', '.join(roles)}")
+    if hello.index > _MOST_INDEX:
+        raise Refused(f"index {hello.index}: at most {_MOST_INDEX}")
+    return hello
+
+
+def _parsed(raw: bytes) -> attach_pb2.FromWorker:
+    try:
+        return attach_pb2.FromWorker.FromString(raw)
+    except DecodeError:
+        raise Refused("sent bytes that are not a message of an attach stream") from None
+
+
+_SILENCE_BEGINS = 3.0  # seconds
+_MOST_PATIENCE = 0.9  # of a silence: finally, even a worker that never gets to run is lost
+
+
+@dataclass(eq=False, slots=True)
+class Connection:
+    """The attach stream of a worker, as the hub sees it."""
+
+    worker: Worker
+    wake: asyncio.Event
+    cancel: Callable[[], bool]  # ends the stream
+    outbox: list[attach_pb2.Command] = field(default_factory=list)
+    wake_pending: bool = False
+    last_seen: float = field(default_factory=time.monotonic)
+    waited: float | None = None  # seconds it had waited for a processor when it fell silent
+    heartbeat: attach_pb2.Heartbeat = field(default_factory=attach_pb2.Heartbeat)
+    over: str = ""  # if set, the stream shall end for this reason
+    unheard: bool = False  # the reason is silence; the worker may live
+    has_left: bool = False  # its Left event was put
+
+    def silent(self, now: float) -> float:
+        """Seconds of silence of a worker.
+
+        Seconds in which a worker on this host waited for a processor do not count.
+        """
+        silent = now - self.last_seen
+        if silent < _SILENCE_BEGINS or not self.worker.local:
+            self.waited = None
+            return silent
+        waited = seconds_waited(self.worker.pid)
+        if self.waited is None:
+            self.waited = waited
+        return silent - min(waited - self.waited, _MOST_PATIENCE * silent)
+
 
 ATTACH_METHOD = "/juggler.v1.Driver/Attach"
 
@@ -34,7 +161,7 @@ REASON_KEY = "juggler-reason-bin"
 #: Reasons that are not the worker's fault.
 RUN_OVER, REPLACED = "the run is over", "replaced by a new process"
 _LONGEST_REASON = 1000  # characters
-_FIRST_MESSAGE_SECONDS = 5.0  # for whoever comes to take its first message
+_FIRST_MESSAGE_SECONDS = 5.0  # for the first message of a stream
 _MOST_STRANGERS = 1024  # streams at once without a token or a hello
 
 
@@ -71,7 +198,7 @@ class AttachStream(Protocol):
         """Send a message once those before have left."""
 
     def end(self, why: str, reason: str = "", code: grpc.StatusCode = grpc.StatusCode.OK) -> None:
-        """Say how the stream ends when it has been served.
+        """Set the status with which the stream ends.
 
         Args:
             why: for gRPC.
@@ -81,7 +208,9 @@ class AttachStream(Protocol):
 
 
 class Hub:
-    """Accepts workers and carries commands, replies and reports. Runs a gRPC server in a thread.
+    """Accepts workers, and carries commands, replies and reports.
+
+    It runs a gRPC server in a thread.
 
     One asyncio loop serves all streams, so thousands of idle workers cost no threads. Everything
     that happens goes into `events`; nothing here blocks the driver's loop.
@@ -115,7 +244,10 @@ class Hub:
             raise
 
     def send(self, worker: Worker, command_id: int, body: Message) -> bool:
-        """Queue a command. False if this incarnation has left; a Left event says so then."""
+        """Queue a command for a worker.
+
+        False: this incarnation has left, as a Left event reports then.
+        """
         connection = self._connections.get(worker.worker_id)
         if connection is None or connection.worker is not worker:
             return False
@@ -126,15 +258,15 @@ class Hub:
         return True
 
     def dismiss(self, worker: Worker, reason: str) -> None:
-        """End a worker's stream from this side; its Left event has the reason."""
+        """End a worker's stream; its Left event has the reason."""
         connection = self._connections.get(worker.worker_id)
         if connection is not None and connection.worker is worker:
             connection.over = reason
-            # Not through the writer, which may be stuck in a write that nobody reads.
+            # Not through the writer, which may be stuck in a write without a reader.
             self._loop.call_soon_threadsafe(connection.cancel)
 
     def lose_after(self, role: str, silence: float) -> None:
-        """From now on, workers of a role are lost that say nothing for so many seconds."""
+        """Lose workers of a role that are silent for this many seconds."""
         self._silence_of[role] = silence
 
     def vitals(self) -> dict[str, Vitals]:
@@ -209,7 +341,7 @@ class Hub:
         await self.serve(_Call(context, self._settings.token))
 
     async def serve(self, stream: AttachStream) -> None:
-        """Let a worker in, and carry what it says until its stream ends."""
+        """Admit a worker, and carry its messages until its stream ends."""
         handler: Any = asyncio.current_task()
         try:
             with nullcontext() if stream.known else self._strangers.visit(handler.cancel):
@@ -249,7 +381,7 @@ class Hub:
             stream.end(left.reason, left.reason[:_LONGEST_REASON], code)
 
     async def _let_in(self, stream: AttachStream) -> Worker | None:
-        """The worker that says hello; None: it said none, or was refused with the reason."""
+        """Read a worker's hello; None: it sent none or was refused."""
         silence = self._settings.silence_seconds
         try:
             # Before the hello is taken, which may have 8 MiB.
@@ -291,7 +423,6 @@ class Hub:
             devices=tuple(hello.devices),
             data_addresses=tuple(hello.data_addresses),
             local=hello.local and local,
-            episode_addresses=tuple(hello.episode_addresses),
         )
 
     def _leave(self, connection: Connection, left: Left) -> None:
@@ -335,14 +466,13 @@ class Hub:
                 return
 
     async def _read(self, connection: Connection, stream: AttachStream) -> Left:
-        worker, events, rate = connection.worker, self._events, Rate()
+        worker, events = connection.worker, self._events
         while True:
             raw = await stream.receive()
             if raw is None:
                 return Left(worker, "the connection ended without a farewell")
             message = read_message(raw)
             connection.last_seen = time.monotonic()
-            rate.count(max(1, len(message.replies) + len(message.reports)))
             for reply in message.replies:
                 events.put(Replied(worker, reply))
             for report in message.reports:
@@ -367,7 +497,7 @@ class Hub:
         while True:
             await asyncio.sleep(interval)
             now = time.monotonic()
-            # If this process itself stood still (after Ctrl-Z, say), nobody was silent: messages
+            # If this process itself stood still (after Ctrl-Z, say), no worker was silent: messages
             # from that time are still to be read.
             late, looked = now - looked - interval, now
             for connection in list(self._connections.values()):

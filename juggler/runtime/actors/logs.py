@@ -1,4 +1,4 @@
-"""A process's messages about itself: one line each, for people or for a machine."""
+"""Logs of a process, one line each, for people or machines."""
 
 from __future__ import annotations
 

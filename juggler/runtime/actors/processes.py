@@ -1,4 +1,4 @@
-"""Local worker processes from a forkserver."""
+"""Starts local worker processes from a forkserver, and ends them."""
 
 from __future__ import annotations
 
@@ -8,28 +8,139 @@ import ctypes
 import importlib
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import threading
+import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
 from typing import Any, NoReturn
 
-from juggler.runtime.actors.orphans import (
-    children,
-    die_with_parent,
-    kill_children,
-    process_descriptor,
-    take_in_orphans,
-)
 from juggler.runtime.actors.stop_signals import ignore_stop_signals, stop_signals_held
 from juggler.runtime.actors.temporary import claim_multiprocessings
 
-#: Imported once by the forkserver, and shared by all workers; see `preloaded`. These modules must
+_SYS_PIDFD_OPEN = 434  # on every architecture but Alpha
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_KILLED_SECONDS = 5.0  # until killed processes are gone; the kernel may delay one
+_LOOK_SECONDS = 0.005
+_CLAIM_SECONDS = 0.05  # between the two looks that a child must be found unclaimed in
+
+
+def die_with(pid: int) -> None:
+    """End this process, at once and without clean-up, when process `pid` ends.
+
+    For a process whose parent is a forkserver and whose owner is `pid`: the kernel's parent-death
+    signal would watch the forkserver.
+
+    Raises:
+        OSError: the kernel does not let this process watch `pid`.
+    """
+    try:
+        descriptor = process_descriptor(pid)
+    except ProcessLookupError:
+        os._exit(1)
+    threading.Thread(
+        target=_exit_after, args=(descriptor,), name=f"die with {pid}", daemon=True
+    ).start()
+
+
+def process_descriptor(pid: int) -> int:
+    """Open a descriptor that becomes readable when a process has ended.
+
+    Raises:
+        ProcessLookupError: it has ended, and how is no longer known.
+        OSError: the kernel does not let this process watch it.
+    """
+    # Some Pythons were built with headers that lacked it.
+    if (opened := getattr(os, "pidfd_open", None)) is not None:
+        return int(opened(pid))
+    descriptor = int(ctypes.CDLL(None, use_errno=True).syscall(_SYS_PIDFD_OPEN, pid, 0))
+    if descriptor < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return descriptor  # the kernel closes it on exec
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Let the kernel send this process `number` when its parent thread ends."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def take_in_orphans() -> None:
+    """Adopt every process below this one that loses its parent.
+
+    Otherwise the first process of the system or container would become the parent, and the
+    orphan's origin would be lost.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_children(parent: int, but: Callable[[], Collection[int]] | None = None) -> None:
+    """Kill the children of a process that adopts orphans.
+
+    In the end, everything below the process is killed.
+
+    Args:
+        parent: the process.
+        but: tells which children are to live, with everything below them. It may learn of a child
+            only some milliseconds after that was forked.
+    """
+    deadline = time.monotonic() + _KILLED_SECONDS
+    nothing = 0  # times in a row; one look may miss a child that is just being adopted
+    while nothing < 2 and time.monotonic() < deadline:
+        found = children(parent) if but is None else _unclaimed(parent, but)
+        for pid in found:
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user by now
+                os.kill(pid, signal.SIGKILL)
+        nothing = 0 if found else nothing + 1
+        if found:
+            time.sleep(_LOOK_SECONDS)  # then their children are the parent's
+
+
+def children(parent: int) -> set[int]:
+    """List the child processes with at least one running thread."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The name may contain spaces and brackets; the fields after it do not.
+            fields = path.read_text().rpartition(")")[2].split()
+            ended = fields[0] in "ZX" and int(fields[17]) <= 1
+            if int(fields[1]) == parent and not ended:
+                found.add(int(path.parent.name))
+    return found
+
+
+def _unclaimed(parent: int, but: Callable[[], Collection[int]]) -> set[int]:
+    """Children that stay unclaimed for some time."""
+    # After each look, so that no child is newer than the claims.
+    found = children(parent).difference(but())
+    if found:
+        time.sleep(_CLAIM_SECONDS)
+        found &= children(parent).difference(but())
+    return found
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
+
+
+def _exit_after(descriptor: int) -> None:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    poll.poll()
+    os._exit(1)
+
+
+#: Imported once by the forkserver, and shared by all workers; see `forkserver`. These modules must
 #: not do anything at import that a fork would break: no channel or server of gRPC, no CUDA, no
 #: torch operation, no thread.
 PRELOAD = (
@@ -43,11 +154,10 @@ PRELOAD = (
 _OF_FORKSERVER = (
     "juggler.runtime.actors.heedless",
     "juggler.runtime.actors.forkserver",
-    "juggler.runtime.actors.preloaded",
 )
 
-#: Ends the forkserver and everything below it. Nobody else sends this signal, and it also ends a
-#: process that has no handler for it yet.
+#: Ends the forkserver and everything below it. No other process sends this signal, and it also ends
+#: a process that has no handler for it yet.
 END_SIGNAL = signal.SIGRTMIN + 7
 _END_SECONDS = 3.0  # for the forkserver to do that; it may be stopped
 _LOCK_SECONDS = 1.0  # for a start under way
@@ -83,7 +193,7 @@ def forkserver() -> ForkServerContext:
 
 
 def warm_up() -> None:
-    """Start the forkserver now, so that its imports overlap with the caller's next work.
+    """Start the forkserver now.
 
     It dies with the thread that calls this.
     """
@@ -113,7 +223,7 @@ def forkserver_pid() -> int:
 
 
 def cool_down() -> None:
-    """End the forkserver and everything below it, and wait until it is gone.
+    """End the forkserver and everything below it, and wait for that.
 
     A start that is under way fails; the next start makes a new forkserver. A forkserver stays that
     the surrounding program started before Juggler. One that has processes of that program below
@@ -134,7 +244,7 @@ def cool_down() -> None:
             os.kill(server._forkserver_pid, END_SIGNAL)
             if not _ends(server._forkserver_pid, _END_SECONDS):
                 os.kill(server._forkserver_pid, signal.SIGKILL)
-    with _start_lock, contextlib.suppress(FileNotFoundError):  # somebody removed its socket
+    with _start_lock, contextlib.suppress(FileNotFoundError):  # its socket was removed
         server._stop()
 
 
@@ -149,15 +259,16 @@ def share_forkserver() -> None:
 def let_go_of_forkserver() -> None:
     """Like `cool_down`, once no other user is left."""
     global _sharing
-    with _sharing_lock:  # nobody new may share what is about to end
+    with _sharing_lock:  # no new process may share what is about to end
         _sharing -= 1
         if not _sharing:
             cool_down()
 
 
 def start(program: WorkerProgram, title: str) -> ForkServerProcess:
-    """Start a worker process that dies with this one. It is not a daemon, because it may have
-    children.
+    """Start a worker process that dies with this one.
+
+    It is not a daemon, because it may have children.
 
     Call `ended` when the process has ended.
     """
@@ -197,8 +308,9 @@ def ended(process: ForkServerProcess) -> str:
 
 
 def must_end(seconds: float = _LEAVE_SECONDS) -> None:
-    """Let this process end within some seconds, whatever its threads and finalizers wait for; 0
-    cancels this.
+    """End this process within some seconds, even if its threads hang.
+
+    0 cancels this.
 
     The kernel does it, because a process without memory or threads could not.
     """
@@ -208,14 +320,16 @@ def must_end(seconds: float = _LEAVE_SECONDS) -> None:
 
 
 def leave(code: int | str | None) -> NoReturn:
-    """End this process as `sys.exit(code)` in its main thread would, but without taking the
-    interpreter apart; multiprocessing ends those that it starts in the same way.
+    """End this process as `sys.exit(code)` in its main thread would.
 
-    Threads may still be in C++ code then: those of streams, of gRPC, which gives nobody its own to
-    join, and of other people's environments. Up to Python 3.13, a thread that comes back to Python
+    The interpreter is not taken apart. multiprocessing ends the processes that it starts in the
+    same way.
+
+    Threads may still be in C++ code then: those of streams, of gRPC, whose own cannot be joined,
+    and of other people's environments. Up to Python 3.13, a thread that comes back to Python
     while the interpreter is taken apart is unwound, and where C++ does not allow that the process
-    aborts, though its work is done. What everybody else relies on still happens: threads that are
-    no daemons end, what is registered with `atexit` is called, and output is written.
+    aborts, though its work is done. What others rely on still happens: threads that are no daemons
+    end, what is registered with `atexit` is called, and output is written.
     """
     if isinstance(code, str):
         print(code, file=sys.stderr)
@@ -223,7 +337,7 @@ def leave(code: int | str | None) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        # Nobody may read them any more, and a process without a terminal may have none.
+        # They may have no reader any more, and a process without a terminal may have none.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     with contextlib.suppress(Exception):
@@ -289,7 +403,6 @@ def _ends(pid: int, seconds: float) -> bool:
 def _run(program: WorkerProgram, title: str, words: Connection) -> None:
     # Our forkserver imports this first of all; it ends with the driver.
     ours = sys.modules.get("juggler.runtime.actors.forkserver")
-    preloaded = sys.modules.get("juggler.runtime.actors.preloaded")
     die_with_parent()
     if os.getppid() == 1 or (ours is not None and os.getppid() != ours.PID):
         os._exit(1)
@@ -302,8 +415,8 @@ def _run(program: WorkerProgram, title: str, words: Connection) -> None:
         os.dup2(2, 1)
     module, _, function = program.target.partition(":")
     try:
-        if preloaded is not None and preloaded.failure is not None:
-            raise preloaded.failure
+        if ours is not None and ours.failure is not None:
+            raise ours.failure
         getattr(importlib.import_module(module), function)(program.argument)
     except BaseException as error:
         text = _why(error)[:_LONGEST_WORDS].encode("utf-8", "backslashreplace")

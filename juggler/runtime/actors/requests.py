@@ -1,18 +1,45 @@
-"""Commands in flight: a cap for each worker, and a completion for each command."""
+"""Commands in flight: a cap by worker, completions, and times."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
-from juggler.runtime.actors.histogram import Histogram
 from juggler.runtime.actors.hub import Hub
 from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Replied, Worker
 from juggler.runtime.wire.v1 import attach_pb2
+
+#: For durations, in seconds: from a message on the same host to a step of a slow simulator.
+DURATIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class Histogram:
+    """Counts of values in buckets, which only grow.
+
+    Args:
+        bounds: upper bounds of the buckets, inclusive and in order; one more bucket has the rest.
+
+    Attributes:
+        counts: by bucket; the last one is for values above all bounds.
+        sum: of all values.
+        most: the largest of them; 0: there is none.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+        self.most = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+        self.most = max(self.most, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +64,8 @@ class CapReached(RuntimeError):
 class RequestPool:
     """Tracks which commands are in flight at which worker.
 
-    If a worker leaves, all of its commands complete with a failure, so whoever waits for a reply
-    always gets one.
+    If a worker leaves, all of its commands complete with a failure, so a caller that waits for a
+    reply always gets one.
 
     Args:
         hub: carries the commands.
@@ -67,7 +94,7 @@ class RequestPool:
         """
         pending = self._in_flight.get(worker)
         if pending is None:
-            # It left; its Left event is on the way, and nobody will answer.
+            # It left; its Left event is on the way, and no answer comes.
             raise KeyError(f"{worker.worker_id} is not attached")
         if len(pending) >= self._cap:
             raise CapReached(f"{worker.worker_id} has {len(pending)} commands in flight")
@@ -93,8 +120,7 @@ class RequestPool:
         )
 
     def waiting(self, kind: type[Message]) -> dict[Worker, tuple[int, float]]:
-        """For each worker with commands of this kind in flight: their number, and the seconds since
-        the oldest one was sent."""
+        """Commands of a kind in flight: number and age, by worker."""
         now, found = time.monotonic(), {}
         for worker, pending in self._in_flight.items():
             sent = [when for request, when in pending.values() if isinstance(request, kind)]

@@ -1,9 +1,109 @@
-"""How much of its host a process may use."""
+"""Memory, files and processors that a process may use, and uses."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import resource
+from collections.abc import Iterable
 from pathlib import Path
+
+
+def seconds_waited(pid: int) -> float:
+    """Longest wait of a thread for a processor, in seconds; 0: unknown."""
+    return max((thread_waited(pid, int(path)) for path in _threads(pid)), default=0.0)
+
+
+def thread_waited(pid: int, thread: int) -> float:
+    """The same for one thread, by its system-wide number."""
+    with contextlib.suppress(OSError, ValueError, IndexError):  # it may have ended
+        return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
+def seconds_used(pids: Iterable[int]) -> float:
+    """Processor seconds of these processes and of their children that have ended."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name may contain spaces and brackets; the fields after it do not.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def seconds_idle() -> float:
+    """Idle seconds of all processors of this host; 0: unknown."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        _, *fields = Path("/proc/stat").read_text().partition("\n")[0].split()
+        return sum(map(int, fields[3:5])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def allow_many_open_files(least: int = 0) -> None:
+    """Raise this process's soft limit to the hard limit.
+
+    Nothing happens where the system does not allow it.
+
+    Most systems start processes with a soft limit of 1024, for programs that use select(2), which
+    supports no higher numbers; here sockets are polled with epoll. A driver has a socket for each
+    worker, a learner one for each EnvRunner and, on its own host, one more for shared memory; with
+    Pythons before 3.13 also one for each memory, up to sixteen. A process at its limit can neither
+    accept connections nor write files. Processes started from here inherit the limit: learners need
+    it, and it makes no difference to others.
+
+    Args:
+        least: how many files this process will need.
+
+    Raises:
+        ValueError: it cannot have this many.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed != resource.RLIM_INFINITY and allowed < least:
+        raise ValueError(
+            f"a process may have {allowed} files open at once here, and this one needs {least}: "
+            "raise the limit (`ulimit -Hn` shows it), or start fewer workers"
+        )
+
+
+# Parameters of glibc's mallopt, from <malloc.h>.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_GIB, _MIB = 1 << 30, 1 << 20
+
+
+def keep_freed_memory() -> None:
+    """Make this process keep freed memory for its next update or batch.
+
+    By default, glibc returns large blocks to the system as soon as they are free, and every update
+    takes them again, page fault by page fault. That takes a fifth of the time of a small update on
+    the CPU, and nearly all of the time of serializing a batch of some megabytes. Other C libraries
+    are left alone.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, _GIB)
+        mallopt(_M_MMAP_THRESHOLD, 32 * _MIB)  # the largest value that glibc accepts
+
+
+def resident_bytes() -> int:
+    """This process's memory on its host in bytes; 0: unknown."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
 
 _CGROUP = Path("/sys/fs/cgroup")
 #: Of both versions of cgroups: the files with the limit, and with what is used of it.
@@ -14,15 +114,16 @@ _LIMITS_OF_MEMORY = (
 
 
 def usable_cores() -> float:
-    """The cores that this process may use: those it is bound to, or fewer where its container has a
-    limit."""
+    """The number of cores that this process may use.
+
+    They are the cores that it is bound to, or fewer where its container has a limit.
+    """
     bound = float(len(os.sched_getaffinity(0)))
     return min([bound, *(limit for group in _groups("cpu") for limit in _quota(group))])
 
 
 def usable_memory() -> int | None:
-    """Bytes of memory that are free for this process, or fewer where its container has a limit;
-    None: the system does not say."""
+    """Free bytes of memory within the container's limit; None: unknown."""
     lines = _text(Path("/proc/meminfo")).splitlines()
     free = [int(each.split()[1]) * 1024 for each in lines if each.startswith("MemAvailable:")]
     for group in _groups("memory"):
@@ -34,7 +135,7 @@ def usable_memory() -> int | None:
 
 
 def total_memory() -> int:
-    """Bytes of memory of this host, or fewer where this process's container has a limit."""
+    """Bytes of memory of this host, within the container's limit."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [_text(group / name) for group in _groups("memory") for name, _ in _LIMITS_OF_MEMORY]
     return min([total, *(int(limit) for limit in limits if limit.isdigit())])
@@ -47,7 +148,10 @@ def oom_kills() -> int:
 
 
 def _cached(group: Path) -> int:
-    """Bytes of files in the memory of a cgroup, which the kernel drops where somebody needs it."""
+    """Bytes of cached files in the memory of a cgroup.
+
+    The kernel drops them where memory is needed.
+    """
     words = _text(group / "memory.stat").split()
     counts = dict(zip(words[::2], words[1::2], strict=False))
     # The first version counts groups below under names of their own.
@@ -56,7 +160,7 @@ def _cached(group: Path) -> int:
 
 
 def _groups(controller: str) -> list[Path]:
-    """The cgroups whose limits hold for this process, of both versions: its own and those above."""
+    """The cgroups whose limits hold for this process, of both versions."""
     groups = [_CGROUP, _CGROUP / controller]
     for line in _text(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,5 +1,7 @@
-"""Keeps local worker processes alive: starts them, restarts them, and gives up on those that keep
-dying."""
+"""Starts and restarts local worker processes.
+
+It gives up on processes that keep dying.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
-from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.processes import WorkerProgram, ended, start
 from juggler.runtime.actors.resources import oom_kills
 
@@ -43,13 +45,14 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """The back-off doubles with each death within `window_seconds`, from `first_delay` to
-    `longest_delay`, with a quarter of jitter.
+    """Doubles the pause before a restart with each death within `window_seconds`.
+
+    It grows from `first_delay` to `longest_delay`, with a quarter of jitter.
 
     A worker stays down if it dies `most_in_window` times within the window, or `quarantine_after`
     times in a row without enough use in between. Enough is `enough_uses` uses in one life, or a
-    life of `window_seconds` after its first use. For a worker that somebody else killed, one use is
-    enough.
+    life of `window_seconds` after its first use. For a worker that another process killed, one use
+    is enough.
     """
 
     first_delay: float = 0.25
@@ -98,7 +101,7 @@ class _WorkerSlot:
         """Note a death, and return whether it was one too many.
 
         Args:
-            killed: by somebody else, as far as is known.
+            killed: from outside, as far as is known.
         """
         now = time.monotonic()
         if self.had_enough_use(now) or (killed and self.uses):
@@ -116,7 +119,7 @@ class _WorkerSlot:
 
 
 class Supervisor:
-    """Starts and watches local processes in its own thread; events go to a mailbox."""
+    """Starts and watches local processes in its own thread."""
 
     def __init__(self, events: Mailbox[Any]) -> None:
         self._events = events
@@ -137,7 +140,10 @@ class Supervisor:
             self._thread.start()
 
     def of_use(self, worker_id: str) -> None:
-        """Note that the worker was useful; after enough use its failures count from zero."""
+        """Note that the worker was useful.
+
+        After enough use its failures count from zero.
+        """
         slot = self._slots.get(worker_id)
         if slot is not None:
             with self._lock:
@@ -145,14 +151,15 @@ class Supervisor:
                 slot.first_use = min(slot.first_use, time.monotonic())
 
     def keeps_failing(self, worker_id: str) -> bool:
-        """Whether it has died at least twice since it last had enough use."""
+        """Whether a worker died at least twice since enough use."""
         slot = self._slots[worker_id]
         with self._lock:
             return slot.failures > 1 and not slot.had_enough_use(time.monotonic())
 
     def give_up(self, worker_id: str, pid: int) -> None:
-        """Let a worker stay down that has failed again as before, unless it was of enough use in
-        between.
+        """Let a worker stay down that has failed again as before.
+
+        Nothing happens if it was of enough use in between.
 
         Args:
             worker_id: of the worker.
@@ -172,8 +179,10 @@ class Supervisor:
         self._events.put(Exited(worker_id, pid, "it failed again as before", None))
 
     def let_go(self, worker_id: str, seconds: float) -> None:
-        """Let a worker stay down once its process has ended, which is killed if it takes longer
-        than so many seconds."""
+        """Let a worker stay down once its process has ended.
+
+        A process that takes longer than this many seconds is killed.
+        """
         with self._lock:
             slot = self._slots[worker_id]
             was_down = slot.down
@@ -186,7 +195,7 @@ class Supervisor:
         self._wake()
 
     def kill(self, worker_id: str, pid: int, after: float = 0.0, abort: bool = False) -> None:
-        """Kill a process in `after` seconds, if it is still the worker's current one.
+        """Kill a worker's process in `after` seconds, if still current.
 
         With `abort`, it gets SIGABRT first and a moment to print where it was, which works wherever
         it hangs.
@@ -221,7 +230,10 @@ class Supervisor:
                 slot.down = slot.down or slot.process is None
 
     def close(self, grace: float) -> None:
-        """Stop restarting. Wait up to `grace` seconds for the processes, then kill the rest."""
+        """Stop restarting, and end the processes.
+
+        Waits up to `grace` seconds, then kills the rest.
+        """
         with self._lock:
             self._closing.set()
             processes = [slot.process for slot in self._slots.values() if slot.process is not None]
@@ -288,7 +300,7 @@ class Supervisor:
             )
 
     def _start(self, slot: _WorkerSlot) -> None:
-        """Start a process; without the lock, because the forkserver may take long to answer."""
+        """Start a process, without the lock."""
         try:
             process = start(slot.program, slot.worker_id.replace("-", " "))
         except Exception as error:  # the forkserver died, or the host lacks something

@@ -1,5 +1,7 @@
-"""Temporary directories that their processes lock, so that those of killed processes can be
-removed."""
+"""Temporary directories that their processes lock.
+
+Directories of killed processes are found and removed.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,19 @@ import multiprocessing.util
 import os
 import re
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from juggler.runtime.file_locks import try_lock
+from juggler.runtime.plain_files import try_lock
+
+
+def is_ours_alone(found: os.stat_result) -> bool:
+    """Whether only this user or root may write to a path."""
+    others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return found.st_uid in (0, os.geteuid()) and not others
+
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 #: Directories that suit sockets. A socket's path has at most 107 bytes, and gRPC uses it in a URI.
@@ -23,8 +33,7 @@ _locks: set[int] = set()  # open files of this process
 
 
 class HeldDirectory:
-    """A new temporary directory, with a path that suits Unix sockets, for the life of its
-    process.
+    """A new temporary directory for the life of its process.
 
     The process holds a lock (flock) on the directory. A process id would say nothing in another
     container that shares the place. The lock also keeps systemd-tmpfiles away. A killed process
@@ -33,7 +42,7 @@ class HeldDirectory:
 
     The name says to which kernel the lock belongs, and only a directory of the same kernel is
     removed: another host may use the same place over a network, where locks may not be visible. A
-    directory gets that name once it is locked; directories without such a name stay.
+    directory gets that name once it is locked; directories with other names stay.
 
     Attributes:
         path: of the directory.
@@ -67,8 +76,7 @@ class HeldDirectory:
 
 
 def claim_multiprocessings() -> None:
-    """Make the temporary directory of multiprocessing, for this process and all that it starts, a
-    HeldDirectory.
+    """Make multiprocessing's temporary directory a HeldDirectory.
 
     A worker that made its own would leave it behind when it is killed.
     """
@@ -89,8 +97,10 @@ def multiprocessings_is_there() -> bool:
 
 
 def boot() -> str:
-    """An id of the kernel since its start, which is the same in all of its containers and nowhere
-    else."""
+    """An id of the kernel since its start.
+
+    It is the same in all of the kernel's containers and nowhere else.
+    """
     try:
         return _BOOT_ID.read_text()[:8]
     except OSError:
@@ -110,8 +120,7 @@ def _remove_abandoned(place: Path, kernel: str) -> None:
 
 
 def _close_in_child() -> None:
-    """Release the locks in a forked process, which would otherwise hold them after the end of this
-    one."""
+    """Release the locks in a forked process."""
     for descriptor in _locks:
         os.close(descriptor)
     _locks.clear()

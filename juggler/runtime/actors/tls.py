@@ -1,7 +1,7 @@
-"""TLS: what a host shows to others, how it knows them, and what went wrong if a handshake failed.
+"""TLS: certificates, trust, and reasons for failed handshakes.
 
-TLS is mutual: a client knows by the authority's certificate whom it talks to, and a server admits
-nobody without a certificate of that authority. Only the page for browsers admits them without one.
+TLS is mutual: a client verifies its server by the authority's certificate, and a server admits
+no peer without a certificate of that authority. Only the page for browsers admits them without one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
 TOKEN = "token"
 
 _PROBE_SECONDS = 3.0
-_MADE_BY = "`juggler certs` makes such a directory"
+_MADE_BY = "`juggler certs` makes this directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Tls:
         )
 
     def server_context(self, *, mutual: bool = True) -> ssl.SSLContext:
-        """The context for one connection to a server other than gRPC's, from the current files.
+        """The context for one connection, from the current files.
 
         Args:
             mutual: whether clients need a certificate too, which browsers do not have.
@@ -79,7 +79,7 @@ class Tls:
             return self
 
     def is_in_directory(self) -> bool:
-        """Whether the files are still those that were read; false while they are being replaced."""
+        """Whether the directory still has the files that were read."""
         given = {AUTHORITY: self.authority, CERTIFICATE: self.certificate, KEY: self.key}
         try:
             return all(Path(self.directory, n).read_bytes() == given[n] for n in given)
@@ -88,7 +88,7 @@ class Tls:
 
 
 class _Renewal:
-    """Gives a server its files for each connection; None if they have not changed."""
+    """Gives a server its files for each connection; None: unchanged."""
 
     def __init__(self, tls: Tls) -> None:
         self._tls = tls
@@ -106,7 +106,7 @@ class _Renewal:
 
 
 def read_tls(directory: str | None) -> Tls | None:
-    """The files in this directory, else in the directory of JUGGLER_TLS, else None.
+    """Read the files in this directory, else in JUGGLER_TLS's, else None.
 
     Raises:
         ValueError: a file is missing or not PEM, the key does not belong to the certificate, or the
@@ -122,8 +122,10 @@ def read_tls(directory: str | None) -> Tls | None:
     return Tls(directory, authority, certificate, key)
 
 
-def why_no_handshake(address: str, host: str, port: int, tls: Tls | None, who: str) -> str:
-    """Why a channel to a reachable server does not open; "" if TLS is not the reason.
+def why_no_handshake(address: str, host: str, port: int, tls: Tls | None, peer: str) -> str:
+    """Explain why a channel to a reachable server does not open.
+
+    "": TLS is not the reason.
 
     gRPC's own message does not say which side refuses the other.
 
@@ -132,7 +134,7 @@ def why_no_handshake(address: str, host: str, port: int, tls: Tls | None, who: s
         host: of the server.
         port: of the server.
         tls: of this host; None if it dials without TLS.
-        who: the server's role, for people.
+        peer: the server's role, for people.
     """
     if tls is not None and not tls.renewed().is_in_directory():
         return ""  # these files would give another handshake than the channel's
@@ -146,16 +148,16 @@ def why_no_handshake(address: str, host: str, port: int, tls: Tls | None, who: s
         except ssl.SSLCertVerificationError as error:
             assert tls is not None
             return (
-                f"this host does not accept the certificate of the {who} at {address}: "
+                f"this host does not accept the certificate of the {peer} at {address}: "
                 f"{error.verify_message.rstrip('.')}. It must be of the authority in "
                 f"{tls.directory}/{AUTHORITY} and name the host as it is dialed here"
             )
         except ssl.SSLError as error:
-            return _refusal(error, address, tls, who)
+            return _refusal(error, address, tls, peer)
         except OSError:  # it is silent, or hangs up
             return ""
     if tls is None:
-        return _speaks_tls(address, who)
+        return _speaks_tls(address, peer)
     return ""
 
 
@@ -172,23 +174,23 @@ def _shake_hands(raw: socket.socket, host: str, tls: Tls | None) -> None:
             secure.recv(1)  # a TLS 1.3 server checks certificates after the handshake
 
 
-def _refusal(error: ssl.SSLError, address: str, tls: Tls | None, who: str) -> str:
+def _refusal(error: ssl.SSLError, address: str, tls: Tls | None, peer: str) -> str:
     reason = (error.reason or str(error)).lower().replace("_", " ")
     # gRPC servers hang up on a certificate that they do not accept; other servers send an alert.
     hangs_up = isinstance(error, ssl.SSLEOFError) or "alert" in reason
     if tls is None:
-        return _speaks_tls(address, who) if "alert" in reason else ""
+        return _speaks_tls(address, peer) if "alert" in reason else ""
     if hangs_up:
         return (
-            f"the {who} at {address} does not accept the certificate of this host, "
+            f"the {peer} at {address} does not accept the certificate of this host, "
             f"{tls.directory}/{CERTIFICATE}: it hung up on it. Is that of the authority which the "
-            f"{who} has as {AUTHORITY}, and has it not expired?"
+            f"{peer} has as {AUTHORITY}, and has it not expired?"
         )
-    return f"the {who} at {address} does not speak TLS ({reason}): pass --tls on both sides"
+    return f"the {peer} at {address} does not speak TLS ({reason}): pass --tls on both sides"
 
 
-def _speaks_tls(address: str, who: str) -> str:
-    return f"the {who} at {address} speaks TLS: pass --tls DIR here too ({_MADE_BY})"
+def _speaks_tls(address: str, peer: str) -> str:
+    return f"the {peer} at {address} speaks TLS: pass --tls DIR here too ({_MADE_BY})"
 
 
 def _stamps(directory: str) -> list[tuple[int, int]]:
@@ -218,7 +220,7 @@ def _pem(path: Path, what: bytes) -> bytes:
 
 
 def _check(directory: Path) -> None:
-    """Show and verify the certificate, as a server's and as a client's, within this process.
+    """Show and verify the certificate within this process.
 
     Raises:
         ValueError: others would refuse it; says why.

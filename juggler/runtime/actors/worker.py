@@ -1,17 +1,23 @@
-"""What every worker does: attach, carry out commands one after the other, and say how it ended."""
+"""The life of a worker: attach, carry out commands, report the end."""
 
 from __future__ import annotations
 
 import faulthandler
 import itertools
+import json
+import random
 import signal
 import sys
 import threading
+import time
+import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import msgspec
+import numpy as np
 from google.protobuf.message import Message
 
 from juggler.runtime.actors.attachment import (
@@ -26,22 +32,77 @@ from juggler.runtime.actors.attachment import (
     describe,
     new_incarnation,
 )
-from juggler.runtime.actors.attempts import attempts
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.health import Health
+from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.logs import WorkerLog
-from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.processes import must_end, set_title
 from juggler.runtime.actors.stop_signals import OfThisProcess
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import attach_pb2
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+S = TypeVar("S", bound="DataclassInstance")
+
+
+def to_json(setup: DataclassInstance) -> str:
+    """Encode as JSON; raise TypeError or ValueError if it cannot be."""
+    return json.dumps(asdict(setup))
+
+
+def from_json(text: str, kind: type[S]) -> S:
+    """Decode JSON; raise ValueError for a missing or wrong field."""
+    try:
+        return msgspec.convert(json.loads(text), kind)  # msgspec's own JSON has no infinity
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the driver sent an invalid {kind.__name__}: {error}") from None
+
+
+def worker_seed(run_seed: int, role: str, index: int, life: int = 1, update: int = 0) -> int:
+    """The seed of a worker: equal arguments give equal seeds.
+
+    Args:
+        run_seed: of the whole run, at least 0.
+        role: of the worker, such as "envrunner".
+        index: of the worker within its role, at least 0.
+        life: counts the processes with this worker id: a replacement must not repeat its
+            predecessor's episodes.
+        update: the update at which the worker began: a resumed run must not repeat its own first
+            episodes.
+
+    Returns:
+        64 random bits.
+    """
+    key = (zlib.crc32(role.encode()), index, life, update)
+    sequence = np.random.SeedSequence(run_seed, spawn_key=key)
+    return int(sequence.generate_state(1, np.uint64)[0])
+
+
+_FIRST_DELAY_SECONDS = 0.5
+_LONGEST_DELAY_SECONDS = 15.0
+
+
+def attempts(patience: float) -> Iterator[None]:
+    """Yield once for each attempt until `patience` seconds are over.
+
+    The pauses grow and are random, so that not all processes try at the same time.
+    """
+    end = time.monotonic() + patience
+    delay = _FIRST_DELAY_SECONDS
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, delay * random.uniform(0.5, 1.0)))
+        delay = min(2 * delay, _LONGEST_DELAY_SECONDS)
+        yield
+
 
 M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """How a worker reaches its driver.
+    """A worker's way to reach its driver.
 
     Attributes:
         address: of the driver, "host:port" or "unix:path".
@@ -70,7 +131,9 @@ class Contact:
 
 
 class LostTheDriver(SystemExit):
-    """The connection to the driver broke. It may be up again, or have a successor.
+    """The connection to the driver broke.
+
+    It may be up again, or have a successor.
 
     Attributes:
         incarnation: of the worker that lost it.
@@ -82,8 +145,7 @@ class LostTheDriver(SystemExit):
 
 
 class _GivenUp(BaseException):
-    """Somebody ended this worker before it was attached. Not an Exception, because any code may be
-    running."""
+    """A signal ended this worker before it was attached."""
 
 
 _SIGNALS = {
@@ -97,11 +159,13 @@ Inbox = Mailbox[Command | Detached]
 
 
 class _LeavingInbox(Inbox):
-    """The inbox of a worker that nobody else would end. `_LEAVE_SECONDS` after its last item the
-    process ends with status 1 and prints where it was, even if its main loop hangs.
+    """The inbox of a worker that would outlive its run.
+
+    `_LEAVE_SECONDS` after its last item the process ends with status 1 and prints where it was,
+    even if its main loop hangs.
 
     Args:
-        watched: whether nobody else would end it.
+        watched: whether no other process would end it.
     """
 
     def __init__(self, watched: bool) -> None:
@@ -151,9 +215,10 @@ def attach_and_run(
     *,
     devices: Sequence[str] = (),
     data_addresses: Sequence[str] = (),
-    episode_addresses: Sequence[str] = (),
 ) -> None:
-    """A worker's whole life. Exits with status 1, and says why, if something failed.
+    """Run a worker from its first attempt to attach until its end.
+
+    The process exits with status 1, and logs the reason, if something failed.
 
     Raises:
         LostTheDriver: the connection to the driver broke.
@@ -163,13 +228,13 @@ def attach_and_run(
     inbox = _LeavingInbox(watched=not contact.local)
     log = contact.log or WorkerLog(role)
     if not contact.local:
-        # A local worker is stopped by its driver; one on another host by whoever sends it a signal.
+        # A local worker is stopped by its driver; one on another host by a signal.
         for number, reason in heeded_signals().items():
             _give_up_on(number, reason)
     try:
         if not contact.local:
             log.info(f"dials the driver at {contact.address}")
-        attachment = _attach(contact, role, inbox, log, devices, data_addresses, episode_addresses)
+        attachment = _attach(contact, role, inbox, log, devices, data_addresses)
     except (AttachError, EndpointError, _GivenUp) as error:
         if not contact.local:
             for number in _SIGNALS:  # it leaves already
@@ -213,9 +278,10 @@ def _attach(
     log: WorkerLog,
     devices: Sequence[str],
     data_addresses: Sequence[str],
-    episode_addresses: Sequence[str],
 ) -> Attachment:
-    """Attach, and try again while the driver is busy. The process ends if an attempt hangs.
+    """Attach, and try again while the driver is busy.
+
+    The process ends if an attempt hangs.
 
     Raises:
         EndpointError, AttachError: as for an Attachment.
@@ -236,7 +302,6 @@ def _attach(
             predecessor=contact.predecessor,
             devices=devices,
             data_addresses=data_addresses,
-            episode_addresses=episode_addresses,
             local=contact.local,
             timeout=contact.timeout,
             tell=log.info,
@@ -253,7 +318,7 @@ def _attach(
 
 
 def heeded_signals() -> dict[signal.Signals, str]:
-    """The signals that end this worker. One that nohup started outlives its terminal."""
+    """The signals that end this worker; under nohup without SIGHUP."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return {each: why for each, why in _SIGNALS.items() if each != signal.SIGHUP or not ignored}
 
@@ -275,7 +340,9 @@ def _stop_on(number: signal.Signals, reason: str, inbox: Inbox) -> None:
 
 
 class CommandLoop:
-    """Carries out commands in order of arrival, except that a Stop goes first.
+    """Carries out commands in order of arrival.
+
+    A Stop goes first.
 
     A handler gets (command id, message) and returns the reply, or None if the reply comes later
     through `attachment.reply`. An exception in a handler answers the command, and ends the loop.
@@ -291,7 +358,9 @@ class CommandLoop:
         self._handlers[kind.DESCRIPTOR.full_name] = (kind, handler)
 
     def over(self) -> str:
-        """Why the loop should end now, or "". Ask this during long waits.
+        """The reason why the loop should end now, or "".
+
+        Ask this during long waits.
 
         Raises:
             ToldToFail: the driver stops this worker because of a failure.
@@ -311,11 +380,13 @@ class CommandLoop:
         return ""
 
     def waits(self, kind: type[M], which: Callable[[M], bool] = lambda _: True) -> bool:
-        """Whether a later command of this kind is waiting, or the loop should end now.
+        """Whether a later command of this kind waits.
+
+        It is also true if the loop should end now.
 
         Args:
             kind: of the command.
-            which: says of such a command whether it counts.
+            which: whether a command counts.
         """
         if self.over():
             return True
@@ -324,7 +395,7 @@ class CommandLoop:
         return any(each.body.Unpack(message) and which(message) for each in commands)
 
     def coming(self, kind: type[M]) -> M | None:
-        """The next command, if it has arrived and is of this kind. It stays in the queue."""
+        """The next command, if of this kind; it stays in the queue."""
         if self.over() or not self._waiting:
             return None
         command = self._waiting[0]
@@ -349,7 +420,7 @@ class CommandLoop:
     def _carry_out(self, command: Command) -> None:
         name = command.body.TypeName()
         if name not in self._handlers:
-            # A newer driver may send a command that this worker does not know; the driver must hear
+            # A newer driver may send a command that this worker does not know; the driver must know
             # about it.
             unknown = NotImplementedError(f"this worker knows no command {name!r}")
             return self._attachment.fail(command.command_id, unknown)

@@ -1,1 +1,1 @@
-"""The format of checkpoints, and reading them: all that a policy needs of a run."""
+"""Reads and writes checkpoints, without the rest of a run."""

@@ -1,4 +1,4 @@
-"""Checkpoints: an atomic cut of a run, and how to handle a damaged one.
+"""Checkpoints: atomic cuts of a run, and handling of damaged ones.
 
 A checkpoint is a directory, named after its update, with two files:
 
@@ -12,16 +12,93 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
+import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version as distribution_version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from juggler.runtime.checkpoints import tensor_file
+import ml_dtypes
+import numpy as np
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+
 from juggler.runtime.plain_files import read_json, read_plain
-from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.trees import Tree, leaves, unflatten
+
+#: The keys from the root of a tree down to an array or an empty branch.
+Keys: TypeAlias = tuple[str, ...]
+
+#: By their names in safetensors. It has more, which neither NumPy nor torch uses here.
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "I8": np.dtype(np.int8),
+    "I16": np.dtype("<i2"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+    "U8": np.dtype(np.uint8),
+    "U16": np.dtype("<u2"),
+    "U32": np.dtype("<u4"),
+    "U64": np.dtype("<u8"),
+    "F16": np.dtype("<f2"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+def encode_tree(tree: Tree) -> tuple[bytes, list[Keys]]:
+    """Encode a tree's arrays as a file; also return empty branches.
+
+    Raises:
+        ValueError: the tree has something that a file cannot hold; names it.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    empty: list[Keys] = []
+    for keys, array in leaves(tree):
+        name = "/".join(keys)
+        if any("/" in key for key in keys) or name == "__metadata__":
+            raise ValueError(f"{keys} is no name for an array")
+        if array is None:
+            empty.append(keys)
+            continue
+        little = array.dtype.newbyteorder("<")
+        if little not in _DTYPES.values():
+            raise ValueError(f"{name} has dtype {array.dtype}, which no checkpoint can hold")
+        # safetensors reads the memory as it is, and ignores the strides.
+        arrays[name] = np.asarray(array, dtype=little, order="C")
+    return safetensors.numpy.save(arrays), empty
+
+
+def decode_tree(content: bytes, empty: Iterable[Keys]) -> Tree:
+    """Decode the tree that `encode_tree` wrote, with writable arrays.
+
+    Raises:
+        ValueError: the content is not from `encode_tree`, or the empty branches are not of its
+            tree.
+    """
+    try:
+        # safetensors.numpy.load has no bfloat16, so the arrays are made here.
+        entries = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
+        arrays = [
+            (
+                tuple(name.split("/")),
+                np.ndarray(entry["shape"], _DTYPES[entry["dtype"]], buffer=entry["data"]),
+            )
+            for name, entry in sorted(entries, key=lambda entry: entry[0])
+        ]
+    except KeyError as error:
+        raise ValueError(f"dtype {error} is unknown") from error
+    except (safetensors.SafetensorError, TypeError, OverflowError) as error:
+        raise ValueError(str(error)) from error
+    return unflatten(arrays, empty)
+
 
 FORMAT: Final = 2  # format 1, of runs of one module, is read too
 STATE_FILE: Final = "state.safetensors"
@@ -54,7 +131,17 @@ _NAME = re.compile(r"(\d{9,})(\.replaced)?")
 #: Keys of earlier versions, which a checkpoint's run continues without: their old default, and
 #: what to do instead.
 RETIRED_KEYS: Final[Mapping[str, tuple[Any, str]]] = {
+    "max_learners": (64, "remove it: up to 64 learners take part at once"),
+    "max_times_sampled": (0, "remove it: a kept step leaves when newer ones need its room"),
+    "replay_remover": ("fifo", "remove it: the oldest kept steps leave for new ones"),
+    "replay_selector": (
+        "random",
+        "remove it: kept steps are drawn at random, alike or by priority_exponent; to learn from "
+        "each step once, in order, take impala or ppo",
+    ),
+    "requests_per_runner": (2, "remove it: two requests are in flight at each EnvRunner"),
     "trace": ("", "remove it: runs write no traces, and callbacks can follow a run's updates"),
+    "updates_in_flight": (2, "remove it: two updates are in flight at a learner"),
 }
 #: The fields of checkpoint.json that a `Checkpoint` has, and their types.
 FIELDS = {"version": list, "modules": dict, "counters": dict, "config": dict, "spaces": dict}
@@ -89,8 +176,7 @@ class Checkpoint:
     problems: tuple[str, ...] = ()  # of newer checkpoints that were skipped
 
     def let_go_of_arrays(self) -> None:
-        """Give their memory back, whoever still holds the checkpoint: a replay among them may be
-        large."""
+        """Free the arrays, for all holders of the checkpoint."""
         self.tree.clear()
 
     @property
@@ -127,21 +213,23 @@ class Checkpoint:
         return spaces
 
     def learned_of(self, module_id: str) -> Any:
-        """The branch of the tree with what a module's connectors had learned; {}: nothing."""
+        """What a module's connectors had learned, as a tree; {}: nothing."""
         learned = self.tree.get(CONNECTORS, {})
         if self.module_ids != (OLD_MODULE,) and isinstance(learned, Mapping):
             return learned.get(module_id, {})
         return learned
 
     def config_of(self, module_id: str) -> dict[str, Any]:
-        """The configuration, with what its table `modules` says of this one in place of the rest.
-        This is all that acting needs; where a module has an algorithm of its own, `RunConfig.of`
-        knows what that one learns with."""
+        """The configuration with a module's table `modules` merged in.
+
+        This is all that acting needs; if a module has its own algorithm, `RunConfig.of` knows its
+        keys.
+        """
         tables = self.config.get("modules", {})
         return {**self.config, **tables.get(self.settings_of(module_id), {})}
 
     def settings_of(self, module_id: str) -> str:
-        """The module of the configuration whose settings this one has; most have their own."""
+        """The module whose settings this one uses, mostly its own."""
         return str(self.modules.get(module_id, {}).get("settings_of", module_id))
 
 
@@ -183,7 +271,7 @@ def read(path: str | Path) -> Checkpoint:
 
 
 def read_or_warn(path: str | Path) -> Checkpoint:
-    """As `read`, with a warning for each newer checkpoint that is damaged, at the caller's caller.
+    """Call `read`, with a warning for each newer, damaged checkpoint.
 
     Raises:
         ValueError: as `read`.
@@ -270,7 +358,7 @@ def _verified(path: Path) -> Checkpoint:
     except (KeyError, TypeError) as error:
         raise CheckpointError(path, f"{RECORD_FILE} lacks fields: {error}") from error
     try:
-        tree = tensor_file.decode(state, empty)
+        tree = decode_tree(state, empty)
     except ValueError as error:
         raise CheckpointError(path, f"{STATE_FILE} is corrupt: {error}") from error
     if not (sound and _is_version(fields["version"]) and isinstance(tree, dict)):
@@ -302,10 +390,45 @@ def read_record(path: Path) -> dict[str, Any]:
             of_module = {key: record[key] for key in ("version", "extra") if key in record}
             record["modules"] = {OLD_MODULE: of_module}
         if isinstance(config := record.get("config"), dict):
-            record["config"] = {key: config[key] for key in config if key not in RETIRED_KEYS}
+            record["config"] = without_retired(config, _lost)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(path, f"{RECORD_FILE} is truncated or corrupt: {error}") from error
     return record
+
+
+def had_no_effect(key: str, value: Any) -> bool:
+    """Whether a retired key has its old default."""
+    return value in (RETIRED_KEYS[key][0], "none")
+
+
+def without_retired(
+    config: Mapping[str, Any], leave_out: Callable[[str, Any], bool] = had_no_effect
+) -> dict[str, Any]:
+    """Copy a configuration without its retired keys, also those of modules' tables.
+
+    Args:
+        config: flat.
+        leave_out: whether a retired key with this value is left out.
+    """
+    kept = {
+        key: value
+        for key, value in config.items()
+        if key not in RETIRED_KEYS or not leave_out(key, value)
+    }
+    if isinstance(tables := kept.get("modules"), Mapping):
+        kept["modules"] = {
+            name: without_retired(table, leave_out) if isinstance(table, Mapping) else table
+            for name, table in tables.items()
+        }
+    return kept
+
+
+def _lost(key: str, value: Any) -> bool:
+    """Drop a retired key, with a warning if its value mattered."""
+    if value is not None and not had_no_effect(key, value):
+        said = f"{key} = {value!r} of a checkpoint has no effect any more"
+        warnings.warn(f"{said}: {RETIRED_KEYS[key][1]}", stacklevel=2)
+    return True
 
 
 def _read_file(path: Path, name: str, size: int | None = None) -> bytes:
@@ -351,9 +474,149 @@ def newest_first(directory: Path) -> list[Path]:
 
 
 def version_of(path: Path) -> tuple[float, float]:
-    """The version of the weights in a checkpoint; infinite if it cannot be read."""
+    """Version of the weights in a checkpoint; infinite if unreadable."""
     try:
         version = read_record(path)["version"]
         return (version[0], version[1]) if _is_version(version) else (math.inf, math.inf)
     except (CheckpointError, KeyError):
         return (math.inf, math.inf)
+
+
+_VERSION = distribution_version("juggler")
+_TEMPORARY = re.compile(r"\.\d{9,}(\.replaced)?\.tmp")
+
+
+def write(directory: Path, checkpoint: Checkpoint, keep: int = 3) -> Path:
+    """Write a checkpoint, whole or not at all, and delete outdated ones.
+
+    A power failure at any moment leaves a good checkpoint, because files are complete and on the
+    disk before they get their name. A checkpoint of the same update is replaced.
+
+    Args:
+        directory: the `checkpoints` directory of a run; created if it is missing.
+        checkpoint: the state to write.
+        keep: number of checkpoints to keep, with the new one. Damaged ones are deleted and do not
+            count.
+
+    Returns:
+        The directory of the new checkpoint.
+
+    Raises:
+        CheckpointError: the disk refuses, or a value cannot be stored in a checkpoint.
+    """
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1, not {keep}")
+    target = directory / f"{checkpoint.version[1]:09d}"
+    temporary = directory / f".{target.name}.tmp"
+    try:
+        state, empty = encode_tree(checkpoint.tree)
+        record = _encode_record(checkpoint, state, empty)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(target, f"cannot be written: {error}") from error
+    try:
+        if not directory.is_dir():
+            directory.mkdir(parents=True)
+            _sync_directory(directory.parent)
+        _delete_half_done(directory)
+        try:
+            temporary.mkdir()
+            write_synced(temporary / STATE_FILE, state)
+            write_synced(temporary / RECORD_FILE, record)
+            _sync_directory(temporary)
+            _rename_over(temporary, target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        _sync_directory(directory)
+        _delete_outdated(directory, target, keep)
+    except OSError as error:
+        raise CheckpointError(target, f"cannot be written: {error}") from error
+    return target
+
+
+def adopt(candidate: Path, directory: Path, keep: int = 3) -> Path:
+    """Move a checkpoint into a directory as its newest.
+
+    Newer and outdated ones are deleted. At every moment, the directory has a good checkpoint.
+
+    Args:
+        candidate: a checkpoint on the same disk.
+        directory: the `checkpoints` directory of a run.
+        keep: as in `write`.
+
+    Raises:
+        CheckpointError: the disk refuses.
+    """
+    target = directory / candidate.name
+    try:
+        version = version_of(candidate)
+        _delete_half_done(directory)
+        newer = [path for path in newest_first(directory) if version_of(path) > version]
+        _rename_over(candidate, target)
+        _sync_directory(directory)
+        for path in newer:
+            _delete(path)
+        _delete_outdated(directory, target, keep)
+    except OSError as error:
+        raise CheckpointError(target, f"cannot be written: {error}") from error
+    return target
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file and wait until it is on the disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _encode_record(checkpoint: Checkpoint, state: bytes, empty: list[tuple[str, ...]]) -> bytes:
+    record = {
+        "format": FORMAT,
+        "juggler_version": _VERSION,
+        "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **{name: getattr(checkpoint, name) for name in FIELDS},
+        "empty_branches": empty,
+        "files": {STATE_FILE: {"size": len(state), "sha256": hashlib.sha256(state).hexdigest()}},
+    }
+    record = json.loads(json.dumps(record))  # as it will be read: string keys, and lists for tuples
+    return json.dumps({**record, "sha256": digest(record)}, indent=2).encode()
+
+
+def _rename_over(temporary: Path, target: Path) -> None:
+    # A directory cannot be replaced in one step. Between the two renames, the old checkpoint has
+    # another name, which readers know.
+    if target.exists():
+        replaced = target.with_name(target.name + ".replaced")
+        if replaced.exists():
+            shutil.rmtree(replaced)
+        target.rename(replaced)
+    temporary.rename(target)
+
+
+def _delete_half_done(directory: Path) -> None:
+    """Delete what a process was writing or deleting when it was killed."""
+    for stale in [path for path in directory.iterdir() if _TEMPORARY.fullmatch(path.name)]:
+        shutil.rmtree(stale)
+
+
+def _delete_outdated(directory: Path, newest: Path, keep: int) -> None:
+    others = [path for path in newest_first(directory) if path != newest]
+    kept = [p for p in others if p.suffix != ".replaced" and math.isfinite(version_of(p)[1])]
+    for path in others:
+        if path not in kept[: keep - 1]:
+            _delete(path)
+
+
+def _delete(path: Path) -> None:
+    # Renamed first, so that a half-deleted checkpoint is not taken for a damaged one.
+    path.rename(temporary := path.with_name(f".{path.name}.tmp"))
+    shutil.rmtree(temporary)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

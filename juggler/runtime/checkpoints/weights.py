@@ -1,15 +1,18 @@
-"""The weights in a checkpoint, for a run or a script's learner to begin with."""
+"""Weights of checkpoints, for initialization and for modules that only play."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from numpy.typing import NDArray
 
-from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError, read
+from juggler.runtime.wire.trees import Tree, leaves
 
 #: Arrays by the names of parameters and buffers, by module id.
 Weights = dict[str, dict[str, NDArray[Any]]]
@@ -18,7 +21,7 @@ ACTING: Final = "acting"
 
 
 class NoSuchWeights(ValueError):
-    """A pattern matches no parameter of a checkpoint; says which parameters there are."""
+    """A pattern matches no parameter; the error lists what exists."""
 
 
 def read_weights(checkpoint: str | Path, parameters: Sequence[str] = ()) -> Weights:
@@ -42,8 +45,7 @@ def read_weights(checkpoint: str | Path, parameters: Sequence[str] = ()) -> Weig
 def weights_of(
     checkpoint: Checkpoint, parameters: Sequence[str] = (), *, acting: bool = False
 ) -> Weights:
-    """The same as `read_weights`, for a checkpoint in memory; or with the parameters to act with,
-    where these are not the trained ones."""
+    """`read_weights` of a checkpoint in memory, optionally for acting."""
     found = weights_in(checkpoint.tree, acting=acting)
     if not found:
         where = checkpoint.path or Path("in memory")
@@ -69,16 +71,21 @@ def weights_of(
 
 
 def weights_in(tree: Mapping[str, Any], *, acting: bool = False) -> Weights:
-    """The parameters and buffers in the states of learners: those that are trained, or those to act
-    with."""
+    """Parameters and buffers in learners' states, trained or for acting."""
     found: Weights = {}
-    for module_id, name, array in _weights(tree, acting=acting):
-        found.setdefault(module_id, {})[name] = array
+    for unit_id, unit in tree.items():
+        if not isinstance(unit, Mapping) or not isinstance(unit.get("parameters"), Mapping):
+            continue  # what connectors have learned, or what a core of a user's own keeps
+        trained = {**unit["parameters"], **unit.get("buffers", {})}
+        for full, array in (acting_arrays(unit) if acting else trained).items():
+            # Parts that modules share belong to the first module that has them.
+            module_id, _, name = full.rpartition(":")
+            found.setdefault(module_id or unit_id, {})[name] = array
     return found
 
 
 def acting_arrays(unit: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters to act with, and the buffers, in the state of a parameter group.
+    """Acting parameters and buffers in a parameter group's state.
 
     Raises:
         KeyError: it has none.
@@ -91,13 +98,116 @@ def is_named(pattern: str, full: str) -> bool:
     return fnmatchcase(full, pattern) or fnmatchcase(full.partition(":")[2], pattern)
 
 
-def _weights(tree: Mapping[str, Any], *, acting: bool) -> Iterator[tuple[str, str, NDArray[Any]]]:
-    """(module id, name, array) of every parameter and buffer; shared ones belong to the first
-    module that has them."""
-    for unit_id, unit in tree.items():
-        if not isinstance(unit, Mapping) or not isinstance(unit.get("parameters"), Mapping):
-            continue  # what connectors have learned, or what a core of somebody's own keeps
-        trained = {**unit["parameters"], **unit.get("buffers", {})}
-        for full, array in (acting_arrays(unit) if acting else trained).items():
-            module_id, _, name = full.rpartition(":")
-            yield module_id or unit_id, name, array
+#: Keys in the table of a module that only plays.
+TRAIN: Final = "train"
+FROM: Final = "from"
+DIGEST: Final = "digest"
+#: The directory in a run's with a checkpoint for each of these modules.
+DIRECTORY: Final = "frozen"
+#: Arrays by name that the module plays with; CONNECTORS is what its connectors had learned.
+WEIGHTS: Final = "weights"
+
+
+def tree_digest(tree: Tree) -> str:
+    """SHA-256 of a tree's names, dtypes, shapes and numbers, order-independent."""
+    total = hashlib.sha256()
+    for path, array in sorted(leaves(tree), key=lambda leaf: leaf[0]):
+        what = (path, None) if array is None else (path, str(array.dtype), array.shape)
+        total.update(repr(what).encode())
+        if array is not None:
+            total.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
+    return total.hexdigest()
+
+
+def playing_tree(checkpoint: Checkpoint, module_id: str) -> dict[str, Tree]:
+    """All that a module of a checkpoint plays with.
+
+    Raises:
+        CheckpointError: it has no weights by name.
+    """
+    weights = weights_of(checkpoint, acting=True).get(module_id)
+    if weights is None:
+        where = checkpoint.path or Path("in memory")
+        raise CheckpointError(where, f"has no weights of module {module_id!r}")
+    return {WEIGHTS: dict(weights), CONNECTORS: checkpoint.learned_of(module_id)}
+
+
+def playing_trees(checkpoint: Checkpoint) -> dict[str, dict[str, Tree]]:
+    """Acting weights of all trained modules, by module id.
+
+    Modules without named weights are left out.
+    """
+    states = {module_id: checkpoint.tree.get(module_id) for module_id in checkpoint.module_ids}
+    return {
+        module_id: {
+            WEIGHTS: acting_arrays(state),
+            CONNECTORS: checkpoint.learned_of(module_id),
+        }
+        for module_id, state in states.items()
+        if isinstance(state, Mapping) and isinstance(state.get("parameters"), Mapping)
+    }
+
+
+def place_and_module(text: str) -> tuple[Path, str | None] | None:
+    """Parse "PATH" or "PATH:MODULE"; None if there is no such path."""
+    path, _, module_id = text.rpartition(":")
+    if Path(text).exists():
+        return Path(text), None
+    return (Path(path), module_id) if path and Path(path).exists() else None
+
+
+def is_frozen(table: object) -> bool:
+    """Whether a module is not trained, by its table in a configuration."""
+    return isinstance(table, Mapping) and table.get(TRAIN, True) is False
+
+
+def run_of(checkpoint: Path) -> Path:
+    """Directory of the run a checkpoint is in, if not moved."""
+    return checkpoint.resolve().parent.parent
+
+
+def module_in(checkpoint: Checkpoint, wanted: str | None = None) -> tuple[Checkpoint, str]:
+    """Find a module of a run: its weights' checkpoint, its id.
+
+    Weights of a module that is not trained are in the directory of the run or, if the checkpoint
+    was moved, where the run had them from.
+
+    Args:
+        checkpoint: of the run.
+        wanted: the id of the module; None: the only one that is trained.
+
+    Raises:
+        CheckpointError: there is no such module, or its weights are gone.
+    """
+    table: Any = checkpoint.config.get("modules", {}).get(wanted, {})
+    if not is_frozen(table):
+        return checkpoint, checkpoint.module_id(wanted)
+    where = checkpoint.path or Path("in memory")
+    kept = run_of(where) / DIRECTORY / str(wanted)
+    if kept.is_dir():
+        return read_module(str(kept))
+    try:
+        found = read_module(table[FROM])
+        if (digest := tree_digest(playing_tree(*found))) != table.get(DIGEST, digest):
+            raise CheckpointError(Path(table[FROM]), "other weights are there now")
+        return found
+    except CheckpointError as error:
+        raise CheckpointError(
+            where,
+            f"module {wanted!r} was not trained, and what it played with is neither in {kept} nor "
+            f"where it came from: {error}",
+        ) from error
+
+
+def read_module(text: str) -> tuple[Checkpoint, str]:
+    """Read the module that "PATH" or "PATH:MODULE" names.
+
+    Returns:
+        The checkpoint that has its weights, and its id there.
+
+    Raises:
+        CheckpointError: there is no checkpoint, it is damaged, or it has no such module, or several
+            where none is named.
+    """
+    place, module_id = place_and_module(text) or (Path(text), None)
+    return module_in(read(place), module_id)

@@ -1,16 +1,198 @@
-"""The connectors of a run, as a config. No torch here, because the driver reads it too."""
+"""The connectors of a run as a config, without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Final, Literal, get_args
 
-from juggler.runtime.connectors.built_in import BUILT_IN, DEFAULTS, PLACES, Place
-from juggler.runtime.connectors.pipeline import Piece, Pipeline
 from juggler.runtime.modules.by_name import SCRIPT
 from juggler.runtime.nearest import nearest
 from juggler.runtime.wrong_value import wrong_where
+
+Place = Literal["env_to_module", "module_to_env", "learner"]
+PLACES: Final[tuple[Place, ...]] = get_args(Place)
+
+_HERE = "juggler.runtime.connectors"
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """A connector that ships.
+
+    Attributes:
+        place: the pipeline it belongs to.
+        path: package.module:Class.
+        options: names of its options.
+        runner_half: the connector that a learner's piece needs in the EnvRunners; it gets the
+            options that both have, and is added without being asked for.
+    """
+
+    place: Place
+    path: str
+    options: tuple[str, ...] = field(default=())
+    runner_half: str = ""
+
+
+BUILT_IN: Final[dict[str, BuiltIn]] = {
+    "flatten": BuiltIn("env_to_module", f"{_HERE}.encoding:Flatten"),
+    "one_hot": BuiltIn("env_to_module", f"{_HERE}.encoding:OneHot"),
+    "mean_std_filter": BuiltIn(
+        "env_to_module", f"{_HERE}.encoding:MeanStdFilter", ("clip", "epsilon")
+    ),
+    "frame_stack": BuiltIn("env_to_module", f"{_HERE}.contexts:FrameStack", ("k",)),
+    "previous_actions_and_rewards": BuiltIn(
+        "env_to_module", f"{_HERE}.contexts:PreviousActionsAndRewards"
+    ),
+    "discounted_returns": BuiltIn(
+        "env_to_module", f"{_HERE}.learning:DiscountedReturns", ("gamma",)
+    ),
+    "clip_actions": BuiltIn("module_to_env", f"{_HERE}.encoding:ClipActions"),
+    "rescale_actions": BuiltIn("module_to_env", f"{_HERE}.encoding:RescaleActions"),
+    "clip_rewards": BuiltIn("learner", f"{_HERE}.learning:ClipRewards", ("limit",)),
+    "scale_rewards": BuiltIn("learner", f"{_HERE}.learning:ScaleRewards", ("factor",)),
+    "normalize_rewards": BuiltIn(
+        "learner",
+        f"{_HERE}.learning:NormalizeRewards",
+        ("gamma", "limit", "epsilon"),
+        runner_half="discounted_returns",
+    ),
+    "next_observations": BuiltIn("learner", f"{_HERE}.learning:NextObservations"),
+    "returns_to_go": BuiltIn("learner", f"{_HERE}.learning:ReturnsToGo", ("gamma",)),
+}
+
+#: The default pieces of each pipeline.
+DEFAULTS: Final[dict[Place, tuple[str, ...]]] = {
+    "env_to_module": (),
+    "module_to_env": ("clip_actions",),
+    "learner": (),
+}
+
+
+_OWN: Final = "your own must be named as 'package.module:Class'"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One connector of a pipeline, before it is built.
+
+    Attributes:
+        use: a built-in's name, or package.module:Class.
+        name: its name in the pipeline.
+        options: its options.
+    """
+
+    use: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: object) -> Piece:
+        """Parse a piece: a name, a class, or a table.
+
+        The table has the name or class as "use", perhaps a "name", and the options that it is built
+        with.
+
+        Raises:
+            ValueError: it names no connector, or a built-in has no such option.
+        """
+        table = dict(given) if isinstance(given, Mapping) else {"use": given}
+        use, name = table.pop("use", None), table.pop("name", None)
+        if isinstance(use, type):
+            use = class_path(use)
+        if not isinstance(use, str):
+            raise ValueError(
+                f"a connector is a name, or a table that has one under 'use', not {given!r}"
+            )
+        if use not in BUILT_IN and ":" not in use:
+            raise ValueError(f"there is no connector {use!r}{nearest(use, BUILT_IN, own=_OWN)}")
+        if name is not None and (not isinstance(name, str) or not name or "/" in name):
+            raise ValueError(f"the name of connector {use!r} must be a word, not {name!r}")
+        if use in BUILT_IN:
+            check_options(use, table, BUILT_IN[use].options)
+        return cls(use, name or use.rpartition(":")[2].rpartition(".")[2], table)
+
+    @property
+    def path(self) -> str:
+        """The connector's class, as package.module:Class."""
+        return BUILT_IN[self.use].path if self.use in BUILT_IN else self.use
+
+
+def _index(pieces: Sequence[Piece], where: object) -> int:
+    """The index of the piece with this name or class."""
+    wanted = class_path(where) if isinstance(where, type) else where
+    if not isinstance(wanted, str):
+        raise ValueError(f"a connector is found by its name or its class, not by {where!r}")
+    found = [k for k, each in enumerate(pieces) if wanted in (each.name, each.path, each.use)]
+    if len(found) == 1:
+        return found[0]
+    names = [piece.name for piece in pieces]
+    if found:
+        which = ", ".join(repr(names[index]) for index in found)
+        raise ValueError(f"{len(found)} connectors are {wanted!r}: name one of {which}")
+    short = wanted.rpartition(":")[2]
+    raise ValueError(f"the pipeline has no connector {short!r}{nearest(short, names)}")
+
+
+def _apply(pieces: list[Piece], entry: object) -> None:
+    """Change a pipeline according to one entry of its list."""
+    table = entry if isinstance(entry, Mapping) else {"use": entry}
+    placing = {key: table[key] for key in _PLACING if key in table}
+    rest = {key: value for key, value in table.items() if key not in _PLACING}
+    if len(placing) > 1:
+        raise ValueError(f"one of {', '.join(map(repr, placing))} can be, not all: {dict(table)}")
+    index = len(pieces)
+    match placing:
+        case {"remove": where}:
+            if rest:
+                raise ValueError(f"'remove' stands alone in its table, not with {sorted(rest)}")
+            del pieces[_index(pieces, where)]
+            return
+        case {"before": where}:
+            index = _index(pieces, where)
+        case {"after": where}:
+            index = _index(pieces, where) + 1
+        case {"first": True}:
+            index = 0
+    piece = Piece.of(rest if isinstance(entry, Mapping) else entry)
+    if any(piece.name == other.name for other in pieces):
+        raise ValueError(
+            f"two connectors are called {piece.name!r}: give one of them another 'name'"
+        )
+    pieces.insert(index, piece)
+
+
+def class_path(connector: type[Any]) -> str:
+    """A class as package.module:Class."""
+    return f"{connector.__module__}:{connector.__qualname__}"
+
+
+def own_connectors(keys: dict[str, Any]) -> dict[str, type[Any]]:
+    """Replace connector classes in `keys` by names; return them by name."""
+    own: dict[str, type[Any]] = {}
+    if "connectors" in keys:
+        keys["connectors"] = _with_names(keys["connectors"], own)
+    return own
+
+
+def _with_names(value: Any, own: dict[str, type[Any]]) -> Any:
+    if isinstance(value, type):
+        own[class_path(value)] = value
+        return class_path(value)
+    if isinstance(value, dict):
+        return {key: _with_names(each, own) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_names(each, own) for each in value]
+    return value
+
+
+def check_options(name: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ValueError if the connector has no such option name."""
+    known = list(known)
+    for option in options:
+        if option not in known:
+            raise ValueError(f"connector {name!r} has no option {option!r}{nearest(option, known)}")
+
 
 #: Keys of a piece's table that place it in a pipeline. The others are "use", "name" and options.
 _PLACING = ("first", "before", "after", "remove")
@@ -38,8 +220,8 @@ class ConnectorsConfig:
     epsilon), frame_stack (k), previous_actions_and_rewards."""
 
     module_to_env: list[str | dict[str, Any]] = field(default_factory=list)
-    """From the policy's actions to the environment's: clip_actions, which is there by default, and
-    rescale_actions, which maps [-1, 1] to the bounds of a Box."""
+    """From the policy's actions to the environment's: clip_actions, the default, and
+    rescale_actions, from [-1, 1] to the bounds of a Box."""
 
     learner: list[str | dict[str, Any]] = field(default_factory=list)
     """From batches to what the algorithm learns from: clip_rewards (limit), scale_rewards (factor),
@@ -61,7 +243,8 @@ class ConnectorsConfig:
         return config
 
     def validate(self) -> None:
-        """
+        """Check the pipelines.
+
         Raises:
             ValueError: a pipeline is not possible; names the piece, and the nearest right one.
         """
@@ -74,16 +257,15 @@ class ConnectorsConfig:
         for place in PLACES:
             self.pipeline(place)
 
-    def pipeline(self, place: Place) -> Pipeline:
-        """One of the three pipelines, with its default pieces and those that other pieces need in
-        it.
+    def pipeline(self, place: Place) -> list[Piece]:
+        """The pieces of a pipeline: defaults, its own, and required ones.
 
         Raises:
             ValueError: as `validate`.
         """
         halves = self._runner_halves() if place == "env_to_module" else []
         try:
-            pipeline = Pipeline(DEFAULTS[place])
+            pipeline = [Piece.of(name) for name in DEFAULTS[place]]
             for entry in getattr(self, place):
                 _apply(pipeline, entry)
             for half in halves:
@@ -106,7 +288,7 @@ class ConnectorsConfig:
     def must_be_given_again(
         self, own: Mapping[str, type[Any]], places: Sequence[Place] = PLACES
     ) -> None:
-        """Check that every connector class of a script is available in this process.
+        """Check that a script's connector classes are available here.
 
         Args:
             own: classes of this process, by the names that stand for them in a configuration.
@@ -139,44 +321,14 @@ class ConnectorsTable:
     """The table `connectors` of a run."""
 
     connectors: dict[str, Any] = field(default_factory=dict)
-    """The pieces of the three pipelines between environment, module and learner: a table in a file,
-    JSON on the command line."""
+    """Connectors of the three pipelines between environment, module and learner: a table, or JSON
+    on the command line."""
 
     def parsed(self) -> ConnectorsConfig:
-        """
-        Raises:
-            ValueError: as `ConnectorsConfig.parse`.
-        """
+        """Parse the table; raises as `ConnectorsConfig.parse`."""
         return ConnectorsConfig.parse(self.connectors)
 
     def validate(self) -> None:
-        """
-        Raises:
-            ValueError: as `ConnectorsConfig.parse`.
-        """
+        """Check the table; raises as `ConnectorsConfig.parse`."""
         with wrong_where("connectors"):
             self.parsed()
-
-
-def _apply(pipeline: Pipeline, entry: object) -> None:
-    """Change a pipeline according to one entry of its list."""
-    if not isinstance(entry, Mapping):
-        pipeline.append(entry)  # type: ignore[arg-type]  # it checks the type itself
-        return
-    placing = {key: entry[key] for key in _PLACING if key in entry}
-    piece = {key: value for key, value in entry.items() if key not in _PLACING}
-    if len(placing) > 1:
-        raise ValueError(f"one of {', '.join(map(repr, placing))} can be, not all: {dict(entry)}")
-    match placing:
-        case {"remove": where}:
-            if piece:
-                raise ValueError(f"'remove' stands alone in its table, not with {sorted(piece)}")
-            pipeline.remove(where)
-        case {"before": where}:
-            pipeline.insert_before(where, piece)
-        case {"after": where}:
-            pipeline.insert_after(where, piece)
-        case {"first": True}:
-            pipeline.prepend(piece)
-        case _:
-            pipeline.append(piece)

@@ -1,4 +1,4 @@
-"""What a connector is: one class for each place it may stand in.
+"""The kinds of connectors: one class for each place.
 
                       EnvRunner                                      learner
     environment ─▶ ObservationConnector ─▶ the batch ──────────▶ the batch
@@ -76,14 +76,14 @@ class MergeableConnector(ObservationConnector):
 
     @abstractmethod
     def watch(self, observations: Any) -> None:
-        """Remember the observations [N, ...] of one step of a fragment, before they are changed.
+        """Remember the unchanged observations [N, ...] of one step.
 
         The array may change after the call.
         """
 
     @abstractmethod
     def take_delta(self, live: NDArray[np.bool_]) -> Tree:
-        """The moments of what was watched since the last call, which is then forgotten.
+        """Return and reset the moments watched since the last call.
 
         Args:
             live: [N, T], the steps that count.
@@ -101,13 +101,15 @@ class MergeableConnector(ObservationConnector):
         """Use these moments from now on."""
 
     def numbers(self) -> dict[str, NDArray[Any]]:
-        """The arrays that calls use of the moments, by names that are identifiers. They are the
-        argument of `with_numbers` where a policy acts elsewhere; a connector without both methods
-        cannot be exported."""
+        """The arrays that calls use of the moments, by name.
+
+        Names are identifiers. They are the argument of `with_numbers` where a policy acts
+        elsewhere; a connector without both methods cannot be exported.
+        """
         raise NotImplementedError(f"connector {type(self).__name__} has no numbers()")
 
     def with_numbers(self, observations: Any, numbers: Mapping[str, Tensor]) -> Any:
-        """New observations [B, ...], as a call would make them with `numbers`, in tensors."""
+        """New observations [B, ...] as tensors, from `numbers`."""
         raise NotImplementedError(f"connector {type(self).__name__} has no with_numbers()")
 
 
@@ -125,7 +127,7 @@ class NotFinite(ValueError):
 
 
 class ContextConnector(Connector, ABC):
-    """Adds what came before to an observation, such as earlier frames or the last action.
+    """Adds the past to an observation: frames, or the last action.
 
     Batches hold the plain observation and, for each row, the context at its start. The EnvRunner
     adds context step by step (NumPy), the learner for whole rows at once (torch, on its device);
@@ -141,8 +143,10 @@ class ContextConnector(Connector, ABC):
 
     @abstractmethod
     def initial(self, observations: Any) -> Any:
-        """The context [B, ...] at the start of episodes with these first observations [B, ...], in
-        newly allocated memory."""
+        """The context [B, ...] at the start of episodes, newly allocated.
+
+        Takes their first observations [B, ...].
+        """
 
     @abstractmethod
     def __call__(self, observations: Any, context: Any) -> Any:
@@ -163,7 +167,7 @@ class ContextConnector(Connector, ABC):
 
     @abstractmethod
     def over_rows(self, columns: Columns, context: Any) -> Columns:
-        """The batch with observations, last and final observations as the module sees them.
+        """The batch with all observations as the module sees them.
 
         What the module sees after a row's end, or at a step that is not live, is not used if the
         step before ended an episode.
@@ -189,8 +193,10 @@ class ActionConnector(Connector, ABC):
         """New actions for actions [N, ...], which stay as they are."""
 
     def undo(self, actions: Any) -> Any:
-        """Actions [N, ...] for which a call gives these, to learn from a data set, which has those
-        of the environment."""
+        """Actions [N, ...] for which a call gives these.
+
+        A data set has the environment's actions.
+        """
         raise NotImplementedError(
             f"connector {type(self).__name__} has no undo(), which says what the policy would have "
             "chosen for an action in a data set: write it, or leave the connector out"
@@ -198,13 +204,14 @@ class ActionConnector(Connector, ABC):
 
 
 class LearnerConnector(Connector, ABC):
-    """In a learner, changes a batch on its device before the algorithm learns from it.
+    """Changes a learner's batch on its device before the algorithm.
 
     Attributes:
         sums: sums over a batch -> the same over the batches of all learners that make the update
-            together, elementwise; set by the learner. Whoever estimates something from batches
-            sends its sums through it, so that all learners have the estimate that one learner of
-            all batches would have. It must be called as often at each of them: once in `__call__`.
+            together, elementwise; set by the learner. A connector that estimates something from
+            batches sends its sums through it, so that all learners have the estimate that one
+            learner of all batches would have. It must be called as often at each of them: once in
+            `__call__`.
         uses_observations: whether a call looks at observations or changes them.
     """
 

@@ -15,7 +15,7 @@ from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.trees import Path
 
-#: The key of the environment's observation, where others were added beside it.
+#: The key of the environment's observation, if others were added.
 OBSERVATION: Final = "observation"
 
 #: The dtypes in which policies act, by the kind of numbers in an action space.
@@ -28,14 +28,14 @@ _ACTED: Final[dict[str, type[np.generic]]] = {
 
 
 def acted_dtype(space: Space[Any]) -> type[np.generic]:
-    """The dtype in which policies act for a leaf of an action space; the leaf's own may differ."""
+    """The dtype in which policies act for an action leaf."""
     if isinstance(space, spaces.MultiBinary):
         return np.int8
     return _ACTED[np.dtype(space.dtype).kind]
 
 
 def observed_leaves(space: Space[Any]) -> dict[Path, Space[Any]]:
-    """The leaves of an observation space by path, without those of an action mask.
+    """The observation leaves by path, without action masks.
 
     Raises:
         UnsupportedSpace: there is no encoding for the space.
@@ -49,7 +49,7 @@ def holds_masks(space: Space[Any]) -> bool:
 
 
 def at(tree: Any, path: Path) -> Any:
-    """The array of a tree, or the leaf of a space, at a path."""
+    """The array of a tree, or the leaf of a space."""
     for key in path:
         tree = tree[key]
     return tree
@@ -84,14 +84,14 @@ def space_with(space: Space[Any], leaves: Mapping[Path, Space[Any]]) -> Space[An
 
 
 def in_dtype(values: Any, dtype: Any) -> Any:
-    """An array or a tensor in a NumPy dtype, copied only if it had another one."""
+    """An array or tensor in a dtype, copied only if needed."""
     if isinstance(values, Tensor):
         return values.to(torch.from_numpy(np.empty(0, dtype)).dtype)
     return np.asarray(values, dtype)
 
 
 def beside(tensor: Tensor, array: NDArray[Any]) -> Tensor:
-    """An array [...] as a tensor [...] on the device of another one."""
+    """An array [...] as a tensor on another tensor's device."""
     return torch.from_numpy(array).to(tensor.device)
 
 
@@ -103,7 +103,7 @@ def joined(parts: Sequence[Any], axis: int) -> Any:
 
 
 class LeafFunctions:
-    """Functions for single arrays of a tree, by path. Other arrays stay as they are."""
+    """Functions for single arrays of a tree; others stay."""
 
     def __init__(self, functions: Mapping[Path, Callable[[Any], Any]]) -> None:
         self.functions = dict(functions)

@@ -1,25 +1,116 @@
-"""The state of connectors that EnvRunners gather and the driver merges. No torch here.
-
-It is a tree: name of a connector -> … -> moments. The driver knows nothing else about it, so a
-user's connectors need not be importable where the driver runs.
-"""
+"""Moments from EnvRunners that the driver merges, without torch."""
 
 from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
 
 from juggler.runtime.checkpoints.checkpoint import (
     OLD_MODULE,
     Checkpoint,
     CheckpointError,
 )
-from juggler.runtime.connectors.moments import Moments, is_moments
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Path, Tree, path_name
 from juggler.runtime.wire.v1 import training_pb2
+
+#: The keys of moments in a tree.
+KEYS = frozenset({"count", "mean", "m2"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """The mean and the variance of samples [...], for each number separately.
+
+    Two of them are merged with the pairwise formula of Chan, Golub & LeVeque 1979, "Updating
+    Formulae and a Pairwise Algorithm for Computing Sample Variances". It stays accurate when
+    deviations are small compared with the mean; sums of squares do not (Chan, Golub & LeVeque 1983,
+    "Algorithms for Computing the Sample Variance: Analysis and Recommendations").
+    """
+
+    count: NDArray[np.float64]  # []
+    mean: NDArray[np.float64]  # [...]
+    m2: NDArray[np.float64]  # [...] sum of squared deviations from the mean
+
+    @classmethod
+    def none(cls, shape: tuple[int, ...]) -> Moments:
+        """The moments of no samples."""
+        return cls(np.zeros(()), np.zeros(shape), np.zeros(shape))
+
+    @classmethod
+    def of(cls, samples: NDArray[np.generic]) -> Moments:
+        """The moments of samples [B, ...], computed in two passes."""
+        if not len(samples):
+            return cls.none(samples.shape[1:])
+        x = samples.astype(np.float64)  # [B, ...]
+        mean = x.mean(0)  # [...]
+        m2 = np.square(x - mean).sum(0)  # [...]
+        return cls(np.array(float(len(x))), np.asarray(mean), np.asarray(m2))
+
+    def merged(self, other: Moments) -> Moments:
+        """The moments of the samples behind both."""
+        if not other.count:
+            return self
+        if not self.count:
+            return other
+        count = self.count + other.count  # []
+        share = other.count / count  # []
+        apart = other.mean - self.mean  # [...]
+        return Moments(
+            np.asarray(count),
+            np.asarray(self.mean + apart * share),
+            np.asarray(self.m2 + other.m2 + np.square(apart) * (self.count * share)),
+        )
+
+    @property
+    def variance(self) -> NDArray[np.float64]:
+        """The variance of the samples themselves [...]; 0 if there are none."""
+        return np.asarray(self.m2 / np.maximum(self.count, 1))
+
+    def to_tree(self) -> dict[str, Tree]:
+        return {"count": self.count, "mean": self.mean, "m2": self.m2}
+
+    @classmethod
+    def from_tree(cls, tree: Tree) -> Moments:
+        """The moments in a tree from an untrusted source.
+
+        Raises:
+            ValueError: the tree does not hold moments, or no samples could have these.
+        """
+        if not is_moments(tree):
+            raise ValueError(f"moments are the arrays {sorted(KEYS)}")
+        arrays = {key: np.asarray(array) for key, array in dict(tree).items()}
+        for key, array in arrays.items():
+            if array.dtype != np.float64:
+                raise ValueError(f"{key!r} of moments must be float64, not {array.dtype}")
+            if not np.isfinite(array).all():
+                raise ValueError(f"{key!r} of moments holds what is not finite")
+        moments = cls(**arrays)
+        if moments.count.shape or moments.mean.shape != moments.m2.shape:
+            raise ValueError(
+                f"moments of shapes {moments.count.shape}, {moments.mean.shape} and "
+                f"{moments.m2.shape} do not belong together"
+            )
+        if moments.count < 0 or (moments.m2 < 0).any():
+            raise ValueError("moments with a negative count or sum of squares")
+        return moments
+
+
+def is_moments(tree: object) -> TypeGuard[Mapping[str, NDArray[np.generic]]]:
+    """Whether this branch of a tree has the form that `Moments.to_tree` makes."""
+    return (
+        isinstance(tree, Mapping)
+        and tree.keys() == KEYS
+        and all(isinstance(array, np.ndarray) for array in tree.values())
+    )
+
 
 #: The largest state, which has to fit into one message.
 MAX_STATE_BYTES = MAX_MESSAGE_BYTES // 2
@@ -39,8 +130,10 @@ def merge(one: State, other: State) -> State:
 
 
 def connector_branch(states: Mapping[str, State]) -> State:
-    """The branch of a checkpoint's tree for what connectors have learned, by module id; {} where
-    they have learned nothing. The module of a run with only one, "default", has it to itself."""
+    """A checkpoint's branch for connectors, by module id; {}: nothing learned.
+
+    The module "default" of a run with only one has it to itself.
+    """
     if set(states) == {OLD_MODULE}:
         return states[OLD_MODULE]
     return {module_id: state for module_id, state in states.items() if state}
@@ -59,7 +152,7 @@ def check(state: Tree) -> State:
 
 
 def connector_state(checkpoint: Checkpoint, module_id: str = OLD_MODULE) -> State:
-    """What a module's connectors in EnvRunners had learned at the checkpoint; {} for nothing.
+    """What a module's connectors had learned at a checkpoint, or {}.
 
     Raises:
         CheckpointError: the checkpoint's data are damaged.

@@ -1,4 +1,4 @@
-"""Finds where episodes begin within the rows of a batch."""
+"""Time within rows: beginnings of episodes, and sums over time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from juggler.runtime.modules import columns as c
 
 
 def first_observations(columns: Columns) -> Tensor:
-    """Which observations are the first of an episode that begins within its row -> [N, T] bool.
+    """Mask of observations that begin an episode in their row [N, T].
 
     A row's first step is never marked: if an episode begins there, the row's context says so.
     """
@@ -22,5 +22,32 @@ def first_observations(columns: Columns) -> Tensor:
 
 
 def per_step(mask: Tensor, column: Tensor) -> Tensor:
-    """A mask [N, T] with the number of dimensions of a column [N, T, ...]."""
+    """Expand a mask [N, T] to the dimensions of [N, T, ...]."""
     return mask.reshape(mask.shape + (1,) * (column.ndim - mask.ndim))
+
+
+def linear_recurrence(a: Tensor, b: Tensor, x_last: Tensor) -> Tensor:
+    """Solve x_t = b_t + a_t x_{t+1} backwards from `x_last`.
+
+    One step of the recurrence is the map x -> b + a x. The composition of two of these maps has the
+    same form. Composing each map with the one 1, 2, 4, … places after it covers the rest of the row
+    after log2 T rounds.
+
+    Args:
+        a: [..., T]
+        b: [..., T]
+        x_last: [...]
+
+    Returns:
+        x: [..., T]
+    """
+    length = a.shape[-1]
+    b = torch.cat([b[..., :-1], (b[..., -1] + a[..., -1] * x_last).unsqueeze(-1)], -1)  # [..., T]
+    reach, a = 1, a[..., :-1]
+    while reach < length:
+        # Maps within `reach` of the end already cover the rest of the row, and need no partner:
+        # a is [..., T - reach].
+        b = torch.cat([b[..., :-reach] + a * b[..., reach:], b[..., -reach:]], -1)  # [..., T]
+        a = a[..., :-reach] * a[..., reach:]  # [..., T - 2 reach]
+        reach *= 2
+    return b

@@ -14,8 +14,12 @@ from numpy.typing import NDArray
 
 from juggler.runtime.datasets.finding import DatasetError, find_dataset, read_metadata
 from juggler.runtime.installing import installing
-from juggler.runtime.wire.choices import choices_of, find_outside
-from juggler.runtime.wire.structures import space_leaves, to_tree, tree_map
+from juggler.runtime.wire.structures import (
+    choices_of,
+    find_outside,
+    space_leaves,
+    to_tree,
+)
 from juggler.runtime.wire.trees import Path as TreePath
 from juggler.runtime.wire.trees import Tree, flatten, path_name, unflatten
 
@@ -44,16 +48,16 @@ class RecordedEpisode:
 
     @property
     def nbytes(self) -> int:
-        """Of its observations, actions and rewards."""
+        """Bytes of observations, actions and rewards."""
         trees = {"observations": self.observations, "actions": self.actions}
         return self.rewards.nbytes + sum(leaf.nbytes for _, leaf in flatten(trees))
 
 
 class Dataset:
-    """A Minari data set on this host, or the parts of one, one behind the other.
+    """A Minari data set of this host, or its parts.
 
     Args:
-        name: its directory, or its name among those that Minari keeps.
+        name: its directory, or its name in Minari's directory.
 
     Attributes:
         name: as given.
@@ -100,10 +104,7 @@ class Dataset:
         return self._parts[at].episode(index - (int(self._ends[at - 1]) if at else 0), finite)
 
     def must_have_the_spaces_of(self, env: str, vector: VectorEnv[Any, Any, Any]) -> None:
-        """
-        Raises:
-            DatasetError: these environments have other spaces; names both.
-        """
+        """Raise DatasetError if environments have other spaces."""
         for what, own, other in (
             ("observations", self.observation_space, vector.single_observation_space),
             ("actions", self.action_space, vector.single_action_space),
@@ -177,19 +178,22 @@ class _Part:
                 f"{shapes}, not [L] with at least one step"
             )
         if (terminated | truncated)[:-1].any():
-            raise DatasetError(f"{where} is damaged: it goes on after its end")
-        episode = RecordedEpisode(
-            _checked(where, "observations", observations, self._observed, steps + 1),
-            _checked(where, "actions", actions, self._acted, steps),
-            rewards,
-            bool(terminated[-1]),
-        )
-        _must_be_finite(where, episode, finite)
-        return episode
+            raise DatasetError(f"{where} is damaged: it continues after its end")
+        seen = _checked(where, "observations", observations, self._observed, steps + 1)
+        acted = _checked(where, "actions", actions, self._acted, steps)
+        columns = {"observations": seen, "actions": acted, "rewards": rewards}
+        # The environment or the learning rate would be blamed for a number that is not finite.
+        # Nothing was done after the last observation.
+        for path, array in flatten({name: columns[name] for name in finite}):
+            if array.dtype.kind == "f" and not np.isfinite(array[:steps]).all():
+                raise DatasetError(
+                    f"{where} holds a number that is not finite, in its {'/'.join(path)}"
+                )
+        return RecordedEpisode(seen, acted, rewards, bool(terminated[-1]))
 
 
 def _lacks(name: str, package: str | None) -> str:
-    """That a data set cannot be read without a package, and what to do."""
+    """The message about a missing package for data sets."""
     return (
         f"data set {name!r} needs the package {package}: {installing('datasets')}, on every host "
         "that reads it"
@@ -204,10 +208,11 @@ def _checked(
     Raises:
         DatasetError: it does not fit the space.
     """
-    kept = []
+    arrays, kept = dict(flatten(tree)), []
     for path, space in leaves:
-        name = "/".join((what, *path))
-        array = np.asarray(_at(where, what, tree, path))
+        if path not in arrays:
+            raise DatasetError(f"{where} is damaged: its {what} lack {path_name(path)}")
+        array, name = np.asarray(arrays[path]), "/".join((what, *path))
         shape = (rows, *space.shape)
         if array.shape != shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
             raise DatasetError(
@@ -218,26 +223,3 @@ def _checked(
             raise DatasetError(f"{where} is damaged: its {name} hold a number outside of {space}")
         kept.append((path, array.astype(space.dtype, copy=False)))
     return unflatten(kept)
-
-
-def _must_be_finite(where: str, episode: RecordedEpisode, names: Sequence[str]) -> None:
-    """
-    Raises:
-        DatasetError: something that is learned from is NaN or infinite, for which the environment
-            or the learning rate would be blamed.
-    """
-    steps = len(episode)  # nothing was done after the last observation
-    columns = {name: tree_map(lambda x: x[:steps], getattr(episode, name)) for name in names}
-    for path, array in flatten(columns):
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise DatasetError(
-                f"{where} holds a number that is not finite, in its {'/'.join(path)}"
-            )
-
-
-def _at(where: str, what: str, tree: Any, path: TreePath) -> Any:
-    for key in path:
-        if not isinstance(tree, dict) or key not in tree:
-            raise DatasetError(f"{where} is damaged: its {what} lack {path_name(path)}")
-        tree = tree[key]
-    return tree

@@ -1,4 +1,4 @@
-"""Finds Minari data sets, and reads what they say of themselves. Imports no Minari."""
+"""Finds Minari data sets and reads their metadata without Minari."""
 
 from __future__ import annotations
 
@@ -24,14 +24,11 @@ _MOST_LOOKED_AT: Final = 10_000
 
 
 class DatasetError(ValueError):
-    """A data set that there is not, that is damaged, or that does not fit; says which one."""
+    """A data set is missing, damaged, or does not fit."""
 
 
 def must_be_installed() -> None:
-    """
-    Raises:
-        DatasetError: a package is missing that data sets are written with.
-    """
+    """Raise DatasetError if a package for writing data sets is missing."""
     for name in ("minari", "h5py"):
         if find_spec(name) is None:
             raise DatasetError(
@@ -40,7 +37,7 @@ def must_be_installed() -> None:
 
 
 def find_dataset(name: str) -> list[Path]:
-    """The directories with the data of a data set: one, or those of its parts.
+    """The directories of a data set: one, or its parts.
 
     Args:
         name: its directory, or its name among the data sets that Minari keeps on this host.
@@ -98,7 +95,7 @@ def read_metadata(data: Path) -> dict[str, Any]:
         metadata = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DatasetError(f"{file} is damaged: {error}") from error
-    # Whoever writes a data set names it last. Minari would make the environment to learn its
+    # A data set gets its name last. Minari would make the environment to learn its
     # spaces, which runs code that the file names.
     needed = ("observation_space", "action_space", "dataset_id", "total_episodes")
     if not isinstance(metadata, dict) or (lacking := [k for k in needed if k not in metadata]):
@@ -108,7 +105,7 @@ def read_metadata(data: Path) -> dict[str, Any]:
 
 
 def environment_of(name: str) -> dict[str, Any]:
-    """The keys env and env_kwargs for the environment that a data set is of; {}: it does not say.
+    """The keys env and env_kwargs of a data set; {}: unknown.
 
     Raises:
         DatasetError: there is no such data set, or it is damaged.
@@ -126,12 +123,12 @@ def environment_of(name: str) -> dict[str, Any]:
 
 
 def partial_of(name: str) -> str:
-    """A pattern of the directories in which processes write a data set, until it is complete."""
+    """The pattern of directories that incomplete data sets are written in."""
     return f".{name}.partial-*"
 
 
 def _unfinished(directory: Path, name: str) -> str:
-    """What is to be said of data sets in a directory that nobody has completed; or ""."""
+    """Describe unfinished data sets in a directory; or ""."""
     found = sorted(each.name for each in directory.glob(partial_of(name)))
     if not found:
         return ""
@@ -143,7 +140,7 @@ def _unfinished(directory: Path, name: str) -> str:
 
 
 def _places_in(directory: Path) -> list[Path]:
-    """The directories with the data of what may be a data set; []: it is none."""
+    """The directories of what may be a data set, or []."""
     for place in (directory / DATA, directory):
         if (place / METADATA).is_file():
             return [place]
@@ -151,8 +148,10 @@ def _places_in(directory: Path) -> list[Path]:
 
 
 def _nearest_path(wrong: Path) -> str | None:
-    """The path of the data set that was probably meant, where its last name is wrong, or the one
-    before it."""
+    """The path of the data set that was probably meant.
+
+    Its last name is wrong, or the one before it.
+    """
     for count in range(1, 1 + min(2, len(wrong.parts))):
         above = wrong.parents[count - 1]
         directory = above.expanduser()
@@ -165,15 +164,15 @@ def _nearest_path(wrong: Path) -> str | None:
 
 
 def _is_one(directory: Path) -> bool:
-    """Whether a directory has a data set, of those that somebody may name."""
+    """Whether a directory has a data set that can be named."""
     try:
         return not directory.name.startswith(".") and bool(_places_in(directory))
-    except OSError:  # which nobody may read
+    except OSError:  # which may not be read
         return False
 
 
 def _minari_directory() -> Path:
-    """Where Minari keeps data sets on this host."""
+    """Minari's directory of data sets on this host."""
     given = os.environ.get("MINARI_DATASETS_PATH")
     return Path(given) if given else Path.home() / ".minari" / "datasets"
 

@@ -1,10 +1,10 @@
-"""A batch of episodes in columns: N rows of T steps of one module."""
+"""A batch of episodes in columns: N rows of T steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,17 +12,15 @@ from numpy.typing import NDArray
 from juggler.runtime.episodes.version import DEFAULT_MODULE as DEFAULT_MODULE
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.structures import tree_map
-from juggler.runtime.wire.trees import Path, Tree, leaves, path_name
+from juggler.runtime.wire.trees import Path, Tree, flatten, leaves, path_name
 
 #: Columns that are trees. Their shapes and dtypes depend on the spaces and the module.
 _TREES = frozenset({"observations", "actions", "last_observations", "final_observations", "states"})
 
 #: Trees that only batches of modules have whose value function sees more than its agent.
-_CRITIC = frozenset(
-    {"critic_observations", "last_critic_observations", "final_critic_observations"}
-)
+_CRITIC = ("critic_observations", "last_critic_observations", "final_critic_observations")
 
-_BRANCHES = _TREES | _CRITIC  # may be branches
+_BRANCHES = _TREES | {*_CRITIC}  # may be branches
 
 #: The other columns over [N, T], with the dtype they must have.
 _STEP_COLUMNS: dict[str, np.dtype[Any]] = {
@@ -48,7 +46,9 @@ _SEGMENT_COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class EpisodeBatch:
-    """The steps that one EnvRunner sampled for one request, as arrays; see also episodes.proto.
+    """The steps of one EnvRunner for one request, as arrays.
+
+    See also episodes.proto.
 
     A batch has N rows (one for each environment of the EnvRunner) of T steps, K truncated episodes
     and S segments. Observations and actions are trees: one array each, or a map of arrays if their
@@ -82,7 +82,7 @@ class EpisodeBatch:
     segment_offsets: NDArray[np.int32]  # [S] earlier steps of the same episode
     segment_generations: NDArray[np.uint64]  # [S] weights version that acted
     segment_updates: NDArray[np.uint64]  # [S]
-    # What the value function sees beside the observations above; without it, empty branches.
+    # What the value function sees besides the observations above; without it, empty branches.
     critic_observations: Tree = field(default_factory=dict)  # [N, T, ...]
     last_critic_observations: Tree = field(default_factory=dict)  # [N, ...]
     final_critic_observations: Tree = field(default_factory=dict)  # [K, ...]
@@ -93,7 +93,7 @@ class EpisodeBatch:
 
     @property
     def has_critic(self) -> bool:
-        """Whether any column says what a value function sees beside its agent's observations."""
+        """Whether any column is for the value function alone."""
         return any(
             not isinstance(tree := getattr(self, name), Mapping) or bool(tree) for name in _CRITIC
         )
@@ -107,7 +107,7 @@ class EpisodeBatch:
         return int(np.count_nonzero(self.live))
 
     def silenced(self) -> EpisodeBatch:
-        """A copy without any live step, so that there is nothing to learn from."""
+        """A copy without live steps: nothing to learn from."""
         return replace(
             self,
             live=np.zeros_like(self.live),
@@ -115,7 +115,7 @@ class EpisodeBatch:
         )
 
     def to_tree(self) -> dict[str, Tree]:
-        """The columns by name, without those of a critic that there is not; no copies."""
+        """The columns by name, without absent ones of a critic."""
         names = _COLUMNS if self.has_critic else _COLUMNS_WITHOUT_CRITIC
         return {name: getattr(self, name) for name in names}
 
@@ -187,7 +187,10 @@ class EpisodeBatch:
         self._check_segments(n, t)
 
     def _check_segments(self, n: int, t: int) -> None:
-        """Check that each live step is in one segment: recurrent modules learn from segments."""
+        """Check that each live step is in one segment.
+
+        Recurrent modules learn from segments.
+        """
         lengths = self.segment_lengths.astype(np.int64)  # [S]
         firsts = self.segment_rows.astype(np.int64) * t + self.segment_starts  # [S]
         skipped = firsts - np.cumsum(lengths) + lengths  # [S]
@@ -202,8 +205,10 @@ class EpisodeBatch:
         self._check_neighbours(t, firsts, done)
 
     def _check_neighbours(self, t: int, firsts: NDArray[np.int64], done: NDArray[np.bool_]) -> None:
-        """Check that a segment, whose first step is one of [S] among all [N T], ends its episode or
-        goes on in the one that follows at once: returns flow from it to that one."""
+        """Check that segments end their episode or continue in the next.
+
+        Their first steps are [S] among all [N T]; returns flow from a segment to the next.
+        """
         order = firsts.argsort()  # [S]
         one, other = order[:-1], order[1:]  # [S - 1] both
         nexts = firsts[one] + self.segment_lengths[one]  # [S - 1]
@@ -218,65 +223,9 @@ class EpisodeBatch:
                 "give the other episode a row of its own"
             )
 
-    def episodes(self) -> Iterator[Episode]:
-        """Views of the batch's segments, in no particular order."""
-        for i in range(len(self.segment_rows)):
-            row, start = int(self.segment_rows[i]), int(self.segment_starts[i])
-            stop = start + int(self.segment_lengths[i])
-            yield Episode(
-                episode_id=int(self.segment_episodes[i]),
-                offset=int(self.segment_offsets[i]),
-                version=(int(self.segment_generations[i]), int(self.segment_updates[i])),
-                observations=_at(self.observations, (row, slice(start, stop))),
-                actions=_at(self.actions, (row, slice(start, stop))),
-                rewards=self.rewards[row, start:stop],
-                action_logp=self.action_logp[row, start:stop],
-                terminated=bool(self.terminated[row, stop - 1]),
-                truncated=bool(self.truncated[row, stop - 1]),
-                last_observation=self._observation_after(row, stop - 1),
-            )
-
-    def _observation_after(self, row: int, step: int) -> Tree:
-        if self.truncated[row, step]:
-            at = np.flatnonzero((self.final_rows == row) & (self.final_steps == step))[0]
-            return _at(self.final_observations, int(at))
-        if step + 1 < self.steps:
-            return _at(self.observations, (row, step + 1))
-        return _at(self.last_observations, row)
-
 
 _COLUMNS = dict.fromkeys(each.name for each in fields(EpisodeBatch))  # in their order
 _COLUMNS_WITHOUT_CRITIC = dict.fromkeys(name for name in _COLUMNS if name not in _CRITIC)
-
-
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """A segment of a batch: a view of one stretch of one episode.
-
-    `last_observation` is the observation after the last step. After a terminated episode under
-    SAME_STEP or DISABLED autoreset it is the first one of the next episode, and must not be
-    bootstrapped from.
-    """
-
-    episode_id: int
-    offset: int  # earlier steps of the same episode
-    version: tuple[int, int]  # (generation, update) of the weights that acted
-    observations: Tree  # [L, ...]
-    actions: Tree  # [L, ...]
-    rewards: NDArray[np.float32]  # [L]
-    action_logp: NDArray[np.float32]  # [L]
-    terminated: bool
-    truncated: bool
-    last_observation: Tree
-
-    def __len__(self) -> int:
-        return len(self.rewards)
-
-
-def _at(tree: Tree, index: Any) -> Tree:
-    """A view of every array of a tree."""
-    found: Tree = tree_map(lambda array: array[index], tree)
-    return found
 
 
 def _arrays(name: str, tree: Tree, leading: tuple[int, ...]) -> dict[Path, NDArray[Any]]:
@@ -293,7 +242,7 @@ def _arrays(name: str, tree: Tree, leading: tuple[int, ...]) -> dict[Path, NDArr
 def _expect_like(
     name: str, tree: Tree, observations: dict[Path, NDArray[Any]], leading: tuple[int, ...]
 ) -> None:
-    """Check that a column holds observations like [N, T, ...], with other leading dimensions."""
+    """Check that a column holds observations with these leading dimensions."""
     arrays = _arrays(name, tree, leading)
     if odd := arrays.keys() ^ observations.keys():
         where = path_name(min(odd))
@@ -329,3 +278,207 @@ def _within(name: str, indices: NDArray[np.int32], stop: int, *, first: int = 0)
     above = (indices - first if first else indices).view(np.uint32)
     if len(indices) and np.maximum.reduce(above) >= stop - first:
         raise WireError(f"column {name!r} holds an index outside {first}..{stop - 1}")
+
+
+#: The largest reward. Learners square returns and gradients in float32. At a discount of 0.9999,
+#: rewards of this size have a return of 1e16. A sum of a million squares of that is still finite.
+MOST_REWARD: Final = float(np.float32(1e12))
+TOO_LARGE: Final = f"scale rewards to at most {MOST_REWARD:g}, so that squared returns are finite"
+
+_FINITE_STEPS = ("observations", "critic_observations", "action_logp", "rewards")
+_FINITE_FINALS = ("final_observations", "final_critic_observations")
+_FINITE_LASTS = ("last_observations", "last_critic_observations")
+
+
+class NotFinite(NamedTuple):
+    """A number that is not finite.
+
+    Attributes:
+        step: of its row.
+        row: of the batch.
+        column: such as "rewards" or, in a Dict, "observations/camera".
+        value: the number.
+    """
+
+    step: int
+    row: int
+    column: str
+    value: float
+
+
+def all_finite(batch: EpisodeBatch) -> bool:
+    """Whether observations, rewards and log-probabilities are finite numbers."""
+    names = (*_FINITE_STEPS, *_FINITE_FINALS, *_FINITE_LASTS)
+    columns = (getattr(batch, name) for name in names)
+    return all(np.isfinite(array).all() for column in columns for _, array in floats("", column))
+
+
+def first_not_finite(batch: EpisodeBatch) -> NotFinite | None:
+    """The first number in time that is not finite; None: all are."""
+    # Step, order within it, row, column, number
+    found: list[tuple[int, int, int, str, float]] = []
+    for order, column in enumerate(_FINITE_STEPS):
+        for name, array in floats(column, getattr(batch, column)):
+            rows, steps = np.nonzero(not_finite(array, 2))
+            if len(rows):
+                first = steps.argmin()
+                step, row = int(steps[first]), int(rows[first])
+                found.append((step, order, row, name, _first_in(array[row, step])))
+    for column in _FINITE_FINALS:
+        for name, array in floats(column, getattr(batch, column)):
+            found += [
+                (
+                    int(batch.final_steps[k]),
+                    4,
+                    int(batch.final_rows[k]),
+                    name,
+                    _first_in(array[k]),
+                )
+                for k in np.flatnonzero(not_finite(array, 1))
+            ]
+    for column in _FINITE_LASTS:
+        for name, array in floats(column, getattr(batch, column)):
+            if (rows := np.flatnonzero(not_finite(array, 1))).size:
+                row = int(rows[0])
+                found.append((batch.steps - 1, 5, row, name, _first_in(array[row])))
+    if not found:
+        return None
+    step, _, row, name, value = min(found)
+    return NotFinite(step, row, name, value)
+
+
+def floats(name: str, column: Tree) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the floating-point arrays of a column with their names."""
+    for path, array in flatten(column):
+        if array.dtype.kind == "f":
+            yield "/".join((name, *path)), array
+
+
+def not_finite(array: NDArray[Any], dimensions: int) -> NDArray[np.bool_]:
+    """Mask of entries, by leading dimensions, with NaN or infinity."""
+    bad = ~np.isfinite(array)
+    flags: NDArray[np.bool_] = bad.any(axis=tuple(range(dimensions, bad.ndim)))
+    return flags
+
+
+def _first_in(array: NDArray[Any]) -> float:
+    """The first number in an array [...] that is not finite."""
+    numbers = np.asarray(array)
+    return float(numbers[~np.isfinite(numbers)][0])
+
+
+#: Required columns and their meaning; see `EpisodeBatch`.
+_REQUIRED = {
+    "observations": "[N, T, ...], before each step",
+    "actions": "[N, T, ...], chosen by the policy",
+    "rewards": "float32 [N, T]",
+    "terminated": "bool [N, T], where the environment ended an episode",
+    "truncated": "bool [N, T], where an episode was cut off from outside",
+    "live": "bool [N, T], the steps to learn from",
+    "action_logp": "float32 [N, T], log-probabilities under the policy that acted",
+    "last_observations": "[N, ...], after the last step of each row",
+}
+_FINALS = ("final_observations", "final_rows", "final_steps")  # needed if an episode is truncated
+_SEGMENTS = ("segment_rows", "segment_starts", "segment_lengths", "segment_offsets")
+_LABELS = ("segment_episodes", "segment_generations", "segment_updates")  # no algorithm reads them
+
+#: All columns of a batch of episodes; scripts may add others of their own.
+COLUMNS = frozenset({*_REQUIRED, "states", *_FINALS, *_CRITIC, *_SEGMENTS, *_LABELS})
+
+
+def batch_of_columns(
+    columns: Mapping[str, Any], module_id: str = DEFAULT_MODULE, *, remembers: bool = False
+) -> EpisodeBatch:
+    """Make a batch of episodes from columns, such as those of `collate`.
+
+    Some columns may be missing: `states` if there are none; final_observations, final_rows and
+    final_steps if no episode is truncated; those of a value function that sees more than its agent,
+    if it does not; and segments, which are then found from the ends of
+    episodes.
+
+    Args:
+        columns: by name, arrays or tensors on the host, or trees of them. Names that are not in
+            `COLUMNS` are ignored.
+        module_id: of the module, for messages.
+        remembers: whether the module has a state. Segments are then required, as they are with
+            `states`.
+
+    Raises:
+        WireError: a column is missing or does not fit the others; names it, and what was expected.
+    """
+    if not isinstance(columns, Mapping):
+        raise WireError(f"{module_id}: columns must be by name, not a {type(columns).__name__}")
+    try:
+        given = {key: tree_map(np.asarray, x) for key, x in columns.items() if key in COLUMNS}
+        return _batch(given, sorted(map(str, columns)), remembers or bool(given.get("states")))
+    except WireError as error:
+        raise WireError(f"{module_id}: {error}") from None
+
+
+def _batch(given: dict[str, Any], names: list[str], remembers: bool) -> EpisodeBatch:
+    for name, what in _REQUIRED.items():
+        if name not in given:
+            there = ", ".join(names) or "none"
+            raise WireError(f"there is no column {name!r}: {what}; there are {there}")
+    for group in (_FINALS, _SEGMENTS):
+        missing = [name for name in group if name not in given]
+        if missing and len(missing) < len(group):
+            raise WireError(f"there is no column {missing[0]!r}, which goes with {group}")
+    if remembers and _SEGMENTS[0] not in given:
+        raise WireError(
+            f"there is no column {_SEGMENTS[0]!r}: a module with a state needs the segments of "
+            f"episodes, int [S] each, in {', '.join(_SEGMENTS)}"
+        )
+    given.setdefault("states", {})
+    if _FINALS[0] not in given:
+        given["final_observations"] = tree_map(
+            lambda x: x[:0], given["last_observations"]
+        )  # [K = 0, ...]
+        if _CRITIC[1] in given:
+            given.setdefault(
+                _CRITIC[2], tree_map(lambda x: x[:0], given[_CRITIC[1]])
+            )  # [K = 0, ...]
+        given["final_rows"] = given["final_steps"] = np.zeros(0, np.int32)  # [K = 0]
+    if _SEGMENTS[0] not in given:
+        given = {name: x for name, x in given.items() if name not in _LABELS}  # of other segments
+        given.update(_segments(given["live"], given["terminated"], given["truncated"]))
+    for name in (*_FINALS[1:], *_SEGMENTS):
+        given[name] = _indices(name, given[name])
+    labels = np.zeros(len(given["segment_rows"]), np.uint64)  # [S]
+    return EpisodeBatch.from_tree({**dict.fromkeys(_LABELS, labels), **given})
+
+
+def _segments(*columns: Any) -> dict[str, NDArray[np.int32]]:
+    """The segments: stretches of live steps of one episode in a row.
+
+    Args:
+        columns: live, terminated and truncated, [N, T] each.
+    """
+    for name, column in zip(("live", "terminated", "truncated"), columns, strict=True):
+        if not isinstance(column, np.ndarray) or column.ndim != 2 or column.dtype != np.bool_:
+            raise WireError(f"column {name!r} must be {_REQUIRED[name]}")
+        if column.shape != columns[0].shape:
+            shapes = f"has shape {column.shape}, expected {columns[0].shape}, that of 'live'"
+            raise WireError(f"column {name!r} {shapes}")
+    live, terminated, truncated = columns
+    done = terminated | truncated  # [N, T]
+    begins, ends = live.copy(), live.copy()  # [N, T]
+    begins[:, 1:] &= ~live[:, :-1] | done[:, :-1]
+    ends[:, :-1] &= ~live[:, 1:] | done[:, :-1]
+    rows, starts = np.nonzero(begins)  # [S]
+    _, lasts = np.nonzero(ends)  # [S]
+    return {
+        "segment_rows": rows.astype(np.int32),
+        "segment_starts": starts.astype(np.int32),
+        "segment_lengths": (lasts - starts + 1).astype(np.int32),
+        "segment_offsets": np.zeros(len(rows), np.int32),
+    }
+
+
+def _indices(name: str, column: Any) -> NDArray[np.int32]:
+    """The column as int32, from any dtype of integers."""
+    if not isinstance(column, np.ndarray) or column.dtype.kind not in "iu":
+        raise WireError(f"column {name!r} must be an array of integers with one dimension")
+    if len(column) and not 0 <= int(column.min()) <= int(column.max()) < 1 << 31:
+        raise WireError(f"column {name!r} holds an index that is below 0 or too large")
+    return column.astype(np.int32)

@@ -12,7 +12,7 @@ DEFAULT_MODULE = "default"
 
 
 class Version(NamedTuple):
-    """The version of weights: compared in the order of its fields, and never decreasing."""
+    """The version of weights: ordered by fields, never decreasing."""
 
     generation: int  # of the learner group that made them
     update: int
@@ -23,7 +23,7 @@ class Version(NamedTuple):
 
     @classmethod
     def of_run(cls, versions: Iterable[Version]) -> Version:
-        """The version of a run, from those of its modules: the sums of both fields.
+        """The version of a run: the sums over its modules.
 
         It never decreases. When a module goes back to an earlier update its generation grows, and
         with it the sum, while the largest of the versions could decrease.

@@ -1,18 +1,25 @@
-"""The part of a module that acting needs: what a learner publishes and an EnvRunner holds."""
+"""The acting part of a module: its weights, states and steps."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, NoReturn
 
-from torch import nn
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor, nn
 
+from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, OBSERVATIONS, STATES
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.nearest import closest
+from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.trees import Tree
 
 
 def acting_names(module: RLModule) -> list[str]:
-    """Names of the parameters and buffers that acting needs: those not in `training_only`.
+    """Names of parameters and buffers for acting, without `training_only`.
 
     The names are those of `named_parameters` and `named_buffers`, which name a shared tensor once.
 
@@ -39,8 +46,7 @@ def acting_names(module: RLModule) -> list[str]:
 
 
 def strip_to_acting(module: RLModule) -> None:
-    """Remove everything `training_only` from a module. A pass that uses it raises an error that
-    says so.
+    """Remove `training_only` parts; a pass that uses them raises an error.
 
     Raises:
         ValueError: as `acting_names`.
@@ -54,7 +60,7 @@ def strip_to_acting(module: RLModule) -> None:
 
 
 class TrainingOnly(nn.Module):
-    """Takes the place of a submodule or parameter that an EnvRunner does not have."""
+    """Stands in for a part that an EnvRunner does not have."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -97,3 +103,84 @@ def _check_names(module: RLModule) -> None:
         near = closest(path, known)
         hint = f": did you mean {near!r}?" if near else ""
         raise ValueError(f"{type(module).__name__}.training_only has no such part {path!r}{hint}")
+
+
+Forward = Callable[[Any], dict[str, Any]]
+
+
+def one_step(forward: Forward, observations: Any, states: Any) -> tuple[dict[str, Any], Any]:
+    """Run one step of a stateful module, as sequences of length 1.
+
+    Args:
+        forward: one of its passes.
+        observations: a tree of tensors [N, ...].
+        states: before the step, [N, ...].
+
+    Returns:
+        "actions" and "action_dist_inputs" [N, ...], as far as the module returns them, and the
+            states after the step.
+    """
+    sequences = tree_map(lambda leaf: leaf.unsqueeze(1), observations)  # [N, 1, ...]
+    outputs = forward({OBSERVATIONS: sequences, STATES: states})
+    chosen: dict[str, Any] = {
+        name: tree_map(lambda leaf: leaf.squeeze(1), outputs[name])  # [N, ...]
+        for name in (ACTIONS, ACTION_DIST_INPUTS)
+        if name in outputs
+    }
+    return chosen, outputs[STATES]
+
+
+def initial_states(module: RLModule, rows: int) -> Any:
+    """A module's states [N, ...] at episodes' starts; {} without a state."""
+    return tree_map(
+        lambda state: state.detach().expand(rows, *state.shape).clone(), module.get_initial_state()
+    )
+
+
+def restarted(states: Any, initial: Any, first: Tensor) -> Any:
+    """States [N, ...], replaced by the initial ones where an episode starts.
+
+    Args:
+        states: a tree of tensors.
+        initial: likewise.
+        first: [N] bool, where an episode starts.
+    """
+    return tree_map(
+        lambda start, state: torch.where(first.view(-1, *[1] * (state.ndim - 1)), start, state),
+        initial,
+        states,
+    )
+
+
+def weights_of(module: RLModule) -> dict[str, Tensor]:
+    """A module's parameters and buffers, by the learner's names."""
+    return {
+        name: tensor.detach()
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+    }
+
+
+def load_weights(into: Mapping[str, Tensor], weights: Tree) -> None:
+    """Copy arrays into tensors of the same names, which keep their dtypes.
+
+    Raises:
+        ValueError: the weights belong to another module.
+    """
+    if not isinstance(weights, Mapping):
+        raise ValueError("weights are one array, not arrays by name")
+    if odd := weights.keys() ^ into.keys():
+        raise ValueError(f"weights are another module's: only one side has {sorted(odd)}")
+    for name, mine in into.items():
+        tensor = _tensor(weights[name])  # [...]
+        if tensor.shape != mine.shape:
+            raise ValueError(
+                f"weights are another module's: {name!r} has shape {list(tensor.shape)}, "
+                f"here {list(mine.shape)}"
+            )
+        mine.copy_(tensor)
+
+
+def _tensor(array: Any) -> Tensor:
+    if array.dtype == ml_dtypes.bfloat16:  # torch does not take it from NumPy
+        return torch.tensor(array.view(np.int16)).view(torch.bfloat16)  # [...]
+    return torch.tensor(array)  # [...]

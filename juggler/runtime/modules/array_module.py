@@ -1,4 +1,4 @@
-"""Modules that act on NumPy arrays: in NumPy where it is written, else in torch."""
+"""Modules that act on tensors, or on arrays by NumPy or torch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
+from juggler.runtime.modules.acting import (
+    initial_states,
+    load_weights,
+    one_step,
+    restarted,
+    weights_of,
+)
 from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, OBSERVATIONS, STATES
+from juggler.runtime.modules.distributions import DistributionSpec
 from juggler.runtime.modules.numpy_pass import (
     Array,
     LiveWeights,
@@ -20,17 +27,11 @@ from juggler.runtime.modules.numpy_pass import (
     array_distribution,
     as_array,
     as_tensor,
+    in_array,
     is_altered,
     numpy_pass,
 )
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.modules.stepping import (
-    best_actions,
-    initial_states,
-    load_weights,
-    one_step,
-    weights_of,
-)
 from juggler.runtime.recorder import Recordings
 from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
@@ -57,25 +58,14 @@ class ActingStep(NamedTuple):
     states: Any
 
 
-class ArrayModule:
-    """An `RLModule` that acts on NumPy arrays, one step at a time.
-
-    Modules that ship act in NumPy, unless they have convolutions. The first observations after the
-    module was built, and after 1, 2, 4, 8, … changes of its weights, go through torch as well. If
-    results differ by more than 1e-4 for two such observations in a row, torch acts from then on.
-    Results are those of torch up to rounding.
-
-    Where torch acts, its operations are recorded, if all code is Juggler's, torch's or
-    `may_act_in_numpy`: see `Recordings`.
-
-    Weights may be loaded or changed in place. Other attributes of the module have to stay as they
-    are, apart from `check_specs`.
+class TensorModule:
+    """A module that acts on tensors, without waiting for their device.
 
     Args:
         module: is put into evaluation mode (no dropout), since its log-probabilities must be those
             of the policy that learns.
         rows: of the blank observations that it is tried with.
-        shared: whether the module's weights may be changed in any way, as through `.data`.
+        device: of the tensors.
 
     Attributes:
         module: as given.
@@ -89,38 +79,133 @@ class ArrayModule:
         ValueError: the module's outputs do not follow its contract.
     """
 
-    note = ""
-    differed = False
+    note, differed = "", False
 
-    def __init__(self, module: RLModule, rows: int = 1, shared: bool = False) -> None:
-        self.module = module.eval()
-        self._rows, self._shared = rows, shared
-        self._changes = self._differences = 0  # of the weights, and in a row
-        self._recordings = Recordings() if _may_record(module) else None
-        kept: list[Any] = [x for p in module.modules() for x in (p._parameters, p._buffers)]
-        # A scripted part keeps them elsewhere.
-        self._places = [(k, n) for k in kept if isinstance(k, dict) for n in k if k[n] is not None]
-        self._memory = self._pointers()
+    def __init__(self, module: RLModule, rows: int = 1, device: torch.device | None = None) -> None:
+        self.module, self.action_space = module.eval(), module.action_space
+        self._device = device
         self._named = weights_of(module)
-        self._initial = self._initial_state()  # [1, ...]
+        self.begin()
         blank: Any = zeros(module.observation_space, (rows,))  # [N, ...]
-        given = {OBSERVATIONS: tree_map(as_tensor, blank)}
-        if self._initial:
-            given[STATES] = initial_states(module, rows)
-        with torch.inference_mode():
-            outputs = self._forward({"exploration": given})
+        observations = tree_map(lambda leaf: as_tensor(leaf).to(device), blank)
+        with torch.no_grad():
+            outputs, _ = self._outputs("exploration", observations, self._started(rows))
         self.draws = ACTIONS not in outputs
-        self.distribution = None
+        self.distribution: DistributionSpec | None = None
         self.blank_inputs = np.zeros(0, np.float32)
         if ACTION_DIST_INPUTS in outputs:
             self.distribution = module.action_distribution()
-            self._on_arrays = array_distribution(self.distribution)
             self.blank_inputs = np.zeros(outputs[ACTION_DIST_INPUTS].shape[1:], np.float32)  # [D]
+
+    def begin(self) -> None:
+        """Read the states [1, ...] at episodes' starts, possibly learned."""
+        self._initial = tree_map(lambda x: x.to(self._device), initial_states(self.module, 1))
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the parameters and buffers that `load` takes."""
+        return self._named.keys()
+
+    def load(self, weights: Tree) -> None:
+        """Load weights: arrays by the names of parameters and buffers.
+
+        Raises:
+            ValueError: they are another module's.
+        """
+        load_weights(self._named, weights)
+        self.begin()
+
+    def weights(self) -> Mapping[str, Array]:
+        """The weights by name, as views where they are on the host."""
+        return {name: tensor.cpu().numpy() for name, tensor in self._named.items()}
+
+    def initial_states(self, rows: int) -> Any:
+        """States at the start of episodes [N, ...]; {}: there are none."""
+        return self._started(rows)
+
+    def restarted(self, states: Any, first: Any) -> Any:
+        """States [N, ...], replaced by the initial ones where an episode starts.
+
+        Args:
+            states: a tree.
+            first: [N], where an episode starts.
+        """
+        return restarted(states, self._initial, first)
+
+    def explore(self, observations: Any, states: Any, noise: Any = None) -> ActingStep:
+        """Act as in training.
+
+        Args:
+            observations: a tree [N, ...].
+            states: before the step, [N, ...]; {}: the module has none.
+            noise: [N, M] of the distribution; needed if the module `draws`.
+        """
+        return self._step("exploration", observations, states, noise)
+
+    def infer(self, observations: Any, states: Any) -> ActingStep:
+        """Act as well as the module can, with the most likely actions."""
+        return self._step("inference", observations, states, None)
+
+    def _step(self, use: Use, observations: Any, states: Any, noise: Any) -> ActingStep:
+        outputs, after = self._outputs(use, observations, states)
+        actions = self._chosen(use, outputs, noise)
+        return ActingStep(actions, outputs.get(ACTION_DIST_INPUTS), after)
+
+    def _outputs(self, use: Use, observations: Any, states: Any) -> tuple[dict[str, Any], Any]:
+        """A pass's outputs [N, ...], and the states after the step."""
+        forward = getattr(self.module, f"forward_{use}")
+        if states:
+            return one_step(forward, observations, states)
+        return forward({OBSERVATIONS: observations}), {}
+
+    def _chosen(self, use: Use, outputs: Mapping[str, Any], noise: Any) -> Any:
+        """The actions [N, ...] that the module or its distribution chooses."""
+        if ACTIONS in outputs:
+            return outputs[ACTIONS]
+        spec = self.distribution or self.module.action_distribution()
+        distribution = spec(outputs[ACTION_DIST_INPUTS])
+        return distribution.mode() if use == "inference" else distribution.sample(noise)
+
+    def _started(self, rows: int) -> Any:
+        return tree_map(lambda x: x.expand(rows, *x.shape[1:]).clone(), self._initial)
+
+
+class ArrayModule(TensorModule):
+    """An `RLModule` that acts on NumPy arrays, one step at a time.
+
+    Built-in modules act in NumPy, unless they have convolutions. The first observations after the
+    module was built, and after 1, 2, 4, 8, … changes of its weights, go through torch as well. If
+    results differ by more than 1e-4 for two of these in a row, torch acts from then on. Results are
+    torch's up to rounding.
+
+    Where torch acts, its operations are recorded, if all code is Juggler's, torch's or
+    `may_act_in_numpy`: see `Recordings`.
+
+    Weights may be loaded or changed in place. Other attributes of the module have to stay as they
+    are, apart from `check_specs`.
+
+    Args:
+        module: as for `TensorModule`.
+        rows: likewise.
+        shared: whether the module's weights may be changed in any way, as through `.data`.
+    """
+
+    def __init__(self, module: RLModule, rows: int = 1, shared: bool = False) -> None:
+        self._rows, self._shared = rows, shared
+        self._changes = self._differences = 0  # of the weights, and in a row
+        self._recordings = Recordings() if _may_record(module) else None
+        super().__init__(module, rows)
+        if self.distribution is not None:
+            self._on_arrays = array_distribution(self.distribution)
+        kept: list[Any] = [x for p in module.modules() for x in (p._parameters, p._buffers)]
+        # A scripted part keeps them elsewhere.
+        self._places = [(k, n) for k in kept if isinstance(k, dict) for n in k if k[n] is not None]
         self._take_apart()
 
     def _take_apart(self) -> None:
         """Make passes in NumPy for the module's tensors of now."""
         self._memory = self._pointers()
+        self._storages = {kept[n].untyped_storage().data_ptr() for kept, n in self._places}
         self._named = weights_of(self.module)
         self._live = LiveWeights(self._shared)
         self._passes = {use: self._pass(use) for use in _USES}
@@ -139,72 +224,30 @@ class ArrayModule:
         return [kept[name].data_ptr() for kept, name in self._places]
 
     def __reduce__(self) -> Any:
-        """Build a copy from the start: passes in NumPy belong to one module."""
+        """Rebuild when copied: NumPy passes belong to one module."""
         return ArrayModule, (self.module, self._rows, self._shared)
 
-    # -- weights and states ---------------------------------------------------------------------
-
-    @property
-    def names(self) -> Collection[str]:
-        """Names of the parameters and buffers that `load` takes."""
-        return self._named.keys()
-
-    def load(self, weights: Tree) -> None:
-        """Load weights: arrays by the names of parameters and buffers.
-
-        Raises:
-            ValueError: they are another module's.
-        """
-        load_weights(self._named, weights)
-        self._initial = self._initial_state()  # it may be learned
+    def begin(self) -> None:
+        super().begin()
+        self._initial_arrays = tree_map(as_array, self._initial)  # [1, ...]
 
     def initial_states(self, rows: int) -> Any:
-        """States at the start of episodes [N, ...]; {}: there are none."""
         if self._shared:
-            self._initial = self._initial_state()
-        return tree_map(lambda start: np.repeat(start, rows, 0), self._initial)
+            self.begin()
+        return tree_map(lambda start: np.repeat(start, rows, 0), self._initial_arrays)
 
-    def restarted(self, states: Any, first: NDArray[np.bool_]) -> Any:
-        """States [N, ...], replaced by the initial ones where an episode starts.
-
-        Args:
-            states: a tree of arrays.
-            first: [N], where an episode starts.
-        """
+    def restarted(self, states: Any, first: Any) -> Any:
         return tree_map(
             lambda start, state: np.where(first.reshape(-1, *[1] * (state.ndim - 1)), start, state),
-            self._initial,
+            self._initial_arrays,
             states,
         )
 
-    def _initial_state(self) -> Any:
-        return tree_map(as_array, initial_states(self.module, 1))  # [1, ...]
-
-    def weights(self) -> Mapping[str, Array]:
-        """The weights by name, as views."""
-        return {name: tensor.numpy() for name, tensor in self._named.items()}
-
-    # -- acting ---------------------------------------------------------------------------------
-
-    def explore(
-        self, observations: Any, states: Any, noise: NDArray[np.float32] | None = None
-    ) -> ActingStep:
-        """Act as in training.
-
-        Args:
-            observations: a tree of arrays [N, ...].
-            states: before the step, [N, ...]; {}: the module has none.
-            noise: [N, M] of the distribution; needed if the module `draws`.
-        """
-        with np.errstate(all="ignore"):  # as in torch: runners look at results
-            return self._step("exploration", observations, states, noise)
-
-    def infer(self, observations: Any, states: Any) -> ActingStep:
-        """Act as well as the module can, with the most likely actions."""
-        with np.errstate(all="ignore"):
-            return self._step("inference", observations, states, None)
-
     def _step(self, use: Use, observations: Any, states: Any, noise: Any) -> ActingStep:
+        with np.errstate(all="ignore"):  # as in torch: runners look at results
+            return self._on_host(use, observations, states, noise)
+
+    def _on_host(self, use: Use, observations: Any, states: Any, noise: Any) -> ActingStep:
         if self._shared and self._pointers() != self._memory:
             self._take_apart()
         in_numpy = self._passes[use]
@@ -233,43 +276,45 @@ class ArrayModule:
 
     def _in_torch(self, use: Use, observations: Any, states: Any, noise: Any) -> ActingStep:
         """A step in torch, recorded if it may be."""
-        given = {OBSERVATIONS: tree_map(as_tensor, observations)}  # [N, ...]
-        if states:
-            given[STATES] = tree_map(as_tensor, states)
-        recordings = None if self._passes[use] or self.module.check_specs else self._recordings
-        if recordings is None:
+        seen, before = tree_map(as_tensor, observations), tree_map(as_tensor, states)  # [N, ...]
+        if self._passes[use] or self.module.check_specs or self._recordings is None:
             with torch.inference_mode():
-                outputs = self._forward({use: given})
-        else:
-            with torch.no_grad():  # which takes composite operations apart, such as dropout
-                outputs = recordings(self._forward, {use: given}, self._memory)
+                outputs, after = self._outputs(use, seen, before)
+            found = outputs.get(ACTION_DIST_INPUTS)
+            inputs = None if found is None else as_array(found)  # [N, D]
+            actions = self._torch_actions(use, outputs, noise)
+            return ActingStep(actions, inputs, tree_map(as_array, after))
+        given = {use: {OBSERVATIONS: seen, STATES: before} if before else {OBSERVATIONS: seen}}
+        outputs = self._recordings(self._forward, given, self._memory)
         found = outputs.get(ACTION_DIST_INPUTS)
-        inputs = None if found is None else as_array(found)  # [N, D]
-        if recordings is None or inputs is None or ACTIONS in outputs:
+        inputs = None if found is None else in_array(found)  # [N, D]
+        if inputs is None or ACTIONS in outputs:
             actions = self._torch_actions(use, outputs, noise)
         else:
             actions = self._actions(use, inputs, noise)
-        return ActingStep(actions, inputs, tree_map(as_array, outputs.get(STATES, {})))
+        return ActingStep(actions, inputs, tree_map(in_array, outputs.get(STATES, {})))
 
+    @torch.no_grad()  # which takes composite operations such as dropout apart
     def _forward(self, inputs: Mapping[Use, Any]) -> dict[str, Any]:
-        """What a pass of the module returns: tensors [N, ...], and its states after the step."""
+        """A pass's outputs as one tree, for a recording."""
         ((use, given),) = inputs.items()
-        forward = getattr(self.module, f"forward_{use}")
-        if STATES in given:
-            outputs, after = one_step(forward, given[OBSERVATIONS], given[STATES])
-            return {**outputs, STATES: after}
-        outputs = forward(given)
-        return {name: outputs[name] for name in (ACTION_DIST_INPUTS, ACTIONS) if name in outputs}
+        outputs, after = self._outputs(use, given[OBSERVATIONS], given.get(STATES))
+        names = [name for name in (ACTION_DIST_INPUTS, ACTIONS) if name in outputs]
+        found: dict[str, Any] = {name: outputs[name] for name in names}
+        if after:
+            found[STATES] = after
+        apart: dict[str, Any] = tree_map(self._apart_from_weights, found)
+        return apart
+
+    def _apart_from_weights(self, x: Tensor) -> Tensor:
+        """A tensor [...] whose memory does not change with the weights."""
+        return x.clone() if x.untyped_storage().data_ptr() in self._storages else x
 
     def _torch_actions(self, use: Use, outputs: Mapping[str, Any], noise: Any) -> Any:
         """The actions that the module or its distribution chooses: arrays [N, ...]."""
         with torch.inference_mode():
-            if use == "inference" or ACTIONS in outputs:
-                actions = best_actions(self.module, outputs)  # [N, ...]
-            else:
-                distribution = self.module.action_distribution()(outputs[ACTION_DIST_INPUTS])
-                actions = distribution.sample(as_tensor(noise))  # [N, ...]
-            return tree_map(as_array, actions)
+            noise = None if noise is None else as_tensor(noise)  # [N, M]
+            return tree_map(as_array, self._chosen(use, outputs, noise))
 
     def _compared(
         self, use: Use, in_numpy: NumpyPass, observations: Any, states: Any, noise: Any
@@ -307,7 +352,7 @@ def _failure(error: Exception) -> str:
 
 
 def _difference(acted: ActingStep, expected: ActingStep) -> str:
-    """In what a step in NumPy differs from the same step in torch; "": in nothing.
+    """Difference of a NumPy step from torch's; "": none.
 
     Raises:
         ValueError: shapes or dtypes differ.
@@ -331,8 +376,10 @@ def _difference(acted: ActingStep, expected: ActingStep) -> str:
 
 
 def _may_record(module: nn.Module) -> bool:
-    """Whether all of a module's code is Juggler's, torch's or `may_act_in_numpy`. What other code
-    reads besides its inputs is not known."""
+    """Whether all code is Juggler's, torch's or `may_act_in_numpy`.
+
+    Other code may read more than its inputs.
+    """
     if getattr(module, "may_act_in_numpy", False):
         return True
     home = type(module).__module__

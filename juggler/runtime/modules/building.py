@@ -1,23 +1,26 @@
-"""Builds a module from its name, class or factory and two spaces."""
+"""Builds modules from names, classes, factories and specs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from inspect import Signature
+from itertools import chain
 from typing import Any
 
 import gymnasium
 import torch
+from torch import nn
 
 from juggler.runtime.annotations import signature
 from juggler.runtime.modules.by_name import found
-from juggler.runtime.modules.catalog import Catalog
-from juggler.runtime.modules.models import ActorCritic
-from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.modules.models import ActorCritic, Catalog
+from juggler.runtime.modules.rl_module import Batch, RLModule
+from juggler.runtime.nearest import nearest
 
 #: Makes a module, or a catalog of its parts, from observation space, action space and model_config.
-#: RLModule and Catalog classes are such factories, and so is an `RLModuleSpec`.
+#: RLModule and Catalog classes are factories, and so is an `RLModuleSpec`.
 ModuleFactory = Callable[
     [gymnasium.Space[Any], gymnasium.Space[Any], Mapping[str, Any]],
     RLModule | Catalog,
@@ -46,7 +49,7 @@ def build_module(
         distribution: "package.module:function" or a callable of (action_space, **options) that
             makes a DistributionSpec; it is passed to the module in model_config. None: the one in
             model_config, if any.
-        critic_space: of "critic_observations", which a value function sees in training beside
+        critic_space: of "critic_observations", which a value function sees in training besides
             observations; it is passed to the module in model_config. None: it sees observations
             alone, or the module only acts.
         check_specs: check inputs and outputs against the module's specs in every call.
@@ -80,7 +83,8 @@ def build_module(
 
 
 def _called(factory: Callable[..., object], *arguments: object) -> object:
-    """
+    """What a factory makes of its arguments.
+
     Raises:
         ValueError: the factory takes other arguments, or its `__init__` does not call
             `super().__init__`.
@@ -125,5 +129,245 @@ def _must_make_a_module(module: object, factory: object) -> None:
         raise ValueError(
             f"module: this {type(factory).__name__} is built already, and each worker builds its "
             "own: give a class that derives from juggler.RLModule, or a function of "
-            "(observation_space, action_space, model_config) that returns such a module"
+            "(observation_space, action_space, model_config) that returns one"
         )
+
+
+Space = gymnasium.Space[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RLModuleSpec:
+    """Recipe of a module; the environment and config fill gaps.
+
+    A spec is a `ModuleFactory`, so a run accepts it instead of a module's class.
+    """
+
+    module: str | ModuleFactory | None = None
+    """As for `build_module`; None: the default module."""
+
+    observation_space: Space | None = None
+    """None: the environment's, after its connectors."""
+
+    action_space: Space | None = None
+    """None: the environment's, likewise."""
+
+    model_config: Mapping[str, Any] | None = None
+    """Keys given here override those of the run's config."""
+
+    def completed(
+        self,
+        observation_space: Space | None = None,
+        action_space: Space | None = None,
+        model_config: Mapping[str, Any] | None = None,
+    ) -> RLModuleSpec:
+        """This spec, with what it leaves out filled in."""
+        return RLModuleSpec(
+            module=self.module,
+            observation_space=_first(self.observation_space, observation_space),
+            action_space=_first(self.action_space, action_space),
+            model_config={**(model_config or {}), **(self.model_config or {})},
+        )
+
+    def build(self) -> RLModule:
+        """A new module.
+
+        Raises:
+            ValueError: a space is missing; also what `build_module` raises.
+        """
+        for name in ("observation_space", "action_space"):
+            if getattr(self, name) is None:
+                raise ValueError(
+                    f"RLModuleSpec has no {name}: give one, or complete it with the environment's"
+                )
+        assert self.observation_space is not None
+        assert self.action_space is not None
+        return build_module(
+            self.module, self.observation_space, self.action_space, self.model_config or {}
+        )
+
+    def __call__(
+        self,
+        observation_space: Space,
+        action_space: Space,
+        model_config: Mapping[str, Any],
+    ) -> RLModule:
+        return self.completed(observation_space, action_space, model_config).build()
+
+
+def _first(own: Space | None, given: Space | None) -> Space | None:
+    return given if own is None else own
+
+
+class MultiRLModule(nn.Module):
+    """RLModules by id, each with its own spaces and config.
+
+    By default its modules are independent. To share a part, a subclass overrides `build`, makes the
+    part once and passes it to each of them:
+
+        class SharedEncoder(MultiRLModule):
+            def build(self, specs):
+                encoder = torch.nn.Linear(8, 64)
+                return {
+                    module_id: MyModule(spec.observation_space, spec.action_space, encoder)
+                    for module_id, spec in specs.items()
+                }
+
+    Ids are any strings.
+
+    Args:
+        modules: modules by id, or complete specs of them, which `build` turns into modules.
+    """
+
+    def __init__(self, modules: Mapping[str, RLModule | RLModuleSpec]) -> None:
+        super().__init__()
+        self._held = nn.ModuleDict()
+        self._keys: dict[str, str] = {}  # keys of `_held`, by id
+        specs = {
+            module_id: each.completed()
+            for module_id, each in modules.items()
+            if isinstance(each, RLModuleSpec)
+        }
+        built = self.build(specs)
+        for module_id, module in modules.items():
+            self._hold(module_id, built[module_id] if module_id in specs else module)
+
+    def build(self, specs: Mapping[str, RLModuleSpec]) -> Mapping[str, RLModule]:
+        """Build the specs' modules, by id; one call's modules may share parts.
+
+        To share a part with modules that are added later, keep it as an attribute.
+        """
+        return {module_id: spec.build() for module_id, spec in specs.items()}
+
+    def add(self, module_id: str, module: RLModule | RLModuleSpec) -> None:
+        """Add a module under a free id; a spec goes through `build`."""
+        if isinstance(module, RLModuleSpec):
+            module = self.build({module_id: module.completed()})[module_id]
+        self._hold(module_id, module)
+
+    def remove(self, module_id: str) -> RLModule:
+        """Remove and return a module; shared parts stay with the rest."""
+        module = self[module_id]
+        del self._held[self._keys.pop(module_id)]
+        return module
+
+    def forward_inference(self, batch: Mapping[str, Batch]) -> dict[str, dict[str, Any]]:
+        """`forward_inference` of each module in the batch, by id."""
+        return {key: self[key].forward_inference(part) for key, part in batch.items()}
+
+    def forward_exploration(self, batch: Mapping[str, Batch]) -> dict[str, dict[str, Any]]:
+        """`forward_exploration` of each module in the batch, by id."""
+        return {key: self[key].forward_exploration(part) for key, part in batch.items()}
+
+    def forward_train(self, batch: Mapping[str, Batch]) -> dict[str, dict[str, Any]]:
+        """`forward_train` of each module in the batch, by id."""
+        return {key: self[key].forward_train(part) for key, part in batch.items()}
+
+    def forward(self, batch: Mapping[str, Batch]) -> dict[str, dict[str, Any]]:
+        return self.forward_train(batch)
+
+    def shared_parts(self) -> dict[str, list[str]]:
+        """By name of a shared tensor, the ids of its modules.
+
+        A run takes this as its table `shared`, and a script gives it to `juggler.SharedParts`.
+
+        Raises:
+            ValueError: some modules share one tensor of a name, and others another one.
+        """
+        users: dict[tuple[str, int], list[str]] = {}
+        for module_id, module in self.items():
+            for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+                users.setdefault((name, id(tensor)), []).append(module_id)
+        shared: dict[str, list[str]] = {}
+        for (name, _), ids in users.items():
+            if len(ids) > 1 and shared.setdefault(name, ids) is not ids:
+                raise ValueError(
+                    f"{name!r} is shared by {shared[name]} and, with other values, by {ids}: give "
+                    "one of both parts another name"
+                )
+        return shared
+
+    def keys(self) -> list[str]:
+        return list(self._keys)
+
+    def items(self) -> list[tuple[str, RLModule]]:
+        return [(module_id, self[module_id]) for module_id in self._keys]
+
+    def __getitem__(self, module_id: str) -> RLModule:
+        if module_id not in self._keys:
+            raise KeyError(f"no module {module_id!r}{nearest(module_id, self._keys)}")
+        module = self._held[self._keys[module_id]]
+        assert isinstance(module, RLModule)
+        return module
+
+    def __contains__(self, module_id: object) -> bool:
+        return module_id in self._keys
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def _hold(self, module_id: str, module: object) -> None:
+        if module_id in self._keys:
+            raise ValueError(f"there is a module {module_id!r} already: remove it first")
+        if not isinstance(module, RLModule):
+            raise TypeError(f"module {module_id!r} is a {type(module).__name__}, not an RLModule")
+        # Torch allows neither a dot in a name nor the name of an attribute.
+        key = f"id_{module_id.replace('%', '%25').replace('.', '%2E')}"
+        self._held[key] = module
+        self._keys[module_id] = key
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiRLModuleSpec:
+    """Recipe of a MultiRLModule, by a spec per module."""
+
+    modules: Mapping[str, RLModuleSpec]
+    """Specs by module id."""
+
+    multi_module: str | type[MultiRLModule] = MultiRLModule
+    """The class, or its name as package.module:Class."""
+
+    def completed(
+        self,
+        observation_space: Space | Mapping[str, Space] | None = None,
+        action_space: Space | Mapping[str, Space] | None = None,
+        model_config: Mapping[str, Any] | None = None,
+    ) -> MultiRLModuleSpec:
+        """This spec, with what its modules' specs leave out filled in.
+
+        Args:
+            observation_space: one for all modules, or by module id.
+            action_space: likewise.
+            model_config: for all modules; keys of a module's spec override it.
+        """
+        modules = {
+            module_id: spec.completed(
+                _for(module_id, observation_space), _for(module_id, action_space), model_config
+            )
+            for module_id, spec in self.modules.items()
+        }
+        return MultiRLModuleSpec(modules=modules, multi_module=self.multi_module)
+
+    def build(self) -> MultiRLModule:
+        """New modules.
+
+        Raises:
+            ValueError: a spec is not complete; also what `build_module` raises.
+            TypeError: the class is not a MultiRLModule.
+        """
+        named = self.multi_module
+        make: Any = found(named, "multi_module") if isinstance(named, str) else named
+        built: object = make(self.modules)
+        if not isinstance(built, MultiRLModule):
+            raise TypeError(f"{named!r} made a {type(built).__name__}, not a MultiRLModule")
+        return built
+
+
+def _for(module_id: str, space: Space | Mapping[str, Space] | None) -> Space | None:
+    # A Dict space is a mapping too.
+    if space is None or isinstance(space, gymnasium.Space):
+        return space
+    return space.get(module_id)

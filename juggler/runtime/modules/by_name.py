@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Mapping
 from traceback import TracebackException
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
-from juggler.runtime.nearest import closest
+from juggler.runtime.nearest import closest, nearest
 from juggler.runtime.own_frames import own_frames, place_of
 
 #: Prefix of the names of things in a script or a notebook, which cannot be imported.
@@ -24,14 +24,14 @@ class ImportFailed(ValueError):
 
     Attributes:
         traceback: that error as Python shows it, with the frames of the user's own files alone.
-    """
 
-    def __init__(self, name: str, what: str, error: Exception) -> None:
-        """Args:
+    Args:
         name: "package.module:Class".
         what: the kind of object, for the message.
         error: what the import raised; loses the frames of Python's import system.
-        """
+    """
+
+    def __init__(self, name: str, what: str, error: Exception) -> None:
         error.with_traceback(_behind_the_import(error.__traceback__))
         shown = TracebackException.from_exception(error)
         shown.stack = own_frames(error.__traceback__)
@@ -41,7 +41,7 @@ class ImportFailed(ValueError):
 
 
 def _behind_the_import(frames: TracebackType | None) -> TracebackType | None:
-    """The frames of a traceback behind this file's and those of Python's import system."""
+    """Traceback frames after this file's and the import system's."""
     while frames is not None:
         file = frames.tb_frame.f_code.co_filename
         if file not in (__file__, importlib.__file__) and not file.startswith("<frozen importlib"):
@@ -54,7 +54,7 @@ def found(name: str, what: str) -> Callable[..., Any]:
     """The object with this name, imported here.
 
     Args:
-        name: "package.module:Class", or with a function in place of the class.
+        name: "package.module:Class", or with a function instead of the class.
         what: the kind of object, for the error: "module", "encoder", …
 
     Raises:
@@ -86,9 +86,10 @@ def found(name: str, what: str) -> Callable[..., Any]:
 
 
 def name_of(given: Any) -> str | None:
-    """The name of a class, as `found` takes it: where it would be found if its script were a
-    module. Of an object, which is to be found nowhere but in its script, that of its class; a name,
-    or None, as it is."""
+    """Name of a class, or of an object's class, for `found`.
+
+    A name, or None, stays as it is.
+    """
     if given is None or isinstance(given, str):
         return given
     if hasattr(given, "__qualname__"):
@@ -99,7 +100,7 @@ def name_of(given: Any) -> str | None:
 def given_or_named(
     name: str | None, factory: Callable[..., Any] | None, own: Mapping[str, type[Any]] | None
 ) -> str | Callable[..., Any] | None:
-    """What builds a module: the class of a script that its name stands for, or else the name.
+    """Resolve a module's name: a script's class, or the name.
 
     Args:
         name: of the module in a configuration.
@@ -112,7 +113,7 @@ def given_or_named(
 
 
 def is_there(module: str) -> bool:
-    """Whether a Python module, or its outermost package, can be found. Nothing is imported."""
+    """Whether a module or its outermost package exists, without import."""
     outermost = module.partition(".")[0]
     return outermost in sys.modules or importlib.util.find_spec(outermost) is not None
 
@@ -134,10 +135,7 @@ def check_there(name: str, what: str) -> None:
 
 
 def _check_is_no_path(name: str, what: str) -> None:
-    """
-    Raises:
-        ValueError: the name has the path of a file in place of a Python module.
-    """
+    """Raise ValueError if a name has a path, not a Python module."""
     file, _, attribute = name.partition(":")
     if not file.endswith(".py") and all(part.isidentifier() for part in file.split(".")):
         return
@@ -176,3 +174,67 @@ def must_be_given_again(
         mine = name.removeprefix(SCRIPT)
         how = f"{key}={mine}" if passed is None else passed.format(mine)
         raise ValueError(f"this run's {key} is {mine}, of a script: pass {how} again, in Python")
+
+
+Named = TypeVar("Named")
+
+
+class NamedClasses(Generic[Named]):
+    """The classes that one key can name.
+
+    Args:
+        key: the key, as in "builder".
+        shipped: the classes that ship, by name.
+        checked: takes a name and what it stands for, and returns the latter. It raises ValueError
+            if that is no class for this key.
+        passed: how a script passes a class of its own, with {} for its name.
+        elsewhere: what to name instead of another library's name; "": nothing.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        shipped: Mapping[str, type[Named]],
+        checked: Callable[[str, Any], type[Named]],
+        passed: str,
+        elsewhere: Callable[[str], str] = lambda _: "",
+    ) -> None:
+        self._key, self._shipped, self._checked, self._passed = key, shipped, checked, passed
+        self._elsewhere = elsewhere
+        #: Classes of a script that were given to this process, by the names that stand for them.
+        self._given: dict[str, type[Named]] = {}
+
+    def find(self, name: object) -> type[Named]:
+        """
+        Args:
+            name: of one that ships, or "package.module:Class", which is imported here.
+
+        Raises:
+            ValueError: nothing has that name, or what has it is no class for this key; says which
+                name is nearest, or what is wrong.
+        """
+        if not isinstance(name, str) or (":" not in name and name not in self._shipped):
+            said = f"{self._key} = {name!r} is not known"
+            if answer := self._elsewhere(str(name)):
+                raise ValueError(f"{said}: {answer}. Known are {', '.join(sorted(self._shipped))}")
+            raise ValueError(
+                said
+                + nearest(
+                    name, self._shipped, own="one of your own is named as 'package.module:Class'"
+                )
+            )
+        if name in self._shipped:
+            return self._shipped[name]
+        if name not in self._given:
+            must_be_given_again(self._key, name, None, self._passed)
+        return self._checked(name, self._given.get(name) or found(name, self._key))
+
+    def give(self, given: object) -> str:
+        """Register a class of a script, and return its name.
+
+        Raises:
+            ValueError: it is no class for this key.
+        """
+        name = str(name_of(given))
+        self._given[name] = self._checked(name, given)
+        return name

@@ -1,4 +1,4 @@
-"""Names of columns, in batches of episodes and in the inputs and outputs of modules."""
+"""Column names in batches, and in modules' inputs and outputs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ FINALS: Final = (FINAL_ROWS, FINAL_STEPS, FINAL_OBSERVATIONS, FINAL_CRITIC_OBSER
 SEGMENTS: Final = (SEGMENT_ROWS, SEGMENT_STARTS, SEGMENT_LENGTHS, SEGMENT_OFFSETS)
 
 # What is observed before each step, after each row, and at the end of each truncated episode: by
-# the policy, and by a value function that sees more. Only batches of modules with such a value
-# function have the latter, and the last of `FINALS`.
+# the policy, and by a value function that sees more. The latter, and the last of `FINALS`,
+# exist only for modules with that value function.
 OBSERVED: Final = (OBSERVATIONS, LAST_OBSERVATIONS, FINAL_OBSERVATIONS)
 OBSERVED_BY_CRITIC: Final = (
     CRITIC_OBSERVATIONS,

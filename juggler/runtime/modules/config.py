@@ -1,37 +1,194 @@
-"""The module that a run trains, as a config."""
+"""Configs of the module that a run trains. No torch here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, Literal, get_args, get_type_hints
 
-from juggler.runtime.modules.model_config import ModelConfig
+from gymnasium import Space
+
+from juggler.runtime.elsewhere import MODEL_KEYS, called_here
+from juggler.runtime.nearest import nearest
 from juggler.runtime.wrong_value import WrongValue, wrong_where
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Keys of `model` for the default module and its extensions."""
+
+    hidden_sizes: Sequence[int] = (64, 64)
+    """Units of each hidden layer. With images in a Dict or Tuple, these layers join all features; a
+    single image does without them."""
+
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Activation of the hidden layers. Image encoders use relu."""
+
+    encoder: str | Callable[..., Any] = "auto"
+    """Encoder of observations. auto: nature_cnn for images, numbers as they are, discrete values
+    one-hot. mlp: no convolutions. nature_cnn, impala_resnet: for every Box with two to four
+    dimensions. Or your own as package.module:Class."""
+
+    shared_value_layers: bool | None = None
+    """Whether policy and value function share an encoder; none: only with images or a recurrent
+    layer."""
+
+    recurrent: Literal["none", "lstm", "gru"] = "none"
+    """Recurrent layer between encoder and heads, which policy and value function share."""
+
+    recurrent_size: int = 64
+    """Units of the recurrent layer."""
+
+    memory_bias: float = 2.0
+    """Number added to the initial biases of the gate that keeps the memory: with more, the
+    untrained layer remembers longer."""
+
+    initializer: Literal["orthogonal", "default"] = "orthogonal"
+    """Initialization of weights. orthogonal: with biases of 0 and a nearly uniform policy. default:
+    torch's own."""
+
+    free_log_std: bool = True
+    """Whether log standard deviations of Box actions are free parameters, 0 at first, instead of
+    outputs of the policy."""
+
+    squash: bool = False
+    """Whether tanh squashes the actions of a Box with finite bounds into these bounds."""
+
+    distribution: str | Callable[..., Any] | None = None
+    """Filled from the run's key `distribution`, which applies to every module."""
+
+    critic_space: Space[Any] | None = None
+    """Filled if `critic_sees` gives the value function more to see: the space of
+    "critic_observations"."""
+
+    @classmethod
+    def parse(cls, model_config: Mapping[str, Any]) -> ModelConfig:
+        """Make a config of a mapping.
+
+        Raises:
+            ValueError: a key is unknown, or a value is not allowed for its key.
+        """
+        known = [field.name for field in fields(cls)]
+        for key in model_config:
+            if key not in known:
+                instead = called_here(key, MODEL_KEYS) or nearest(key, known)
+                if key in (field.name for field in fields(QNetworkConfig)):
+                    whose = "dqn, pqn or r2d2" if key == "dueling" else "dqn"
+                    instead = (
+                        ": only networks that value each action have it; leave it out, or choose "
+                        + whose
+                    )
+                raise ValueError(f"model has no key {key!r}{instead}")
+        config = cls(**model_config)
+        sizes = config.hidden_sizes
+        if not isinstance(sizes, (list, tuple)) or not all(_positive(size) for size in sizes):
+            raise _wrong("hidden_sizes", "a list of positive integers, such as [128]", sizes)
+        if not _positive(config.recurrent_size):
+            raise _wrong("recurrent_size", "a positive integer", config.recurrent_size)
+        if not _is_number(config.memory_bias):
+            raise _wrong("memory_bias", "a finite number", config.memory_bias)
+        for key, hint in cls._types().items():
+            value, allowed = getattr(config, key), get_args(hint)
+            if hint is bool and not isinstance(value, bool):
+                raise _wrong(key, "true or false", value)
+            if all(type(each) is str for each in allowed) and allowed and value not in allowed:
+                raise _wrong(key, f"one of {', '.join(allowed)}", value)
+        if not isinstance(config.shared_value_layers, bool | None):
+            raise _wrong("shared_value_layers", "true or false", config.shared_value_layers)
+        if not isinstance(config.critic_space, Space | None):
+            raise ValueError("model has no key 'critic_space': the run's key critic_sees fills it")
+        if config.critic_space is not None and config.shared_value_layers:
+            raise ValueError(
+                "model.shared_value_layers = true does not go with critic_sees: policy and value "
+                "function see different things, so that they cannot share an encoder"
+            )
+        if config.recurrent != "none" and config.shared_value_layers is False:
+            raise ValueError(
+                "model.shared_value_layers = false does not go with recurrent = "
+                f"{config.recurrent!r}: runners carry one state, so policy and value function "
+                "share it"
+            )
+        return config
+
+    @classmethod
+    @cache
+    def _types(cls) -> dict[str, Any]:
+        """Types of the keys, cached since evaluation dominates `parse`."""
+        return get_type_hints(cls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QNetworkConfig(ModelConfig):
+    """Keys of `model` for `QNetwork`, besides the default module's."""
+
+    dueling: bool = False
+    """Whether values of observations and advantages of actions are estimated apart, with DQN, PQN
+    and R2D2."""
+
+    atoms: int = 0
+    """Number of returns from v_min to v_max whose probabilities are learned (C51); 51 is usual. 0:
+    the mean is learned."""
+
+    v_min: float = -10.0
+    """The lowest of these returns, after reward_scale."""
+
+    v_max: float = 10.0
+    """The highest of these returns, after reward_scale."""
+
+    @classmethod
+    def parse(cls, model_config: Mapping[str, Any]) -> QNetworkConfig:
+        config = super().parse(model_config)
+        assert isinstance(config, cls)
+        if type(config.atoms) is not int or config.atoms < 0 or config.atoms == 1:
+            raise _wrong("atoms", "0, or an integer of at least 2, such as 51", config.atoms)
+        for key in ("v_min", "v_max"):
+            if not _is_number(getattr(config, key)):
+                raise _wrong(key, "a finite number", getattr(config, key))
+        if config.v_min >= config.v_max:
+            raise _wrong("v_min", f"below v_max = {config.v_max!r}", config.v_min)
+        return config
+
+
+def _positive(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def _wrong(key: str, expected: str, value: object) -> ValueError:
+    return ValueError(f"model.{key} must be {expected}, not {value!r}")
 
 
 @dataclass(kw_only=True)
 class ModuleConfig:
-    """Which module a run trains, and how it is built."""
+    """Keys about the module that a run trains."""
 
     module: str | None = None
-    """The RLModule to train, or the Catalog that builds it, as package.module:Class. none: the
-    default module."""
+    """RLModule to train, or the Catalog that builds it, as package.module:Class; none: the default
+    module."""
 
     model: dict[str, Any] = field(default_factory=dict)
     """Options of the module: a table in a file, JSON on the command line."""
 
     distribution: str | None = None
-    """The function that makes the distribution of actions, as package.module:function. none: the
-    action space decides."""
+    """Function that makes the distribution of actions, as package.module:function; none: the action
+    space decides."""
 
     critic_sees: Literal["observation", "state", "all_observations"] = "observation"
-    """What the value function sees, which only training needs: the observation of its own agent; or
-    beside it, where environments have several agents, their state() or the observations of all
-    agents."""
+    """What the value function sees: its agent's observation; or also, with several agents, their
+    state() or the observations of all."""
 
     check_specs: bool = False
-    """Check the module's inputs and outputs against its specs in every call, not only in the first
-    one. This is slower, and helps to find a mistake."""
+    """Whether every call checks the module's inputs and outputs, not only the first one. Slower."""
+
+    def __post_init__(self) -> None:
+        # Runs of earlier versions name the files that modules were in.
+        if self.module is not None and self.module.startswith("juggler.runtime.modules."):
+            self.module = f"juggler:{self.module.partition(':')[2]}"
 
     def validate(self) -> None:
         for key in ("module", "distribution"):

@@ -1,16 +1,79 @@
-"""Layers of the default modules."""
+"""Layers and heads of the modules that ship."""
 
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+from collections.abc import Sequence
+from functools import cache
+from inspect import signature
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from juggler.runtime.modules.activations import Tanh
-from juggler.runtime.modules.model_config import ModelConfig
+from juggler.runtime.modules.config import ModelConfig
+from juggler.runtime.modules.distributions import DistributionSpec
+
+# Below this size, torch.tanh is faster.
+_WORTH_A_SIGMOID = 1 << 14
+
+
+class Tanh(nn.Module):
+    """tanh by the sigmoid, for large tensors on non-Intel CPUs.
+
+    There, torch's tanh takes ten times as long as its sigmoid; in an update of a small perceptron
+    it took a third of the time. tanh(x) = 2 sigmoid(2x) - 1 differs from it by at most 2e-7. On
+    Intel's, torch's tanh is MKL's, which takes no longer than the sigmoid.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Compilation and export get the plain operation, for every size.
+        if (
+            x.device.type != "cpu"
+            or torch.compiler.is_compiling()
+            or x.numel() < _WORTH_A_SIGMOID
+            or _mkl_is_fast()
+        ):
+            return torch.tanh(x)
+        y: Tensor = _TanhBySigmoid.apply(x)  # type: ignore[no-untyped-call]
+        return y
+
+
+@cache
+def _mkl_is_fast() -> bool:
+    """Whether torch computes tanh by MKL with fast code."""
+    try:
+        with open("/proc/cpuinfo") as told:
+            intel = "GenuineIntel" in told.read(1000)
+    except OSError:  # a system that does not say
+        intel = False
+    return intel and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+
+
+class _TanhBySigmoid(torch.autograd.Function):
+    """Stores only its output for the backward pass, as torch.tanh does."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return (2 * x).sigmoid_().mul_(2).sub_(1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        onward: Tensor = torch.ops.aten.tanh_backward(gradient, y)
+        return onward
+
+
+# torch asks for the signature in every call, and making it takes longer than the rest of the call.
+_TanhBySigmoid.forward.__signature__ = signature(_TanhBySigmoid.forward)  # type: ignore[attr-defined]
+
 
 #: By the names that `activation` may have.
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU}
@@ -35,7 +98,7 @@ def initialized(layer: L, initializer: str, gain: float = math.sqrt(2)) -> L:
 
 
 class Linear(nn.Linear):
-    """A linear layer, whose gradient on CPUs is fast for many rows if it has few inputs.
+    """A linear layer with fast CPU gradients for few inputs.
 
     The gradient of its weights is a product of outputs [H, B] and inputs [B, F]. With an F of 4,
     it takes MKL up to ten times as long as the product of inputs [F, B] and outputs [B, H], which
@@ -56,14 +119,14 @@ class Linear(nn.Linear):
 
 
 class MLP(nn.Sequential):
-    """Hidden layers, which map numbers [B, ...] of any shape and dtype to [B, size]."""
+    """Hidden layers that map numbers [B, ...] to [B, size].
+
+    Args:
+        inputs: F, the numbers in one observation.
+        config: for hidden_sizes, activation and initializer.
+    """
 
     def __init__(self, inputs: int, config: ModelConfig) -> None:
-        """
-        Args:
-            inputs: F, the numbers in one observation.
-            config: for hidden_sizes, activation and initializer.
-        """
         layers: list[nn.Module] = []
         size = inputs
         for hidden in config.hidden_sizes:
@@ -80,3 +143,118 @@ class MLP(nn.Sequential):
             x = x.reshape(-1, self.inputs)  # [B, F]
         y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]  # [B, H]
         return y
+
+
+class RecurrentCore(nn.Module):
+    """An LSTM (Hochreiter & Schmidhuber 1997) or GRU (Cho et al. 2014).
+
+    Its state is a map: "hidden" [B, H], and for the LSTM "cell" [B, H].
+    """
+
+    def __init__(self, inputs: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.size = size = config.recurrent_size
+        kind = nn.LSTM if config.recurrent == "lstm" else nn.GRU
+        self.layer = kind(inputs, size, batch_first=True)
+        if config.initializer == "orthogonal":
+            for name, parameter in self.layer.named_parameters():
+                if name.startswith("weight"):
+                    nn.init.orthogonal_(parameter)
+                else:
+                    nn.init.zeros_(parameter)
+        # The second gate of each: the LSTM's forget gate and the GRU's update gate, both of which
+        # keep the memory while they are open.
+        with torch.no_grad():
+            dict(self.layer.named_parameters())["bias_ih_l0"][size : 2 * size] += config.memory_bias
+
+    def get_initial_state(self) -> dict[str, Tensor]:
+        names = ("hidden", "cell") if isinstance(self.layer, nn.LSTM) else ("hidden",)
+        return {name: torch.zeros(self.size) for name in names}  # [H] each
+
+    def forward(self, features: Tensor, states: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Map features [B, T, F] to [B, T, H], and update states."""
+        hidden = states["hidden"].unsqueeze(0)  # [1, B, H]
+        if isinstance(self.layer, nn.GRU):
+            outputs, hidden = self.layer(features, hidden)  # [B, T, H] and [1, B, H]
+            return outputs, {"hidden": hidden.squeeze(0)}  # [B, H]
+        cell = states["cell"].unsqueeze(0)  # [1, B, H]
+        outputs, (hidden, cell) = self.layer(features, (hidden, cell))
+        return outputs, {"hidden": hidden.squeeze(0), "cell": cell.squeeze(0)}  # [B, H] both
+
+
+def policy_head(features: int, distribution: DistributionSpec, config: ModelConfig) -> nn.Module:
+    """Build a head from F features to small "action_dist_inputs" [..., D].
+
+    Args:
+        features: F.
+        distribution: determines D, and which inputs are log standard deviations.
+        config: for free_log_std and initializer.
+    """
+    free = distribution.log_std_inputs if config.free_log_std else []
+    linear = nn.Linear(features, distribution.inputs_size - len(free))
+    initialized(linear, config.initializer, gain=0.01)
+    return FreeLogStd(linear, free) if free else linear
+
+
+class FreeLogStd(nn.Module):
+    """A head whose log standard deviations are state-independent parameters.
+
+    Args:
+        others: the head of the other inputs.
+        log_std_at: positions of the log standard deviations among all inputs.
+    """
+
+    def __init__(self, others: nn.Linear, log_std_at: Sequence[int]) -> None:
+        super().__init__()
+        self.others = others
+        self.log_std = nn.Parameter(torch.zeros(len(log_std_at)))  # [M]
+        size = others.out_features + len(log_std_at)
+        order = [i for i in range(size) if i not in log_std_at] + list(log_std_at)  # of [D]
+        places = None if order == list(range(size)) else torch.tensor(order).argsort()  # [D]
+        self.places: Tensor | None
+        self.register_buffer("places", places)
+
+    def forward(self, features: Tensor) -> Tensor:
+        others = self.others(features)  # [..., D - M]
+        log_std = self.log_std.expand(others.shape[:-1] + self.log_std.shape)  # [..., M]
+        inputs = torch.cat([others, log_std], -1)  # [..., D]
+        return inputs if self.places is None else inputs[..., self.places]
+
+
+class DuelingHead(nn.Module):
+    """Action values from state values and advantages (dueling).
+
+        Q(x, a) = V(x) + A(x, a) - 1/n Σ_b A(x, b)        (equation 9)
+
+    V and A each have a hidden layer of their own, as wide as the features that both see. The mean
+    is over all n actions, masked ones too, so it does not depend on what is legal.
+
+    Args:
+        features: F.
+        actions: n.
+        numbers: K, that are estimated for each action: 1, or the logits of K returns.
+        config: for activation and initializer.
+    """
+
+    def __init__(self, features: int, actions: int, numbers: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.shape = (actions, numbers)
+        self.value = _stream(features, numbers, config)
+        self.advantages = _stream(features, actions * numbers, config)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features [..., F] -> [..., n K]."""
+        value = self.value(features).unsqueeze(-2)  # [..., 1, K]
+        advantages = self.advantages(features).unflatten(-1, self.shape)  # [..., n, K]
+        found: Tensor = value + advantages - advantages.mean(-2, keepdim=True)  # [..., n, K]
+        return found.flatten(-2)  # [..., n K]
+
+
+def _stream(features: int, outputs: int, config: ModelConfig) -> nn.Sequential:
+    """A normalized hidden layer and a linear one, for a `QNetwork`."""
+    return nn.Sequential(
+        initialized(nn.Linear(features, features), config.initializer),
+        ACTIVATIONS[config.activation](),
+        nn.LayerNorm(features),
+        initialized(nn.Linear(features, outputs), config.initializer, gain=0.01),
+    )

@@ -1,7 +1,7 @@
-"""The layers, modules and distributions that ship and are small, written in NumPy.
+"""Small built-in layers, modules and distributions in NumPy.
 
 For a few rows that takes a fraction of torch's time. Each is looked up by its exact class, as a
-subclass may do something else.
+subclass may differ.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from juggler.runtime.modules.activations import Tanh
-from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.modules.deterministic_actor_critic import (
+from juggler.runtime.modules.actor_critics import (
+    LOG_STD_LIMITS,
     SMALLEST_NOISE,
     DeterministicActorCritic,
+    SoftActorCritic,
 )
+from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.modules.distributions import (
     BernoulliSpec,
     CategoricalSpec,
@@ -32,17 +33,12 @@ from juggler.runtime.modules.distributions import (
     MultiCategoricalSpec,
     SquashedGaussianSpec,
 )
-from juggler.runtime.modules.distributions.base import illegal_logit
-from juggler.runtime.modules.distributions.gaussian import LARGEST_LOG_STD
-from juggler.runtime.modules.dueling import DuelingHead
+from juggler.runtime.modules.distributions.base import LARGEST_LOG_STD, illegal_logit
 from juggler.runtime.modules.encoders import Numbers, OneHot, TreeEncoder
-from juggler.runtime.modules.heads import FreeLogStd
-from juggler.runtime.modules.layers import MLP, Linear
+from juggler.runtime.modules.layers import MLP, DuelingHead, FreeLogStd, Linear, RecurrentCore, Tanh
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
-from juggler.runtime.modules.recurrent_cores import RecurrentCore
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.modules.soft_actor_critic import LOG_STD_LIMITS, SoftActorCritic
 from juggler.runtime.wire.structures import tree_map
 
 Array = NDArray[Any]
@@ -50,18 +46,21 @@ Use = Literal["exploration", "inference"]
 
 
 def as_array(tensor: Tensor) -> Array:
-    """The array [...] of a tensor [...], in float32 if it is bfloat16, which NumPy has not.
+    """Convert a tensor to an array, bfloat16 to float32.
 
     In inference mode, what shares the memory of a weight is copied, since weights change.
     """
-    if not tensor.is_inference():
-        tensor = tensor.detach().clone()  # [...]
+    return in_array(tensor if tensor.is_inference() else tensor.detach().clone())
+
+
+def in_array(tensor: Tensor) -> Array:
+    """Convert a tensor to an array that shares no weights' memory."""
     array: Array = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
     return array
 
 
 def as_tensor(array: Array) -> Tensor:
-    """The tensor [...] of an array [...], a copy only where torch cannot use its memory."""
+    """Convert an array to a tensor, copied only if torch must."""
     usable = array.flags.writeable and min(array.strides, default=0) >= 0
     return torch.from_numpy(array) if usable else torch.tensor(array)
 
@@ -79,7 +78,7 @@ class NotKnown(Exception):
 
 
 class LiveWeights:
-    """Arrays of a module's parameters and buffers, which follow every change of them in place.
+    """Arrays that follow in-place changes of a module's weights.
 
     Views share their memory. Transposed copies, which NumPy multiplies with in half the time, are
     refreshed where torch says that a tensor was written to.
@@ -121,7 +120,7 @@ class LiveWeights:
         return copy
 
     def follow(self) -> bool:
-        """Bring copies up to date. True: some tensor was written to since the last call."""
+        """Refresh copies; return whether a tensor was written since last time."""
         version = sum(map(_version_of, self._tensors.values()))
         changed: bool = version != self._version
         self._version = version
@@ -300,7 +299,7 @@ _LAYERS: dict[type[nn.Module], Callable[[Any, LiveWeights], _Layer]] = {
 
 
 def _sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)), which neither overflows nor warns, and keeps what is close to 0."""
+    """Logistic function that neither overflows nor loses small values."""
     far = np.exp(-np.abs(x))
     y: Array = np.where(x < 0, far, np.float32(1))
     y /= far + np.float32(1)
@@ -498,7 +497,7 @@ def array_distribution(spec: DistributionSpec) -> ArrayDistribution:
 
 
 class ArrayDistribution:
-    """What acting needs of a distribution, on arrays. One that does not ship goes through torch."""
+    """A distribution's acting part on arrays; unknown ones use torch."""
 
     def __init__(self, spec: Any) -> None:
         self._spec = spec
@@ -615,7 +614,7 @@ class _ClippedGaussian(_SquashedGaussian):
 
 
 def _below(z: Array) -> Array:
-    """P(x < z) for standard normal x, elementwise. NumPy has no error function."""
+    """Standard normal CDF, elementwise. NumPy has no error function."""
     chances = [0.5 * math.erfc(each) for each in (z * -math.sqrt(0.5)).ravel().tolist()]
     return np.array(chances, z.dtype).reshape(z.shape)
 
@@ -647,7 +646,7 @@ class _Composite(ArrayDistribution):
 
 
 def _shares(sizes: list[int]) -> list[slice]:
-    """Where the numbers of each part are, one part after the other."""
+    """Slices of the parts' numbers, one after another."""
     ends = np.cumsum(sizes).tolist()
     return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 

@@ -1,4 +1,4 @@
-"""QNetwork: what each action is worth."""
+"""QNetwork: what each action is worth, and how much a module explores."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from juggler.runtime.modules.catalog import Catalog
+from juggler.runtime.modules.actor_critics import EXPLORATION_NOISE
 from juggler.runtime.modules.columns import (
     ACTION_DIST_INPUTS,
     ACTION_MASK,
     OBSERVATIONS,
     VALUES,
 )
-from juggler.runtime.modules.dueling import DuelingHead
-from juggler.runtime.modules.encoders import feature_size
-from juggler.runtime.modules.errors import UnsupportedSpace
-from juggler.runtime.modules.layers import initialized
-from juggler.runtime.modules.model_config import QNetworkConfig
-from juggler.runtime.modules.models import remember
+from juggler.runtime.modules.config import QNetworkConfig
+from juggler.runtime.modules.layers import DuelingHead, initialized
+from juggler.runtime.modules.models import Catalog, Remembering, remember
 from juggler.runtime.modules.rl_module import Batch, RLModule
+from juggler.runtime.wire.errors import UnsupportedSpace
 
 #: The buffer with the share of actions that are drawn at random, which the learner sets.
 EPSILON: Final = "epsilon"
@@ -38,12 +36,12 @@ class QCatalog(Catalog):
     config_class = QNetworkConfig
 
 
-class QNetwork(RLModule):
-    """Values of the actions of a Discrete space, behind the encoder of the default module.
+class QNetwork(Remembering):
+    """Values of Discrete actions, behind the default module's encoder.
 
     In training it returns values [B, n] as "action_dist_inputs", and the largest of them [B] as
-    "values". It explores ε-greedily. What heads see is normalized (Ba et al. 2016, "Layer
-    Normalization"), which keeps values from running away where no target network holds them.
+    "values". It explores ε-greedily. Heads see normalized features (Ba et al. 2016, "Layer
+    Normalization"), which keeps values from diverging without a target network.
 
     With `atoms` in `model_config`, K of them, the values are means of K returns, which lie at equal
     distances (Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning"). The
@@ -69,10 +67,7 @@ class QNetwork(RLModule):
         catalog = QCatalog(observation_space, action_space, model_config)
         assert isinstance(catalog.config, QNetworkConfig)
         self.atoms, limits = catalog.config.atoms, (catalog.config.v_min, catalog.config.v_max)
-        self.encoder = catalog.build_encoder()
-        features = feature_size(self.encoder)
-        self.core: Any = catalog.build_core(features)
-        features = features if self.core is None else feature_size(self.core)
+        features = self._build_body(catalog)
         self.normalize = nn.LayerNorm(features)
         self.value_head: nn.Module
         if catalog.config.dueling:
@@ -86,10 +81,6 @@ class QNetwork(RLModule):
         if self.atoms:
             self.register_buffer(RETURNS, torch.linspace(*limits, self.atoms))  # [K]
         self.register_buffer(EPSILON, torch.tensor(1.0))  # []
-
-    def get_initial_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {} if self.core is None else self.core.get_initial_state()
-        return state
 
     def _forward(self, batch: Batch) -> dict[str, Any]:
         features, states = remember(self.encoder, self.core, batch)  # [B, H] or [B, T, H]
@@ -121,16 +112,12 @@ class QNetwork(RLModule):
 
 
 def must_explore(algorithm: str, module: RLModule, learns_returns: bool = False) -> None:
-    """
+    """Raise ValueError if an algorithm and its Q-module do not fit.
+
     Args:
         algorithm: its name, for errors.
         module: what the algorithm trains.
         learns_returns: whether the algorithm learns the probabilities of returns.
-
-    Raises:
-        ValueError: the algorithm cannot say how much the module explores, the module's values see
-            what acting does not, or it estimates probabilities of returns that the algorithm does
-            not learn.
     """
     if module.critic_space is not None:
         raise ValueError(
@@ -147,3 +134,28 @@ def must_explore(algorithm: str, module: RLModule, learns_returns: bool = False)
             f"{algorithm} needs a module with a buffer {EPSILON!r}, such as QNetwork, and "
             f"{type(module).__name__} has none"
         )
+
+
+def exploration_of(module: RLModule) -> str:
+    """The buffer with the number that says how much a module explores.
+
+    Raises:
+        ValueError: it has none.
+    """
+    buffers = dict(module.named_buffers())
+    for name in (EPSILON, EXPLORATION_NOISE):
+        if name in buffers:
+            return name
+    raise ValueError(
+        f"exploration_ladder: {type(module).__name__} has no buffer {EPSILON!r} or "
+        f"{EXPLORATION_NOISE!r} that says how much it explores; set it to 0"
+    )
+
+
+def with_own_exploration(module: RLModule, rows: int) -> None:
+    """Let each of B rows explore by a number of its own."""
+    # A module with a state has a dimension of time in all that it returns.
+    shape = (rows, 1, 1) if module.get_initial_state() else (rows, 1)
+    name = exploration_of(module)
+    said = module.get_buffer(name)  # []
+    module.register_buffer(name, said.expand(shape).clone())  # [B, 1] or [B, 1, 1]

@@ -11,16 +11,22 @@ import torch
 
 from juggler.runtime.modules.by_name import found
 from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTION_MASK, OBSERVATIONS
-from juggler.runtime.modules.default_specs import input_spec, output_spec, training_output_spec
 from juggler.runtime.modules.distributions import DistributionSpec, distribution_for
-from juggler.runtime.modules.specs import Sizes, Spec, check
+from juggler.runtime.modules.specs import (
+    Sizes,
+    Spec,
+    check,
+    input_spec,
+    output_spec,
+    training_output_spec,
+)
 
 #: Columns by name (see `columns`): tensors, or trees of tensors.
 Batch = Mapping[str, Any]
 
 
 class RLModule(torch.nn.Module):
-    """A policy as a torch module, with one forward pass for each of its three uses.
+    """A policy as a torch module, with three forward passes.
 
     Every pass takes a batch with "observations" [B, ...] in the dtype of the observation space. For
     a Dict or Tuple space they are a map, with the keys "0", "1", … for a Tuple. The module casts
@@ -57,7 +63,7 @@ class RLModule(torch.nn.Module):
 
     Where a run's key `critic_sees` gives the value function more to see, `model_config` has the key
     "critic_space", and the batches of `forward_train` have "critic_observations" [B, ...] of that
-    space beside "observations". A module that computes "values" from them sets
+    space besides "observations". A module that computes "values" from them sets
     `takes_critic_observations`, and names what computes them in `training_only`: where it acts, it
     has neither the key nor the column.
 
@@ -99,7 +105,7 @@ class RLModule(torch.nn.Module):
 
     @property
     def check_specs(self) -> bool:
-        """Whether specs are checked in every call, not only in the first one."""
+        """Whether every call checks specs, not only the first."""
         return self._check_specs
 
     @check_specs.setter
@@ -112,8 +118,10 @@ class RLModule(torch.nn.Module):
         return self._action_distribution
 
     def get_initial_state(self) -> dict[str, Any]:
-        """The state at the start of an episode: a tree of tensors [...] without a batch dimension.
-        Empty: the module has no state."""
+        """State at an episode's start, a tree of tensors [...].
+
+        Empty: the module has no state.
+        """
         return {}
 
     def forward_inference(self, batch: Batch) -> dict[str, Any]:
@@ -135,7 +143,7 @@ class RLModule(torch.nn.Module):
         return self._guarded("train", batch)
 
     def forward(self, batch: Batch) -> dict[str, Any]:
-        """The same as `forward_train`, under the name that `torch.func.functional_call` calls."""
+        """`forward_train` under the name that `torch.func.functional_call` needs."""
         return self.forward_train(batch)
 
     def input_specs_inference(self) -> Spec:
@@ -180,7 +188,7 @@ class RLModule(torch.nn.Module):
         )
 
     def _guarded(self, use: str, batch: Batch) -> dict[str, Any]:
-        """A pass with its specs checked and its actions masked, if either is needed."""
+        """Run a pass with specs checked and actions masked, as needed."""
         checking = self._check_specs or use not in self._checked
         name = f"forward_{use}"
         sizes: Sizes = {}  # shared between input and output

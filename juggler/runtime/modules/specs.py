@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
+import gymnasium
 import numpy as np
 import torch
 
+from juggler.runtime.modules.columns import (
+    ACTION_DIST_INPUTS,
+    ACTIONS,
+    CRITIC_OBSERVATIONS,
+    OBSERVATIONS,
+    STATES,
+    VALUES,
+)
+from juggler.runtime.modules.distributions import DistributionSpec
 from juggler.runtime.nearest import one_of
-from juggler.runtime.wire.trees import Path, path_name
+from juggler.runtime.wire.errors import UnsupportedSpace
+from juggler.runtime.wire.structures import space_leaves, tree_map
+from juggler.runtime.wire.trees import Path, path_name, unflatten
 
 _KINDS = {
     "floating": ("float16", "bfloat16", "float32", "float64"),
@@ -21,17 +33,25 @@ Sizes: TypeAlias = "dict[str, tuple[int, str]]"
 
 
 class SpecError(ValueError):
-    """A value does not match its spec; says at which key, what was expected and what came."""
+    """A value does not match its spec; names key and expectation."""
 
 
 class TensorSpec:
-    """A tensor, or an array, of a certain shape.
+    """A tensor of a certain shape.
 
         TensorSpec("b, t, h", h=64)
 
     has three dimensions. The last has size 64; b and t have the same size as every other b and t in
     the same check, which covers the input and the output of one call. A dimension may also be a
     number, as in "b, 64"; "" is the shape of a single number.
+
+    Args:
+        shape: names or sizes of the dimensions, separated by commas.
+        dtype: a torch or NumPy dtype, or its name; or "floating" or "integer"; None: any.
+        sizes: sizes of named dimensions.
+
+    Raises:
+        ValueError: the shape is malformed, or has no dimension with that name.
     """
 
     def __init__(
@@ -39,20 +59,8 @@ class TensorSpec:
         shape: str,
         *,
         dtype: torch.dtype | type | np.dtype[Any] | str | None = None,
-        framework: Literal["torch", "numpy"] = "torch",
         **sizes: int,
     ) -> None:
-        """
-        Args:
-            shape: names or sizes of the dimensions, separated by commas.
-            dtype: a torch or NumPy dtype, or its name; or "floating" or "integer" for any such
-                dtype; None: any.
-            framework: whether it is a torch tensor or a NumPy array.
-            sizes: sizes of named dimensions.
-
-        Raises:
-            ValueError: the shape is malformed, or has no dimension with that name.
-        """
         self.names = tuple(name.strip() for name in shape.split(",")) if shape.strip() else ()
         for name in self.names:
             if not (name.isidentifier() or name.isdecimal()):
@@ -61,7 +69,6 @@ class TensorSpec:
             raise ValueError(f"TensorSpec({shape!r}) has no dimension {sorted(unknown)[0]!r}")
         self.sizes = {name: int(name) for name in self.names if name.isdecimal()} | sizes
         self.dtype = _dtype_name(dtype)
-        self.framework = framework
 
     def check(self, value: object, where: str, sizes: Sizes) -> None:
         """Check a value.
@@ -69,12 +76,12 @@ class TensorSpec:
         Raises:
             SpecError: the value does not match.
         """
-        if not isinstance(value, torch.Tensor if self.framework == "torch" else np.ndarray):
+        if not isinstance(value, torch.Tensor):
             raise SpecError(f"{where} must be {self}, but is {_described(value)}")
         dtype = str(value.dtype).removeprefix("torch.")
         right = self.dtype is None or dtype in _KINDS.get(self.dtype, (self.dtype,))
         # Under autocast, a tensor that should be float32 may be bfloat16.
-        if isinstance(value, torch.Tensor) and (dtype, self.dtype) == ("bfloat16", "float32"):
+        if (dtype, self.dtype) == ("bfloat16", "float32"):
             right = torch.is_autocast_enabled(value.device.type)
         if not right or value.ndim != len(self.names):
             raise SpecError(f"{where} must be {self}, but is {_described(value)}")
@@ -94,18 +101,18 @@ class TensorSpec:
             name if name.isdecimal() or name not in self.sizes else f"{name}={self.sizes[name]}"
             for name in self.names
         ]
-        return _tensor(self.framework, ", ".join(shape), self.dtype)
+        return _tensor("tensor", ", ".join(shape), self.dtype)
 
 
 class AnyOf:
-    """At least one of these keys must be there; each that is there must match its spec."""
+    """At least one of several keys, each matching its spec."""
 
     def __init__(self, specs: Mapping[str, Spec]) -> None:
         self.specs = dict(specs)
 
 
 class Maybe:
-    """A key that may be missing; if it is there, it must match its spec."""
+    """An optional key, whose value must match its spec."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -119,22 +126,20 @@ Spec: TypeAlias = (
 )
 
 
-def check(value: object, spec: Spec, what: str, sizes: Sizes | None = None) -> None:
-    """Check that a value matches its spec. Keys that the spec does not name are allowed.
+def check(value: object, spec: Any, what: str, sizes: Sizes | None = None, path: Path = ()) -> None:
+    """Check that a value matches its spec; unnamed keys are allowed.
 
     Args:
         value: nested maps with tensors and other things.
         spec: what it must match.
         what: name of the value for the error: "the output of Mine.forward_train".
         sizes: sizes of named dimensions that are already known; those found here are added.
+        path: of the value in what is named.
 
     Raises:
         SpecError: the value does not match.
     """
-    _check(value, spec, what, (), {} if sizes is None else sizes)
-
-
-def _check(value: object, spec: Any, what: str, path: Path, sizes: Sizes) -> None:
+    sizes = {} if sizes is None else sizes
     where = f"{path_name(path)} in {what}" if path else what
     if isinstance(spec, TensorSpec):
         spec.check(value, where, sizes)
@@ -144,19 +149,19 @@ def _check(value: object, spec: Any, what: str, path: Path, sizes: Sizes) -> Non
     elif isinstance(spec, list):
         for each in spec:
             nested = isinstance(each, (str, tuple))
-            _check(value, _with_key(each) if nested else each, what, path, sizes)
+            check(value, _with_key(each) if nested else each, what, sizes, path)
     elif isinstance(spec, AnyOf):
         there = _map(value, where, spec.specs)
         found = {key: each for key, each in spec.specs.items() if key in there}
         if not found:
             raise SpecError(f"{where} must have {_either(spec.specs)}; it has {_keys(there)}")
-        _check(value, found, what, path, sizes)
+        check(value, found, what, sizes, path)
     elif isinstance(spec, Mapping):
         there = _map(value, where, spec)
         for key, each in spec.items():
             if key in there:
                 inner = each.spec if isinstance(each, Maybe) else each
-                _check(there[key], inner, what, (*path, key), sizes)
+                check(there[key], inner, what, sizes, (*path, key))
             elif not isinstance(each, Maybe):
                 wanted = f", {each}" if isinstance(each, TensorSpec) else ""
                 raise SpecError(f"{where} must have {key!r}{wanted}; it has {_keys(there)}")
@@ -165,7 +170,7 @@ def _check(value: object, spec: Any, what: str, path: Path, sizes: Sizes) -> Non
 
 
 def _with_key(key: str | Path) -> Spec:
-    """The spec of a map that has something under this key, or path of keys."""
+    """Spec of a map with a spec under this key path."""
     spec: Spec = None
     for each in reversed((key,) if isinstance(key, str) else key):
         spec = {each: spec}
@@ -201,14 +206,81 @@ def _dtype_name(dtype: Any) -> str | None:
 
 def _described(value: object) -> str:
     if isinstance(value, (torch.Tensor, np.ndarray)):
-        framework = "torch" if isinstance(value, torch.Tensor) else "numpy"
+        noun = "tensor" if isinstance(value, torch.Tensor) else "NumPy array"
         shape = ", ".join(map(str, value.shape))
-        return _tensor(framework, shape, str(value.dtype).removeprefix("torch."))
+        return _tensor(noun, shape, str(value.dtype).removeprefix("torch."))
     if isinstance(value, Mapping):
         return f"a map with {_keys(value)}"
     return f"of type {type(value).__name__}"
 
 
-def _tensor(framework: str, shape: str, dtype: str | None) -> str:
-    noun = "tensor" if framework == "torch" else "NumPy array"
+def _tensor(noun: str, shape: str, dtype: str | None) -> str:
     return f"a {noun} [{shape}]" + (f" of dtype {dtype}" if dtype else "")
+
+
+def input_spec(
+    observation_space: gymnasium.Space[Any],
+    state: Mapping[str, Any],
+    critic_space: gymnasium.Space[Any] | None = None,
+) -> Spec:
+    """Spec of a pass's input: observations, the critic's, and state."""
+    leading = "b, t" if state else "b"
+    observed = {OBSERVATIONS: observation_space}
+    if critic_space is not None:
+        observed[CRITIC_OBSERVATIONS] = critic_space
+    specs = {
+        name: _of_space(each, leading, lambda leaf: leaf.dtype) for name, each in observed.items()
+    }
+    return {**specs, **_states(state)}
+
+
+def output_spec(
+    action_space: gymnasium.Space[Any],
+    action_distribution: Callable[[], DistributionSpec],
+    state: Mapping[str, Any],
+) -> Spec:
+    """Spec of acting: actions or distribution inputs, and the state."""
+    return [AnyOf(_acting(action_space, action_distribution, state)), _states(state)]
+
+
+def training_output_spec(
+    action_space: gymnasium.Space[Any],
+    action_distribution: Callable[[], DistributionSpec],
+    state: Mapping[str, Any],
+) -> Spec:
+    """Spec of training outputs, all optional, as the algorithm decides."""
+    outputs = _acting(action_space, action_distribution, state)
+    outputs[VALUES] = _spec("b, t" if state else "b", (), "floating")
+    return {**{name: Maybe(spec) for name, spec in outputs.items()}, **_states(state)}
+
+
+def _acting(
+    action_space: gymnasium.Space[Any],
+    action_distribution: Callable[[], DistributionSpec],
+    state: Mapping[str, Any],
+) -> dict[str, Spec]:
+    leading = "b, t" if state else "b"
+    specs: dict[str, Spec] = {ACTIONS: _of_space(action_space, leading, lambda _: None)}
+    try:
+        size = action_distribution().inputs_size
+    except UnsupportedSpace:
+        return specs  # a module for this space has to choose actions itself
+    return {ACTION_DIST_INPUTS: _spec(leading, (size,), "floating"), **specs}
+
+
+def _of_space(
+    space: gymnasium.Space[Any], leading: str, dtype: Callable[[gymnasium.Space[Any]], Any]
+) -> Any:
+    """The specs of the leaves of a space, as a tree."""
+    leaves = space_leaves(space)
+    return unflatten((path, _spec(leading, x.shape or (), dtype(x))) for path, x in leaves)
+
+
+def _states(state: Mapping[str, Any]) -> dict[str, Spec]:
+    if not state:
+        return {}
+    return {STATES: tree_map(lambda leaf: _spec("b", leaf.shape, leaf.dtype), state)}
+
+
+def _spec(leading: str, shape: tuple[int, ...], dtype: Any) -> TensorSpec:
+    return TensorSpec(", ".join([leading, *map(str, shape)]), dtype=dtype)

@@ -10,18 +10,12 @@ from contextlib import closing
 
 import grpc
 
-from juggler.runtime.actors.calls import calls
+from juggler.runtime.actors.calls import ClientStream, End, FirstAnswer
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
-from juggler.runtime.actors.public_calls import End
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.streams.acknowledgements import Acknowledgements
-from juggler.runtime.streams.first_answer import FirstAnswer
-from juggler.runtime.streams.memory_reader import Reader
-from juggler.runtime.streams.memory_sockets import MemorySocket
-from juggler.runtime.streams.memory_writer import Writer
-from juggler.runtime.streams.sharing import Dialled, Expected, expected
-from juggler.runtime.streams.unfinished import Unfinished
+from juggler.runtime.streams.shared_memory import Reader, Writer
+from juggler.runtime.streams.sharing import Dialled, Expected, MemorySocket
 from juggler.runtime.wire.chunks import Piece
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Frame, FrameReader, encode_frame
@@ -35,14 +29,6 @@ _SERVICE, _METHOD = PUSH_METHOD.strip("/").split("/")
 BatchFrame = Frame[episodes_pb2.BatchHeader]
 
 
-def episodes_handler(
-    push: Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]],
-) -> grpc.GenericRpcHandler:
-    """What serves streams of episodes with this function, to add to a server."""
-    method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(push)
-    return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: method})
-
-
 class EpisodeReceiver:
     """The learner's end.
 
@@ -51,7 +37,6 @@ class EpisodeReceiver:
             time, and must not wait. If it raises a WireError, the stream ends too.
         why_refused: returns why a call may not open a stream, given its metadata; None lets it in.
         limits: of one batch, compared with its header before memory is taken.
-        check: raises a WireError if a header is not acceptable, before memory is taken.
         memory: where EnvRunners of this host connect to share memory; None: they cannot.
     """
 
@@ -60,78 +45,77 @@ class EpisodeReceiver:
         take: Callable[[BatchFrame], str],
         why_refused: Callable[[CallMetadata], str | None],
         limits: Limits,
-        check: Callable[[episodes_pb2.BatchHeader], None] | None = None,
         memory: MemorySocket | None = None,
     ) -> None:
         self._take = take
         self._why_refused = why_refused
         self._limits = limits
-        self._check = check
         self._memory = memory
-        self._unfinished = Unfinished()
         self._taking = threading.Lock()
         self._seconds = 0.0
 
     @property
     def seconds(self) -> float:
-        """Seconds spent on reading frames and taking batches so far, over all streams."""
+        """Seconds spent on frames and batches so far."""
         return self._seconds
 
     def handler(self) -> grpc.GenericRpcHandler:
         """To add to a server."""
-        return episodes_handler(self._push)
+        method: grpc.RpcMethodHandler[bytes, bytes]
+        method = grpc.stream_stream_rpc_method_handler(self._push)
+        return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: method})
 
     def _push(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if refusal := self._why_refused(context.invocation_metadata()):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
-        with closing(expected(self._memory, context, Reader)) as shared:
-            yield from self._received(requests, context, shared)
+        with closing(Expected(self._memory, context, Reader)) as shared:
+            context.send_initial_metadata(())  # at once: the EnvRunner waits for it
+            reader = FrameReader(episodes_pb2.BatchHeader, self._limits, lease=shared.lease)
+            try:
+                for message in requests:
+                    said, bad = self._received(message, reader, shared)
+                    del message  # a batch may be a view of it
+                    if said is not None:
+                        yield said.SerializeToString()
+                    if bad is not None:
+                        raise bad
+            except WireError as error:
+                # What follows on this stream cannot be trusted either.
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except grpc.RpcError:
+                return  # the EnvRunner is gone
 
     def _received(
-        self, requests: Iterator[bytes], context: grpc.ServicerContext, shared: Expected[Reader]
-    ) -> Iterator[bytes]:
-        """What to answer to the batches of a stream that was let in."""
-        reader = FrameReader(
-            episodes_pb2.BatchHeader, self._limits, check=self._check, lease=shared.lease
-        )
-        answers = Acknowledgements(requests, context)
-
-        def received(message: bytes) -> None:
-            started = time.perf_counter()
-            if shared.end is not None and not shared.end.answered:
-                shared.end.hear()
-            frame = reader.feed(message)
-            self._unfinished.hold(context, reader.unfinished_bytes)
-            read = time.perf_counter()
-            with self._taking:
-                taking = time.perf_counter()
-                refused, bad = self._taken(frame) if frame is not None else ("", None)
-                self._seconds += read - started + time.perf_counter() - taking
-            if frame is None:
-                return
-            answers.give(frame.header.batch_id, refused)
-            answers.must_be_read()
-            if bad is not None:
-                raise bad
-
-        try:
-            yield from answers.stream.listen(received)
-        except WireError as error:
-            # What follows on this stream cannot be trusted either.
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        finally:
-            self._unfinished.hold(context, 0)
-
-    def _taken(self, frame: BatchFrame) -> tuple[str, WireError | None]:
-        """(the reason to refuse a batch or "", the error that ends its stream)."""
-        try:
-            return self._take(frame), None
-        except WireError as error:
-            return str(error), error
+        self,
+        message: bytes,
+        reader: FrameReader[episodes_pb2.BatchHeader],
+        shared: Expected[Reader],
+    ) -> tuple[episodes_pb2.Acknowledgement | None, WireError | None]:
+        """Answer to a complete batch, and its stream's fatal error."""
+        started = time.perf_counter()
+        if shared.end is not None and not shared.end.answered:
+            shared.end.hear()
+        frame = reader.feed(message)
+        read = time.perf_counter()
+        if frame is None:
+            self._seconds += read - started
+            return None, None
+        refused, bad = "", None
+        with self._taking:
+            taking = time.perf_counter()
+            try:
+                refused = self._take(frame)
+            except WireError as error:
+                refused, bad = str(error), error
+            self._seconds += read - started + time.perf_counter() - taking
+        batch_id = frame.header.batch_id
+        return episodes_pb2.Acknowledgement(batch_id=batch_id, refused=refused), bad
 
 
 class EpisodeSender:
-    """The EnvRunner's end: sends batches to one learner, and reports the outcome of each.
+    """Sends batches of an EnvRunner to one learner.
+
+    It reports the outcome of each batch.
 
     The stream opens with the first batch, and again with the next one after it broke. `settled` is
     called once for each batch, in another thread: (batch id, "" or the reason, explanation), where
@@ -169,9 +153,10 @@ class EpisodeSender:
         self._closed = False
 
     def send(self, header: episodes_pb2.BatchHeader, tree: Tree) -> None:
-        """Send a batch. Never waits for the network. The tree's arrays must not change any more:
-        unless they are copied into shared memory here, they are read once earlier batches have
-        left.
+        """Send a batch, without waiting for the network.
+
+        The tree's arrays must not change any more: unless they are copied into shared memory here,
+        they are read once earlier batches have left.
 
         Raises:
             WireError: the tree holds something that cannot be sent.
@@ -193,15 +178,17 @@ class EpisodeSender:
             stream.put(header.batch_id, chunks)
 
     def close(self) -> None:
-        """Count batches without an acknowledgement as lost. May be called while another thread
-        sends."""
+        """Count batches without an acknowledgement as lost.
+
+        May be called while another thread sends.
+        """
         with self._lock:
             self._closed = True
         self._channel.close()
 
 
 class _Stream:
-    """One life of the connection; batches without an acknowledgement at its end are lost."""
+    """One life of the connection."""
 
     def __init__(
         self,
@@ -221,7 +208,7 @@ class _Stream:
         self.unanswered = False  # whether it broke because the learner did not answer
         self._first = FirstAnswer(channel)
         try:
-            self._stream = calls().ClientStream(
+            self._stream = ClientStream(
                 channel,
                 PUSH_METHOD,
                 shared.in_metadata(metadata),
@@ -232,11 +219,14 @@ class _Stream:
                 answered=self._first.came,
             )
         except BaseException:
-            self._first.came()  # nobody else will: it would close the channel of a later stream
+            self._first.came()  # or it would close the channel of a later stream
             raise
 
     def place(self, pieces: Sequence[Piece], size: int) -> int | None:
-        """Put a large payload into shared memory. Returns its slot; None: it goes inline."""
+        """Put a large payload into shared memory.
+
+        Returns its slot; None: it goes inline.
+        """
         if not self._shared.is_large(size) or (writer := self._shared.end) is None:
             return None
         slot = writer.place(pieces, size)

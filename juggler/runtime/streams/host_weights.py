@@ -1,12 +1,14 @@
-"""Weights once to a host: one of its readers hands on to the others what the learner sends.
+"""Relays a learner's weights once to each host.
+
+One reader of a host relays to the rest what the learner sends.
 
 The readers of one learner's weights on one host meet at a Unix socket, whose name follows from what
 only they know, in the directory that containers share, or else in one of this user. The first to
-bind it *relays*: it alone reads from the learner. Nobody listens there when its process ends, so
+bind it *relays*: it alone reads from the learner. The path is free when its process ends, so
 that another reader takes its place at once. A relay that hangs keeps its name; a reader that hears
-nothing from it goes on to the next of a few names.
+nothing from it tries the next of a few names.
 
-On a connection go, once both ends have proved what they know, each as one message:
+On a connection go, each as one message:
 
     reader → relay   "?" for a version that it has not had, again when none comes
     relay → reader   for a "?" the version, as a chunk with the descriptor of the frozen memory in
@@ -23,6 +25,7 @@ import os
 import select
 import selectors
 import socket
+import struct
 import threading
 import time
 from contextlib import suppress
@@ -31,11 +34,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from juggler.runtime.actors.endpoints import EndpointError
-from juggler.runtime.streams.memory_reader import map_memory, receive
-from juggler.runtime.streams.memory_sockets import MemorySocket, connect, memory_path
-from juggler.runtime.streams.memory_writer import freeze
 from juggler.runtime.streams.shared_directory import shared_address, users_address
-from juggler.runtime.streams.shared_memory import OFFER, Memory
+from juggler.runtime.streams.shared_memory import OFFER, Memory, freeze, map_file, receive
+from juggler.runtime.streams.sharing import MemorySocket, connect, memory_path
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Frame
 from juggler.runtime.wire.v1 import episodes_pb2
@@ -47,12 +48,12 @@ ASK_SECONDS, MOST_ASKED = 1.0, 3
 
 _NAMES = 3  # that are tried in turn: a relay that hangs keeps the one it has
 _TRIES, _TRY_SECONDS = 20, 0.02  # to connect to a process that has a name and does not listen yet
-_MOST_CHUNK_BYTES = 128 << 10  # the kernel lets some 200 KiB into such a socket
+_MOST_CHUNK_BYTES = 128 << 10  # the kernel lets some 200 KiB into this socket
 _ASK, _NOTHING = b"?", b"-"
 
 
 class Meeting:
-    """Where the readers of one host meet.
+    """Meeting place of one host's readers.
 
     Args:
         secret: texts that only they know.
@@ -82,15 +83,15 @@ class Meeting:
         return hmac.new(self._key, what.encode(), "sha256").hexdigest()[:32]
 
     def find(self, may_relay: bool, first: int = 0) -> RelayConnection | WeightsRelay | None:
-        """Find who relays, or do it.
+        """Find the relaying reader, or become it.
 
         Args:
-            may_relay: whether to relay if nobody else does.
+            may_relay: whether to relay if no other reader does.
             first: the first name to look at.
 
         Returns:
             The connection to the process that relays; the relay, if it is this process; None:
-            nobody relays.
+            no reader relays.
 
         Raises:
             OSError: others have all the names, and do not answer; or there is nowhere to meet.
@@ -101,7 +102,7 @@ class Meeting:
                 return self._find_at(number, may_relay)
             except OSError as error:
                 why = error
-        raise why or TimeoutError("all processes that hand on weights hang")
+        raise why or TimeoutError("all processes that relay weights hang")
 
     def _find_at(self, number: int, may_relay: bool) -> RelayConnection | WeightsRelay | None:
         for _ in range(_TRIES):
@@ -109,20 +110,20 @@ class Meeting:
             try:
                 found = connect(memory_path(address), self.token, MOST_ASKED * ASK_SECONDS)
                 return RelayConnection(found, number)
-            except (ConnectionRefusedError, FileNotFoundError):  # nobody listens
+            except (ConnectionRefusedError, FileNotFoundError):  # there is no listener
                 if not may_relay:
                     return None
-                # Who left last has removed the directory.
+                # The last reader removed the directory.
                 with suppress(_NameTaken, FileNotFoundError):
                     return WeightsRelay(self, address)
             except ConnectionError:
                 pass
-            time.sleep(_TRY_SECONDS)  # somebody was faster, or is leaving
+            time.sleep(_TRY_SECONDS)  # another reader was faster, or is leaving
         raise TimeoutError("another process has the name, and does not listen")
 
 
 class _RelayedVersion:
-    """A version as it is handed on.
+    """A version as it is relayed.
 
     Args:
         frame: the version, as it came.
@@ -136,9 +137,10 @@ class _RelayedVersion:
         self._chunk, self._memory = chunk, memory
 
     def send_to(self, connection: socket.socket) -> None:
-        """
+        """Send the version to a reader.
+
         Raises:
-            CannotRelay: this process cannot hand it to anybody.
+            CannotRelay: this process cannot relay it.
             OSError: the reader is gone, or does not read.
         """
         if self._frame is not None:
@@ -149,21 +151,21 @@ class _RelayedVersion:
                 raise CannotRelay(f"{error.strerror} for a version of weights") from error
             self._frame = None
         if len(self._chunk) > _MOST_CHUNK_BYTES:
-            raise CannotRelay("the weights have too many arrays to be handed on")
+            raise CannotRelay("the weights have too many arrays to be relayed")
         assert self._memory is not None
         self._memory.hand_over(connection, 0, self._chunk)
 
 
 @dataclass(slots=True)
 class _Reader:
-    """A reader as its relay knows it: the version it had last, and whether it waits for another."""
+    """A reader as its relay knows it."""
 
     had: _RelayedVersion | None = None
     waits: bool = False
 
 
 class CannotRelay(Exception):
-    """Weights cannot be handed on from this process; says why."""
+    """Weights cannot be relayed from this process; says why."""
 
 
 class _NameTaken(OSError):
@@ -180,10 +182,7 @@ class WeightsRelay:
     """
 
     def __init__(self, meeting: Meeting, address: str) -> None:
-        """
-        Raises:
-            OSError: another process has the address, or this one cannot listen.
-        """
+        """Raise OSError if the address is taken or cannot be used."""
         self.why_not = ""
         self._lock = threading.Lock()
         self._newest: _RelayedVersion | None = None
@@ -236,7 +235,7 @@ class WeightsRelay:
                 assert isinstance(key.fileobj, socket.socket)
                 with self._lock:
                     self._hear(key.fileobj)
-            if self.why_not:  # at once: nobody may wait for what does not come
+            if self.why_not:  # at once: no reader may wait in vain
                 self._socket.close()
                 self._close_all()
                 return
@@ -300,7 +299,7 @@ class RelayConnection:
         self._poll.register(connection, select.POLLIN)
 
     def next_chunk(self) -> bytes | None:
-        """The chunk of a version that was not here before; None: there is none yet.
+        """The chunk of a new version; None: there is none yet.
 
         Raises:
             TimeoutError: the other end hangs.
@@ -311,13 +310,13 @@ class RelayConnection:
             self._connection.send(_ASK)
             if self._poll.poll(1000 * ASK_SECONDS):
                 return self._take(*receive(self._connection, 2 * _MOST_CHUNK_BYTES))
-        raise TimeoutError("the process that hands on weights hangs")
+        raise TimeoutError("the process that relays weights hangs")
 
     def lease(self, slot: int, size: int) -> memoryview:
         """The memory of the version that came last; as `Reader.lease`."""
         mapped, self._mapped = self._mapped, None
         if mapped is None or size > len(mapped):
-            raise WireError(f"{size} bytes of weights were handed on without their memory")
+            raise WireError(f"{size} bytes of weights were relayed without their memory")
         return np.ndarray(size, np.uint8, mapped).data.toreadonly()  # [size]
 
     def interrupt(self) -> None:
@@ -328,20 +327,21 @@ class RelayConnection:
     def close(self) -> None:
         self._connection.close()
 
-    def _take(self, said: bytes, descriptors: list[int], whole: bool) -> bytes | None:
+    def _take(self, said: bytes, descriptors: list[int]) -> bytes | None:
         try:
             if not said:
-                raise ConnectionResetError("the process that handed on weights is gone")
+                raise ConnectionResetError("the process that relayed weights is gone")
             if said == _NOTHING:
                 return None
-            if len(said) <= OFFER.size or len(descriptors) != 1 or not whole:
-                raise WireError("weights were handed on without their memory")
+            if not descriptors:  # this process has no room for it
+                raise WireError("weights were relayed without their memory")
             try:
-                self._mapped, frozen = map_memory(descriptors[0], OFFER.unpack_from(said)[1])
-            except OSError as error:  # another relay's would not be mapped either
-                raise WireError(f"weights cannot be mapped here: {error.strerror}") from error
-            if not frozen:
-                raise WireError("weights were handed on that can still change")
+                size = OFFER.unpack_from(said)[1]
+                self._mapped = map_file(descriptors[0], size, mmap.PROT_READ)
+            except (OSError, ValueError, struct.error) as error:
+                # Those of another relay would not be mapped either.
+                why = getattr(error, "strerror", None) or error
+                raise WireError(f"weights cannot be mapped here: {why}") from error
             return said[OFFER.size :]
         finally:
             for each in descriptors:

@@ -1,5 +1,6 @@
-"""Directories in which processes find each other's sockets: the one that containers of one host
-share, and a user's own.
+"""Directories in which processes find each other's sockets.
+
+Containers of one host share one; each user has one.
 
 A socket in a directory can be reached from wherever that directory is mounted, by processes of the
 same kernel. Nothing but sockets is ever in it. A process that is killed leaves its own behind; the
@@ -20,9 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from juggler.runtime.actors.endpoints import EndpointError
-from juggler.runtime.actors.ownership import is_ours_alone
-from juggler.runtime.actors.temporary import boot
-from juggler.runtime.file_locks import try_lock
+from juggler.runtime.actors.temporary import boot, is_ours_alone
+from juggler.runtime.plain_files import try_lock
 
 SHARED_DIR_VARIABLE = "JUGGLER_SHARED_DIR"
 
@@ -61,8 +61,9 @@ def _unusable(path: str, why: str) -> EndpointError:
 
 
 def shared_address(name: str) -> str:
-    """The address of a socket in the directory, for those who know its name; "": this process has
-    no directory.
+    """The address of a socket in the shared directory, by its name.
+
+    "": this process has no directory.
 
     Raises:
         EndpointError: as for `shared_directory`.
@@ -72,15 +73,16 @@ def shared_address(name: str) -> str:
 
 
 def users_address(name: str, *, make: bool) -> str:
-    """The address of a socket in a directory of this user alone, where all its processes meet that
-    have the same place for temporary files.
+    """The address of a socket in a directory of this user alone.
+
+    All processes of the user meet there that have the same place for temporary files.
 
     Args:
         name: of the socket.
-        make: whether to make the directory if it is missing. If not, nobody listens there.
+        make: whether to make the directory if it is missing. If not, there is no listener.
 
     Raises:
-        OSError: there can be no such directory, or it is somebody else's.
+        OSError: there can be no such directory, or another user has it.
     """
     path = _users_directory()
     if make:
@@ -118,50 +120,51 @@ def learner_socket(token: str, run_id: str, incarnation: str) -> str:
 
 
 def is_there(address: str) -> bool:
-    """Whether something has such an address."""
+    """Whether an address in a shared directory exists."""
     return os.path.lexists(path_in_shared_directory(address))
 
 
 def path_in_shared_directory(address: str) -> str:
-    """The path of such an address; "": it is another one."""
+    """Path of a shared directory's address; "": of another kind."""
     return address.removeprefix(_PREFIX) if address.startswith(_PREFIX) else ""
 
 
-def dial(path: str, seconds: float | None) -> tuple[socket.socket, str]:
-    """Connect to a socket, whose path may have any length. A symbolic link is refused.
+def dial(path: str, seconds: float | None) -> socket.socket:
+    """Connect to a socket, whose path may have any length.
 
     Args:
         path: of the socket.
         seconds: the timeout of the connection from now on; None: it never blocks.
 
-    Returns:
-        The connection, and the socket's place, which tells it apart from all that ever were there.
-
     Raises:
-        OSError: nobody listens there.
+        OSError: there is no listener.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.settimeout(0.0 if seconds is None else seconds)
-        found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        found = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             if not stat.S_ISSOCK(os.fstat(found).st_mode):
                 raise OSError(errno.ENOTSOCK, f"{path} is no socket")
-            # This very socket, whatever is put in its place meanwhile.
             connection.connect(f"/proc/self/fd/{found}")
-            return connection, _place(os.fstat(found))
         finally:
             os.close(found)
     except BaseException:
         connection.close()
         raise
+    return connection
 
 
-def listen(listener: socket.socket, path: str, backlog: int) -> None:
-    """Listen at a path in the directory, after removing what killed processes left there.
+def listen(listener: socket.socket, path: str, backlog: int) -> str:
+    """Listen at a path in the directory.
+
+    What killed processes left there is removed.
+
+    Returns:
+        The socket's place, by which `remove` knows it.
 
     Raises:
-        OSError: somebody else listens there (EADDRINUSE), or nobody can.
+        OSError: another process listens there (EADDRINUSE), or none can.
     """
     directory, name = os.path.split(path)
     with _alone_in(directory) as held:
@@ -169,11 +172,13 @@ def listen(listener: socket.socket, path: str, backlog: int) -> None:
         os.fchmod(listener.fileno(), 0o600)  # from which the file gets its mode
         listener.bind(f"/proc/self/fd/{held}/{name}")
         listener.listen(backlog)
+        return _place(os.stat(name, dir_fd=held))
 
 
 def remove(path: str, place: str) -> None:
-    """Remove a socket at which this process listens, and with the last one the user's directory;
-    `place` is what `dial` says of it.
+    """Remove a socket at which this process listens.
+
+    With the last one, the user's directory is removed. `place` is from `listen`.
 
     Raises:
         OSError: that is not possible.
@@ -207,7 +212,7 @@ def _remove_if_empty(directory: str) -> None:
 
 @contextmanager
 def _alone_in(directory: str) -> Iterator[int]:
-    """The open directory, in which nobody else adds or removes sockets meanwhile."""
+    """The open directory, locked against other processes' changes."""
     held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for left in reversed(range(_TRIES)):
@@ -228,7 +233,7 @@ def _alone_in(directory: str) -> Iterator[int]:
 
 
 def _remove_abandoned(held: int) -> None:
-    """Remove the sockets of this kernel's processes at which nobody listens."""
+    """Remove the sockets of this kernel's processes without a listener."""
     for each in os.scandir(held):
         if boot() and each.name.startswith(_of_this_kernel()):
             with suppress(FileNotFoundError):
@@ -238,7 +243,7 @@ def _remove_abandoned(held: int) -> None:
 
 def _is_abandoned(path: str) -> bool:
     try:
-        dial(path, None)[0].close()
+        dial(path, None).close()
     except ConnectionRefusedError:
         return True
     except OSError:  # it has a long queue, or is another user's, or no socket
@@ -247,11 +252,17 @@ def _is_abandoned(path: str) -> bool:
 
 
 def _of_this_kernel() -> str:
-    """How names begin here. Others that have the directory mounted may be of another kernel, as of
-    another host, and what they listen at looks abandoned from here."""
+    """Prefix of this kernel's names.
+
+    Processes that have the directory mounted may run on another kernel, as on another host. What
+    they listen at looks abandoned from here.
+    """
     return f"juggler-{boot()}-"
 
 
 def _place(found: os.stat_result) -> str:
-    """Which file it is: as long as it exists, nobody can make another one of which this is true."""
+    """Identify a file.
+
+    As long as it exists, no other file can have the same identity.
+    """
     return f"{found.st_ino}.{found.st_ctime_ns}"

@@ -1,7 +1,7 @@
-"""Memory that two processes of one host share, in which the payload of a stream lies.
+"""Memory of one host that holds the payload of a stream.
 
 The writer makes anonymous memory (memfd) and hands its descriptor to the reader over a Unix socket
-of its own; the chunk on the stream then has the number of the memory in place of the bytes. Memory
+of its own; the chunk on the stream then has the number of the memory instead of the bytes. Memory
 without a name is gone with the last process that holds it, however that process ends.
 
 A connection has numbered slots. On it go, each as one message:
@@ -9,7 +9,7 @@ A connection has numbered slots. On it go, each as one message:
     writer → reader   (slot, size) and a descriptor: from now on, this memory is in the slot
     reader → writer   slot: nothing here reads that memory any more
 
-The first memory of a connection is a probe: the reader answers with the bytes in it. So the writer
+The first memory of a connection is a probe, which the reader releases at once. The writer then
 knows that the reader can map what it offers, before it relies on that.
 """
 
@@ -19,52 +19,48 @@ import errno
 import fcntl
 import mmap
 import os
+import select
 import socket
 import struct
 import sys
+import threading
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 
-from juggler.runtime.wire.chunks import Piece
-from juggler.runtime.wire.forms import bytes_of
+from juggler.runtime.wire.chunks import Piece, write_chunk
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.frames import bytes_of, lay_out
+from juggler.runtime.wire.trees import Tree
 
 SHARED_MEMORY_VARIABLE = "JUGGLER_SHARED_MEMORY"
 #: From this size on, a payload goes through shared memory: smaller ones cost less in a message.
 LEAST_BYTES = 256 << 10
 
 MOST_SLOTS = 16  # of a connection
-MOST_BYTES = 2 << 30  # of one memory: more than any payload
 PROBE = 0xFFFFFFFF  # the slot of the first memory
-PROOF_BYTES = 16
 OFFER, SLOT, DESCRIPTOR = struct.Struct("<IQ"), struct.Struct("<I"), struct.Struct("i")
 
 # Linux's own numbers: a Python that was built with an old C library lacks some of their names.
-GET_SEALS = 1034
-_ADD_SEALS = 1033
+_ADD_SEALS, _GET_SEALS = 1033, 1034
 _CLOSE_ON_EXEC, _ALLOW_SEALING = 0x1, 0x2
-_SEAL_SHRINK, _SEAL_GROW, SEAL_WRITE, _SEAL_FUTURE_WRITE = 0x2, 0x4, 0x8, 0x10
-FIXED_SIZE = _SEAL_SHRINK | _SEAL_GROW
-# With either of these, the memory's pages cannot be given back either (fallocate).
-FIXED_PAGES = SEAL_WRITE | _SEAL_FUTURE_WRITE
+_SEAL_SHRINK, _SEAL_GROW, _SEAL_WRITE, _SEAL_FUTURE_WRITE = 0x2, 0x4, 0x8, 0x10
 
-
-# Python's own mappings keep a duplicate of the descriptor unless they are told not to.
+# Python's own mappings keep a duplicate of the descriptor unless configured otherwise.
 _WITHOUT_DUPLICATE: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 def map_file(descriptor: int, size: int, protection: int) -> mmap.mmap:
-    """
-    Raises:
-        OSError: it cannot be mapped, as where no descriptor is left.
-    """
+    """Map a file; raise OSError if that is impossible."""
     return mmap.mmap(descriptor, size, mmap.MAP_SHARED, protection, **_WITHOUT_DUPLICATE)
 
 
 def least_bytes() -> int | None:
-    """The size from which a payload goes through shared memory; None: none does.
+    """The size from which a payload goes through shared memory; None: never.
 
     Raises:
         ValueError: the variable says neither a size nor "off".
@@ -81,10 +77,10 @@ def least_bytes() -> int | None:
 
 
 def memory_file(name: str, flags: int = 0) -> int:
-    """The descriptor of a new file in memory (memfd), which is gone with its last descriptor.
+    """The descriptor of a new file in memory (memfd).
 
     Args:
-        name: for people who look into /proc.
+        name: as shown in /proc.
         flags: those of memfd_create; 0: it stays open across `exec`.
 
     Raises:
@@ -98,19 +94,20 @@ def memory_file(name: str, flags: int = 0) -> int:
 
 
 class Memory:
-    """New memory, which nobody can make smaller or larger.
+    """New memory of a fixed size.
 
     All of its pages are there from the start: if there is no memory for them, that is an OSError
-    here, and not a signal (SIGBUS) to whoever writes or reads them.
+    here, and not a signal (SIGBUS) to a writer or reader.
 
     Attributes:
         size: in bytes.
     """
 
     def __init__(self, size: int) -> None:
-        """
+        """Allocate memory of this size.
+
         Raises:
-            OSError: there is not so much memory, or the system does not know such memory.
+            OSError: memory is too small, or the system does not support memfd.
         """
         self.size = size
         self._descriptor = memory_file("juggler", _CLOSE_ON_EXEC | _ALLOW_SEALING)
@@ -119,21 +116,24 @@ class Memory:
             both = mmap.PROT_READ | mmap.PROT_WRITE
             self._mapped: mmap.mmap | None = map_file(self._descriptor, size, both)
             # Others that get the descriptor can only read it.
-            self._seal(FIXED_SIZE | _SEAL_FUTURE_WRITE)
+            self._seal(_SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE)
         except BaseException:
             self.close()
             raise
 
     @classmethod
     def received(cls, descriptor: int, size: int) -> Memory:
-        """Memory that another process made and froze, to hand it on. Takes the descriptor."""
+        """Map memory that another process froze, for a relay.
+
+        Takes the descriptor.
+        """
         memory = cls.__new__(cls)
         memory.size, memory._descriptor, memory._mapped = size, descriptor, None
         return memory
 
     @classmethod
     def frozen(cls, pieces: Iterable[Piece], size: int) -> Memory:
-        """New memory with a payload, which nobody can change.
+        """New memory with a payload that cannot change.
 
         Raises:
             OSError: as for any new memory.
@@ -154,11 +154,11 @@ class Memory:
             memory[start:end] = share
 
     def freeze(self) -> None:
-        """From now on, nobody can change its content."""
+        """Make the content read-only for all."""
         if self._mapped is not None:
             self._mapped.close()
             self._mapped = None
-        self._seal(SEAL_WRITE)
+        self._seal(_SEAL_WRITE)
 
     def hand_over(self, connection: socket.socket, slot: int, chunk: bytes = b"") -> None:
         """Send the descriptor, into a slot.
@@ -175,7 +175,7 @@ class Memory:
         connection.sendmsg([OFFER.pack(slot, self.size), chunk], [rights], socket.MSG_DONTWAIT)
 
     def close(self) -> None:
-        """Let go of it. Readers keep what they have mapped."""
+        """Release the memory. Readers keep what they have mapped."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor, self._mapped = -1, None
@@ -186,3 +186,288 @@ class Memory:
 
     def _seal(self, seals: int) -> None:
         fcntl.fcntl(self._descriptor, _ADD_SEALS, seals)
+
+
+class Reader:
+    """The reader's end of a connection.
+
+    One thread at a time may use it.
+
+    Args:
+        connection: to the writer.
+        hands_on: whether frozen memory is kept for a relay, with a descriptor.
+
+    Attributes:
+        answered: whether it has answered the probe.
+        why_not: why nothing is shared any more, for people; "": nothing went wrong.
+        frozen: the memory that was leased last, to hand it on; None: it cannot be.
+    """
+
+    def __init__(self, connection: socket.socket, hands_on: bool = False) -> None:
+        connection.setblocking(False)
+        self.answered = False
+        self.why_not = ""
+        self.frozen: Memory | None = None
+        self._connection, self._hands_on = connection, hands_on
+        # `close` holds it, and `_release` in any thread: the connection's descriptor may be
+        # another file's as soon as it is closed. The collector may call `_release` in a thread that
+        # holds it already.
+        self._ending = threading.RLock()
+        self._mapped: dict[int, mmap.mmap] = {}  # by slot
+        # By slot, until it is leased: it is not filled again. None: it is not for a relay.
+        self._frozen: dict[int, Memory | None] = {}
+
+    def hear(self) -> None:
+        """Map what the writer has offered, and answer its probe."""
+        while not self.why_not:
+            try:
+                said, descriptors = receive(self._connection, 64)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:  # it left without reading all
+                said, descriptors = b"", []
+            except OSError as error:
+                said, descriptors = b"", []
+                self.why_not = f"{error.strerror}"
+            try:
+                if said:
+                    self._map(descriptors, *OFFER.unpack(said))
+                else:
+                    self.why_not = self.why_not or "the other end shares nothing more"
+            except (OSError, ValueError, struct.error) as error:
+                self.why_not = f"{getattr(error, 'strerror', None) or error}"
+                with suppress(OSError):  # so that the writer offers no more
+                    self._connection.shutdown(socket.SHUT_RDWR)
+            finally:
+                for each in descriptors:
+                    os.close(each)
+
+    def wait_for_probe(self, seconds: float) -> None:
+        """Wait until `hear` has something to answer."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        poll.poll(1000 * seconds)
+
+    def lease(self, slot: int, size: int) -> memoryview:
+        """Lend the first bytes of a slot, read-only.
+
+        The writer fills them again when nothing refers to them any more.
+
+        Raises:
+            WireError: there is no such memory.
+        """
+        self.hear()
+        mapped = self._mapped.get(slot)
+        if mapped is None or size > len(mapped):
+            why = self.why_not or (f"it has {len(mapped)}" if mapped else "none was offered")
+            raise WireError(f"there is no memory of {size} bytes in slot {slot}: {why}")
+        self.frozen = None
+        if slot in self._frozen:
+            self.frozen = self._frozen.pop(slot)
+            del self._mapped[slot]
+        root = np.ndarray(size, np.uint8, mapped)  # [size]
+        # Views keep this array alive.
+        weakref.finalize(root, self._release, slot).atexit = False
+        return root.data.toreadonly()
+
+    def close(self) -> None:
+        """Close the memory.
+
+        What is leased stays as long as something refers to it.
+        """
+        with self._ending:
+            self._connection.close()
+        self._mapped.clear()
+        self._frozen.clear()
+        self.frozen = None
+
+    def _map(self, descriptors: list[int], slot: int, size: int) -> None:
+        if not descriptors:  # this process has no room for it
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        mapped = map_file(descriptors[0], size, mmap.PROT_READ)
+        if slot == PROBE:
+            self.answered = True
+            return self._release(slot)
+        self._mapped[slot] = mapped
+        self._frozen.pop(slot, None)
+        if fcntl.fcntl(descriptors[0], _GET_SEALS) & _SEAL_WRITE:
+            self._frozen[slot] = None
+            if self._hands_on:
+                with suppress(OSError):  # if no descriptor is left, it can be read all the same
+                    self._frozen[slot] = Memory.received(os.dup(descriptors[0]), size)
+        return None
+
+    def _release(self, slot: int) -> None:
+        """Note that the last reference was dropped.
+
+        Any thread may call this, with any locks held.
+        """
+        # If the writer is gone, so is the one that would use the slot again.
+        with suppress(OSError), self._ending:
+            self._connection.send(SLOT.pack(slot), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
+def receive(connection: socket.socket, most: int) -> tuple[bytes, list[int]]:
+    """A message, and the descriptors that came with it.
+
+    Raises:
+        OSError: there is none, or the other end is gone.
+    """
+    # Python's recv_fds ignores this flag.
+    said, rights, _, _ = connection.recvmsg(
+        most, socket.CMSG_LEN(DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
+    )
+    return said, [DESCRIPTOR.unpack(each)[0] for *_, each in rights]
+
+
+class Writer:
+    """The writer's end of a connection.
+
+    Attributes:
+        why_not: why nothing is shared any more, for people; "": nothing went wrong.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Raise OSError if the probe cannot be sent."""
+        connection.setblocking(False)
+        self.why_not = ""
+        self._connection = connection
+        self._closed = False
+        self._lock = threading.Lock()
+        self._proved = False  # the reader has mapped the probe
+        self._slots: dict[int, Memory | None] = {}  # own memory; None: the other end's
+        self._free: list[int] = []  # the one that was released last is at the end
+        probe = Memory(mmap.PAGESIZE)
+        probe.hand_over(connection, PROBE)
+        probe.close()
+
+    def place(self, pieces: Iterable[Piece], size: int) -> int | None:
+        """Copy a payload into unread memory.
+
+        Returns:
+            Its slot; None: there is none, so the payload has to go inline.
+        """
+        with self._lock:
+            slot = self._own_slot(size) if self._is_ready() else None
+            memory = None if slot is None else self._slots[slot]
+        if memory is not None:
+            memory.fill(pieces)
+        return slot
+
+    def lend(self, memory: Memory) -> int | None:
+        """Share memory that other connections share too.
+
+        Returns:
+            Its slot; None: it cannot be shared now.
+        """
+        with self._lock:
+            if not self._is_ready():
+                return None
+            slot = self._free[-1] if self._free else len(self._slots)
+            return slot if slot < MOST_SLOTS and self._offer(slot, memory, None) else None
+
+    def close(self) -> None:
+        with self._lock:
+            self._close()
+
+    def _is_ready(self) -> bool:
+        """Read the reader's messages, and tell whether it can map memory."""
+        while not self._closed:
+            try:
+                said = self._connection.recv(64)
+            except BlockingIOError:
+                break
+            except OSError:
+                said = b""
+            if said and (slot := SLOT.unpack(said)[0]) != PROBE:
+                self._free.append(slot)
+            elif said:
+                self._proved = True
+            elif self._proved:  # the other end is gone, or about to
+                self._close()
+            else:
+                self._fail("the other end cannot map it")
+        return self._proved and not self._closed
+
+    def _own_slot(self, size: int) -> int | None:
+        """A slot without readers, with memory for this many bytes."""
+        for slot in reversed(self._free):  # the last one may still be in a cache
+            memory = self._slots[slot]
+            if memory is not None and memory.size >= size:
+                self._free.remove(slot)
+                return slot
+        slot = len(self._slots) if len(self._slots) < MOST_SLOTS else min(self._free, default=-1)
+        if slot < 0:
+            return None
+        try:
+            memory = Memory(size + size // 8)  # the sizes of batches differ a little
+        except OSError as error:
+            self._fail(f"{error.strerror} for {size} bytes")
+            return None
+        return slot if self._offer(slot, memory, memory) else None
+
+    def _offer(self, slot: int, memory: Memory, own: Memory | None) -> bool:
+        try:
+            memory.hand_over(self._connection, slot)
+        except BlockingIOError:
+            return False
+        except ConnectionError:  # the reader is gone
+            self._close()
+            return False
+        except OSError as error:  # as where too many descriptors are on their way
+            self._fail(f"{error.strerror} for its descriptor")
+            return False
+        self._slots[slot] = own
+        if slot in self._free:
+            self._free.remove(slot)
+        return True
+
+    def _fail(self, why: str) -> None:
+        self.why_not = why
+        self._close()
+
+    def _close(self) -> None:
+        self._closed = True
+        self._connection.close()
+        self._slots.clear()
+        self._free.clear()
+
+
+def freeze(header: Message, tree: Tree) -> tuple[bytes, Memory]:
+    """Copy a payload into frozen memory.
+
+    Returns a chunk that names the memory, in slot 0, and the memory.
+
+    Raises:
+        OSError: there is no memory for it.
+        WireError: the tree has something that cannot be sent.
+    """
+    form, pieces = lay_out(tree)
+    memory = Memory.frozen(pieces, form.known.size)
+    encoded = header.SerializeToString()
+    return write_chunk((), 0, header=encoded, tree=form.known.tree, slot=0), memory
+
+
+class FrozenFrame:
+    """A frame for many readers, in memory that cannot change."""
+
+    def __init__(self, header: Message, tree: Tree) -> None:
+        form, pieces = lay_out(tree)
+        self._header, self._tree = header.SerializeToString(), form.known.tree
+        self._memory: Memory | None = None
+        self._failed = False
+        least = least_bytes()
+        if least is not None and form.known.size >= least:
+            try:
+                self._memory = Memory.frozen(pieces, form.known.size)
+            except OSError:  # there is no memory for it
+                self._failed = True
+
+    def chunk(self, writer: Writer) -> bytes | None:
+        """The chunk for one reader; None: it cannot share memory now."""
+        if self._failed:
+            writer.close()  # the reader warns
+        slot = None if self._memory is None else writer.lend(self._memory)
+        if slot is None:
+            return None
+        return write_chunk((), 0, header=self._header, tree=self._tree, slot=slot)

@@ -1,53 +1,244 @@
-"""How the two ends of a call come to share memory, or do not.
+"""Agrees between both ends of a call on shared memory.
 
-Each end of a call is a `Reader` or a `Writer` of shared memory, whichever of them listens.
+A client shows a token of its own choice in the metadata of its call. Beside the learner's socket
+for gRPC there is a second one. A process that connects to it and sends the token of an open call is
+the other end of that call. Only processes of the same user may connect: the directory and the
+socket are its alone. Each end is a `Reader` or a `Writer` of shared memory, whichever of them
+listens.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 import socket
 import threading
+import time
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 import grpc
 
 from juggler.runtime.actors.credentials import CallMetadata
-from juggler.runtime.streams.memory_reader import Reader
-from juggler.runtime.streams.memory_sockets import (
-    MEMORY_METADATA,
-    MemorySocket,
-    connect,
-    memory_path,
-    new_token,
-    token_in,
+from juggler.runtime.streams.shared_directory import (
+    dial,
+    listen,
+    path_in_shared_directory,
+    remove,
 )
-from juggler.runtime.streams.memory_writer import Writer
-from juggler.runtime.streams.shared_memory import Memory, least_bytes
+from juggler.runtime.streams.shared_memory import Memory, Reader, Writer, least_bytes
 from juggler.runtime.wire.errors import WireError
 
+MEMORY_METADATA = "juggler-memory"
+
 E = TypeVar("E", Reader, Writer)
+#: Takes a connection; where that raises, the connection is closed.
+Take = Callable[[socket.socket], None]
 
 _PROBE_SECONDS = 1.0  # a thread of the server only has to be woken
 _ANSWER_SECONDS = 10.0  # which may wait for a core; without an answer, nothing is ever shared
+_TOKEN_SECONDS = 1.0  # until a client has sent its token, which it does at once
+_TOKEN_BYTES = 32
+_TAKEN = b"+"  # the answer to a token
+_BACKLOG = 1024
+
+_open: set[MemorySocket] = set()  # of this process
 
 
-class Expected(Generic[E]):
-    """The server's end of one call.
+def memory_path(address: str) -> str:
+    """The path of a server's memory socket; "": none over TCP."""
+    if path := path_in_shared_directory(address):
+        return path
+    return f"{address.removeprefix('unix:')}.memory" if address.startswith("unix:") else ""
+
+
+def new_token() -> str:
+    return secrets.token_hex(_TOKEN_BYTES // 2)
+
+
+def connect(path: str, token: str, seconds: float = 1.0) -> socket.socket:
+    """Connect to a process of this host and user.
+
+    Args:
+        path: of its socket.
+        token: the token.
+        seconds: the longest wait for its answer.
+
+    Raises:
+        ConnectionResetError: it does not take this connection, or is gone.
+        TimeoutError: it does not answer.
+        OSError: there is no listener.
+    """
+    connection = dial(path, seconds)
+    try:
+        connection.send(token.encode())
+        if connection.recv(len(_TAKEN)) != _TAKEN:
+            raise ConnectionResetError("the process that listens there takes no connection")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class MemorySocket:
+    """Listens alongside a gRPC server, and gives connections to their calls."""
+
+    def __init__(self, *addresses: str) -> None:
+        """Args:
+            addresses: of the gRPC server, "unix:path"; or in a shared directory.
+
+        Raises:
+            OSError: it cannot listen.
+        """
+        self._listeners: list[socket.socket] = []
+        self._files: list[tuple[str, str]] = []  # in the shared directory: path and place
+        try:
+            for address in addresses:
+                self._listen(address)
+        except BaseException:
+            self.stop_listening()
+            raise
+        _open.add(self)
+        self._lock = threading.Lock()
+        self._expected: dict[str, tuple[Take, bool]] = {}  # by token; whether it is for one alone
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._run, args=(each,), name="memory-socket", daemon=True)
+            for each in self._listeners
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _listen(self, address: str) -> None:
+        path = memory_path(address)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listeners.append(listener)
+        if path_in_shared_directory(address):
+            self._files.append((path, listen(listener, path, _BACKLOG)))
+        else:
+            with suppress(FileNotFoundError):
+                os.unlink(path)  # a predecessor that was killed leaves its own behind
+            listener.bind(path)
+            os.chmod(path, 0o600)  # before any process can connect
+            listener.listen(_BACKLOG)
+
+    def expect(self, token: str, take: Take, once: bool = True) -> Callable[[], None]:
+        """Give a connection with this token to `take`, which must not wait.
+
+        Args:
+            token: the token.
+            take: gets the connection.
+            once: whether the first one is the only one.
+
+        Returns:
+            Takes that back.
+        """
+        with self._lock:
+            self._expected.setdefault(token, (take, once))
+
+        def forget() -> None:
+            with self._lock:
+                if self._expected.get(token, (None,))[0] is take:
+                    del self._expected[token]
+
+        return forget
+
+    def close(self) -> None:
+        self._closed = True
+        for path, place in self._files:
+            with suppress(OSError):  # then the next process that listens there removes it
+                remove(path, place)
+        self._files.clear()
+        for each in self._listeners:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)  # ends `accept`
+        for thread in self._threads:
+            thread.join()
+        self.stop_listening()
+
+    def stop_listening(self) -> None:
+        """Close the sockets, and no file."""
+        _open.discard(self)
+        for each in self._listeners:
+            each.close()
+
+    def _run(self, listener: socket.socket) -> None:
+        while not self._closed:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # it is closed; or no descriptor is left
+                if not self._closed:
+                    time.sleep(0.05)
+                continue
+            if not self._given(connection):
+                connection.close()
+
+    def _given(self, connection: socket.socket) -> bool:
+        """Pass a connection to its call; return whether it was accepted."""
+        try:
+            connection.settimeout(_TOKEN_SECONDS)
+            token = connection.recv(_TOKEN_BYTES).decode("ascii", "replace")
+            with self._lock:
+                take, once = self._expected.get(token, (None, False))
+                if take is None:
+                    return False
+                if once:
+                    del self._expected[token]
+                connection.send(_TAKEN)
+                take(connection)
+        except OSError:  # it is gone again
+            return False
+        except Exception:
+            traceback.print_exc()
+            return False
+        return True
+
+
+def _close_in_child() -> None:
+    """Close the listening socket in a forked process."""
+    for each in list(_open):
+        each.stop_listening()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class _End(Generic[E]):
+    """One end of a call.
 
     Attributes:
-        end: of the connection; None: the client has not connected, or cannot.
+        end: of the connection; None: there is none.
     """
 
-    def __init__(
-        self, memory: MemorySocket | None, token: str, make_end: Callable[[socket.socket], E]
-    ) -> None:
-        self.end: E | None = None
-        self._make_end: Callable[[socket.socket], E] = make_end
-        self._forget = memory.expect(token, self._take) if memory is not None and token else None
+    end: E | None = None
 
     def lease(self, slot: int, size: int) -> memoryview:
-        return _lease(self.end, slot, size)
+        """Lease memory, as `Reader.lease` does.
+
+        Raises:
+            WireError: there is no reader here.
+        """
+        if not isinstance(self.end, Reader):
+            raise WireError("a payload in shared memory, which is not shared on this stream")
+        return self.end.lease(slot, size)
+
+
+class Expected(_End[E]):
+    """The server's end of one call."""
+
+    def __init__(
+        self,
+        memory: MemorySocket | None,
+        context: grpc.ServicerContext,
+        make_end: Callable[[socket.socket], E],
+    ) -> None:
+        token = dict(context.invocation_metadata()).get(MEMORY_METADATA, "")
+        self._make_end: Callable[[socket.socket], E] = make_end
+        self._forget: Callable[[], None] | None = None
+        if memory is not None and isinstance(token, str) and token:
+            self._forget = memory.expect(token, self._take)
 
     def close(self) -> None:
         if self._forget is not None:
@@ -59,22 +250,8 @@ class Expected(Generic[E]):
         self.end = self._make_end(connection)
 
 
-def expected(
-    memory: MemorySocket | None,
-    context: grpc.ServicerContext,
-    make_end: Callable[[socket.socket], E],
-) -> Expected[E]:
-    """Expect the client of a call, if it wants to share memory."""
-    metadata: CallMetadata = context.invocation_metadata()
-    return Expected(memory, token_in(metadata), make_end)
-
-
-class Dialled(Generic[E]):
-    """The client's end of one call.
-
-    Attributes:
-        end: of the connection; None: there is none, or none any more.
-    """
+class Dialled(_End[E]):
+    """The client's end of one call."""
 
     def __init__(
         self,
@@ -83,14 +260,16 @@ class Dialled(Generic[E]):
         inline: Callable[[str], None] | None,
         memory: str,
     ) -> None:
-        """Args:
-        address: of the server; over TCP, nothing is shared unless `memory` is given.
-        make_end: makes the end of a connection.
-        inline: called with the reason, for people, if nothing is shared although both ends are
-            on one host.
-        memory: the address of the server's socket in the shared directory; "": it has none there.
+        """Prepare to share memory with a server.
+
+        Args:
+            address: of the server; over TCP, nothing is shared unless `memory` is given.
+            make_end: makes the end of a connection.
+            inline: called with the reason, for people, if nothing is shared although both ends are
+                on one host.
+            memory: the address of the server's socket in the shared directory; "": it has none
+                there.
         """
-        self.end: E | None = None
         self._make_end: Callable[[socket.socket], E] = make_end
         self._inline = inline
         self._least = least_bytes()
@@ -122,14 +301,13 @@ class Dialled(Generic[E]):
             self.give_up(why)
 
     def is_large(self, size: int) -> bool:
-        """Whether a payload is large enough for shared memory. Without one, nobody connects."""
+        """Whether a payload is large enough for shared memory."""
         large = self._least is not None and size >= self._least
         self._wanted |= large
         return large
 
     def hear(self) -> None:
-        """Connect, once; a reader also hears what it is offered. The server knows the token if it
-        has sent a message.
+        """Connect, once; a reader also reads what it is offered.
 
         Raises:
             WireError: as `Reader.hear`.
@@ -140,11 +318,8 @@ class Dialled(Generic[E]):
             if self.end.why_not:
                 self.give_up(self.end.why_not)
 
-    def lease(self, slot: int, size: int) -> memoryview:
-        return _lease(self.end, slot, size)
-
     def take_frozen(self) -> Memory | None:
-        """The memory that was leased last, to hand it on; None: it cannot be."""
+        """The memory that was leased last, to hand it on; None: impossible."""
         end = self.end
         if not isinstance(end, Reader):
             return None
@@ -166,14 +341,3 @@ class Dialled(Generic[E]):
             end, self.end = self.end, None
         if end is not None:
             end.close()
-
-
-def _lease(end: Reader | Writer | None, slot: int, size: int) -> memoryview:
-    """As `Reader.lease`.
-
-    Raises:
-        WireError: there is no reader here.
-    """
-    if not isinstance(end, Reader):
-        raise WireError("a payload in shared memory, which is not shared on this stream")
-    return end.lease(slot, size)

@@ -1,6 +1,6 @@
-"""Weights from a learner to its EnvRunners: an EnvRunner's end of the stream.
+"""The EnvRunner's end of the stream of weights.
 
-As soon as weights prove to be large, one of the readers of a host hands them on to the others
+As soon as weights prove to be large, one of the readers of a host relays them to the rest
 (`host_weights`), which then leave the learner.
 """
 
@@ -13,19 +13,18 @@ from functools import partial
 
 import grpc
 
+from juggler.runtime.actors.calls import FirstAnswer
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
-from juggler.runtime.streams.first_answer import FirstAnswer
 from juggler.runtime.streams.host_weights import (
     Meeting,
     RelayConnection,
     WeightsFrame,
     WeightsRelay,
 )
-from juggler.runtime.streams.memory_reader import Reader
-from juggler.runtime.streams.shared_memory import Memory
+from juggler.runtime.streams.shared_memory import Memory, Reader
 from juggler.runtime.streams.sharing import Dialled
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader
@@ -47,10 +46,10 @@ class Weights:
 
 
 class WeightsSubscription:
-    """An EnvRunner's end: a thread that always holds the newest weights it was sent.
+    """A thread that always holds the newest weights.
 
     Dials again, every `retry_seconds`, when the stream breaks or is not answered; until `close`.
-    What else goes wrong in the thread ends it, and is raised at whoever asks for weights.
+    What else goes wrong in the thread ends it, and is raised where weights are asked for.
 
     Large weights come from the reader of this host that relays them, or this one relays them.
 
@@ -73,19 +72,22 @@ class WeightsSubscription:
         meeting: Meeting | None = None,
         alone: Callable[[str], None] | None = None,
     ) -> None:
-        """Args:
-        address: of the learner.
-        metadata: of the call.
-        subscriber: the worker's id.
-        limits: of one version.
-        retry_seconds: from the end of a stream to the next.
-        tls: of this host; None: no TLS.
-        module_id: of the module.
-        inline: called with the reason, for people, if the learner is on this host and shares no
-            memory.
-        memory: the address of the learner's socket in the shared directory; "": it has none there.
-        meeting: of the readers of this host; None: this one always reads from the learner.
-        alone: called with the reason, for people, if this one cannot share in what they do.
+        """Subscribe, in a thread that starts here.
+
+        Args:
+            address: of the learner.
+            metadata: of the call.
+            subscriber: the worker's id.
+            limits: of one version.
+            retry_seconds: from the end of a stream to the next.
+            tls: of this host; None: no TLS.
+            module_id: of the module.
+            inline: called with the reason, for people, if the learner is on this host and shares no
+                memory.
+            memory: the address of the learner's socket in the shared directory; "": it has none
+                there.
+            meeting: of the readers of this host; None: this one always reads from the learner.
+            alone: called with the reason, for people, if this one cannot share in what they do.
         """
         self.address, self.answered = address, False
         self._meeting, self._alone = meeting, alone
@@ -143,7 +145,7 @@ class WeightsSubscription:
         self._channel.close()
         if (connection := self._relay_connection) is not None:
             connection.interrupt()
-        self._thread.join(_END_SECONDS)  # who relays removes its socket
+        self._thread.join(_END_SECONDS)  # a relay removes its socket
 
     def _dial(self) -> grpc.Channel:
         return dial(self.address, self._tls, one_thread=True)
@@ -174,7 +176,7 @@ class WeightsSubscription:
                 first = self._follow(self._relay_connection)
 
     def _meet(self, first: int = 0) -> None:
-        """Find who relays, or do it if weights are large."""
+        """Find the relaying reader, or become it if weights are large."""
         if self._meeting is None:
             return
         try:
@@ -188,7 +190,7 @@ class WeightsSubscription:
             self._relay = found
 
     def _follow(self, connection: RelayConnection) -> int:
-        """Take what is relayed until that ends.
+        """Receive relayed weights until the relay ends.
 
         Returns:
             The first name at which another may relay.
@@ -198,7 +200,7 @@ class WeightsSubscription:
         try:
             while not self._closed.is_set():
                 chunk = connection.next_chunk()
-                heard = self._large = True  # small ones are not handed on
+                heard = self._large = True  # small ones are not relayed
                 if chunk is not None and (frame := reader.feed(chunk)) is not None:
                     self._take(frame)
                     del frame
@@ -215,7 +217,7 @@ class WeightsSubscription:
         return 0
 
     def _hand_on(self, frame: WeightsFrame, chunk: bytes, memory: Memory | None) -> None:
-        """Hand on a version to the other readers of this host, if this one relays."""
+        """Hand on a version to the other readers of this host."""
         if self._relay is not None:
             self._relay.offer(frame, chunk, memory)
             if self._relay.why_not:
@@ -247,10 +249,7 @@ class WeightsSubscription:
         make_end = partial(Reader, hands_on=self._meeting is not None)
         shared = Dialled(self.address, make_end, self._inline, self._memory)
         reader = FrameReader(
-            episodes_pb2.WeightsHeader,
-            self._limits,
-            digests=not self.address.startswith("unix:"),
-            lease=shared.lease,
+            episodes_pb2.WeightsHeader, self._limits, digests=True, lease=shared.lease
         )
         metadata = shared.in_metadata(self._metadata)
         request = episodes_pb2.Subscription(module_id=self._module_id, subscriber=self._subscriber)
@@ -268,7 +267,7 @@ class WeightsSubscription:
                     self._meet()
                 memory = shared.take_frozen()
                 if frame is not None:
-                    # First, while nobody in this process acts and holds the interpreter.
+                    # First, while no thread of this process acts and holds the interpreter.
                     self._hand_on(frame, message, memory)
                     self._take(frame)
                 del frame, memory
@@ -296,7 +295,7 @@ class WeightsSubscription:
     def _take(self, frame: WeightsFrame) -> None:
         weights = Weights(Version.of(frame.header.version), frame.tree)
         with self._condition:
-            # A learner that restarted may offer older weights; nobody goes back to them.
+            # A learner that restarted may offer older weights; they are not used.
             if self._newest is None or weights.version > self._newest.version:
                 self._newest = weights
                 self._condition.notify_all()

@@ -1,4 +1,4 @@
-"""Weights from a learner to its EnvRunners: the learner's end of the stream."""
+"""The learner's end of the stream of weights."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import partial
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from juggler.runtime.actors.calls import calls
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
-from juggler.runtime.streams.memory_sockets import MemorySocket
-from juggler.runtime.streams.memory_writer import FrozenFrame, Writer
-from juggler.runtime.streams.sharing import Expected, expected
+from juggler.runtime.streams.shared_memory import FrozenFrame, Writer
+from juggler.runtime.streams.sharing import Expected, MemorySocket
 from juggler.runtime.streams.weights import SUBSCRIBE_METHOD
-from juggler.runtime.wire.chunks import with_digest
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import episodes_pb2
@@ -27,28 +23,25 @@ _SERVICE, _METHOD = SUBSCRIBE_METHOD.strip("/").split("/")
 
 
 class _Offered:
-    """A version to send. A chunk is serialized for the first subscriber who takes it, and so is the
-    memory that subscribers of this host share."""
+    """A version to send."""
 
-    def __init__(self, module_id: str, version: Version, tree: Tree, digests: bool) -> None:
+    def __init__(self, module_id: str, version: Version, tree: Tree) -> None:
         self.version = version
         header = episodes_pb2.WeightsHeader(module_id=module_id, version=version.message())
         self._lock = threading.Lock()
-        self._coming = encode_frame(header, tree, digest=digests)
-        self._digests = digests
-        self._chunks: list[bytes] = []  # that somebody has taken
-        self._whole: tuple[Message, Tree] | None = (header, tree)  # until somebody shares it
+        self._coming = encode_frame(header, tree, digest=True)
+        self._chunks: list[bytes] = []  # that a subscriber has taken
+        self._whole: tuple[Message, Tree] | None = (header, tree)  # until it is shared
         self._frozen: FrozenFrame | None = None
 
-    def chunks(self, digests: bool, writer: Writer | None) -> Iterator[bytes]:
-        """All of them: in shared memory if that goes, else the same for everybody.
+    def chunks(self, writer: Writer | None) -> Iterator[bytes]:
+        """All chunks: in shared memory if possible, else inline.
 
         Args:
-            digests: whether those with a payload have digests.
-            writer: of whoever asks; None: nothing is shared with it.
+            writer: of the subscriber; None: nothing is shared with it.
         """
         chunk = None if writer is None else self._frozen_frame().chunk(writer)
-        return self._inline(digests) if chunk is None else iter((chunk,))
+        return self._inline() if chunk is None else iter((chunk,))
 
     def _frozen_frame(self) -> FrozenFrame:
         with self._lock:
@@ -57,12 +50,9 @@ class _Offered:
                 self._frozen, self._whole = FrozenFrame(*self._whole), None
             return self._frozen
 
-    def _inline(self, digests: bool) -> Iterator[bytes]:
+    def _inline(self) -> Iterator[bytes]:
         for number in itertools.count():
             with self._lock:
-                if digests and not self._digests:
-                    self._digests, self._chunks = True, list(map(with_digest, self._chunks))
-                    self._coming = map(with_digest, self._coming)
                 if number == len(self._chunks):
                     self._chunks.extend(itertools.islice(self._coming, 1))
                 if number == len(self._chunks):
@@ -71,34 +61,8 @@ class _Offered:
             yield chunk
 
 
-class _Subscriber:
-    """Where a stream is.
-
-    Attributes:
-        module_id: of the module whose weights it carries.
-        changed: told when it may have to go on, or to end.
-        idle: whether it has all of the version sent last; with the publisher's lock, as `sent`.
-        sent: that version, or the one it is being sent.
-        chunks: those left of it.
-        shared: memory with it, if it is on this host.
-    """
-
-    def __init__(self, module_id: str, lock: threading.Lock, shared: Expected[Writer]) -> None:
-        self.module_id = module_id
-        self.shared = shared
-        self.changed = threading.Condition(lock)
-        self.idle = True
-        self.sent: Version | None = None
-        self.chunks: Iterator[bytes] = iter(())
-
-
 class WeightsPublisher:
-    """The learner's end: serializes each version of a module's weights once, and streams the newest
-    one to every subscriber of that module.
-
-    On gRPC's core, the thread of a subscriber's stream sends the first chunk after a wait, and the
-    server's thread sends all others. As long as all subscribers came over Unix sockets, chunks have
-    no digests: their bytes only pass through the memory of this host.
+    """Streams the newest weights of each module to its subscribers.
 
     Large weights lie once in memory that all subscribers of this host read.
 
@@ -114,15 +78,15 @@ class WeightsPublisher:
     ) -> None:
         self._why_refused = why_refused
         self._memory = memory
-        self._lock = threading.Lock()
-        self._subscribers: set[_Subscriber] = set()
+        self._changed = threading.Condition()
+        self._subscribers: set[Expected[Writer]] = set()
         self._newest: dict[str, _Offered] = {}  # by module id
-        self._digests = False  # whether anybody needs them
         self._closed = False
 
     def publish(self, version: Version, tree: Tree, module_id: str = DEFAULT_MODULE) -> None:
-        """Offer a version of a module's weights, newer than those before. Nobody may change the
-        arrays any more.
+        """Offer a newer version of a module's weights.
+
+        The arrays must not change any more.
 
         Args:
             version: of these weights.
@@ -133,19 +97,17 @@ class WeightsPublisher:
             WireError: the tree holds what cannot be sent.
             ValueError: the version is not newer than the one before.
         """
-        offered = _Offered(module_id, version, tree, self._digests)
-        with self._lock:
+        offered = _Offered(module_id, version, tree)
+        with self._changed:
             before = self._newest.get(module_id)
             if before is not None and version <= before.version:
                 raise ValueError(f"weights version {version} comes after {before.version}")
             self._newest[module_id] = offered
-            for subscriber in self._subscribers:
-                if subscriber.idle and subscriber.module_id == module_id:
-                    subscriber.changed.notify()
+            self._changed.notify_all()
 
     def withdraw(self, module_id: str) -> None:
-        """Offer nothing of this module any more. Its subscribers wait for it to come back."""
-        with self._lock:
+        """Offer nothing of this module; its subscribers wait for its return."""
+        with self._changed:
             self._newest.pop(module_id, None)
 
     def close(self) -> None:
@@ -166,62 +128,42 @@ class WeightsPublisher:
     ) -> Iterator[bytes]:
         if refusal := self._why_refused(context.invocation_metadata()):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
-        if not context.peer().startswith("unix:"):
-            self._digests = True  # in all streams, so that a version is serialized once
         try:
             request = episodes_pb2.Subscription.FromString(next(requests))
         except (StopIteration, DecodeError):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream of weights of no module")
-        with closing(expected(self._memory, context, Writer)) as shared:
-            subscriber = _Subscriber(request.module_id, self._lock, shared)
-            stream = calls().ServerStream(requests, context, partial(self._next_chunk, subscriber))
+        with closing(Expected(self._memory, context, Writer)) as shared:
+            context.send_initial_metadata(())  # at once: the subscriber waits for it
             context.add_callback(self._wake_all)  # a subscriber that goes frees its thread
-            with self._lock:
-                self._subscribers.add(subscriber)
+            with self._changed:
+                self._subscribers.add(shared)
+            sent: Version | None = None
             try:
-                while self._is_behind(subscriber, context):
-                    yield from stream.send()
+                while (offered := self._after(request.module_id, sent, context)) is not None:
+                    sent = offered.version
+                    yield from offered.chunks(shared.end)
+                    del offered
             finally:
-                with self._lock:
-                    self._subscribers.remove(subscriber)
-        stream.check()
+                with self._changed:
+                    self._subscribers.remove(shared)
 
-    def _is_behind(self, subscriber: _Subscriber, context: grpc.ServicerContext) -> bool:
-        """Waits until an idle subscriber is to be sent something; false: its stream is to end."""
-        with self._lock:
-            while not (subscriber.idle and self._news_for(subscriber)):
-                if (self._closed and subscriber.idle) or not context.is_active():
-                    return False
-                subscriber.changed.wait()
-            subscriber.idle = False
-            return True
+    def _after(
+        self, module_id: str, sent: Version | None, context: grpc.ServicerContext
+    ) -> _Offered | None:
+        """Wait for another version than the one sent last.
 
-    def _next_chunk(self, subscriber: _Subscriber) -> bytes | None:
-        """Of the version that it is being sent, or else of the newest."""
-        chunk = next(subscriber.chunks, None)
-        if chunk is None and (offered := self._other_than(subscriber)) is not None:
-            subscriber.chunks = offered.chunks(self._digests, subscriber.shared.end)
-            chunk = next(subscriber.chunks)
-        return chunk
-
-    def _other_than(self, subscriber: _Subscriber) -> _Offered | None:
-        """Another version than the one sent last."""
-        with self._lock:
-            offered = self._news_for(subscriber)
-            if offered is None:
-                subscriber.idle = True
+        None: the stream is to end.
+        """
+        with self._changed:
+            while context.is_active():
+                newest = self._newest.get(module_id)
+                if newest is not None and newest.version != sent:
+                    return newest
                 if self._closed:
-                    subscriber.changed.notify()
-                return None
-            subscriber.sent = offered.version
-            return offered
-
-    def _news_for(self, subscriber: _Subscriber) -> _Offered | None:
-        """Its module's newest version, if that is not the one sent last. With the lock held."""
-        offered = self._newest.get(subscriber.module_id)
-        return None if offered is None or offered.version == subscriber.sent else offered
+                    break
+                self._changed.wait()
+        return None
 
     def _wake_all(self) -> None:
-        with self._lock:
-            for subscriber in self._subscribers:
-                subscriber.changed.notify()
+        with self._changed:
+            self._changed.notify_all()

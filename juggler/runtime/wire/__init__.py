@@ -1,1 +1,4 @@
-"""Trees of arrays, frames and spaces on the wire. No torch here, and no streams."""
+"""Trees of arrays, frames and spaces on the wire.
+
+No torch here, and no streams.
+"""

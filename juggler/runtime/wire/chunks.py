@@ -1,4 +1,4 @@
-"""Chunks: the messages in which frames travel on a stream, written and read by hand.
+"""Chunks: the messages in which frames travel on a stream.
 
 Every kind of chunk has the same fields (`tensors.proto`), so the same functions serve all of them.
 The classes that protobuf generates would copy the payload once or twice on each side.
@@ -13,8 +13,47 @@ from typing import Any, NamedTuple, TypeAlias
 import xxhash
 from numpy.typing import NDArray
 
-from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.varints import read_varint, write_varint
+from juggler.runtime.wire.errors import NotProtobuf, WireError
+
+_SINGLE_BYTES = [bytes([number]) for number in range(128)]
+_LAST_SHIFT = 63  # of the tenth byte, beyond which no number goes
+
+
+def write_varint(number: int) -> bytes:
+    """A number that is not negative."""
+    if number < 128:
+        return _SINGLE_BYTES[number]
+    encoded = bytearray()
+    while number > 127:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def read_varint(message: bytes, at: int) -> tuple[int, int]:
+    """The number at a position, and the position after it.
+
+    Raises:
+        NotProtobuf: no number is there.
+    """
+    end, shift = at, 7
+    try:
+        byte = message[at]
+        if byte < 128:
+            return byte, at + 1
+        number = byte & 127
+        while shift <= _LAST_SHIFT:
+            end += 1
+            byte = message[end]
+            number |= (byte & 127) << shift
+            if byte < 128:
+                return number & 0xFFFFFFFFFFFFFFFF, end + 1
+            shift += 7
+    except IndexError:
+        pass
+    raise NotProtobuf(f"the message is truncated or not protobuf: no number at byte {at}")
+
 
 #: The payload begins at a multiple of this within its message. CPython also aligns the data of a
 #: bytes object like this, so arrays can be views of the message.
@@ -30,9 +69,7 @@ _PADDING = b"\x72"
 _PAYLOAD = b"\x7a"
 
 # Wire types of protobuf.
-_VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)
-_MAX_DEPTH = 100  # nested groups, as in protobuf's own readers
-_MOST_FIELDS = 1000  # of a chunk, which needs seven; each takes time, however few bytes it has
+_VARINT, _FIXED64, _BYTES, _, _, _FIXED32 = range(6)  # without groups
 
 # Fields that fill up a number of bytes; one byte alone is too few for a field.
 _PADDINGS = [
@@ -45,7 +82,7 @@ Piece: TypeAlias = "memoryview | NDArray[Any]"
 
 
 class Chunk(NamedTuple):
-    """The fields of a chunk. Its share of the payload stays in the message."""
+    """The fields of a chunk."""
 
     header: bytes | None
     tree: bytes | None
@@ -57,7 +94,7 @@ class Chunk(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the single chunks of frames with the same tree have in common."""
+    """What the single chunks of frames with equal trees share."""
 
     tree: bytes  # serialized
     size: int  # of the payload
@@ -72,7 +109,7 @@ class Known(NamedTuple):
 
 
 def digest_of(share: Iterable[Piece]) -> int:
-    """The 64-bit XXH3 digest of a chunk's payload. It finds damage, and proves no origin."""
+    """The 64-bit XXH3 digest of a chunk's payload."""
     digest = xxhash.xxh3_64()
     piece: Any
     for piece in share:
@@ -110,7 +147,7 @@ def write_chunk(
 
 
 def write_whole(header: bytes, known: Known, payload: Sequence[Piece], *, digest: bool) -> bytes:
-    """The same as `write_chunk` for a frame with a single chunk, but faster."""
+    """Write a frame with a single chunk, faster than `write_chunk`."""
     fields = _HEADER + write_varint(len(header)) + header
     if digest:
         fields += _DIGEST + struct.pack("<Q", digest_of(payload))
@@ -118,23 +155,16 @@ def write_whole(header: bytes, known: Known, payload: Sequence[Piece], *, digest
 
 
 def _with_payload(fields: bytes, payload_tag: bytes, payload: Sequence[Piece]) -> bytes:
-    """A message with these fields, and the payload placed so that arrays can be views of it."""
+    """Make a message of these fields and a payload."""
     padding = _PADDINGS[-(len(fields) + len(payload_tag)) % ALIGNMENT]
     parts: list[Any] = [fields, padding, payload_tag, *payload]
     return b"".join(parts)
 
 
-def with_digest(message: bytes) -> bytes:
-    """A copy of the chunk with a digest of its payload."""
-    chunk = read_chunk(message, len(message))
-    share = memoryview(message)[chunk.start : chunk.start + chunk.size]
-    return write_chunk(
-        [share], chunk.size, offset=chunk.offset, header=chunk.header, tree=chunk.tree, digest=True
-    )
-
-
 def read_known(message: bytes, trees: Mapping[bytes, Known], header_bytes: int) -> Chunk | None:
-    """Reads the single chunk of a frame, if it was written here and has one of these trees.
+    """Read the single chunk of a frame that was written here.
+
+    None: it has none of these trees.
 
     Most frames of a stream differ from those before only in header, digest and payload. Reading
     them like this takes a third of the time of `read_chunk`.
@@ -168,7 +198,7 @@ def read_known(message: bytes, trees: Mapping[bytes, Known], header_bytes: int) 
 
 
 def read_chunk(message: bytes, header_bytes: int) -> Chunk:
-    """Finds the fields of a chunk in any order, and skips unknown ones.
+    """Find the fields of a chunk in any order; skip unknown ones.
 
     As everywhere in protobuf, an embedded message that comes in pieces is joined, and of a number
     or `bytes` that comes twice the last one counts.
@@ -177,50 +207,38 @@ def read_chunk(message: bytes, header_bytes: int) -> Chunk:
         header_bytes: the largest header, and likewise the largest tree information.
 
     Raises:
-        WireError: the message is not protobuf, or exceeds a limit.
+        WireError: the message is not protobuf, has groups, or exceeds a limit.
     """
     embedded: dict[int, bytearray] = {}
     offset = start = size = at = 0
     digest: int | None = None
     slot: int | None = None
-    groups: list[int] = []  # numbers of open groups, innermost last; none is known
-    fields = 0
     while at < len(message):
-        fields += 1
-        if fields > _MOST_FIELDS:
-            raise WireError(f"the chunk has over {_MOST_FIELDS} fields")
         key, at = read_varint(message, at)
         number, wire_type = key >> 3, key & 7
-        known = not groups
-        if number == 0 or wire_type > _FIXED32:
-            raise WireError(f"the chunk is not protobuf: it has a field with the key {key}")
         if wire_type == _BYTES:
             length, begin = read_varint(message, at)
             at = begin + length
-            if known and number == 15:
+            if number == 15:
                 start, size = begin, length
-            elif known and number <= 2:
+            elif 0 < number <= 2:
                 content = embedded.setdefault(number, bytearray())
                 content += message[begin:at]
                 if len(content) > header_bytes:
                     raise WireError(f"header or tree information is over {header_bytes} bytes")
         elif wire_type == _VARINT:
             value, at = read_varint(message, at)
-            if known and number == 3:
+            if number == 3:
                 offset = value
-            elif known and number == 5:
+            elif number == 5:
                 slot = value
-        elif wire_type == _GROUP and len(groups) < _MAX_DEPTH:
-            groups.append(number)
-        elif wire_type == _END_GROUP and groups and groups[-1] == number:
-            groups.pop()
         elif wire_type in (_FIXED32, _FIXED64):
             begin, at = at, at + (4 if wire_type == _FIXED32 else 8)
-            if known and number == 4 and wire_type == _FIXED64:
+            if number == 4 and wire_type == _FIXED64:
                 digest = int.from_bytes(message[begin:at], "little")
         else:
-            raise WireError("the chunk is not protobuf: its groups are not closed in order")
-    if at > len(message) or groups:
+            raise WireError(f"the chunk is not protobuf: it has a field with the key {key}")
+    if at > len(message):
         raise WireError(f"the chunk is truncated: a field goes beyond its {len(message)} bytes")
     header, tree = (bytes(embedded[n]) if n in embedded else None for n in (1, 2))
     return Chunk(header, tree, offset, digest, start, size, slot)

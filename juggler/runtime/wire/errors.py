@@ -13,4 +13,4 @@ class NotProtobuf(WireError):
 
 
 class UnsupportedSpace(ValueError):
-    """A Gymnasium space is not supported; the message says why, and which spaces are."""
+    """A Gymnasium space is not supported."""

@@ -1,4 +1,4 @@
-"""Frames: a header message and a tree of arrays, as serialized chunks and back.
+"""Frames: a header and a tree of arrays, as chunks and back.
 
 `tensors.proto` defines the terms. An array is copied once on its way into a chunk. If a frame has a
 single chunk, arrays are not copied on their way out of it. Between processes of one host, a payload
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
+from numpy.typing import NDArray
 
 from juggler.runtime.wire.chunks import (
+    ALIGNMENT,
     Chunk,
     Known,
     Piece,
@@ -25,9 +27,117 @@ from juggler.runtime.wire.chunks import (
     write_whole,
 )
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.forms import bytes_of, lay_out
 from juggler.runtime.wire.layouts import Layout, Limits, known_trees, layout_of, read_tree
-from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.trees import Tree, dtype_from_number, dtype_to_number, leaves
+from juggler.runtime.wire.v1.tensors_pb2 import TreeInfo
+
+_ZEROS = memoryview(bytes(ALIGNMENT))
+# A relay of weights lays out trees that came from a network, which may be larger than any model's.
+_MOST_FORMS = 1024
+_MOST_KEPT, _LARGEST_KEPT = 8 << 20, 1 << 20  # bytes of the information on trees: all, and one's
+_forms: dict[tuple[Any, ...], Form] = {}  # by marks
+_kept = 0  # bytes of the information on their trees
+_ROOT, _BEGIN, _END = object(), object(), object()  # no key of a tree equals these
+
+
+class Form(NamedTuple):
+    """The paths, dtypes, shapes and orders that trees have in common."""
+
+    known: Known
+    gaps: list[memoryview]  # zeros before each array
+    converted: list[np.dtype[Any] | None]  # dtype to convert an array to, if any
+    plain: list[bool]  # whether an array's memory can be read directly
+    whole: bool  # whether the payload is just the arrays, unchanged
+
+
+def lay_out(tree: Tree) -> tuple[Form, list[Piece]]:
+    """The form of a tree, and its payload in pieces.
+
+    Raises:
+        WireError: the tree has something that cannot be sent.
+    """
+    marks: list[Any] = []
+    arrays: list[NDArray[Any]] = []
+    _look_at({_ROOT: tree}, marks, arrays)
+    key = tuple(marks)
+    form = _forms.get(key)
+    if form is None:
+        form = _form(tree)
+        _keep(key, form)
+    if form.whole:
+        return form, [*arrays]
+    pieces: list[Piece] = []
+    for array, gap, little, plain in zip(
+        arrays, form.gaps, form.converted, form.plain, strict=True
+    ):
+        if gap:
+            pieces.append(gap)
+        if little is not None:
+            array = array.astype(little)
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+        pieces.append(array if plain else bytes_of(array))
+    return form, pieces
+
+
+def _keep(key: tuple[Any, ...], form: Form) -> None:
+    global _kept
+    size = len(form.known.tree)
+    if size > _LARGEST_KEPT:
+        return
+    if len(_forms) >= _MOST_FORMS or _kept + size > _MOST_KEPT:
+        _forms.clear()
+        _kept = 0
+    _forms[key] = form
+    _kept += size
+
+
+def _look_at(branch: Mapping[Any, Any], marks: list[Any], arrays: list[NDArray[Any]]) -> None:
+    """Collect the arrays, and everything that the form depends on.
+
+    The marks of a tree that cannot be sent differ from those of every tree that can.
+    """
+    for key, child in branch.items():
+        if isinstance(child, np.ndarray):
+            marks += (key, child.dtype, child.shape, child.flags.c_contiguous)
+            arrays.append(child)
+        elif isinstance(child, (dict, Mapping)):  # the check for a dict is faster
+            marks += (key, _BEGIN)
+            _look_at(child, marks, arrays)
+            marks.append(_END)
+        else:
+            marks += (key, None)
+
+
+def bytes_of(piece: Piece) -> memoryview:
+    """A contiguous array as bytes, without a copy."""
+    array = np.asarray(piece)
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _form(tree: Tree) -> Form:
+    info = TreeInfo()
+    gaps: list[memoryview] = []
+    converted: list[np.dtype[Any] | None] = []
+    plain: list[bool] = []
+    size, contiguous = 0, True
+    for path, array in leaves(tree):
+        if array is None:
+            info.empty_branches.add(keys=path)
+            continue
+        gaps.append(_ZEROS[: -size % ALIGNMENT])
+        size += len(gaps[-1])
+        number = dtype_to_number(array.dtype)
+        info.arrays.add(path=path, dtype=number, shape=array.shape, offset=size)
+        little = dtype_from_number(number)
+        converted.append(None if little == array.dtype else little)
+        plain.append(little.kind in "biuf")  # not bfloat16, a kind that Python does not know
+        contiguous &= array.flags.c_contiguous
+        size += array.nbytes
+    info.payload_size = size
+    whole = contiguous and all(plain) and not any(gaps) and all(to is None for to in converted)
+    return Form(Known.of(info.SerializeToString(), size), gaps, converted, plain, whole)
+
 
 #: Payload bytes in one chunk: enough to make the cost per message small, and few enough to keep the
 #: memory for messages small.
@@ -39,7 +149,7 @@ MAX_MESSAGE_BYTES = 8 << 20
 #: Copies a payload of this size into shared memory, and returns its slot; None: it goes inline.
 Place = Callable[[Sequence[Piece], int], int | None]
 #: The first bytes of the shared memory in a slot, read-only, for as long as something refers to
-#: them. The writer may change them. Raises a WireError if there are none.
+#: them. Raises a WireError if there are none.
 Lease = Callable[[int, int], memoryview]
 
 _DEFAULT_LIMITS = Limits()
@@ -63,7 +173,7 @@ def encode_frame(
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     place: Place | None = None,
 ) -> Iterator[bytes]:
-    """The serialized chunks of a frame, in the order in which to send them.
+    """The serialized chunks of a frame, in the order of sending.
 
     The arrays are read while the chunks are taken, so do not change them until the last one.
 
@@ -123,7 +233,6 @@ class FrameReader(Generic[H]):
         limits: the largest frame to accept.
         digests: whether a chunk without a digest is an error, unless its payload is in shared
             memory. Digests that are there are always checked.
-        check: raises a WireError for a header that is not acceptable, before memory is taken.
         lease: gives shared memory; None: nothing is shared with the sender.
     """
 
@@ -133,23 +242,24 @@ class FrameReader(Generic[H]):
         limits: Limits = _DEFAULT_LIMITS,
         *,
         digests: bool = False,
-        check: Callable[[H], None] | None = None,
         lease: Lease | None = None,
     ) -> None:
         self._header_type = header_type
         self._limits = limits
         self._digests = digests
-        self._check = check
         self._lease = lease
         self._partial: _Partial[H] | None = None
 
     @property
     def unfinished_bytes(self) -> int:
-        """Payload bytes of an incomplete frame that have arrived; 0 if there is none."""
+        """Payload bytes of an incomplete frame that have arrived.
+
+        0: there is none.
+        """
         return 0 if self._partial is None else self._partial.received
 
     def feed(self, message: bytes) -> Frame[H] | None:
-        """The frame that this chunk completes, or None if more chunks must follow.
+        """The frame that this chunk completes; None: more chunks must follow.
 
         The arrays of a frame with one chunk are views of `message`.
 
@@ -185,7 +295,7 @@ class FrameReader(Generic[H]):
     def _read_shared(self, slot: int, chunk: Chunk, layout: Layout) -> Tree:
         if self._lease is None or chunk.size or chunk.offset:
             raise WireError("a payload in shared memory, which is not shared on this stream")
-        return read_tree(layout, self._lease(slot, layout.payload_size), shared=True)
+        return read_tree(layout, self._lease(slot, layout.payload_size))
 
     def _begin(self, chunk: Chunk) -> tuple[H, Layout]:
         if chunk.header is None or chunk.tree is None:
@@ -195,8 +305,6 @@ class FrameReader(Generic[H]):
         except DecodeError as error:
             name = self._header_type.DESCRIPTOR.name
             raise WireError(f"the header is not a {name} message: {error}") from error
-        if self._check is not None:
-            self._check(header)
         return header, layout_of(chunk.tree, self._limits)
 
     def _check_digest(self, chunk: Chunk, message: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Layouts: what a frame says about its tree, checked before memory is taken for it."""
+"""Layouts: what a frame says about its tree."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from juggler.runtime.wire.chunks import Known
-from juggler.runtime.wire.dtypes import dtype_from_number
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.trees import Path, Skeleton, Tree, path_name
+from juggler.runtime.wire.trees import Path, Skeleton, Tree, dtype_from_number, path_name
 from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, TreeInfo
+
+_LONGEST_GAP = 64  # bytes before or behind an array, on average: room for any alignment
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest frame that a reader accepts, whatever the sender says.
+    """The largest frame that a reader accepts from any sender.
 
     A frame with one chunk takes no memory besides its message. A frame with several takes the
     memory of its payload, which the system provides as the bytes arrive. Arrays that the sender did
@@ -36,7 +37,7 @@ class Limits:
 
 
 class _Spec(NamedTuple):
-    """One array of a frame, which is known to lie within the payload."""
+    """One array of a frame, known to lie within the payload."""
 
     path: Path
     dtype: np.dtype[Any]
@@ -55,14 +56,13 @@ class Layout(NamedTuple):
 
 
 _MOST_KNOWN, _LARGEST_KNOWN = 512, 4096  # trees; bytes of one's information
-_LONGEST_GAP = 64  # bytes before or behind an array, on average: room for any alignment
 #: Trees that came in frames of this process, by their serialized information.
 known_trees: dict[bytes, Known] = {}
 _layouts: dict[bytes, tuple[Limits, Layout]] = {}  # with the limits that they keep to
 
 
 def layout_of(tree: bytes, limits: Limits) -> Layout:
-    """The layout of a tree, read once: batches that have as many segments are alike."""
+    """Read a tree's layout once, for batches of equal segment counts."""
     checked, layout = _layouts.get(tree, (None, None))
     if layout is None or checked != limits:
         layout = _read_layout(tree, limits)
@@ -76,7 +76,10 @@ def layout_of(tree: bytes, limits: Limits) -> Layout:
 
 
 def _read_layout(encoded: bytes, limits: Limits) -> Layout:
-    """Checks everything that a frame says about its tree, before memory is taken for it."""
+    """Check all that a frame says about its tree.
+
+    Memory is taken only afterwards.
+    """
     try:
         info = TreeInfo.FromString(encoded)
     except DecodeError as error:
@@ -97,7 +100,7 @@ def _read_layout(encoded: bytes, limits: Limits) -> Layout:
         if spec.size and spec.offset < end:
             raise WireError(f"the bytes of {path_name(spec.path)} overlap another array's")
         end = max(end, spec.offset + spec.size)
-    # Views of arrays keep the whole payload, and whoever counts what is kept counts the arrays.
+    # Views of arrays keep the whole payload, and limits of memory count the arrays.
     used = sum(spec.size for spec in specs)
     if size > used + _LONGEST_GAP * (len(specs) + 1):
         raise WireError(f"a payload of {size} bytes has arrays of only {used}")
@@ -121,20 +124,15 @@ def _read_spec(array: ArrayInfo, payload_size: int, limits: Limits) -> _Spec:
     return _Spec(path, dtype, shape, array.offset if size else 0, size)
 
 
-def read_tree(layout: Layout, payload: memoryview, *, shared: bool = False) -> Tree:
-    """The tree in a read-only payload, with views of the payload for aligned arrays.
+def read_tree(layout: Layout, payload: memoryview) -> Tree:
+    """The tree in a read-only payload.
 
-    Args:
-        layout: of the tree.
-        payload: its bytes.
-        shared: whether the sender can change the payload. Then only arrays of floating-point
-            numbers and of bytes are views: those are large, and nobody relies on what is in them.
-            Who relies on the others, as indices, checks a copy.
+    Aligned arrays are views of the payload.
     """
     arrays: list[NDArray[Any]] = []
     for _, dtype, shape, offset, _ in layout.specs:
         array: NDArray[Any] = np.ndarray(shape, dtype, payload, offset)  # shape
-        if not array.flags.aligned or (shared and dtype.kind in "biu" and dtype != np.uint8):
+        if not array.flags.aligned:
             array = array.copy()
             array.flags.writeable = False
         arrays.append(array)

@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
-from juggler.runtime.wire.dtypes import dtype_from_number, dtype_to_number
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.structures import unsupported
+from juggler.runtime.wire.trees import dtype_from_number, dtype_to_number
 from juggler.runtime.wire.v1 import spaces_pb2 as pb
 from juggler.runtime.wire.v1.tensors_pb2 import DType
 
@@ -63,10 +63,7 @@ def _invalid(what: str, error: Exception) -> WireError:
 
 
 def check_limits(message: pb.Space) -> None:
-    """
-    Raises:
-        WireError: the space exceeds a limit above.
-    """
+    """Raise WireError if the space exceeds a limit above."""
     elements = 0
     for count, inner in enumerate(_walk(message, 1), start=1):
         elements += _elements(inner)
@@ -165,7 +162,7 @@ def _read_box(box: pb.BoxSpace) -> spaces.Box:
 def _read_bounds(
     box: pb.BoxSpace, side: str, dtype: np.dtype[Any]
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """The bounds on one side, and where they are finite; both [*shape] and read-only."""
+    """The bounds on one side, and where they are finite."""
     floats, integers = getattr(box, side), getattr(box, f"int_{side}")
     numbers: list[float] = [*floats, *integers]
     shape = tuple(box.shape)

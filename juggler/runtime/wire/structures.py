@@ -1,4 +1,4 @@
-"""Values of Gymnasium spaces as trees, in batches and on the wire.
+"""Values of Gymnasium spaces as trees, and values outside a space.
 
 The values of a Dict space are a map by its keys, those of a Tuple space a map with the keys "0",
 "1", …, and those of every other space one array.
@@ -6,8 +6,8 @@ The values of a Dict space are a map by its keys, those of a Tuple space a map w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -15,6 +15,97 @@ from numpy.typing import NDArray
 
 from juggler.runtime.wire.errors import UnsupportedSpace
 from juggler.runtime.wire.trees import Path, Tree, path_name
+
+
+class OutsideSpace(ValueError):
+    """An observation holds a number that is not in its space.
+
+    Attributes:
+        row: row of the observation in its batch.
+        what: the reason, for a message.
+    """
+
+    def __init__(self, row: int, what: str) -> None:
+        super().__init__(f"an observation{what}")
+        self.row = row
+        self.what = what
+
+
+class Choice(NamedTuple):
+    """A Discrete, MultiDiscrete or MultiBinary leaf of a space.
+
+    Attributes:
+        path: of the leaf.
+        space: of the leaf.
+        first, last: min and max of its numbers: [...], or one number for all.
+    """
+
+    path: Path
+    space: Space[Any]
+    first: Any
+    last: Any
+
+    def outside(self, array: NDArray[Any]) -> tuple[int, ...] | None:
+        """Find the index of the first number outside the space, if any.
+
+        Args:
+            array: [*leading, ...] values of the leaf.
+        """
+        if not array.size:
+            return None
+        if isinstance(self.first, int) and array.min() >= self.first and array.max() <= self.last:
+            return None
+        beyond = (array < self.first) | (array > self.last)  # [*leading, ...]
+        if not beyond.any():
+            return None
+        return tuple(int(each) for each in np.unravel_index(beyond.argmax(), beyond.shape))
+
+    def told(self, number: Any) -> str:
+        """Describe a number outside the space, for a message."""
+        at = f" at {path_name(self.path)}" if self.path else ""
+        return f"{at} holds {number}, which is not in its space {self.space}"
+
+    def require(self, array: NDArray[Any]) -> None:
+        """Raise OutsideSpace if values [B, ...] are outside the space."""
+        if (found := self.outside(array)) is not None:
+            raise OutsideSpace(found[0], self.told(array[found]))
+
+
+def choices_of(leaves: Iterable[tuple[Path, Space[Any]]]) -> list[Choice]:
+    """Select the Discrete, MultiDiscrete and MultiBinary leaves of a space."""
+    bounds = ((path, space, *bounds_of_choices(space)) for path, space in leaves)
+    return [Choice(*each) for each in bounds if each[2] is not None]
+
+
+def find_outside(choices: Iterable[Choice], tree: Any) -> tuple[tuple[int, ...], str] | None:
+    """Find a tree's first number outside its space: index and reason.
+
+    Args:
+        choices: the choices of the tree's space.
+        tree: [*leading, ...] values.
+    """
+    for choice in choices:
+        array: Any = tree
+        for key in choice.path:
+            array = array[key]
+        if (found := choice.outside(array)) is not None:
+            return found, choice.told(array[found])
+    return None
+
+
+def bounds_of_choices(space: Space[Any]) -> tuple[Any, Any]:
+    """Return min and max of a Discrete, MultiDiscrete or MultiBinary space.
+
+    For any other space, both are None.
+    """
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start + space.n - 1)
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    if isinstance(space, spaces.MultiBinary):
+        return 0, 1
+    return None, None
+
 
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -30,11 +121,13 @@ _REASONS: list[tuple[type[Space[Any]], str]] = [
 
 
 def space_leaves(space: Space[Any]) -> list[tuple[Path, Space[Any]]]:
-    """The spaces within a space whose values are one array each, with their paths in its trees.
+    """The spaces within a space whose values are one array each.
+
+    They come with their paths in trees of the space.
 
     Args:
         space: Box, Discrete, MultiDiscrete or MultiBinary, which have one entry with the path ();
-            or a Dict or Tuple of such spaces, nested to any depth.
+            or a Dict or Tuple of these, nested to any depth.
 
     Raises:
         UnsupportedSpace: there is no encoding for this space, or for one within it.
@@ -59,8 +152,10 @@ def _leaves(space: Space[Any], path: Path) -> list[tuple[Path, Space[Any]]]:
 
 
 def zeros(space: Space[Any], leading_shape: Sequence[int] = ()) -> Tree:
-    """A tree [*leading_shape, ...] with the shapes and dtypes of a space. Its values are 0, or the
-    start of Discrete and MultiDiscrete spaces that count from another number.
+    """A tree [*leading_shape, ...] with the shapes and dtypes of a space.
+
+    Its values are 0, or the start of Discrete and MultiDiscrete spaces that count from another
+    number.
 
     Raises:
         UnsupportedSpace: as `space_leaves`.
@@ -77,7 +172,10 @@ def zeros(space: Space[Any], leading_shape: Sequence[int] = ()) -> Tree:
 
 
 def to_tree(space: Space[Any], value: Any) -> Tree:
-    """A value of a space, or a batch of Gymnasium's, as a tree. Nothing is copied."""
+    """A value or a batch of a space as a tree.
+
+    Nothing is copied.
+    """
     if isinstance(space, spaces.Dict):
         return {key: to_tree(child, value[key]) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -87,7 +185,10 @@ def to_tree(space: Space[Any], value: Any) -> Tree:
 
 
 def from_tree(space: Space[Any], tree: Any) -> Any:
-    """A tree as a value of a space, as Gymnasium expects it. Nothing is copied."""
+    """A tree as a value of a space, as Gymnasium expects it.
+
+    Nothing is copied.
+    """
     if isinstance(space, spaces.Dict):
         return {key: from_tree(child, tree[key]) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -96,7 +197,7 @@ def from_tree(space: Space[Any], tree: Any) -> Any:
 
 
 def tree_map(function: Callable[..., Any], tree: Any, *trees: Any) -> Any:
-    """Applies a function to the leaves (arrays or tensors) of one or more trees.
+    """Apply a function to the leaves of one or more trees.
 
     Args:
         function: called with the leaves at the same path, one from each tree.
@@ -122,6 +223,13 @@ def tree_leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield from tree_leaves(branch, (*path, key))
 
 
+def first_leaf(tree: Any) -> Any:
+    """The first leaf of a tree."""
+    while isinstance(tree, Mapping):
+        tree = next(iter(tree.values()))
+    return tree
+
+
 def grown(tree: Any, capacity: int) -> Any:
     """A tree of arrays [S, ...], extended with zeros to [capacity, ...]."""
 
@@ -142,7 +250,10 @@ def room_for(tree: Any, capacity: int) -> Any:
 
 
 def take(tree: Any, places: Any) -> Any:
-    """Copies of places [B] of a tree [S, ...] -> [B, ...]; views, if the places are a slice."""
+    """Copies of places [B] of a tree [S, ...] -> [B, ...].
+
+    They are views if the places are a slice.
+    """
     if isinstance(tree, np.ndarray):
         if isinstance(places, np.ndarray):  # this is several times as fast as tree[places]
             return tree.take(places.nonzero()[0] if places.dtype == np.bool_ else places, 0)
@@ -162,8 +273,11 @@ def put(tree: Any, places: Any, values: Any) -> None:
 
 
 def _items(tree: NDArray[Any], values: Any) -> tuple[NDArray[Any], Any]:
-    """The same arrays, with one item [S] and [B] for everything at a place, where they can be seen
-    so: NumPy writes many of these several times as fast."""
+    """The arrays with one item [S] and [B] per place.
+
+    NumPy writes many items several times as fast. Arrays that cannot be seen as items are returned
+    as they are.
+    """
     if not (
         isinstance(values, np.ndarray)
         and values.dtype == tree.dtype
@@ -180,7 +294,10 @@ def _items(tree: NDArray[Any], values: Any) -> tuple[NDArray[Any], Any]:
 
 
 def _children(space: Space[Any]) -> dict[str, Space[Any]] | None:
-    """The spaces directly within one, by their keys in its trees; None if there are none."""
+    """The spaces directly within one, by their keys in its trees.
+
+    None: there are none.
+    """
     if isinstance(space, spaces.Dict):
         return dict(space.spaces)
     if isinstance(space, spaces.Tuple):
@@ -202,7 +319,10 @@ def _name(space: Space[Any], path: Path) -> str:
 
 
 def has_bounds(space: spaces.Box) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which numbers of a Box have a bound below, and which above [...]; 1e30 is none."""
+    """Masks of a Box's numbers with a lower and upper bound [...].
+
+    1e30 is no bound.
+    """
     low, high = (np.asarray(x, np.float64) for x in (space.low, space.high))  # [...] both
     return np.asarray(low > -1e30), np.asarray(high < 1e30)
 

@@ -1,14 +1,61 @@
-"""Named trees of arrays: an array, or a map from string keys to trees."""
+"""Named trees of arrays, and the numbers of their dtypes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.v1.tensors_pb2 import DType
+
+_DTYPES: dict[DType, np.dtype[Any]] = {
+    DType.DTYPE_BOOL: np.dtype(np.bool_),
+    DType.DTYPE_INT8: np.dtype(np.int8),
+    DType.DTYPE_INT16: np.dtype("<i2"),
+    DType.DTYPE_INT32: np.dtype("<i4"),
+    DType.DTYPE_INT64: np.dtype("<i8"),
+    DType.DTYPE_UINT8: np.dtype(np.uint8),
+    DType.DTYPE_UINT16: np.dtype("<u2"),
+    DType.DTYPE_UINT32: np.dtype("<u4"),
+    DType.DTYPE_UINT64: np.dtype("<u8"),
+    DType.DTYPE_FLOAT16: np.dtype("<f2"),
+    DType.DTYPE_FLOAT32: np.dtype("<f4"),
+    DType.DTYPE_FLOAT64: np.dtype("<f8"),
+    DType.DTYPE_BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+}
+_NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
+
+
+def dtype_to_number(dtype: np.dtype[Any]) -> DType:
+    """The wire's number for a dtype of either byte order.
+
+    Raises:
+        WireError: the wire has no such dtype.
+    """
+    number = _NUMBERS.get(dtype) or _NUMBERS.get(dtype.newbyteorder("<"))
+    if number is None:
+        known = ", ".join(str(known) for known in _NUMBERS)
+        raise WireError(f"dtype {dtype} cannot be sent; convert it to one of {known}")
+    return number
+
+
+def dtype_from_number(number: DType) -> np.dtype[Any]:
+    """The little-endian dtype with this number on the wire.
+
+    Raises:
+        WireError: no dtype has this number.
+    """
+    if not number:
+        raise WireError("no dtype is given; tensors.proto lists the known ones")
+    dtype = _DTYPES.get(number)
+    if dtype is None:
+        raise WireError(f"dtype number {number} is not known; tensors.proto lists the known ones")
+    return dtype
+
 
 #: An array, or a branch. Branches from the wire are dicts.
 Tree: TypeAlias = "NDArray[Any] | Mapping[str, Tree]"
@@ -18,7 +65,7 @@ Path: TypeAlias = tuple[str, ...]
 
 
 def leaves(tree: object) -> list[tuple[Path, NDArray[Any] | None]]:
-    """Every array of a tree with its path, and None with the path of every empty branch.
+    """Every array of a tree, and None for empty branches, by path.
 
     Depth first, in the order of the branches' keys.
 
@@ -46,7 +93,7 @@ def _collect(tree: object, path: Path, found: list[tuple[Path, NDArray[Any] | No
 
 
 def flatten(tree: Tree) -> list[tuple[Path, NDArray[Any]]]:
-    """The arrays of a tree with their paths, in the order of `leaves`, without empty branches.
+    """The arrays of a tree with their paths, in order of `leaves`.
 
     Raises:
         WireError: as `leaves`.
@@ -54,16 +101,14 @@ def flatten(tree: Tree) -> list[tuple[Path, NDArray[Any]]]:
     return [(path, array) for path, array in leaves(tree) if array is not None]
 
 
-def unflatten(
-    arrays: Iterable[tuple[Path, NDArray[Any]]], empty_branches: Iterable[Path] = ()
-) -> Tree:
+def unflatten(arrays: Iterable[tuple[Path, Any]], empty_branches: Iterable[Path] = ()) -> Tree:
     """The tree with these arrays and these empty branches.
 
     Raises:
         WireError: the paths do not belong to one tree.
     """
     paths: list[Path] = []
-    values: list[NDArray[Any]] = []
+    values: list[Any] = []
     for path, array in arrays:
         paths.append(path)
         values.append(array)
@@ -111,7 +156,7 @@ class Skeleton:
 
 
 def check_paths(paths: Iterable[Path]) -> None:
-    """Check that the paths of arrays and empty branches belong to one tree.
+    """Check that paths of arrays and empty branches form one tree.
 
     Raises:
         WireError: there is no path, one comes twice, or one leads through the end of another.

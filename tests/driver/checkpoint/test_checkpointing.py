@@ -5,22 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from support.ready import ready_message
-from support.synchronous_rounds import (
-    answer_requests,
+from support.workers_world import (
+    ROWS,
+    SHAPE,
+    STEPS,
+    WorkersWorld,
     answer_the_snapshot,
     play_a_round,
+    ready_message,
     requests,
     synchronous,
 )
-from support.worker_events_world import ROWS, SHAPE, STEPS, WorkersWorld
 
 from juggler.driver.checkpoint.restoring import connectors_of
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.registry import WorkerRegistry
 from juggler.runtime.checkpoints.checkpoint import read
-from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
-from juggler.runtime.connectors.moments import Moments
+from juggler.runtime.connectors.mergeable_state import Moments, from_bytes, to_bytes
 from juggler.runtime.wire.v1 import training_pb2
 
 
@@ -100,24 +101,3 @@ def test_a_run_that_is_to_stop_begins_neither_round_nor_checkpoint(tmp_path: Pat
     assert not world.snapshots.under_way
     counters = world.core.ledger.counters()
     assert (counters.sampled, counters.trained, counters.in_flight) == (80, 80, 0)
-
-
-def test_without_its_learner_a_run_waits_for_its_end(tmp_path: Path) -> None:
-    world = synchronous(tmp_path)
-    play_a_round(world)
-    answer_requests(world)
-    world.leave(world.learner)
-    assert world.core.between_turns
-    assert len(requests(world)) == 4
-
-
-def test_an_asynchronous_run_is_never_told_to_begin_anew(tmp_path: Path) -> None:
-    world = WorkersWorld(tmp_path)
-    for _ in range(3):
-        command_id, request = requests(world)[-1]
-        receipt = {"batch_id": request.batch_id, "learner": "learner-0", "live_steps": 20}
-        world.reply(world.runner, command_id, training_pb2.Receipt(**receipt))
-    world.ask_for_a_snapshot()
-    _, snapshot = world.asked(world.learner, training_pb2.Snapshot)[-1]
-    assert not snapshot.HasField("seed")
-    assert not any(request.HasField("seed") for _, request in requests(world))

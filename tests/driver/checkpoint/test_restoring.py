@@ -1,4 +1,4 @@
-"""What a run refuses to go on from."""
+"""What a run refuses to continue from."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from juggler.driver.checkpoint.books import must_be_sound
-from juggler.driver.checkpoint.restoring import checkpoint_tree, restore_commands
+from juggler.driver.checkpoint.beginning import Origins, shared_parts_must_agree
+from juggler.driver.checkpoint.restoring import checkpoint_tree, must_be_sound, restore_commands
 from juggler.driver.checkpoint.snapshots import state_reader
+from juggler.driver.config import RunConfig
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
+from juggler.runtime.checkpoints.weights import weights_of
 
 _GOOD: dict[str, Any] = {
     "sampled": 100,
@@ -50,7 +52,7 @@ def test_the_books_of_a_run_are_sound() -> None:
         ({"next_id": 1 << 80}, "at `$.next_id`"),
         ({"dropped": {"stolen": 10}}, "'stolen'"),
         ({"dropped": [10]}, "at `$.dropped`"),
-        ({"wall_time": float("inf")}, "wall_time = inf"),
+        ({"wall_time": float("inf")}, "at `$.wall_time`"),
         ({"training_time": float("nan")}, "at `$.training_time`"),
         ({"wall_time": None}, "at `$.wall_time`"),
         ({"returns": [1.0]}, "1 returns and 2 lengths"),
@@ -70,13 +72,6 @@ def test_books_that_nobody_has_kept_are_refused_in_a_sentence(
         must_be_sound(_checkpoint({**_GOOD, **changes}))
     assert str(refused.value).startswith("checkpoint run/checkpoints/000000007: its counters ")
     assert words in str(refused.value)
-
-
-@pytest.mark.parametrize("key", _GOOD)
-def test_books_that_lack_something_are_refused(key: str) -> None:
-    counters = {name: value for name, value in _GOOD.items() if name != key}
-    with pytest.raises(CheckpointError, match=f"missing required field `{key}`"):
-        must_be_sound(_checkpoint(counters))
 
 
 _SHARED = ("connectors", "learner_pipelines")
@@ -112,3 +107,55 @@ def test_each_module_of_a_checkpoint_goes_on_from_its_own_state() -> None:
         assert frame.header.extra == f'{{"updates": {int(value)}}}'
     with pytest.raises(CheckpointError, match="module 'stranger'"):
         next(restore_commands("stranger", checkpoint))
+
+
+# Weights of modules that share parts: equal in a run's checkpoint, or one module's for all.
+
+
+SHARED = {"encoder.*": ["cat", "mouse"]}
+CONFIG: dict[str, Any] = {"agents": {"cat": "cat", "mouse": "mouse"}, "shared": SHARED}
+
+
+def made(**changes: float) -> Checkpoint:
+    """A checkpoint of two modules; keys add to the encoder's buffer of a module."""
+    tree = {
+        module_id: {
+            "parameters": {"encoder.weight": np.ones(2), "head": np.full(2, number)},
+            "buffers": {"encoder.mean": np.full(2, changes.get(module_id, 0.0))},
+        }
+        for number, module_id in enumerate(("cat", "mouse"))
+    }
+    return Checkpoint((1, 9), tree, {}, {}, RunConfig.from_flat(CONFIG).flat(), {}, Path("here"))
+
+
+def test_a_run_is_resumed_only_where_shared_parts_are_equal() -> None:
+    shared_parts_must_agree(made(), SHARED)
+    shared_parts_must_agree(made(cat=1.0), {})
+    error = (
+        r"checkpoint here: has different values of 'encoder\.mean' for modules 'cat' and 'mouse'"
+    )
+    with pytest.raises(CheckpointError, match=error):
+        shared_parts_must_agree(made(cat=1.0), SHARED)
+
+
+def test_parameters_to_act_with_may_differ_where_the_trained_ones_are_shared() -> None:
+    checkpoint = made()
+    for number, unit in enumerate(checkpoint.tree.values()):
+        acting = {"encoder.weight": np.full(2, number), "head": np.zeros(2)}
+        unit["acting"] = acting  # type: ignore[index, call-overload]
+    shared_parts_must_agree(checkpoint, SHARED)
+    trained, played = weights_of(checkpoint), weights_of(checkpoint, acting=True)
+    np.testing.assert_array_equal(trained["mouse"]["head"], [1, 1])
+    np.testing.assert_array_equal(played["mouse"]["head"], [0, 0])
+    np.testing.assert_array_equal(played["mouse"]["encoder.mean"], [0, 0])
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_a_run_that_begins_with_different_ones_says_whose_it_takes(differs: bool) -> None:
+    checkpoint = made(cat=float(differs))
+    origins = Origins((checkpoint, weights_of(checkpoint)), {})
+    beginning = origins.beginning(RunConfig.from_flat(CONFIG))
+    assert beginning is not None
+    said = [each for each in beginning.warnings if "share 'encoder.mean'" in each]
+    assert len(said) == differs
+    assert all("of the module that the table agents names last" in each for each in said)

@@ -296,10 +296,7 @@ TestAsynchronousCore.settings = TestSynchronousCore.settings = settings(
 @pytest.mark.parametrize("machine_type", [CoreMachine, SynchronousMachine])
 @pytest.mark.parametrize(
     "seed",  # the first ten have every number of learners with every number of modules
-    [
-        *range(10),
-        *(pytest.param(n, marks=[pytest.mark.long]) for n in range(10, 30)),
-    ],
+    [*range(10), *(pytest.param(n, marks=[pytest.mark.long]) for n in range(10, 30))],
 )
 def test_the_books_balance_through_a_long_storm(machine_type: type[CoreMachine], seed: int) -> None:
     """Longer than hypothesis makes its runs, and with most of the traffic healthy."""

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from support.core_steps import answer, join, make, one_module, only, receipt, step
+from support.core_world import answer, join, make, one_module, only, receipt, step
 
 from juggler.driver.core.events import (
     Arrived,
@@ -53,21 +53,6 @@ def test_the_learners_report_makes_room_as_well() -> None:
     first, _ = join(core)
     assert len(only(Request, step(core, Arrived("learner-0", "L", first.batch_id, 50)))) == 1
     assert step(core, receipt(first)) == []
-
-
-@pytest.mark.parametrize("steps", [50, 60])
-def test_reports_behind_the_first_change_nothing_whatever_they_say(steps: int) -> None:
-    core = make(batch_size=1000, max_open_updates=1, requests_per_runner=1)
-    (first,) = join(core)
-    step(core, receipt(first, steps=50))
-    ledger = core.ledger
-    for again in (
-        receipt(first, steps=steps),
-        Arrived("learner-0", "L", first.batch_id, steps),
-        Arrived("learner-0", "L", first.batch_id, steps),
-    ):
-        assert step(core, again) == []
-        assert (ledger.sampled, list(ledger.held)) == (50, [first.batch_id])
 
 
 def test_requests_stop_where_max_open_updates_updates_are_open() -> None:
@@ -229,22 +214,6 @@ def test_reports_of_a_dead_incarnation_are_ignored() -> None:
     assert core.ledger.sampled == 0
 
 
-def test_a_runner_that_is_gone_does_not_come_back_by_an_old_message() -> None:
-    core = make()
-    join(core)
-    step(core, RunnerLeft("envrunner-0", "R", "killed"))
-    assert join(core) == []
-    assert core.num_runners == 0
-
-
-def test_a_join_told_twice_changes_nothing() -> None:
-    core = make()
-    join(core)
-    assert join(core) == []
-    assert step(core, LearnerJoined("learner-0", "L")) == []
-    assert (core.generation, len(core.ledger.requested)) == (1, 2)
-
-
 def test_requests_of_a_dead_runner_are_lost_unreported() -> None:
     core = make()
     join(core)
@@ -275,9 +244,9 @@ def test_a_dead_runners_batch_that_arrives_late_is_trained_on_all_the_same() -> 
 
 
 def test_a_report_that_makes_no_sense_is_refused_before_it_gets_to_the_core() -> None:
-    with pytest.raises(ValueError, match="for the reason 'bored'"):
+    with pytest.raises(ValueError, match="'bored'"):
         SampleReceived(1, "envrunner-0", "R", "learner-0", 5, Version(0, 0), "bored")
-    with pytest.raises(ValueError, match="-1 live steps"):
+    with pytest.raises(ValueError, match="-1"):
         Arrived("learner-0", "L", 1, -1)
     with pytest.raises(ValueError, match="must be at least 1"):
         RunnerJoined("envrunner-0", "R", {"default": 0})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from support.core_steps import OneModule, joined, one_module, only, receipt, step
+from support.core_world import OneModule, joined, one_module, only, receipt, step
 
 from juggler.driver.core.events import (
     Command,

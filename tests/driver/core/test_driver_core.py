@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from support.core_steps import only, receipt, step
+from support.core_world import only, receipt, step
 
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import (
@@ -12,11 +14,15 @@ from juggler.driver.core.events import (
     IssueUpdate,
     LearnerJoined,
     LearnerLeft,
+    Proceed,
     Request,
     RunnerJoined,
     RunnerLeft,
+    SampleReceived,
+    UpdateFinished,
+    UsedBatch,
 )
-from juggler.driver.core.staleness import StalenessBudget
+from juggler.driver.core.room import StalenessBudget
 from juggler.driver.core.state import ModuleSettings, ModuleStart
 from juggler.runtime.episodes.version import Version
 
@@ -83,7 +89,7 @@ def test_what_a_process_that_trains_two_modules_held_is_lost_to_both() -> None:
 
 def test_a_module_that_the_run_does_not_have_is_refused_and_nothing_is_booked() -> None:
     core = make()
-    with pytest.raises(ValueError, match="there is no module 'green' in this run: it has blue, re"):
+    with pytest.raises(ValueError, match="'green'"):
         core.book(Arrived("learner-red", "L", 10, 50, "green"))
     assert core.counters().sampled == 0
 
@@ -101,3 +107,117 @@ def test_half_of_the_staleness_is_for_the_queue(
     max_staleness: int, interval: int, synchronous: bool, budget: StalenessBudget
 ) -> None:
     assert StalenessBudget.of(max_staleness, interval, synchronous=synchronous) == budget
+
+
+# The driver core with modules that share parts: who joins them when, and turns.
+
+
+NAMES = ("blue", "red", "third")
+
+
+def make_of_modules_that_share_parts(**settings: Any) -> DriverCore:
+    """Three modules, of which two share parts; learner-0 has all of them."""
+    start = ModuleStart(ModuleSettings(batch_size=100, max_open_updates=2, **settings))
+    core = DriverCore(dict.fromkeys(NAMES, start), 1, [("blue", "red"), ("third",)])
+    for module_id in NAMES:
+        step(core, LearnerJoined("learner-0", "L", module_id))
+    return core
+
+
+def join_of_modules_that_share_parts(core: DriverCore, **steps: int) -> list[Request]:
+    plays = {**dict.fromkeys(NAMES, 100), **steps}
+    return only(Request, step(core, RunnerJoined("envrunner-0", "R", plays)))
+
+
+def receipt_of_modules_that_share_parts(request: Request, steps: int = 100) -> SampleReceived:
+    return SampleReceived(
+        request.batch_id,
+        request.runner,
+        request.incarnation,
+        request.learner,
+        steps,
+        request.at_least,
+        module_id=request.module_id,
+    )
+
+
+def answer(core: DriverCore, update: IssueUpdate) -> list[Any]:
+    commands = []
+    for share in update.shares:
+        used = tuple(UsedBatch(batch_id, 100, 0, "") for batch_id in share.batch_ids)
+        before = core.module(update.module_id).weights_version
+        version = Version(update.generation, before.update + 1)
+        event = UpdateFinished(
+            update.update_id, share.learner, "L", version, used, update.module_id
+        )
+        commands += step(core, event)
+    return commands
+
+
+def test_a_learner_is_let_in_to_all_modules_that_share_parts_at_once() -> None:
+    core = make_of_modules_that_share_parts()
+    assert core.members == ("learner-0",)
+    assert step(core, LearnerJoined("learner-1", "L", "blue")) == []
+    assert core.module("blue").members == ("learner-0",), "red has not got it yet"
+    formed = only(FormGroup, step(core, LearnerJoined("learner-1", "L", "red")))
+    assert [(each.module_id, each.members) for each in formed] == [
+        ("blue", ("learner-0", "learner-1")),
+        ("red", ("learner-0", "learner-1")),
+    ]
+
+
+def test_it_is_let_in_between_updates_of_all_and_updates_follow_behind() -> None:
+    core = make_of_modules_that_share_parts(max_updates_in_flight=1)
+    requests = join_of_modules_that_share_parts(core)
+    (update,) = only(IssueUpdate, step(core, receipt_of_modules_that_share_parts(requests[1])))
+    assert update.module_id == "red"
+    step(core, LearnerJoined("learner-1", "L", "blue"))
+    assert step(core, LearnerJoined("learner-1", "L", "red")) == [], "red is in an update"
+    assert only(IssueUpdate, step(core, receipt_of_modules_that_share_parts(requests[0]))) == [], (
+        "blue waits for both"
+    )
+    formed = only(FormGroup, answer(core, update))
+    assert [each.module_id for each in formed] == ["blue", "red"]
+
+
+def test_a_learner_that_leaves_while_it_waits_holds_up_nobody() -> None:
+    core = make_of_modules_that_share_parts()
+    requests = join_of_modules_that_share_parts(core)
+    step(core, LearnerJoined("learner-1", "L", "blue"))
+    assert only(IssueUpdate, step(core, receipt_of_modules_that_share_parts(requests[0]))) == []
+    (update,) = only(IssueUpdate, step(core, LearnerLeft("learner-1", "L", "gone")))
+    assert update.module_id == "blue"
+
+
+def test_in_a_turn_all_who_share_parts_make_an_update_or_none_does() -> None:
+    core = make_of_modules_that_share_parts(synchronous=True)
+    blue, red, third = join_of_modules_that_share_parts(core)
+    assert [each.module_id for each in (blue, red, third)] == list(NAMES)
+    step(core, receipt_of_modules_that_share_parts(blue))
+    step(core, receipt_of_modules_that_share_parts(red, steps=0))  # no row of it was complete
+    commands = step(core, receipt_of_modules_that_share_parts(third))
+    (alone,) = only(IssueUpdate, commands)
+    assert alone.module_id == "third"
+    answer(core, alone)
+    for module_id in NAMES:
+        core.book(Proceed(module_id))
+    requests = only(Request, [*core.issue_updates(), *core.top_up()])
+    assert [each.module_id for each in requests] == ["red", "third"]
+    step(core, receipt_of_modules_that_share_parts(requests[1]))
+    updates = only(IssueUpdate, step(core, receipt_of_modules_that_share_parts(requests[0])))
+    assert [each.module_id for each in updates] == list(NAMES)
+    assert [len(each.shares[0].batch_ids) for each in updates] == [1, 2, 1]
+
+
+def test_in_a_turn_nobody_makes_an_update_while_a_learner_waits_for_one_of_them() -> None:
+    core = make_of_modules_that_share_parts(synchronous=True)
+    requests = join_of_modules_that_share_parts(core)
+    step(core, LearnerJoined("learner-1", "L", "blue"))
+    commands = [
+        each
+        for request in requests
+        for each in step(core, receipt_of_modules_that_share_parts(request))
+    ]
+    assert [each.module_id for each in only(IssueUpdate, commands)] == ["third"]
+    formed = step(core, LearnerJoined("learner-1", "L", "red"))
+    assert [each.module_id for each in only(FormGroup, formed)] == ["blue", "red"]

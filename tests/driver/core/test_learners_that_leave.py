@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.core_steps import OneModule, answer, join, make, only, receipt, step
+from support.core_world import OneModule, answer, join, make, only, receipt, step
 
 from juggler.driver.core.events import (
     FormGroup,

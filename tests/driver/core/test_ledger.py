@@ -116,7 +116,7 @@ def test_steps_in_flight_at_a_checkpoint_are_dropped_as_restart_by_the_run_that_
 
 
 def test_counters_that_do_not_balance_are_refused() -> None:
-    with pytest.raises(LedgerError, match="11 steps sampled, but 5 trained"):
+    with pytest.raises(LedgerError, match=r"11.*5"):
         Ledger.restore(Counters(11, 5, {"stale": 1}, in_flight=4, lost_unreported=0))
 
 

@@ -6,13 +6,8 @@ from statistics import mean, median
 
 import numpy as np
 import pytest
-from support.league_world import (
-    AGENTS,
-    ROCK_PAPER_SCISSORS,
-    RockPaperScissors,
-    exploitability,
-)
-from support.seeds import first_of
+from support.league_world import AGENTS, ROCK_PAPER_SCISSORS, RockPaperScissors, exploitability
+from support.place import first_of
 
 from juggler.driver.league.alphastar import AlphaStar
 from juggler.driver.league.builder import LeagueBuilder
@@ -65,9 +60,7 @@ def trained(builder: LeagueBuilder, seed: int) -> tuple[float, float]:
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("seeds", SEEDS, ids=len)
-def test_half_against_the_past_is_hard_to_exploit_where_self_play_is_not(
-    seeds: range,
-) -> None:
+def test_half_against_the_past_is_hard_to_exploit_where_self_play_is_not(seeds: range) -> None:
     league = [trained(half_pfsp(), seed) for seed in seeds]
     self_play = [trained(SelfPlay(), seed) for seed in seeds]
 
@@ -116,11 +109,7 @@ def test_an_exploiter_finds_the_flaw_is_copied_and_begins_anew() -> None:
 
 def test_a_whole_alphastar_league_of_rock_paper_scissors_goes_on() -> None:
     builder = AlphaStar(
-        mains=1,
-        main_exploiters=1,
-        league_exploiters=1,
-        min_phase_steps=300,
-        max_phase_steps=900,
+        mains=1, main_exploiters=1, league_exploiters=1, min_phase_steps=300, max_phase_steps=900
     )
     league = League(LeagueConfig(max_historical=8, decay=0.95), AGENTS, 3, builder)
     world = RockPaperScissors(league, 3, lr=1.0)

@@ -56,15 +56,12 @@ def test_a_name_is_imported_and_options_are_its_keys() -> None:
     [
         ({"builder": "my_league:Mien"}, "has no 'Mien': did you mean 'Mine'?"),
         ({"builder": "my_leage:Mine"}, "there is no Python module 'my_leage' here"),
-        ({"builder": "my_league.py:Mine"}, "names a file, and a Python module is wanted"),
-        (
-            {"builder": "my_league:Other"},
-            "must be a class derived from juggler.LeagueBuilder",
-        ),
-        ({"builder": "my_league:hard"}, "must be a class derived from juggler.LeagueBuilder"),
-        ({"builder": "my_league:NoDataclass"}, r"write @dataclass\(kw_only=True\) above the class"),
+        ({"builder": "my_league.py:Mine"}, "names a file, and a Python module"),
+        ({"builder": "my_league:Other"}, "must be a class derived from"),
+        ({"builder": "my_league:hard"}, "must be a class derived from"),
+        ({"builder": "my_league:NoDataclass"}, r"write @dataclass\(kw_only=True\)"),
         ({"builder": "my_league:Mine", "options": {"evry": 7}}, "did you mean 'every'?"),
-        ({"builder": "__main__:Gone"}, r"pass league=\{'builder': Gone, ...\} again, in Python"),
+        ({"builder": "__main__:Gone"}, r"pass league=\{'builder': Gone"),
     ],
 )
 def test_what_is_wrong_with_it_is_told(table, told) -> None:

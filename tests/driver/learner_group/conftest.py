@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.forkservers import have_jugglers_forkserver
-from support.group_specs import MODEL, spec
-from support.groups_of_learners import LEARNERS
+from support.learner_groups import LEARNERS, MODEL, spec
+from support.processes import have_jugglers_forkserver
 
 import juggler
 
@@ -24,7 +23,7 @@ def _gate(group: juggler.LearnerGroup, tmp_path: Path) -> Iterator[Path]:
     """The file that the module "gated", which is on the shard of "target", waits for."""
     gate = tmp_path / "gate"
     model = {**MODEL, "gate": str(gate)}
-    group.add_module("gated", {**spec(), "model": model, "module": "support.gated_module:Gated"})
+    group.add_module("gated", {**spec(), "model": model, "module": "support.learner_groups:Gated"})
     assert group.placement["gated"].shard == group.placement["target"].shard == 2
     yield gate
     gate.touch()

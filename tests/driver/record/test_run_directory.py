@@ -1,10 +1,15 @@
+"""Run directories: what they hold, and what is said of them."""
+
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
 import resource
+import shutil
+import socket
 import tomllib
 from contextlib import closing
 from io import StringIO
@@ -13,18 +18,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.summary.writer import event_file_writer
+from support.made_files import Disk
 
-from juggler.driver.config import RunConfig
-from juggler.driver.given_config import load_config
-from juggler.driver.record.event_file import tag_of
-from juggler.driver.record.journal import LineWriter
 from juggler.driver.record.progress import PlainProgress
 from juggler.driver.record.run_directory import (
+    CONFIG_FILE,
+    LineWriter,
     RunDirectory,
     RunDirectoryError,
-    to_json,
+    announce,
+    find_driver,
+    find_driver_from_elsewhere,
+    must_be_free,
 )
 
 CONFIG = {
@@ -53,10 +58,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
-def _events(path: Path) -> EventAccumulator:
-    return EventAccumulator(str(path)).Reload()
-
-
 def test_a_new_run_directory_holds_the_configuration(tmp_path: Path) -> None:
     with closing(RunDirectory.create(tmp_path / "a" / "run", CONFIG, "cartpole")) as run:
         assert run.path == tmp_path / "a" / "run"
@@ -65,13 +66,7 @@ def test_a_new_run_directory_holds_the_configuration(tmp_path: Path) -> None:
     found = tomllib.loads((run.path / "config.toml").read_text())
     none = {key: "none" for key, value in CONFIG.items() if value is None}
     assert none
-    assert found == {
-        "env": "CartPole-v1",
-        "lr": 1e-3,
-        "hidden": [64, 64],
-        "env_kwargs": {},
-        **none,
-    }
+    assert found == {"env": "CartPole-v1", "lr": 1e-3, "hidden": [64, 64], "env_kwargs": {}, **none}
 
 
 def test_a_configuration_that_toml_cannot_hold_leaves_no_directory(tmp_path: Path) -> None:
@@ -92,14 +87,6 @@ def test_the_default_directory_is_named_after_the_run_and_the_time(
     for path in paths:
         assert path.parent == tmp_path / "runs", "absolute: a script may go elsewhere meanwhile"
         assert re.fullmatch(r"ALE-Pong-v5-first-\d{8}-\d{6}(-\d)?", path.name)
-
-
-def test_a_name_of_nothing_but_dots_stays_within_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with closing(RunDirectory.create(None, CONFIG, "../..")) as run:
-        assert run.path.resolve().parent == tmp_path / "runs"
 
 
 def test_an_empty_directory_is_taken_and_a_full_one_is_not(tmp_path: Path) -> None:
@@ -124,14 +111,6 @@ def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
         RunDirectory.create(tmp_path / "file" / "run", CONFIG, "cartpole")
 
 
-def test_a_line_is_in_the_file_as_soon_as_it_is_written(tmp_path: Path) -> None:
-    with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
-        run.append(_line(1000))
-        assert _lines(tmp_path) == [_line(1000)]
-        run.append(_line(2000))
-        assert _lines(tmp_path) == [_line(1000), _line(2000)]
-
-
 def test_lines_are_valid_json_whatever_the_numbers(tmp_path: Path) -> None:
     values = [np.float32("nan"), np.float64(0.5), float("-inf"), np.int64(3), np.array([1, np.nan])]
     with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
@@ -146,10 +125,6 @@ def test_lines_are_valid_json_whatever_the_numbers(tmp_path: Path) -> None:
     assert found["env_steps_sampled"] == 7
 
 
-def test_keys_that_are_numbers_become_strings() -> None:
-    assert to_json({1: (2, {3: None})}) == {"1": [2, {"3": None}]}
-
-
 def test_a_run_that_goes_on_appends_after_the_last_whole_line(tmp_path: Path) -> None:
     with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
         run.append(_line(1000))
@@ -158,14 +133,6 @@ def test_a_run_that_goes_on_appends_after_the_last_whole_line(tmp_path: Path) ->
     with closing(RunDirectory.open(tmp_path, CONFIG)) as run:
         run.append(_line(1500))
     assert _lines(tmp_path) == [_line(1000), _line(1500)]
-
-
-def test_a_run_killed_in_its_first_line_goes_on(tmp_path: Path) -> None:
-    RunDirectory.create(tmp_path, CONFIG, "cartpole").close()
-    (tmp_path / "metrics.jsonl").write_text('{"wall')
-    with closing(RunDirectory.open(tmp_path, CONFIG)) as run:
-        run.append(_line(10))
-    assert _lines(tmp_path) == [_line(10)]
 
 
 @pytest.mark.parametrize(("name", "reason"), [("nowhere", "not a directory"), ("", "config.toml")])
@@ -199,25 +166,6 @@ def test_a_disk_that_takes_no_more_leaves_whole_lines(tmp_path: Path) -> None:
     assert _lines(tmp_path) == [_line(1000), _line(3000)]
 
 
-def test_what_is_wrong_with_the_disk_is_told_once_and_so_is_its_end(tmp_path: Path) -> None:
-    shown = StringIO()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
-        lines = LineWriter(run, PlainProgress(shown))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
-        try:
-            for _ in range(3):
-                lines.append(_line(2000, padding="x" * 2000))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        for steps in (3000, 4000):
-            lines.append(_line(steps))
-    first, second = shown.getvalue().splitlines()
-    assert first.startswith(f"error: cannot write metrics in {tmp_path}")
-    assert second == f"metrics are written in {tmp_path} again"
-    assert _lines(tmp_path) == [_line(3000), _line(4000)]
-
-
 def test_a_summary_replaces_the_one_before_it_and_leaves_nothing_beside(tmp_path: Path) -> None:
     with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
         run.write_summary({"solved": False})
@@ -225,106 +173,6 @@ def test_a_summary_replaces_the_one_before_it_and_leaves_nothing_beside(tmp_path
     assert json.loads((tmp_path / "summary.json").read_text()) == {"solved": True, "loss": None}
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"config.toml", "metrics.jsonl", "summary.json", "checkpoints"}
-
-
-def test_tensorboard_reads_the_scalars(tmp_path: Path) -> None:
-    with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
-        run.append(_line(1000))
-        run.append(_line(2000, episode_return_mean=42.5))
-    events = _events(tmp_path)
-    assert [(e.step, e.value) for e in events.Scalars("rollout/episode_return_mean")] == [
-        (2000, 42.5)
-    ]
-    losses = [(e.step, e.value) for e in events.Scalars("train/default/policy_loss")]
-    assert losses == [(1000, -0.25), (2000, -0.25)]
-    assert {"time/env_steps_dropped/stale", "time/seconds/learner/update"} <= set(
-        events.Tags()["scalars"]
-    )
-
-
-@pytest.mark.parametrize(
-    ("key", "tag"),
-    [
-        ("episode_return_mean", "rollout/episode_return_mean"),
-        ("evaluation_return_mean", "rollout/evaluation_return_mean"),
-        ("modules/hunter/policy_loss", "train/hunter/policy_loss"),
-        ("staleness_mean", "train/staleness_mean"),
-        ("steps_per_second", "time/steps_per_second"),
-        ("env_steps_trained", "time/env_steps_trained"),
-        ("info/score/mean", "info/score/mean"),
-        ("custom/half", "custom/half"),
-        ("by_module/hunter/episode_return_mean", "by_module/hunter/episode_return_mean"),
-    ],
-)
-def test_tags_of_tensorboard_are_in_groups(key: str, tag: str) -> None:
-    assert tag_of(key) == tag
-
-
-def test_without_tensorboard_among_the_trackers_there_are_no_events(tmp_path: Path) -> None:
-    with closing(RunDirectory.create(tmp_path, {**CONFIG, "track": []}, "cartpole")) as run:
-        run.append(_line(1000))
-    assert not list(tmp_path.glob("events.out.*"))
-    assert _lines(tmp_path) == [_line(1000)]
-
-
-def test_tensorboard_forgets_what_a_restored_run_does_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
-        for steps in (1000, 2000, 3000):
-            run.append(_line(steps, wall_time=1.0))
-    monkeypatch.setattr("time.time", lambda: 4e9)  # another file name, and later in order
-    with closing(RunDirectory.open(tmp_path, CONFIG)) as run:
-        run.append(_line(2000, wall_time=2.0))
-    found = [(e.step, e.value) for e in _events(tmp_path).Scalars("time/wall_time")]
-    assert found == [(1000, 1.0), (2000, 2.0)]
-
-
-def test_trackers_that_replace_the_events_writer_learn_of_the_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    followed = []
-
-    class Following(event_file_writer.EventFileWriter):
-        def __init__(self, logdir: str, *options: Any) -> None:
-            followed.append(logdir)
-            super().__init__(logdir, *options)
-
-    monkeypatch.setattr(event_file_writer, "EventFileWriter", Following)
-    with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
-        run.append(_line(1000))
-        run.append(_line(2000))
-    assert followed == [str(tmp_path)]
-    assert [e.step for e in _events(tmp_path).Scalars("time/wall_time")] == [1000, 2000]
-
-
-@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_events_that_the_disk_does_not_take_are_told_and_begun_anew(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
-        run.append(_line(1000))
-        (events,) = tmp_path.glob("events.out.tfevents.*")
-        assert events.stat().st_size > (tmp_path / "metrics.jsonl").stat().st_size + 40
-        resource.setrlimit(resource.RLIMIT_FSIZE, (events.stat().st_size + 10, limits[1]))
-        try:
-            with pytest.raises(RunDirectoryError, match="cannot write events"):
-                run.append({"env_steps_sampled": 2000})
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        run.append(_line(3000))
-    assert len([*tmp_path.glob("events.out.tfevents.*")]) == 2
-    assert [e.step for e in _events(tmp_path).Scalars("time/wall_time")] == [1000, 3000]
-    assert capfd.readouterr().err == ""
-
-
-def test_a_config_survives_its_file_none_included(tmp_path: Path) -> None:
-    config = RunConfig.from_flat({"grad_clip": "none", "env_kwargs": {"a": 1}, "stop_steps": 7})
-    assert config.learner.grad_clip is None
-    with closing(RunDirectory.create(tmp_path / "run", config.flat(), "x")):
-        pass
-    assert load_config(tmp_path / "run" / "config.toml") == config
 
 
 def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
@@ -336,3 +184,162 @@ def test_a_run_that_goes_on_has_the_config_that_it_goes_on_with(tmp_path: Path) 
     RunDirectory.create(tmp_path / "run", {"lr": 1.0}, "x").close()
     RunDirectory.open(tmp_path / "run", {"lr": 2.0}).close()
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text()) == {"lr": 2.0}
+
+
+# Run directories that are taken, gone, or of a run that has ended.
+
+
+@pytest.mark.parametrize("command", ["train", "driver"])
+def test_a_directory_with_a_checkpoint_says_how_its_run_goes_on(
+    tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "checkpoints" / "000000001").mkdir(parents=True)
+    with pytest.raises(RunDirectoryError, match=f"not empty; .*juggler {command} --resume "):
+        must_be_free(tmp_path, command)
+
+
+def test_the_directory_of_a_live_run_is_not_offered_for_resuming(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "000000001").mkdir(parents=True)
+    with (tmp_path / "metrics.jsonl").open("wb") as metrics:
+        fcntl.flock(metrics, fcntl.LOCK_EX)
+        with pytest.raises(RunDirectoryError, match=r"still be writing") as wrong:
+            must_be_free(tmp_path)
+    assert "--resume" not in str(wrong.value)
+
+
+def test_a_directory_that_cannot_be_made_is_told_before_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").touch()
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / "runs" / "one", Path("/proc/self/one"), None):
+        with pytest.raises(RunDirectoryError, match=f"cannot make the run directory {path or ''}"):
+            must_be_free(path)
+
+
+def test_a_disk_that_is_full_is_told_before_all_else_and_nothing_is_left_there(
+    tmp_path: Path,
+) -> None:
+    disk = Disk(tmp_path / "disk")
+    run_dir = disk.path / "run"
+    try:
+        disk.fill(os.getpid())
+        with pytest.raises(RunDirectoryError, match=r"the run directory .*/run: [^\[]+$"):
+            must_be_free(run_dir)
+        disk.empty(os.getpid())
+        must_be_free(run_dir)
+        assert list(disk.path.iterdir()) == []
+    finally:
+        disk.close()
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / CONFIG_FILE).write_text("")
+    return tmp_path
+
+
+def test_a_driver_that_listens_everywhere_is_found_at_its_host(run_dir: Path) -> None:
+    assert announce(run_dir, "run", ["unix:/x", "0.0.0.0:5005"]) == ""
+    assert find_driver(run_dir) == "unix:/x"
+    assert find_driver_from_elsewhere(run_dir, 0.0) == f"{socket.gethostname()}:5005"
+
+
+def test_a_driver_that_takes_no_workers_is_told(run_dir: Path) -> None:
+    announce(run_dir, "run", ["unix:/x"])
+    with pytest.raises(RunDirectoryError, match="takes"):
+        find_driver_from_elsewhere(run_dir, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("summary", "how"),
+    [
+        (None, "it was killed, or starts now$"),
+        ('{"solved": true, "reason_for_stop": "solved"}', "it is solved; .*summary.json says more"),
+        ('{"solved": false, "reason_for_stop": "stop_steps"}', r"it ended \(stop_steps\); .*"),
+        ("{", "summary.json says how it ended"),
+    ],
+)
+def test_a_run_without_a_driver_is_told(run_dir: Path, summary: str | None, how: str) -> None:
+    if summary:
+        (run_dir / "summary.json").write_text(summary)
+    with pytest.raises(RunDirectoryError, match=f"is not running: .*{how}"):
+        find_driver_from_elsewhere(run_dir, 0.0)
+
+
+# A run whose directory is deleted or moved while it trains makes it again, unless it is taken.
+
+
+DIRECTORIES_MADE_AGAIN_CONFIG = {"env": "CartPole-v1", "lr": 1e-3}
+
+
+def _line_of_directories_made_again(steps: int) -> dict[str, Any]:
+    return {"wall_time": steps / 1000, "env_steps_sampled": steps}
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved", "only the file"])
+def test_a_directory_that_is_gone_is_made_again(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "run"
+    with closing(RunDirectory.create(path, DIRECTORIES_MADE_AGAIN_CONFIG, "cartpole")) as run:
+        run.append(_line_of_directories_made_again(1000))
+        assert not run.renew()
+        if how == "deleted":
+            shutil.rmtree(path)
+        elif how == "moved":
+            path.rename(tmp_path / "moved")
+        else:
+            (path / "metrics.jsonl").unlink()
+        assert run.renew()
+        run.append(_line_of_directories_made_again(2000))
+        assert not run.renew()
+        with pytest.raises(RunDirectoryError, match="another process"):
+            RunDirectory.open(path, DIRECTORIES_MADE_AGAIN_CONFIG)
+    assert _lines(path) == [_line_of_directories_made_again(2000)]
+    assert tomllib.loads((path / "config.toml").read_text())["lr"] == 1e-3
+    assert run.checkpoints.is_dir()
+    RunDirectory.open(path, DIRECTORIES_MADE_AGAIN_CONFIG).close()
+
+
+def test_a_directory_that_cannot_be_made_again_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "run"
+    with closing(RunDirectory.create(path, DIRECTORIES_MADE_AGAIN_CONFIG, "cartpole")) as run:
+        shutil.rmtree(path.parent)
+        path.parent.touch()
+        with pytest.raises(RunDirectoryError, match=r"cannot be made again|cannot read"):
+            run.renew()
+        path.parent.unlink()
+        assert run.renew()
+
+
+def test_a_directory_that_another_run_has_taken_stays_as_that_run_has_it(tmp_path: Path) -> None:
+    path, shown = tmp_path / "run", StringIO()
+    with closing(RunDirectory.create(path, DIRECTORIES_MADE_AGAIN_CONFIG, "first")) as run:
+        lines = LineWriter(run, PlainProgress(shown))
+        lines.append(_line_of_directories_made_again(1000))
+        shutil.rmtree(path)
+        with closing(RunDirectory.create(path, {"lr": 2.0}, "second")) as other:
+            other.append(_line_of_directories_made_again(7))
+            renewed = [
+                lines.append(_line_of_directories_made_again(steps)) for steps in (2000, 3000)
+            ]
+            assert renewed == [False, False]
+            assert _lines(path) == [_line_of_directories_made_again(7)]
+            assert tomllib.loads((path / "config.toml").read_text()) == {"lr": 2.0}
+            told = (
+                f"error: the run directory {path} was deleted or moved, and another run has taken "
+                "it: metrics and checkpoints of this run are lost\n"
+            )
+            assert shown.getvalue() == told, "once"
+            with pytest.raises(RunDirectoryError, match="summary"):
+                run.write_summary({})
+        assert not lines.append(_line_of_directories_made_again(3500)), (
+            "nor does it take what that run has left"
+        )
+        assert lines.taken
+        assert not (path / "summary.json").exists()
+        shutil.rmtree(path)
+        assert lines.append(_line_of_directories_made_again(4000)), (
+            "the run goes on, and has its directory again"
+        )
+    assert _lines(path) == [_line_of_directories_made_again(4000)]
+    assert tomllib.loads((path / "config.toml").read_text()) == DIRECTORIES_MADE_AGAIN_CONFIG

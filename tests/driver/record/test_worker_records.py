@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from juggler.driver.record.workers import MOST_GONE, WorkerRecords
@@ -53,18 +51,6 @@ def test_the_last_restart_is_that_of_the_newest_worker_with_what_ended_the_one_b
     assert records.last_restart == "envrunner-0: no contact"
 
 
-def test_the_last_restart_is_named_while_the_new_process_is_still_starting() -> None:
-    records, _ = _records()
-    records.exited(Exited("envrunner-0", 1, "killed by SIGKILL", 0.5))
-    assert records.last_restart == "envrunner-0: killed by SIGKILL"
-    records.exited(Exited("envrunner-1", 0, "it could not be started", 0.5))
-    assert records.last_restart == "envrunner-1: it could not be started"
-    records.joined(dataclasses.replace(_worker("b"), local=True))
-    assert records.last_restart == "envrunner-1: it could not be started", "which is the newest"
-    records.exited(Exited("envrunner-0", 1, "exit code 1", None))
-    assert records.last_restart == "envrunner-1: it could not be started", "one that stays down"
-
-
 def test_a_failure_that_is_heard_of_after_the_exit_is_the_reason_of_the_restart() -> None:
     records, worker = _records()
     records.exited(Exited("envrunner-0", worker.pid, "exit code 1", 0.5))
@@ -104,33 +90,6 @@ def test_time_is_summed_by_role_however_many_workers_there_are() -> None:
     }
 
 
-def test_of_thousands_who_come_and_go_few_are_remembered_and_their_totals_stay() -> None:
-    records = WorkerRecords()
-    for index in range(1000):
-        worker = _worker("a", f"envrunner-{index}")
-        records.joined(worker)
-        records.joined(worker := _worker("b", f"envrunner-{index}"))
-        records.spent(worker.worker_id, {"waiting": 1.0})
-        records.counted(worker.worker_id, {"inferences": 2.0})
-        if index == 7:
-            records.sampled(worker.worker_id, 10, V)
-        records.left(Left(worker, "the connection broke"))
-    assert len(records.by_id) == MOST_GONE
-    assert "envrunner-999" in records.by_id
-    assert "envrunner-7" in records.by_id, "one that was of use is remembered longest"
-    assert records.seconds() == {"envrunner": {"waiting": 1000.0}}
-    assert records.counts() == {"inferences": 2000.0}
-    assert records.remote_restarts() == 1000
-
-
-def test_one_that_tells_no_process_id_is_gone_as_well_when_it_leaves() -> None:
-    records = WorkerRecords()
-    records.joined(worker := dataclasses.replace(_worker("a"), pid=0))
-    records.left(Left(worker, "the connection broke"))
-    record = records.by_id["envrunner-0"]
-    assert (record.state, record.last_error) == ("left", "the connection broke")
-
-
 def test_who_is_here_and_who_is_started_again_is_never_forgotten() -> None:
     records = WorkerRecords()
     for index in range(2 * MOST_GONE):
@@ -150,43 +109,6 @@ def test_who_is_here_and_who_is_started_again_is_never_forgotten() -> None:
     assert len(records.by_id) == 3 * MOST_GONE
     assert all(f"learner-{index}" in records.by_id for index in range(2 * MOST_GONE))
     assert records.by_id[back.worker_id].worker is back
-
-
-def test_how_a_process_ended_says_more_than_that_its_stream_broke() -> None:
-    records, worker = _records()
-    records.left(Left(worker, "the connection broke"))
-    records.exited(Exited("envrunner-0", 1, "killed by SIGKILL", 0.5))
-    assert records.by_id["envrunner-0"].last_error == "killed by SIGKILL"
-
-
-def test_it_does_so_too_where_that_is_told_first() -> None:
-    records, worker = _records()
-    records.exited(Exited("envrunner-0", worker.pid, "killed by SIGKILL", 0.5))
-    records.left(Left(worker, "the connection broke"))
-    record = records.by_id["envrunner-0"]
-    assert (record.state, record.last_error) == ("restarting", "killed by SIGKILL")
-
-
-def test_what_a_worker_said_itself_stays() -> None:
-    records, worker = _records()
-    failure = attach_pb2.Failure(message="ValueError: no\nsecond line")
-    records.left(Left(worker, "ValueError: no", failure, farewell=True))
-    records.exited(Exited("envrunner-0", 1, "exit code 1", 0.5))
-    assert records.by_id["envrunner-0"].last_error == "ValueError: no"
-
-
-def test_leaving_in_order_is_no_error() -> None:
-    records, worker = _records()
-    records.left(Left(worker, "terminated", None, farewell=True))
-    assert records.by_id["envrunner-0"].last_error == ""
-
-
-def test_what_a_replaced_process_does_is_not_the_successors() -> None:
-    records, worker = _records()
-    records.joined(_worker("b"))
-    records.left(Left(worker, "replaced by a new process"))
-    record = records.by_id["envrunner-0"]
-    assert (record.state, record.last_error) == ("starting", "")
 
 
 def test_an_update_of_several_learners_is_one_and_one_without_weights_is_none() -> None:

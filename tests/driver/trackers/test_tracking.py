@@ -5,29 +5,40 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
+import resource
 import shutil
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.worker_events_world import WorkersWorld
+from support.workers_world import WorkersWorld
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import juggler
 from juggler.driver.callbacks import Evaluation, Run
 from juggler.driver.config import RunConfig
 from juggler.driver.driver_config import TENSORBOARD, TRACKERS
 from juggler.driver.trackers import tracking as module
-from juggler.driver.trackers.tracking import MlflowTracker, Tracking, mlflow_name, tracking
+from juggler.driver.trackers.tracking import (
+    MlflowTracker,
+    TensorboardTracker,
+    Tracker,
+    Tracking,
+    mlflow_name,
+    tag_of,
+    tracking,
+)
 
 LINE = {"env_steps_sampled": 40, "episode_return_mean": None, "modules/default/kl": 0.5, "x": [1]}
 
 
-class Records:
+class Records(Tracker):
     """A tracker that keeps what it is given."""
 
     def __init__(self) -> None:
@@ -143,82 +154,6 @@ def test_checkpoints_are_recorded_while_a_run_goes_on_and_may_be_deleted_meanwhi
     assert not left.exists()
 
 
-def test_large_checkpoints_are_recorded_less_often_but_the_last_one_always(
-    world: WorkersWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_BYTES_A_SECOND", 0.01)
-    run, records = run_of(world), Records()
-    follows = Tracking({"mine": records})
-    follows.on_start(run)
-    for number in range(3):
-        last = written(run, f"checkpoints/{number:09}")
-        follows.on_checkpoint(run, last)
-        follows.on_metrics(run, LINE)
-        assert records.has_checkpoint.wait(30)
-    follows.on_end(run, {"checkpoint": str(last)})
-    assert [name for _, name, _ in records.checkpoints] == ["000000000", "000000002"]
-
-
-def test_a_copy_for_which_the_disk_has_no_room_is_not_tried_again_at_every_line(
-    world: WorkersWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each attempt fills the disk, to which the run writes, too."""
-    monkeypatch.setattr(module, "_BYTES_A_SECOND", 0.01)
-    tried: list[str] = []
-    once = threading.Event()
-
-    def is_full(source: Any, target: Any, **_: Any) -> None:
-        tried.append(Path(source).name)
-        once.set()
-        raise OSError(errno.ENOSPC, "No space left on device", str(target))
-
-    monkeypatch.setattr(shutil, "copyfile", is_full)
-    run, records = run_of(world), Records()
-    follows = Tracking({"mine": records})
-    follows.on_start(run)
-    path = written(run, "checkpoints/000000001")
-    follows.on_checkpoint(run, path)
-    for _ in range(3):
-        follows.on_metrics(run, LINE)
-    assert once.wait(30)
-    follows.on_end(run, {"checkpoint": str(path)})
-    assert tried == ["state"]
-    assert world.told.messages == [f"no copy of {path} for trackers: No space left on device"]
-    assert records.checkpoints == [("newest", "000000001", "what was learned")]
-    assert not (run.run_dir / ".tracked.tmp").exists()
-
-
-def test_a_tracker_that_could_not_take_a_checkpoint_gets_it_at_the_end(world: WorkersWorld) -> None:
-    run, fails, good = run_of(world), Records(), Records()
-    fails.fails = True
-    follows = Tracking({"bad": fails, "good": good})
-    follows.on_start(run)
-    path = written(run, "checkpoints/000000001")
-    follows.on_checkpoint(run, path)
-    follows.on_metrics(run, LINE)
-    assert good.has_checkpoint.wait(30)
-    fails.fails = False
-    follows.on_end(run, {"checkpoint": str(path)})
-    assert len(fails.checkpoints) == len(good.checkpoints) == 1
-    assert world.told.messages == ["bad: ConnectionError: nobody there"]
-
-
-def test_the_best_checkpoint_is_recorded_at_the_end_where_the_newest_cannot_be(
-    world: WorkersWorld,
-) -> None:
-    run, records = run_of(world), Records()
-    follows = Tracking({"one": records})
-    follows.on_start(run)
-    lost = run.run_dir / "checkpoints/000000002"
-    best = {"checkpoint": str(written(run, "best/000000001"))}
-    follows.on_end(run, {"reason_for_stop": "stopped", "checkpoint": str(lost), "best": best})
-    assert records.checkpoints == [("best", "000000001", "what was learned")]
-    assert records.told[1] == "stopped"
-    assert records.told[-1] == "finished"
-    (told,) = world.told.messages
-    assert told.startswith("one: FileNotFoundError: ")
-
-
 def test_a_tracker_that_fails_is_told_of_once_and_others_go_on(world: WorkersWorld) -> None:
     fails, records = Records(), Records()
     fails.fails = True
@@ -287,17 +222,6 @@ def test_how_a_run_ended_is_recorded_though_its_last_checkpoints_take_too_long(
     assert slow.told[-1] == "finished"
 
 
-def test_one_that_began_is_finished_where_another_cannot_begin(world: WorkersWorld) -> None:
-    class Refuses(Records):
-        def start(self, run_dir: Path, config: Mapping[str, Any], known_as: str) -> str:
-            raise PermissionError("log in")
-
-    begun = Records()
-    with pytest.raises(PermissionError):
-        Tracking({"good": begun, "mine": Refuses()}).on_start(run_of(world))
-    assert begun.told[-2:] == [None, "finished"]
-
-
 def test_one_that_cannot_begin_ends_the_run(world: WorkersWorld) -> None:
     class Refuses(Records):
         def start(self, run_dir: Path, config: Mapping[str, Any], known_as: str) -> str:
@@ -322,8 +246,8 @@ def test_names_are_checked_and_a_missing_package_is_told_before_anything_is_made
         with pytest.raises(juggler.ConfigError, match=r"wandb is missing: .* install .*\[wandb\]"):
             juggler.train("cartpole", track=["wandb"], run_dir=str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
-    assert tracking([TENSORBOARD]) == ()
-    assert {TENSORBOARD, *module._TRACKERS} == {*TRACKERS}
+    assert {*module._TRACKERS} == {*TRACKERS}
+    assert tracking([]) == ()
 
 
 @pytest.mark.parametrize(
@@ -369,3 +293,76 @@ def test_mlflow_keeps_numbers_apart_whose_names_become_the_same(
     assert len({*names}) == 4
     assert [value for _, value in first] == [1.0, 2.0, 3.0, 4.0]
     assert all(mlflow_name(name) == name for name in names)
+
+
+def lines_of_events(tracker: TensorboardTracker, *steps: int) -> None:
+    for each in steps:
+        tracker.metrics({"wall_time": each / 1000, "modules/default/kl": 0.5}, each)
+
+
+def read_events(path: Path, tag: str = "time/wall_time") -> list[tuple[int, float]]:
+    events = EventAccumulator(str(path)).Reload()
+    return [(each.step, each.value) for each in events.Scalars(tag)]
+
+
+def test_tensorboard_gets_the_lines_of_a_run_and_no_checkpoints(world: WorkersWorld) -> None:
+    run = run_of(world)
+    (follows,) = tracking([TENSORBOARD])
+    follows.on_start(run)
+    follows.on_checkpoint(run, written(run, "checkpoints/000000009"))
+    for _ in range(2):
+        follows.on_metrics(run, LINE)
+    follows.on_end(run, {"checkpoint": str(run.run_dir / "checkpoints/000000009")})
+    assert read_events(run.run_dir, "train/default/kl") == [(40, 0.5), (40, 0.5)]
+    assert world.told.messages == []
+    assert not (run.run_dir / "trackers.json").exists(), "it has no names for runs"
+
+
+@pytest.fixture
+def tensorboard(tmp_path: Path) -> Iterator[TensorboardTracker]:
+    tracker = TensorboardTracker()
+    assert tracker.start(tmp_path, {}, "") == ""
+    yield tracker
+    tracker.finish()
+
+
+@pytest.mark.parametrize(
+    ("key", "tag"),
+    [
+        ("episode_return_mean", "rollout/episode_return_mean"),
+        ("evaluation_return_mean", "rollout/evaluation_return_mean"),
+        ("modules/hunter/policy_loss", "train/hunter/policy_loss"),
+        ("staleness_mean", "train/staleness_mean"),
+        ("steps_per_second", "time/steps_per_second"),
+        ("env_steps_trained", "time/env_steps_trained"),
+        ("info/score/mean", "info/score/mean"),
+        ("custom/half", "custom/half"),
+        ("by_module/hunter/episode_return_mean", "by_module/hunter/episode_return_mean"),
+    ],
+)
+def test_tags_of_tensorboard_are_in_groups(key: str, tag: str) -> None:
+    assert tag_of(key) == tag
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_events_that_the_disk_does_not_take_or_loses_begin_a_new_file(
+    tensorboard: TensorboardTracker, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    lines_of_events(tensorboard, 1000)
+    (events,) = tmp_path.glob("events.out.tfevents.*")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (events.stat().st_size + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+            lines_of_events(tensorboard, 2000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    lines_of_events(tensorboard, 3000)
+    # File by file: the counter that ends their names sorts ".10" before ".9".
+    files = tmp_path.glob("events.out.tfevents.*")
+    assert sorted(map(read_events, files)) == [[(1000, 1.0)], [(3000, 3.0)]]
+    for each in tmp_path.glob("events.out.tfevents.*"):
+        each.unlink()
+    lines_of_events(tensorboard, 4000)
+    assert read_events(tmp_path) == [(4000, 4.0)]
+    assert capfd.readouterr().err == ""

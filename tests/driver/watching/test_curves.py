@@ -1,14 +1,22 @@
-"""What a page draws of a run's metrics, compared with what `juggler plot` reads of them."""
+"""What a page draws of a run's metrics and league."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from support.made_runs import append, line, made
+import pytest
+from support.made_files import append, checkpoint, league_state, line, made
 
+from juggler.driver.league.payoffs import Payoffs
+from juggler.driver.league.roster import Player
 from juggler.driver.record.metrics_file import read_metrics
-from juggler.driver.watching.watched_run import MOST_POINTS, Curves
+from juggler.driver.watching.watched_run import MOST_POINTS, Curves, league_matrix
+from juggler.runtime.checkpoints.checkpoint import CheckpointError, write
 
 
 class Reader:
@@ -31,20 +39,6 @@ class Reader:
         return [row[place] for row in self.rows]
 
 
-def test_lines_come_once_and_half_a_line_when_it_is_whole(tmp_path: Path) -> None:
-    run_dir = made(tmp_path / "run", [line(100, None), line(200, 1.5)])
-    reader = Reader(Curves(run_dir))
-    assert (reader.read(), reader.read()) == (2, 0)
-    with (run_dir / "metrics.jsonl").open("a") as file:
-        file.write('{"env_steps_sampled": 300, ')
-        file.flush()
-        assert reader.read() == 0
-        file.write('"wall_time": 3.0, "episode_return_mean": 2.5}\n')
-    assert reader.read() == 1
-    assert reader.column("episode_return_mean") == [None, 1.5, 2.5]
-    assert reader.curves.newest["env_steps_sampled"] == 300
-
-
 def test_a_run_that_was_resumed_has_the_same_course_as_for_a_plot(tmp_path: Path) -> None:
     run_dir = made(tmp_path / "run", [line(100, 1.0), line(200, 2.0), line(300, 3.0)])
     reader = Reader(Curves(run_dir))
@@ -57,9 +51,7 @@ def test_a_run_that_was_resumed_has_the_same_course_as_for_a_plot(tmp_path: Path
     assert reader.column("env_steps_sampled") == [100, 150, 250]
 
 
-def test_of_a_long_run_few_points_are_kept_that_are_still_those_of_its_file(
-    tmp_path: Path,
-) -> None:
+def test_of_a_long_run_few_points_are_kept_that_are_still_those_of_its_file(tmp_path: Path) -> None:
     steps = range(1, 10 * MOST_POINTS)
     run_dir = made(tmp_path / "run", [line(n, float(n)) for n in steps])
     reader = Reader(Curves(run_dir))
@@ -73,27 +65,6 @@ def test_of_a_long_run_few_points_are_kept_that_are_still_those_of_its_file(
     assert reader.curves.newest["env_steps_sampled"] == steps[-1]
     append(run_dir, *(line(n, 0.0) for n in range(steps[-1], steps[-1] + 64)))
     assert 0 < reader.read() < 64
-
-
-def test_lines_that_are_no_metrics_are_counted_and_left_out(tmp_path: Path) -> None:
-    run_dir = made(tmp_path / "run", [line(100, 1.0)])
-    with (run_dir / "metrics.jsonl").open("ab") as file:
-        file.write(b'nonsense\n[1]\n{"wall_time": 3}\n\xff\xfe\n' + b"[" * 100_000 + b"\n")
-    append(run_dir, line(200, 2.0))
-    reader = Reader(Curves(run_dir))
-    reader.read()
-    assert reader.column("env_steps_sampled") == [100, 200]
-    assert reader.curves.broken == 5
-
-
-def test_a_file_that_begins_anew_is_read_anew(tmp_path: Path) -> None:
-    run_dir = made(tmp_path / "run", [line(100, 1.0), line(200, 2.0)])
-    reader = Reader(Curves(run_dir))
-    reader.read()
-    (run_dir / "metrics.jsonl").unlink()
-    append(run_dir, line(50, 7.0))
-    reader.read()
-    assert reader.column("episode_return_mean") == [7.0]
 
 
 def test_losses_and_returns_of_modules_agents_and_players_are_columns(tmp_path: Path) -> None:
@@ -126,3 +97,95 @@ def test_losses_and_returns_of_modules_agents_and_players_are_columns(tmp_path: 
         **{f"info/row/1/x{k}/mean": [None, 3] for k in range(128)},
         "league/main/elo": [None, 12.5],
     }
+
+
+# Who beats whom, as a checkpoint has it.
+
+
+def test_win_rates_are_those_of_the_row_and_who_is_retired_is_left_out(tmp_path: Path) -> None:
+    players = [
+        Player("old", "historical", False, "initial", "main", ready=True),
+        Player("main", "main", True, "initial", steps=500, ready=True),
+        Player("gone", "historical", False, "initial", "main", ready=True, retired=True),
+        Player("late", "historical", False, "initial", "main", ready=True),
+    ]
+    payoffs = Payoffs(1.0, 1)
+    for result in (1, 1, 1, 0):
+        payoffs.book("main", "old", result)
+    made = checkpoint(counters={"league": league_state(players, payoffs)})
+    matrix = league_matrix(write(tmp_path, made), {"min_games": 5})
+    assert [each["id"] for each in matrix["players"]] == ["main", "old", "late"]
+    assert matrix["win_rates"] == [[None, 0.875, None], [0.125, None, None], [None, None, None]]
+    assert matrix["games"][0] == [0, 4, 0]
+    assert matrix["min_games"] == 5
+    assert matrix["players"][0]["elo"] > matrix["players"][1]["elo"]
+
+
+def test_of_many_players_those_that_learn_and_the_newest_are_shown(tmp_path: Path) -> None:
+    players = [Player("main", "main", True, "initial", ready=True)]
+    players += [
+        Player(f"v{n}", "historical", False, "initial", "main", ready=True) for n in range(100)
+    ]
+    made = checkpoint(counters={"league": league_state(players, Payoffs(1.0, 1))})
+    matrix = league_matrix(write(tmp_path, made), {})
+    shown = [each["id"] for each in matrix["players"]]
+    assert (len(shown), matrix["left_out"]) == (40, 61)
+    assert (shown[0], shown[1], shown[-1]) == ("main", "v61", "v99")
+
+
+def test_a_run_without_a_league_has_none_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    assert league_matrix(write(tmp_path, checkpoint(7)), {}) == {}
+    damaged = write(tmp_path, checkpoint(8, counters={"league": {"players": "many"}}))
+    with pytest.raises(CheckpointError, match="its league is damaged"):
+        league_matrix(damaged, {})
+
+
+# How the page words numbers and tells what they are of, in its own JavaScript.
+
+
+NODE = shutil.which("node")
+DURATIONS = {
+    0: "0.0 s",
+    9.94: "9.9 s",
+    9.96: "10 s",
+    59.4: "59 s",
+    59.6: "1 min 0 s",
+    119.7: "2 min 0 s",
+    3599.4: "59 min 59 s",
+    3599.6: "1 h 0 min",
+    7259: "2 h 1 min",
+    172_800: "2 days",
+}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(NODE is None, reason="Node is not installed")
+def test_a_duration_is_rounded_before_it_is_split() -> None:
+    code = f"{json.dumps(list(DURATIONS))}.map(duration)"
+    assert dict(zip(DURATIONS, said("words.js", "duration", code), strict=True)) == DURATIONS
+
+
+@pytest.mark.long
+@pytest.mark.skipif(NODE is None, reason="Node is not installed")
+def test_a_number_of_the_environment_is_told_apart_from_the_agent_that_gave_it() -> None:
+    keys = ["by_agent/b/10/x", "by_agent/b/9/x", "info/b/10/far/off/mean", "info/b/9/far/off/mean"]
+    told = {"seen": "", "all": True, "keys": [*keys, "info/a/b/mean"], "rows": [[1, 1, 1, 1, 1]]}
+    code = f"(() => {{ const c = new Curves(); c.take({json.dumps(told)}); return c.numbers() }})()"
+    assert said("curves.js", "Curves", code) == [
+        {"key": "b/10/far/off", "title": "far/off", "agent": "b/10", "part": 1},
+        {"key": "b/9/far/off", "title": "far/off", "agent": "b/9", "part": 0},
+        {"key": "a/b", "title": "a/b"},
+    ]
+
+
+def said(file: str, name: str, code: str) -> Any:
+    """What an expression is, with a name that a file of the page exports."""
+    path = resources.files("juggler") / "driver/watching/page" / file
+    code = (
+        f"const {{ {name} }} = await import({json.dumps(str(path))});"
+        f"console.log(JSON.stringify({code}));"
+    )
+    command = [NODE or "", "--input-type=module", "--eval", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

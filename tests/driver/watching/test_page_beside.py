@@ -14,10 +14,10 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
-from support.made_runs import line, made
+from support.made_files import line, made
 
 from juggler.driver.callbacks import Run
-from juggler.driver.watching.beside import PageBeside
+from juggler.driver.watching.serving import PageBeside
 
 SECONDS = 60.0
 
@@ -50,7 +50,7 @@ def children() -> list[psutil.Process]:
     return [
         each
         for each in psutil.Process().children(recursive=True)
-        if "juggler.driver.watching.beside" in " ".join(each.cmdline())
+        if "juggler.driver.watching.serving" in " ".join(each.cmdline())
     ]
 
 
@@ -110,7 +110,7 @@ def test_it_ends_when_the_driver_is_killed(tmp_path: Path) -> None:
 import sys, time
 from pathlib import Path
 from juggler.driver.callbacks import Run
-from juggler.driver.watching.beside import PageBeside
+from juggler.driver.watching.serving import PageBeside
 class Shown:
     def message(self, text, level="info"):
         print(text, flush=True)

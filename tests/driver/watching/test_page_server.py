@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
-from support.made_runs import append, line, made
+from support.made_files import append, line, made
 from support.network import free_address
 
 from juggler.driver.watching import serving as app
@@ -166,16 +166,6 @@ def test_only_get_and_head_are_answered(method: str, runs: Path) -> None:
             assert answer.read() == b""
 
 
-def test_a_request_that_is_too_long_is_refused(runs: Path) -> None:
-    with served(runs) as url:
-        with pytest.raises(HTTPError) as refused:
-            get(f"{url}/api/run?seen={'1' * 5000}")
-        assert refused.value.code == 414
-        with pytest.raises(HTTPError) as refused:
-            get(f"{url}/api/run?" + "&".join(f"k{n}=1" for n in range(50)))
-        assert refused.value.code == 400
-
-
 def test_a_site_that_gives_its_own_name_to_this_host_reads_nothing(runs: Path) -> None:
     with served(runs) as url:
         for host in ("evil.example", "evil.example:7070", "127.0.0.1.evil.example", ""):
@@ -261,45 +251,6 @@ def test_a_video_is_given_whole_and_a_link_never(runs: Path, tmp_path: Path) -> 
         with pytest.raises(HTTPError) as refused:
             get(f"{url}/api/video?id={two}&video={video['id']}")
         assert refused.value.code == 404
-
-
-def test_a_directory_of_videos_that_becomes_a_link_serves_nothing_from_elsewhere(
-    runs: Path, tmp_path: Path
-) -> None:
-    for directory in (runs / "two" / "videos", tmp_path / "elsewhere"):
-        directory.mkdir()
-        (directory / "episode-0.mp4").write_bytes(b"secret")
-    with served(runs) as url:
-        two = ids(url)["two"]
-        (video,) = told(f"{url}/api/run", id=two, detail="1")["videos"]
-        shutil.rmtree(runs / "two" / "videos")
-        (runs / "two" / "videos").symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(HTTPError) as refused:
-            get(f"{url}/api/video?id={two}&video={video['id']}")
-        assert refused.value.code == 404
-
-
-def test_numbers_and_dates_that_json_lacks_are_told_all_the_same(runs: Path) -> None:
-    """A page cannot read NaN and Infinity, as Python writes them."""
-    config = 'env = "CartPole-v1"\nstop_return = inf\n[env_kwargs]\nlimits = [-inf, 1.0]\n'
-    (runs / "two" / "config.toml").write_text(f"{config}since = 2026-01-31\n")
-    append(runs / "two", line(300, float("nan"), best=float("inf")))
-    with served(runs) as url:
-        two = ids(url)["two"]
-        texts = get(f"{url}/api/runs"), get(f"{url}/api/run?id={two}&detail=1")
-        for text in texts:
-            assert not re.search(rb"\b(NaN|Infinity)\b", text)
-        overview, detail = (json.loads(text) for text in texts)
-        assert overview["runs"][0]["goal"] is None
-        assert detail["config"]["stop_return"] == "inf"
-        assert detail["config"]["env_kwargs"] == {"limits": ["-inf", 1.0], "since": "2026-01-31"}
-
-
-def test_what_a_watcher_says_to_have_seen_may_be_anything(runs: Path) -> None:
-    with served(runs) as url:
-        two = ids(url)["two"]
-        for seen in ("0.²", "0.-1", "1e9.1", ".", "0." + 60 * "9"):
-            assert told(f"{url}/api/run", id=two, seen=seen)["curves"]["all"], seen
 
 
 def test_damaged_files_are_told_of_and_the_rest_is_shown(runs: Path) -> None:

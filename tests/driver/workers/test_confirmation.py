@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.synchronous_rounds import (
+from support.workers_world import (
+    ROWS,
+    STEPS,
+    WorkersWorld,
     answer_the_snapshot,
     begin_an_evaluation,
     play_a_round,
     requests,
     synchronous,
 )
-from support.worker_events_world import ROWS, STEPS, WorkersWorld
 
 from juggler.driver.checkpoint.restoring import metrics_of
 from juggler.driver.checkpoint.snapshots import SnapshotWritten
-from juggler.driver.record.goals import ReturnGoals
+from juggler.driver.record.episode_returns import ReturnGoals
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.checkpoints.checkpoint import read
@@ -58,8 +60,8 @@ def cut(world: WorkersWorld) -> SnapshotWritten:
     return written
 
 
-def evaluator(world: WorkersWorld) -> Worker:
-    worker = world.join("evaluator")
+def evaluator(world: WorkersWorld, role: str = "evaluator") -> Worker:
+    worker = world.join(role)
     world.get_ready(worker)
     return worker
 
@@ -184,23 +186,6 @@ def test_whoever_takes_the_place_of_an_evaluator_plays_the_candidate(tmp_path: P
     assert world.parts.end.reason == "solved"
 
 
-def test_another_evaluator_that_is_here_plays_the_candidate_of_one_that_leaves(
-    tmp_path: Path,
-) -> None:
-    world = asynchronous(tmp_path, num_evaluators=2, evaluation_seconds=60.0)
-    first = evaluator(world)
-    second = world.join("evaluator", 1)
-    world.get_ready(second)
-    train(world)
-    written = cut(world)
-    assert not asked(world, second)
-    world.leave(first)
-    (_, command) = asked(world, second)[-1]
-    assert command.checkpoint == str(written.path)
-    play(world, second, [500.0] * 100)
-    assert world.parts.end.reason == "solved"
-
-
 def test_people_hear_of_a_candidate_that_waits_for_an_evaluator_in_vain(tmp_path: Path) -> None:
     world = asynchronous(tmp_path)
     confirmation = world.parts.confirmation
@@ -261,21 +246,11 @@ def test_the_next_candidate_after_a_resume_is_due_when_it_would_have_been(tmp_pa
     assert not ReturnGoals(GOAL).proposed(resumed)
 
 
-def test_a_checkpoint_of_before_there_were_candidates_can_be_resumed(tmp_path: Path) -> None:
-    world = asynchronous(tmp_path)
-    world.ask_for_a_snapshot()
-    path = cut(world).path
-    assert path is not None
-    old = read(path)
-    del old.counters["candidates"]
-    assert metrics_of(old).candidates.due(0)
-
-
 @pytest.mark.parametrize(
     ("keys", "only_local", "why"),
     [
         ({"confirm": False}, True, "confirm = false"),
-        ({"gateway": "127.0.0.1:0"}, True, "simulators alone"),
+        ({"gateway": "127.0.0.1:0"}, True, "episodes of its simulators"),
         ({"env": "dm_env_rpc://localhost:1"}, True, "simulators of its own"),
         ({}, False, "no `juggler evaluator` is here"),
     ],
@@ -310,15 +285,50 @@ def test_an_evaluator_that_dials_in_confirms_as_long_as_it_is_here(tmp_path: Pat
     assert not confirmation.under_way
     train(world)
     assert world.parts.end.reason == "solved"
-    assert confirmation.outcome == {
-        "confirmed": False,
-        "why_not": "no `juggler evaluator` is here",
-    }
+    assert confirmation.outcome == {"confirmed": False, "why_not": "no `juggler evaluator` is here"}
 
 
-def test_simulators_that_evaluations_were_asked_of_confirm_too(tmp_path: Path) -> None:
-    keys = {"env": "dm_env_rpc://localhost:1", "evaluation_seconds": 5.0}
-    assert asynchronous(tmp_path, **keys).parts.confirmation.wants_evaluator
+def test_a_gateway_confirms_while_it_has_simulators(tmp_path: Path) -> None:
+    world = asynchronous(tmp_path, gateway="127.0.0.1:0", evaluation_seconds=1000.0)
+    confirmation = world.parts.confirmation
+    train(world)
+    cut(world)
+    assert asked(world, world.runner)
+    world.leave(world.runner)
+    assert confirmation.overdue() == ""
+    assert "waits for a gateway with simulators" in confirmation.overdue()
+    world.runner = evaluator(world, "envrunner")
+    play(world, world.runner, [])
+    assert not confirmation.under_way
+    train(world)
+    assert world.parts.end.reason == "solved"
+    assert confirmation.outcome is not None
+    assert "no simulator" in confirmation.outcome["why_not"]
+
+
+def test_a_candidate_whose_simulators_leave_is_put_off_and_not_refused(tmp_path: Path) -> None:
+    world = asynchronous(tmp_path, gateway="127.0.0.1:0", evaluation_seconds=1000.0)
+    train(world)
+    cut(world)
+    play(world, world.runner, [500.0] * 3)
+    assert world.parts.end.reason == ""
+    assert not world.parts.confirmation.under_way
+    assert world.parts.metrics.candidates.refused == 0
+    assert any("played 3 of 100 episodes" in text for text in world.told.messages)
+
+
+def test_a_run_whose_gateways_are_gone_says_so(tmp_path: Path) -> None:
+    keys = {"stop_return": GOAL, "gateway": "127.0.0.1:0", "evaluation_seconds": 1000.0}
+    world = WorkersWorld(tmp_path / "checkpoints", **keys)
+    train(world)
+    cut(world)
+    world.leave(world.runner)
+    assert world.parts.confirmation.overdue() == ""
+    assert "no gateway with simulators is here" in world.parts.confirmation.overdue()
+    world.parts.evaluations.want()
+    world.parts.evaluations.begin()
+    told = "there are no evaluations while no gateway with simulators is here"
+    assert told in world.told.messages
 
 
 @pytest.mark.parametrize("how", [asynchronous, synchronous])

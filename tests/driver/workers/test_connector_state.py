@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.worker_events_world import WorkersWorld
+from support.workers_world import WorkersWorld
 
-from juggler.driver.workers.connector_state import ConnectorState
+from juggler.driver.workers.command_sender import ConnectorState
 from juggler.runtime.actors.hub_events import Worker
-from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
-from juggler.runtime.connectors.moments import Moments
+from juggler.runtime.connectors.mergeable_state import Moments, from_bytes, to_bytes
 from juggler.runtime.wire.v1 import training_pb2
 
 
@@ -36,33 +35,12 @@ def learned(*deltas: bytes) -> ConnectorState:
     return state
 
 
-def test_without_connectors_that_learn_there_is_nothing_to_tell() -> None:
-    state = learned(b"", b"")
-    assert state.merged == {}
-    assert state.news_for(worker(0)) == b""
-
-
 def test_everybody_is_told_once_what_all_have_learned() -> None:
     state = learned(delta(1.0), delta(5.0))
     for each in (worker(0), worker(1)):
         assert mean(state.news_for(each)) == 3
         assert state.news_for(each) == b""
     assert mean(state.news_for(worker(1))) == 3
-
-
-def test_nothing_is_told_before_it_is_merged() -> None:
-    state = ConnectorState()
-    state.take("envrunner-0", 0, delta(1.0))
-    assert state.news_for(worker(0)) == b""
-    state.merge_waiting()
-    assert mean(state.news_for(worker(0))) == 1
-
-
-def test_a_process_that_replaces_another_knows_nothing() -> None:
-    state, first = learned(delta(1.0)), worker(0, "first")
-    state.news_for(first)
-    state.left(first)
-    assert mean(state.news_for(worker(0, "second"))) == 1
 
 
 def test_news_are_told_when_they_are_a_hundredth_of_what_is_known() -> None:
@@ -125,17 +103,11 @@ def states_asked_with(world: WorkersWorld) -> list[bytes]:
 
 
 def test_the_request_after_a_receipt_passes_on_what_it_told(tmp_path: Path) -> None:
-    world = WorkersWorld(tmp_path, requests_per_runner=1)
-    assert states_asked_with(world) == [b""]
-    world.sample(connector_delta=delta(4.0))
-    _, after = states_asked_with(world)
-    assert mean(after) == 4
-
-
-def test_a_delta_that_is_none_is_blamed_on_its_runner(tmp_path: Path) -> None:
     world = WorkersWorld(tmp_path)
-    world.sample(connector_delta=b"\xff\xff")
-    assert "cannot be understood" in world.why_dismissed(world.runner)
+    assert states_asked_with(world) == [b"", b""], "both are asked at once"
+    world.sample(connector_delta=delta(4.0))
+    *_, after = states_asked_with(world)
+    assert mean(after) == 4
 
 
 def answer_updates(world: WorkersWorld, **said: Any) -> None:

@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.synchronous_rounds import answer_the_snapshot, begin_an_evaluation, play_a_round
-from support.synchronous_rounds import synchronous as synchronous_world
-from support.worker_events_world import WorkersWorld
+from support.workers_world import (
+    WorkersWorld,
+    answer_the_snapshot,
+    begin_an_evaluation,
+    play_a_round,
+)
+from support.workers_world import synchronous as synchronous_world
 
 import juggler
-from juggler.driver.checkpoint.best import BestCheckpoint
 from juggler.driver.checkpoint.snapshots import SnapshotWritten
-from juggler.driver.workers.evaluations import most_steps
+from juggler.driver.workers.evaluations import BestCheckpoint
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
@@ -215,18 +218,6 @@ def test_several_evaluators_share_the_episodes_of_an_evaluation(tmp_path: Path) 
     assert not world.parts.evaluations.under_way
 
 
-def test_what_the_others_play_counts_where_an_evaluator_dies(tmp_path: Path) -> None:
-    heard = Heard()
-    world, players = two_evaluators(tmp_path, heard)
-    begin_an_evaluation(world)
-    answer(world, players[1], 4.0, 5.0)
-    world.leave(players[0])
-    begin_an_evaluation(world)
-    world.leave(players[1])
-    world.parts.callbacks.tell()
-    assert [evaluation.returns for evaluation in heard.evaluations] == [[4.0, 5.0]]
-
-
 def test_a_video_is_asked_of_the_first_evaluator_every_so_many_evaluations(tmp_path: Path) -> None:
     world, players = two_evaluators(tmp_path, Heard(), evaluation_video=2)
     for _ in range(3):
@@ -249,7 +240,7 @@ def test_evaluators_that_dial_in_are_sent_the_checkpoint_and_the_best_is_kept(
     for _ in range(2):
         evaluations.want()
         evaluations.begin()
-    told = [each for each in world.told.messages if "start `juggler evaluator`" in each]
+    told = [each for each in world.told.messages if "evaluator` is here: start one" in each]
     assert len(told) == 1
     player = evaluator(world)
     state = {"default": {"parameters": {"w": np.arange(3.0)}, "buffers": {}}, "optimizer": {}}
@@ -312,12 +303,34 @@ def test_a_result_tells_the_best_checkpoint() -> None:
 
 def test_a_run_without_a_best_checkpoint_says_why(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(CheckpointError, match="the run has had no evaluation, as evaluation_sec"):
+    with pytest.raises(CheckpointError, match="the run has had no evaluation, as"):
         juggler.load_policy(tmp_path / "best")
 
 
-@pytest.mark.parametrize(("lengths", "most"), [([], 10_000), ([7], 10_000), ([5, 2500], 25_000)])
-def test_an_episode_may_take_ten_times_as_long_as_in_training(
-    lengths: list[int], most: int
+@pytest.fixture
+def of_simulators(tmp_path: Path) -> WorkersWorld:
+    keys = {"evaluation_seconds": 1000.0, "gateway": "127.0.0.1:0"}
+    return WorkersWorld(tmp_path / "run", only_local=True, **keys)
+
+
+def test_a_gateway_evaluates_with_the_environments_of_its_simulators(
+    of_simulators: WorkersWorld,
 ) -> None:
-    assert most_steps(lengths) == most
+    evaluate(of_simulators, of_simulators.runner, 1.0, 3.0)
+    best = of_simulators.parts.evaluations.best.summary
+    assert best is not None
+    assert best["return_mean"] == 2.0
+
+
+def test_an_evaluation_ends_with_its_gateway_or_without_simulators(
+    of_simulators: WorkersWorld,
+) -> None:
+    for _ in range(2):
+        evaluate(of_simulators, of_simulators.runner)
+        assert not of_simulators.parts.evaluations.under_way
+    told = [text for text in of_simulators.told.messages if "has played no episode" in text]
+    assert len(told) == 1
+    begin_an_evaluation(of_simulators)
+    assert of_simulators.parts.evaluations.under_way
+    of_simulators.leave(of_simulators.runner)
+    assert not of_simulators.parts.evaluations.under_way

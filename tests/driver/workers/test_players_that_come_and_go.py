@@ -1,4 +1,4 @@
-"""Players that learn, and are added to a league and let go of while its run goes on."""
+"""Players that come, go, are reset, and continue in a resumed run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf import any_pb2
-from support.league_run_world import Asked, Changing, resumed
+from support.workers_world import Asked, Changing, resumed
 
-from juggler.driver.league.events import AddPlayer, FreezePlayer, RetirePlayer
-from juggler.driver.upkeep import metrics_line
+from juggler.driver.checkpoint.frozen_modules import kept_modules
+from juggler.driver.league.events import AddPlayer, FreezePlayer, ResetPlayer, RetirePlayer
+from juggler.driver.league_players import copies_of
 from juggler.driver.workers import league_run
+from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.wire.frames import encode_frame
-from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+from juggler.runtime.wire.v1 import training_pb2
 
 
 @pytest.fixture
@@ -118,9 +121,7 @@ def test_an_envrunner_that_comes_at_that_moment_has_a_player_by_its_setup_or_beh
     assert not world.why_dismissed(world.runner)
 
 
-def test_players_that_come_and_go_in_a_cycle_leave_nothing_but_their_books(
-    world: Changing,
-) -> None:
+def test_players_that_come_and_go_in_a_cycle_leave_nothing_but_their_books(world: Changing) -> None:
     trained = 0
     for number in range(3):
         player = f"new-{number}"
@@ -153,23 +154,6 @@ def test_players_that_come_and_go_in_a_cycle_leave_nothing_but_their_books(
     assert saved.module_ids == ("main-0",)
     assert saved.counters["past"]["trained"] == parts.core.past.counters.trained
     assert saved.version == parts.core.weights_version
-
-
-def test_lines_of_metrics_tell_no_more_of_players_that_have_gone(world: Changing) -> None:
-    metrics = world.parts.metrics
-    world.want(AddPlayer("new", "main"))
-    world.has_been_added("new")
-    for player in ("main-0", "new"):
-        metrics.updated("learner-0", player, {player: {"loss": 0.5}})
-        metrics.replayed("learner-0", player, {"replay_rows": 7.0})
-        metrics.agents_ended(player, [1.0], [10])
-    assert set(metrics_line(world.parts)["modules"]) == {"main-0", "new"}
-    world.want(RetirePlayer("new"))
-    for _ in range(4):
-        world.play()
-        world.train()
-    metrics.played("copy-1", 3)  # what is late of a copy that has left
-    assert list(metrics_line(world.parts)["modules"]) == list(metrics.by_module) == ["main-0"]
 
 
 def test_a_run_that_goes_on_has_the_players_that_were_added(
@@ -337,11 +321,161 @@ def test_people_are_told_once_which_call_of_a_builder_is_slow(
     assert re.match(pattern, told)
 
 
-def test_workers_that_do_not_learn_are_not_told_of_modules_to_host(world: Changing) -> None:
-    world.want(AddPlayer("random-9", "fixed", learning=False, source="random"))
-    assert world.plays("random-9")
-    assert list(world.modules_asked_for()) == ["main-0"]
-    assert not world.asked(world.runner, training_pb2.AddPlayer)
-    command_id, _ = world.asked(world.learner, training_pb2.AddModule)[0]
-    world.reply(world.learner, command_id, attach_pb2.Done())  # a second answer changes nothing
-    assert not world.why_dismissed(world.learner)
+# Players that begin anew: who plays their next matches, and what is left if learners die.
+
+
+def next_learner(world: Changing) -> Worker:
+    """The one that takes the place of a learner that has died."""
+    world.leave(world.learner)
+    world.learner = world.join("learner")
+    return world.learner
+
+
+def test_a_player_that_was_reset_plays_again_once_envrunners_get_its_new_weights(
+    world: Changing,
+) -> None:
+    before = world.core.weights_version
+    world.want(ResetPlayer("main-0"))
+    assert world.told_in_order(world.learner) == ["Group", "Reset", "Group"]
+    assert not world.plays("main-0"), "EnvRunners would play with its old weights"
+    world.meet()
+    assert world.plays("main-0")
+    assert world.core.weights_version.generation == before.generation + 1
+    world.play()
+    world.train()
+    _, request = world.requests()[-1]
+    assert request.at_least.generation == before.generation + 1
+
+
+def test_a_player_that_was_reset_does_not_play_because_others_have_come(world: Changing) -> None:
+    world.want(AddPlayer("new", "main"), ResetPlayer("main-0"))
+    world.get_ready(world.learner)
+    world.meet("new")
+    world.take_parts()
+    assert world.plays("new")
+    assert not world.plays("main-0")
+
+
+def test_the_next_learner_resets_a_player_again_that_was_reset_behind_the_checkpoint(
+    world: Changing,
+) -> None:
+    world.checkpoint()
+    world.want(ResetPlayer("main-0"))
+    world.meet()
+    ((_, reset),) = world.asked(world.learner, training_pb2.Reset)
+
+    learner = next_learner(world)
+    world.get_ready(learner)
+    assert world.told_in_order(learner) == ["Restore", "Reset", "Group"]
+    ((_, again),) = world.asked(learner, training_pb2.Reset)
+    assert again == reset, "it begins anew with the same weights"
+    assert not world.plays("main-0")
+    world.meet()
+    assert world.plays("main-0")
+    lost = "the learners' weights of module main-0 are lost: learner-0 goes on from "
+    assert not any(text.startswith(lost + "update") for text in world.told.messages)
+
+    world.checkpoint()
+    learner = next_learner(world)
+    world.get_ready(learner)
+    assert world.told_in_order(learner) == ["Restore", "Group"], "the checkpoint is of its new life"
+
+
+@pytest.mark.parametrize("has_met", [False, True])
+def test_a_learner_that_kept_its_weights_while_it_was_lost_is_not_reset_again(
+    world: Changing, has_met: bool
+) -> None:
+    world.want(ResetPlayer("main-0"))
+    if has_met:
+        world.meet()
+    generation = world.core.generation
+    learner = next_learner(world)
+    ((command_id, module),) = world.asked(learner, training_pb2.AddModule)
+    assert module.oldest_handover.generation == generation, "others are from before the reset"
+    ready = training_pb2.ModuleReady(module_id="main-0")
+    ready.handed_over.generation = generation
+    world.reply(learner, command_id, ready)
+    assert world.told_in_order(learner) == ["Group"]
+
+
+def test_there_is_no_copy_of_a_life_whose_last_learner_died_before_it_had_sent_it(
+    world: Changing,
+) -> None:
+    world.want(FreezePlayer("main-0"), ResetPlayer("main-0"))
+    assert len(world.copies_asked_for()) == 1
+    world.get_ready(next_learner(world))
+    world.meet()
+    assert world.copies_asked_for() == [], "it would be a copy of the new life"
+    why = (
+        "league: there is no copy main-0-v0: its learner sent no weights, and others have restarted"
+    )
+    assert any(text.startswith(why) for text in world.told.messages)
+    assert world.plays("main-0")
+
+
+# What a league that goes on from a checkpoint makes of what was under way there.
+
+
+def test_a_copy_that_not_every_envrunner_had_at_the_checkpoint_plays_when_the_run_goes_on(
+    world: Changing, tmp_path: Path
+) -> None:
+    world.want(FreezePlayer("main-0"))
+    world.send_weights(world.copies_asked_for()[-1])
+    assert not world.plays("main-0-v0"), "it is on its way to the EnvRunner"
+    saved = world.checkpoint()
+
+    lost: list[str] = []
+    frozen = kept_modules(tmp_path, copies_of(saved.counters), lost.append)
+    again = resumed(tmp_path / "again", saved, frozen=frozen)
+    assert not lost
+    assert again.plays("main-0-v0")
+
+
+def test_a_reset_that_came_between_the_cuts_of_a_checkpoint_is_repeated_when_the_run_goes_on(
+    world: Changing, tmp_path: Path
+) -> None:
+    saved = world.checkpoint(lambda: world.want(ResetPlayer("main-0")))
+    ((_, reset),) = world.asked(world.learner, training_pb2.Reset)
+    assert saved.counters["league"]["players"][0]["life"] == 1
+    assert saved.version_of("main-0")[0] < world.core.generation, "its weights are of before"
+
+    again = resumed(tmp_path / "again", saved)
+    assert again.told_in_order(again.learner) == ["Restore", "Reset", "Group"]
+    ((_, repeated),) = again.asked(again.learner, training_pb2.Reset)
+    assert repeated == reset, "it begins anew with the same weights"
+    assert again.plays("main-0")
+    assert not any("are lost" in text for text in again.told.messages)
+
+    later = resumed(tmp_path / "later", again.checkpoint())
+    assert later.told_in_order(later.learner) == ["Restore", "Group"], "it is of the new life"
+
+
+def test_a_reset_to_a_copy_is_repeated_with_the_weights_of_that_copy(
+    world: Changing, tmp_path: Path
+) -> None:
+    world.want(FreezePlayer("main-0"))
+    world.send_weights(world.copies_asked_for()[-1])
+    world.take_parts()
+    saved = world.checkpoint(lambda: world.want(ResetPlayer("main-0", "main-0-v0")))
+    begun = world.restored(world.learner)
+
+    lost: list[str] = []
+    frozen = kept_modules(tmp_path, copies_of(saved.counters), lost.append)
+    again = resumed(tmp_path / "again", saved, frozen=frozen)
+    assert again.told_in_order(again.learner) == ["Restore", "Reset", "Restore", "Group"]
+    assert again.restored(again.learner)[-1] == begun[-1]
+
+    assert saved.path is not None
+    without = resumed(tmp_path / "without", read(saved.path))
+    assert without.told_in_order(without.learner) == ["Restore", "Reset", "Group"]
+    why = "since the weights of main-0-v0 are lost"
+    assert f"league: main-0 is reset to what it began with, {why}" in without.told.messages
+
+
+def test_a_reset_that_came_before_the_cut_of_a_checkpoint_is_not_repeated(
+    world: Changing, tmp_path: Path
+) -> None:
+    world.want(ResetPlayer("main-0"))
+    world.meet()
+    again = resumed(tmp_path / "again", world.checkpoint())
+    assert again.told_in_order(again.learner) == ["Restore", "Group"]

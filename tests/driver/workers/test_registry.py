@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from support.ready import ready_message
+from support.workers_world import ready_message
 
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.registry import WorkerRegistry
 from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.learner.process.program import LearnerSetup, ModuleSetup
 from juggler.runtime.actors.hub_events import Worker
-from juggler.runtime.actors.setups import from_json
+from juggler.runtime.actors.worker import from_json
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -73,10 +73,9 @@ def test_a_learner_waits_for_the_spaces_of_the_first_runner(first: str) -> None:
     registry = _registry()
     learner, runner = _worker("learner"), _worker(first)
     assert registry.joined(learner) == []
-    assert _set_up(registry, runner).permits_key == b"", "runners cannot make permits"
-    ((told, setup),) = registry.runner_ready(runner, _ready())
+    _set_up(registry, runner)
+    ((told, _),) = registry.runner_ready(runner, _ready())
     assert told is learner
-    assert setup.permits_key == registry.permits.key
     module = registry.module_setup("default", seed=7)
     assert (module.module_id, module.seed) == ("default", 7)
     assert space_from_message(module.observation_space) == VECTOR
@@ -86,7 +85,7 @@ def test_a_learner_waits_for_the_spaces_of_the_first_runner(first: str) -> None:
 def test_a_learner_that_comes_later_is_set_up_at_once() -> None:
     registry = _registry()
     _with_runner(registry)
-    assert _set_up(registry, _worker("learner")).permits_key
+    assert _set_up(registry, _worker("learner")).config
 
 
 def test_learners_are_set_up_once() -> None:
@@ -113,12 +112,6 @@ def test_a_learner_that_left_while_it_waited_is_not_set_up() -> None:
     _set_up(registry, runner)
     ((told, _),) = registry.runner_ready(runner, _ready())
     assert told is successor
-
-
-def test_a_runner_with_the_same_spaces_is_taken() -> None:
-    registry = _registry()
-    runners = [_with_runner(registry, index) for index in range(3)]
-    assert registry.of_role("envrunner") == runners
 
 
 @pytest.mark.parametrize(
@@ -167,22 +160,6 @@ def test_every_worker_and_every_life_of_it_has_a_seed_of_its_own() -> None:
     assert len(seeds) == count == 2 * 2 * 3 * 2 * 3
 
 
-def test_a_run_with_the_same_seed_gives_its_workers_the_same_seeds() -> None:
-    def seeds() -> list[int]:
-        registry = _registry(seed=3)
-        workers = [_worker("envrunner", i, inc) for i in (0, 1) for inc in ("a", "b")]
-        return [_set_up(registry, worker).seed for worker in workers]
-
-    assert seeds() == seeds()
-
-
-def test_the_order_of_arrival_changes_no_seed() -> None:
-    there, back = _registry(), _registry()
-    workers = [_worker("envrunner", index) for index in range(3)]
-    seeds = [_set_up(there, worker).seed for worker in workers]
-    assert [_set_up(back, worker).seed for worker in reversed(workers)] == seeds[::-1]
-
-
 # -- what each role is told -----------------------------------------------------------------------
 
 
@@ -203,18 +180,6 @@ def test_a_learner_is_told_how_to_learn_and_a_runner_how_to_sample() -> None:
     assert acting.connectors == module.connectors
 
 
-def test_learners_take_turns_on_the_devices() -> None:
-    registry = _registry(devices="cuda:1,fake:2", num_learners=4)
-    registry.most_learners = 4
-    worker = _worker("envrunner")
-    _set_up(registry, worker)
-    registry.runner_ready(worker, _ready())
-    setups = [_set_up(registry, _worker("learner", index)) for index in range(4)]
-    told = [from_json(setup.config, LearnerSetup) for setup in setups]
-    assert [each.device for each in told] == ["cuda:1", "fake:0", "fake:1", "cuda:1"]
-    assert all(each.may_meet for each in told)
-
-
 @pytest.mark.parametrize(
     ("envs_per_runner", "evaluation_episodes", "stop_return", "rows"),
     [(16, 10, None, 10), (4, 10, None, 4), (5, 5, None, 5), (16, 10, 5.0, 16), (400, 10, 5.0, 100)],
@@ -230,18 +195,6 @@ def test_an_evaluator_has_no_more_environments_than_episodes_to_play(
     for role, expected in (("evaluator", rows), ("envrunner", envs_per_runner)):
         setup = from_json(_set_up(registry, _worker(role)).config, EnvRunnerSetup)
         assert setup.env_runner.envs_per_runner == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{}", "invalid EnvRunnerSetup: .*missing required field `env_runner`"),
-        ("[]", "Expected `object`, got `array`"),
-    ],
-)
-def test_a_setup_that_lacks_something_is_refused_with_its_name(text: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        from_json(text, EnvRunnerSetup)
 
 
 def test_runners_are_told_where_the_ready_learners_are() -> None:
@@ -275,19 +228,6 @@ def test_training_needs_a_ready_runner_and_a_ready_learner() -> None:
     registry.left(runner)
     assert not registry.complete()
     assert registry.describe() == ("envrunners: 0 attached, 0 ready; learners: 1 attached, 1 ready")
-
-
-def test_an_evaluator_alone_is_no_runner_to_train_with() -> None:
-    registry = _registry()
-    evaluator = _worker("evaluator")
-    _set_up(registry, evaluator)
-    registry.runner_ready(evaluator, _ready())
-    registry.learner_ready(_worker("learner"), training_pb2.ModuleReady(module_id="default"))
-    assert not registry.complete()
-    assert not registry.had_runner
-    _with_runner(registry)
-    assert registry.had_runner
-    assert registry.complete()
 
 
 def test_a_worker_that_leaves_late_does_not_take_its_successor_along() -> None:

@@ -8,19 +8,33 @@ from typing import Any
 
 import numpy as np
 import pytest
-from google.protobuf import any_pb2
-from support.league_run_world import Asked, Changing, World
+from support.workers_world import Asked, Changing, World
 
 from juggler.driver.checkpoint.beginning import Beginning, Source, keep, kept
-from juggler.driver.checkpoint.frozen_modules import FrozenModule
+from juggler.driver.checkpoint.frozen_modules import FrozenModule, kept_modules
+from juggler.driver.checkpoint.restoring import must_be_sound
 from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.driver.config import RunConfig
-from juggler.driver.league.events import AddPlayer, FreezePlayer, ResetPlayer, RetirePlayer
-from juggler.driver.record import checkpoints
-from juggler.runtime.checkpoints.checkpoint import CheckpointError
+from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.events import (
+    AddPlayer,
+    CancelMatch,
+    FreezePlayer,
+    MatchFinished,
+    MatchRequested,
+    PlayerReady,
+    ResetPlayer,
+    RetirePlayer,
+)
+from juggler.driver.league.league import League
+from juggler.driver.league_players import copies_of
+from juggler.driver.record.prometheus import families
+from juggler.driver.workers.league_run import LeagueMatches, LeagueStandings
+from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.checkpoints import checkpoint as checkpoints
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.frames import encode_frame
-from juggler.runtime.wire.v1 import training_pb2
+from juggler.runtime.wire.v1 import status_pb2, training_pb2
 
 
 @pytest.fixture
@@ -114,50 +128,15 @@ def test_a_builder_that_fails_at_a_match_is_told(world: World) -> None:
     assert "KeyError" in told
 
 
-@pytest.mark.parametrize("half", [True, False])
-def test_what_is_not_the_weights_of_the_player_is_blamed_on_the_learner(
-    world: World, half: bool
-) -> None:
-    world.want(FreezePlayer("main-0"))
-    (asked,) = world.copies_asked_for()
-    header = training_pb2.StateHeader(module_id="main-0", extra="{}")
-    chunks = list(encode_frame(header, {"other": np.ones(3)}, digest=True, chunk_bytes=10_000))
-    sent = chunks[0][:20] if half else b"".join(chunks)
-    world.reply(world.learner, asked, any_pb2.Any(value=sent))
-    assert "cannot be understood" in world.why_dismissed(world.learner)
-    assert any("there is no copy main-0-v0" in text for text in world.told.messages)
-    assert not world.plays("main-0-v0")
-
-
-@pytest.mark.parametrize(
-    ("matches", "words"),
-    [(3_000, ""), (70_000, "sent what cannot be understood: a message of over 66560 entries")],
-)
 def test_a_receipt_tells_of_as_many_matches_as_an_envrunner_with_many_environments_plays(
-    world: World, matches: int, words: str
+    world: World,
 ) -> None:
+    matches = 3_000
     told = [training_pb2.MatchResult(match_id=each, returns=[1, -1]) for each in range(matches)]
     returns, lengths = [0.0] * matches, [1] * matches
     world.sample(env_returns=returns, env_lengths=lengths, matches=told, module_id="main-0")
-    assert world.why_dismissed(world.runner) == words
-    assert world.parts.metrics.episodes == (0 if words else matches)
-
-
-@pytest.mark.parametrize("module_id", ["main-0", "main-0-v0", "main-0-v1", "main-0-v2"])
-def test_agents_are_played_by_players_that_there_are_or_were_and_by_no_others(
-    world: World, module_id: str
-) -> None:
-    for _ in range(2):
-        world.want(FreezePlayer("main-0"))
-        world.send_weights(world.copies_asked_for()[-1])
-        world.take_parts()
-    world.want(RetirePlayer("main-0-v0"))
-    told = training_pb2.AgentReturns(agent="row", module_id=module_id, returns=[1.0])
-    ended = {"env_returns": [0.0], "env_lengths": [1], "agent_returns": [told]}
-    world.sample(module_id="main-0", **ended)
-    refused = "returns of 'main-0-v2', which is no module of this run"
-    assert (refused in world.why_dismissed(world.runner)) == (module_id == "main-0-v2")
-    assert world.parts.metrics.episodes == (0 if module_id == "main-0-v2" else 1)
+    assert world.why_dismissed(world.runner) == ""
+    assert world.parts.metrics.episodes == matches
 
 
 def beginning(*whole: str) -> Beginning:
@@ -289,12 +268,209 @@ def test_weights_of_another_network_are_told_and_the_league_goes_on(
 
 def test_a_player_that_does_not_learn_needs_a_module_that_is_not_trained(world: World) -> None:
     world.want(AddPlayer("odd", "fixed", learning=False, source="nosuch"))
-    told = "league: odd cannot play: 'nosuch' is no module with train = false"
-    assert told in world.told.messages
+    assert any("odd cannot play: 'nosuch'" in each for each in world.told.messages)
     assert world.league.league.roster.players["odd"].retired
 
 
-def test_a_run_that_began_with_new_weights_has_nothing_to_keep(tmp_path: Path) -> None:
-    assert kept(RunConfig.from_flat({}), tmp_path) is None
-    with pytest.raises(CheckpointError, match="initial: there is no such file or directory"):
-        kept(RunConfig.from_flat({"from_checkpoint": "runs/other"}), tmp_path)
+# EnvRunners have line-ups for what they begin next, and every outcome counts once.
+
+
+AGENTS = ("red", "blue")
+
+
+def worker(index: int) -> Worker:
+    return Worker(f"envrunner-{index}", "x", "envrunner", index, "host", 1, (), (), False)
+
+
+class LeagueMatchesWorld:
+    """A league of two mains, and the matches of two EnvRunners with three environments each."""
+
+    def __init__(self) -> None:
+        config = LeagueConfig(builder="none", options={"mains": 2}, min_games=1)
+        self.league = League(config, AGENTS, seed=0)
+        self.league.begin()
+        for player_id in ("main-0", "main-1"):
+            self.league.book(PlayerReady(player_id))
+        self.matches = LeagueMatches(self.league.book, AGENTS, 3, lambda player_id: player_id)
+        self.one, self.other = worker(0), worker(1)
+
+    def ask(self, who: Worker, round: int = 0) -> list[training_pb2.LineUp]:
+        return self.matches.line_ups(who, round)
+
+    def finish(self, who: Worker, *line_ups: training_pb2.LineUp, red: float = 1.0) -> None:
+        results = [
+            training_pb2.MatchResult(
+                match_id=each.match_id, attempt=each.attempt, returns=[red, -red], length=5
+            )
+            for each in line_ups
+        ]
+        for command in self.matches.finished(who, results):
+            raise AssertionError(command)
+
+    @property
+    def games(self) -> int:
+        return self.league.results().games("main-0", "main-1")
+
+
+def test_an_envrunner_has_more_line_ups_than_environments_and_gets_new_ones_for_old() -> None:
+    world = LeagueMatchesWorld()
+    first = world.ask(world.one)
+    assert len(first) == 3 + 8
+    assert [each.match_id for each in first] == list(range(11))
+    assert world.ask(world.one) == []
+    world.finish(world.one, *first[:2])
+    assert len(world.ask(world.one)) == 2
+    assert world.games == 2
+
+
+def test_one_request_of_a_round_has_all_line_ups() -> None:
+    world = LeagueMatchesWorld()
+    assert world.ask(world.one, round=4)
+    world.matches.left(world.one)
+    assert world.ask(world.one, round=5)
+    assert world.ask(world.one, round=5) == []
+    assert world.ask(world.other, round=5)
+
+
+def test_an_outcome_counts_once_and_only_from_who_was_to_play() -> None:
+    world = LeagueMatchesWorld()
+    line_up, *_ = world.ask(world.one)
+    world.ask(world.other)
+    world.finish(world.other, line_up)
+    assert world.games == 0
+    world.finish(world.one, line_up)
+    world.finish(world.one, line_up)
+    assert world.games == 1
+
+
+def test_matches_of_an_envrunner_that_is_gone_are_drawn_anew_for_others() -> None:
+    world = LeagueMatchesWorld()
+    before = world.ask(world.one)
+    for command in world.matches.left(world.one):
+        assert not isinstance(command, CancelMatch)
+        world.matches.redraw(command)
+    again = world.ask(world.other)
+    assert [each.match_id for each in again] == [each.match_id for each in before]
+    assert {each.attempt for each in again} == {1}
+    world.finish(world.one, *before)
+    assert world.games == 0, "it is gone"
+    world.finish(world.other, *again)
+    assert world.games == len(again)
+
+
+# How the players of a league do, as lines of metrics and Prometheus tell it.
+
+
+def league_of_two() -> League:
+    league = League(LeagueConfig(builder="none", options={"mains": 2}), ("row", "column"), 0)
+    for command in league.begin():
+        league.book(PlayerReady(command.player_id))  # type: ignore[union-attr]
+    return league
+
+
+def play(league: League, winner: str) -> None:
+    (line_up,) = league.book(MatchRequested())
+    returns = {agent: float(player == winner) for agent, player in line_up.players.items()}  # type: ignore[union-attr]
+    league.book(MatchFinished(line_up.match_id, line_up.attempt, returns, 3))  # type: ignore[union-attr]
+
+
+def test_who_wins_is_rated_higher() -> None:
+    league = league_of_two()
+    for _ in range(30):
+        play(league, "main-1")
+    line = LeagueStandings(league).now().line()
+    assert line["players"] == 2
+    assert line["historical"] == 0
+    first, second = line["learning"]["main-0"], line["learning"]["main-1"]
+    assert second["elo"] > 100 > -100 > first["elo"]
+    assert (first["win_rate"], second["win_rate"]) == (0.0, 1.0)
+    assert first["win_rate_low"] == 0.0 < first["win_rate_high"] < 0.2
+    assert second["win_rate_high"] == 1.0 > second["win_rate_low"] > 0.8
+    assert first["nash"] == pytest.approx(0.0, abs=1e-9)
+    assert second["nash"] == pytest.approx(1.0)
+    assert line["kinds"] == {"main, main": {"games": 30, "win_rate": pytest.approx(0.5, abs=0.5)}}
+
+
+def test_before_any_game_there_is_no_win_rate() -> None:
+    learning = LeagueStandings(league_of_two()).now().learning
+    assert [(each.elo, each.win_rate) for each in learning] == [(0.0, None), (0.0, None)]
+    assert {(each.win_rate_low, each.win_rate_high) for each in learning} == {(None, None)}
+
+
+def test_prometheus_has_a_line_for_each_player() -> None:
+    status = unwatched()
+    league = status.league
+    league.players, league.historical = 7, 6
+    league.learning.add(player_id="main-0", role="main", elo=12.5, nash=0.25, steps=400, copies=6)
+    told = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families(status)
+        for sample in family.samples
+    }
+    assert told["juggler_league_players",] == 7
+    assert told["juggler_league_historical_players",] == 6
+    assert told["juggler_player_elo", "main-0"] == 12.5
+    assert told["juggler_player_nash", "main-0"] == 0.25
+    assert told["juggler_player_copies_total", "main-0"] == 6
+    assert ("juggler_player_win_rate", "main-0") not in told
+    told = {sample.name for family in families(unwatched()) for sample in family.samples}
+    assert not any(name.startswith(("juggler_league", "juggler_player")) for name in told)
+
+
+def unwatched() -> status_pb2.RunStatus:
+    empty = status_pb2.Histogram(counts=[0])
+    return status_pb2.RunStatus(staleness=empty, sample_request_seconds=empty, update_seconds=empty)
+
+
+# A checkpoint knows what the copies of its league play with, so that none is taken for another.
+
+
+COPIES = ("main-0-v0", "main-0-v1", "main-0-v2")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Checkpoint:
+    """A checkpoint of a league with three copies, one that has left, and one on its way."""
+    Asked.wanted.clear()
+    world = Changing(tmp_path)
+    for scale, copy_id in enumerate([*COPIES, "main-0-v3"]):
+        world.want(FreezePlayer("main-0"))
+        world.send_weights(world.copies_asked_for()[-1], scale=scale)
+        world.take_parts()
+        assert world.plays(copy_id)
+    world.want(RetirePlayer("main-0-v3"))
+    world.want(FreezePlayer("main-0"))
+    world.answered.add(world.copies_asked_for()[-1])  # not yet
+    checkpoint = world.checkpoint()
+    must_be_sound(checkpoint)
+    return checkpoint
+
+
+def test_copies_that_are_exchanged_for_each_other_are_told(
+    saved: Checkpoint, tmp_path: Path
+) -> None:
+    one, other = (tmp_path / "frozen" / each for each in COPIES[:2])
+    one.rename(tmp_path / "aside")
+    other.rename(one)
+    (tmp_path / "aside").rename(other)
+    told: list[str] = []
+
+    found = kept_modules(tmp_path, copies_of(saved.counters), told.append)
+
+    assert [*found] == [COPIES[2]]
+    assert told[:2] == [
+        f"league: there is no copy {each.name} any more, so it does not play: {each} has other "
+        "weights than were copied"
+        for each in (one, other)
+    ]
+    assert len(told) == 3, "the last was not made yet"
+
+
+def test_copies_of_a_checkpoint_without_digests_are_taken_as_they_are(
+    saved: Checkpoint, tmp_path: Path
+) -> None:
+    counters = {key: value for key, value in saved.counters.items() if key != "copies"}
+    assert copies_of(counters) == dict.fromkeys([*COPIES, "main-0-v4"], "")
+    found = kept_modules(tmp_path, copies_of(counters), lambda _: None)
+    assert [*found] == [*COPIES]
+    assert {copy_id: each.digest for copy_id, each in found.items()} == saved.counters["copies"]

@@ -9,24 +9,133 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scaling_world import Supervisor, World
-from support.worker_events_world import WorkersWorld
+from support.workers_world import ROWS, STEPS, WorkersWorld
 
-from juggler.driver import learners_here
+from juggler.driver import hosting as learners_here
+from juggler.driver.config import DriverConfig
+from juggler.driver.loop import scale
 from juggler.driver.monitoring import ScaleAsked
-from juggler.driver.scaling import scale
-from juggler.runtime.actors.hub_events import Worker
+from juggler.driver.workers.local_workers import LocalWorkers
+from juggler.learner.process.program import LearnerSetup
+from juggler.runtime.actors.hub_events import Mailbox, Worker
 from juggler.runtime.actors.supervisor import Exited
-from juggler.runtime.wire.v1 import training_pb2
+from juggler.runtime.actors.worker import from_json
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+
+
+class Supervisor:
+    """Starts nothing, and keeps whom it should have started, and when it should kill whom."""
+
+    restarts = 0
+
+    def __init__(self, _: Mailbox[Any]) -> None:
+        self.started: list[str] = []
+        self.let_go_within: dict[str, float] = {}
+
+    def add(self, worker_id: str, *_: Any) -> None:
+        self.started.append(worker_id)
+
+    def let_go(self, worker_id: str, seconds: float) -> None:
+        self.let_go_within[worker_id] = seconds
+
+    def of_use(self, worker_id: str) -> None:
+        pass
+
+    def kill(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+class World(WorkersWorld):
+    """A run of one host. All of its workers are ready, and its learners have met."""
+
+    def __init__(self, directory: Path, **keys: Any) -> None:
+        local = LocalWorkers(Mailbox(), "run", "token", b"")
+        self.supervisor: Any = local._supervisor
+        learners: dict[str, Any] = {"num_learners": keys.get("num_learners", 1), "devices": "cpu"}
+        local.start(DriverConfig(num_env_runners=1, **learners))
+        super().__init__(directory, only_local=True, local=local, **{**learners, **keys})
+        local._directory.remove()
+        self.supervisor.started.clear()
+        if len(self.parts.core.modules) == 1 and self.core.members:
+            self.meet(*self.learners)
+
+    def scale(self, learners: int = 0, env_runners: int = 0) -> Future[tuple[int, int]]:
+        asked = ScaleAsked(env_runners, learners, Future())
+        scale(self.parts, asked)
+        self.turn()
+        return asked.answer
+
+    def refusal(self, learners: int, env_runners: int = 0) -> str:
+        error = self.scale(learners, env_runners).exception()
+        assert isinstance(error, ValueError)
+        assert self.supervisor.started == []
+        assert self.supervisor.let_go_within == {}
+        return str(error)
+
+    def get_ready(self, worker: Worker, *module_ids: str) -> None:
+        super().get_ready(worker, *module_ids)
+        if worker.role == "learner":
+            ((command_id, _),) = self.asked(worker, training_pb2.Setup)
+            self.reply(worker, command_id, attach_pb2.Done())
+
+    def come(self, index: int) -> Worker:
+        """A learner that was started is ready."""
+        learner = self.join("learner", index)
+        self.get_ready(learner)
+        return learner
+
+    def meet(self, *learners: Worker) -> None:
+        """These learners can update together, in each group that they were told of."""
+        for learner in learners:
+            for command_id, group in self.asked(learner, training_pb2.Group):
+                formed = training_pb2.GroupFormed(
+                    module_id=group.module_id,
+                    generation=group.generation,
+                    update=self.core.weights_version.update,
+                    state_hash=1,
+                )
+                self.reply(learner, command_id, formed)
+
+    def may_meet(self, learner: Worker) -> bool:
+        ((_, setup),) = self.asked(learner, training_pb2.Setup)
+        return from_json(setup.config, LearnerSetup).may_meet
+
+    def was_stopped(self, learner: Worker) -> bool:
+        return bool(self.asked(learner, attach_pb2.Stop))
+
+    def told_of(self) -> list[str]:
+        """The learners that the EnvRunner was told of last."""
+        _, told = self.asked(self.runner, training_pb2.Learners)[-1]
+        return [each.worker_id for each in told.learners]
+
+    def answer_requests(self, already: set[int]) -> None:
+        """The EnvRunner brings what it was asked for, and has not brought already."""
+        for command_id, request in self.asked(self.runner, training_pb2.SampleRequest):
+            if request.batch_id not in already:
+                already.add(request.batch_id)
+                receipt = training_pb2.Receipt(
+                    batch_id=request.batch_id, learner=request.learner, live_steps=ROWS * STEPS
+                )
+                self.reply(self.runner, command_id, receipt)
+
+    def make_updates(self, already: set[int]) -> None:
+        """Each learner makes those that it was asked for, and has not made already."""
+        for learner in self.learners:
+            for command_id, update in self.asked(learner, training_pb2.Update):
+                if command_id not in already:
+                    already.add(command_id)
+                    version = self.core.weights_version.update + (learner is self.learners[0])
+                    done = training_pb2.UpdateDone(
+                        update_id=update.update_id,
+                        version={"generation": update.generation, "update": max(1, version)},
+                    )
+                    for batch_id in update.batch_ids:
+                        done.batches.add(batch_id=batch_id, live_steps=ROWS * STEPS)
+                    self.reply(learner, command_id, done)
+
 
 PATIENCE = 60.0  # worker_timeout_seconds
 BOTH = {"agents": {"left": "blue", "right": "red"}}
-TABLE_AS_QUEUE = {
-    "algorithm": "dqn",
-    "max_times_sampled": 2,
-    "replay_ratio": 1,
-    "batch_size": 32,
-}
 GAME = {"agents": {"row": ["main-0"], "column": ["main-0"]}}
 
 
@@ -50,7 +159,7 @@ def test_a_learner_that_is_started_joins_the_one_that_trained_alone(make: Make) 
     assert not world.may_meet(world.learner)
     assert world.scale(learners=2).result() == (0, 1)
     assert world.supervisor.started == ["learner-1"]
-    assert world.told.messages[-1] == "learners: 2 are wanted now, in place of 1"
+    assert world.told.messages[-1] == "learners: 2 instead of 1"
     assert world.silences() == {"learner": 6.0}, "others wait for one that hangs"
     second = world.come(1)
     assert world.may_meet(second)
@@ -187,7 +296,7 @@ def test_nobody_waits_for_learners_that_are_not_wanted_any_more(tmp_path: Path) 
 
 def test_modules_stay_where_they_are_and_each_keeps_a_learner(make: Make) -> None:
     world = make(**BOTH, num_learners=4)
-    assert "nobody would train module 'red'" in world.refusal(learners=1)
+    assert "module 'red' would have no learner" in world.refusal(learners=1)
     assert world.scale(learners=2).result() == (0, 4)
     members = {key: module.members for key, module in world.parts.core.modules.items()}
     for learner in world.learners[2:]:
@@ -202,24 +311,14 @@ def test_modules_stay_where_they_are_and_each_keeps_a_learner(make: Make) -> Non
 @pytest.mark.parametrize(
     ("keys", "wanted", "words"),
     [
-        ({"max_learners": 3}, 4, "4 learners: must be at most max_learners = 3"),
-        ({"synchronous": True}, 2, "a synchronous run has the same workers in each turn"),
-        (
-            TABLE_AS_QUEUE,
-            2,
-            "max_times_sampled = 2 with 2 learners",
-        ),
-        (
-            {**BOTH, **TABLE_AS_QUEUE},
-            2,
-            "modules.blue: max_times_sampled = 2 with 2 learners",
-        ),
+        ({}, 65, "65 learners: must be at most 64"),
+        ({"synchronous": True}, 2, "a synchronous run has the same"),
         ({**GAME, "league": {"builder": "alphastar"}}, 2, "a run with a league keeps its learners"),
         ({**BOTH, "shared": {"encoder.*": ["blue", "red"]}}, 2, "modules that share parts keeps"),
         (
             {**BOTH, "modules": {"red": {"num_learners": 2}}, "num_learners": 3},
             4,
-            "a run with num_learners in its tables of modules keeps its learners",
+            "a run with num_learners in its",
         ),
     ],
 )
@@ -240,7 +339,7 @@ def test_a_learner_whose_steps_have_no_room_is_not_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learners_here, "usable_memory", lambda: 10 * 10**9)
-    world = Keeping(tmp_path, algorithm="dqn", max_learners=8, save_replay=False)
+    world = Keeping(tmp_path, algorithm="dqn", save_replay=False)
     assert world.refusal(learners=3) == (
         "replay_capacity: the 3 learners on this host keep steps of 12.0 GB in all (4.0, 4.0, "
         "4.0), and 10.0 GB of this host's memory are free for that. Lower it, limit each replay "
@@ -280,12 +379,6 @@ def test_learners_may_go_where_nothing_is_free(
         world.leave(world.learners[1])
     assert ("learner-1" in world.parts.registry.attached) != starts_again
     assert world.scale(learners=2).result() == (0, 3)
-
-
-def test_a_device_of_the_list_can_be_left_to_others(make: Make) -> None:
-    world = make(num_learners=2, devices="fake:2")
-    assert world.scale(learners=1).result() == (0, 2)
-    assert set(world.supervisor.let_go_within) == {"learner-1"}
 
 
 def test_a_run_that_is_ending_starts_none(make: Make) -> None:

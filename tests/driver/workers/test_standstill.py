@@ -1,20 +1,30 @@
-"""Standstill: what people are told where nothing comes, from anybody or from one EnvRunner."""
+"""What is reported where nothing comes or comes too late."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.worker_events_world import SHAPE, WorkersWorld
+from support.workers_world import ROWS, SHAPE, STEPS, WorkersWorld
 
 from juggler.driver.config import RunConfig
-from juggler.driver.upkeep import Upkeep
-from juggler.driver.workers.standstill import Standstill
+from juggler.driver.core.events import UsedBatch, WorkerKey
+from juggler.driver.core.ledger import Batch
+from juggler.driver.record.metrics import Metrics
+from juggler.driver.record.progress import PlainProgress
+from juggler.driver.record.wording import age, conclude
+from juggler.driver.upkeep import EndlessEpisodes, IdleCores, Standstill, Upkeep, Used, waits_for
+from juggler.driver.workers import trained_modules as learners
+from juggler.driver.workers import worker_events
+from juggler.driver.workers.trained_modules import StaleRunners
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.program import ENVRUNNER
 from juggler.runtime.actors import requests
-from juggler.runtime.actors.vitals import Vitals
+from juggler.runtime.actors.hub_events import Vitals, Worker
 from juggler.runtime.wire.v1 import training_pb2
 
 SECONDS = 7.0
@@ -73,30 +83,6 @@ def test_it_is_named_with_a_line_of_metrics_also_where_nothing_is_trained_on(wor
     assert "Are its environments slow, or stuck?" in text
 
 
-def test_it_is_said_after_which_time_such_an_envrunner_is_replaced(world: World) -> None:
-    keys = {"worker_timeout_seconds": SECONDS, "hang_seconds": 90.0}
-    world.parts.only_local = True
-    standstill = _standstill_of(world, lambda: 0.0, **keys)
-    world.now += SECONDS
-    (text,) = standstill.silent_runners()
-    assert text.endswith("makes no progress for 90 s (hang_seconds) is killed and replaced")
-    world.parts.only_local = False
-    (text,) = _standstill_of(world, lambda: 0.0, **keys).silent_runners()
-    assert text.endswith("90 s (hang_seconds) ends itself")
-
-
-def test_one_that_brought_something_is_named_anew_when_it_brings_nothing_again(
-    world: World,
-) -> None:
-    world.now += SECONDS
-    assert len(world.standstill.silent_runners()) == 1
-    for number in range(2):  # all that was asked
-        world.sample(number)
-    assert world.standstill.silent_runners() == []
-    world.now += SECONDS
-    assert len(world.standstill.silent_runners()) == 1
-
-
 def test_where_nothing_is_learned_those_who_bring_nothing_are_named_too(world: World) -> None:
     assert "brought none" not in world.standstill.what_is_there()
     world.now += SECONDS
@@ -146,13 +132,6 @@ def test_workers_that_are_at_work_on_their_start_are_waited_for(tmp_path: Path) 
         assert standstill.starting
 
 
-def test_workers_that_do_nothing_are_not(tmp_path: Path) -> None:
-    standstill = _standstill(tmp_path, [3.0, 3.1])
-    standstill.look()
-    standstill.look()
-    assert not standstill.starting
-
-
 def test_nobody_is_waited_for_for_ever(tmp_path: Path) -> None:
     standstill = _standstill(tmp_path, [10.0 * n for n in range(1, 11)])
     waited = []
@@ -160,3 +139,375 @@ def test_nobody_is_waited_for_for_ever(tmp_path: Path) -> None:
         standstill.look()
         waited.append(standstill.starting)
     assert waited == [True] * 9 + [False]
+
+
+# What a run says that it waits for before its first update.
+
+
+@pytest.mark.parametrize(
+    ("gateway", "said"),
+    [
+        (True, "waiting for a simulator to dial in"),
+        (False, "EnvRunners make their environments, CartPole-v1"),
+    ],
+)
+def test_a_run_whose_envrunners_are_starting_says_what_they_wait_for(
+    gateway: bool, said: str
+) -> None:
+    registry = SimpleNamespace(
+        attached={"envrunner-0": SimpleNamespace(role=ENVRUNNER)}, of_role=lambda role: []
+    )
+    config = RunConfig.from_flat({"env": "CartPole-v1"})
+    config.env_runner.gateway = gateway
+    parts = SimpleNamespace(config=config, registry=registry, core=None)
+    assert waits_for(cast(Any, parts)) == said
+
+
+def test_the_first_update_is_said_to_be_under_way_and_its_steps_are_not_said_to_be_missing(
+    tmp_path: Path,
+) -> None:
+    world = WorkersWorld(tmp_path, batch_size=40)
+    assert waits_for(world.parts) == "0 of 40 steps are here for the first update"
+    world.sample(0)
+    assert waits_for(world.parts) == "20 of 40 steps are here for the first update"
+    world.sample(1)
+    assert waits_for(world.parts) == "the first update is under way"
+    told = Standstill(world.parts).what_is_there()
+    assert "an update takes 40 steps, 0 are there, beside those of an update under way" in told
+
+
+# StaleRunners: who is named because what it samples comes too late, and how often.
+
+
+LEARNER = WorkerKey("learner-0", "a")
+
+
+class StaleRunnersWorld:
+    def __init__(self) -> None:
+        self.runners = StaleRunners(max_staleness=6)
+        self._next_id = 0
+
+    def sampled(self, worker_id: str, batches: int, every: int = 0) -> None:
+        """So many batches, every n-th of which was stale; 0: none."""
+        for number in range(1, batches + 1):
+            self._next_id += 1
+            batch = Batch(self._next_id, WorkerKey(worker_id, "a"), LEARNER, 512)
+            dropped = "stale" if every and number % every == 0 else ""
+            used = UsedBatch(self._next_id, 512, 9, dropped)
+            self.runners.answered([used], {self._next_id: batch})
+
+
+@pytest.fixture
+def world_of_stale_runners() -> StaleRunnersWorld:
+    return StaleRunnersWorld()
+
+
+def test_an_envrunner_whose_batches_are_all_stale_is_named_once(
+    world_of_stale_runners: StaleRunnersWorld,
+) -> None:
+    for _ in range(4):
+        world_of_stale_runners.sampled("envrunner-0", 50)
+        world_of_stale_runners.sampled("envrunner-1", 1, every=1)
+        assert world_of_stale_runners.runners.look() == [], "that may be chance"
+    world_of_stale_runners.sampled("envrunner-1", 1, every=1)
+    (text,) = world_of_stale_runners.runners.look()
+    assert text.startswith(
+        "100% of what envrunner-1 sampled lately was dropped as stale: more than max_staleness = 6 "
+    )
+    for _ in range(200):
+        world_of_stale_runners.sampled("envrunner-0", 50)
+        world_of_stale_runners.sampled("envrunner-1", 1, every=1)
+        assert world_of_stale_runners.runners.look() == []
+
+
+def test_a_few_stale_batches_of_a_healthy_run_are_not_announced(
+    world_of_stale_runners: StaleRunnersWorld,
+) -> None:
+    for _ in range(20):
+        world_of_stale_runners.sampled("envrunner-0", 100, every=20)
+        assert world_of_stale_runners.runners.look() == []
+
+
+def test_steps_that_came_too_old_to_a_gateway_count_too(
+    world_of_stale_runners: StaleRunnersWorld,
+) -> None:
+    for _ in range(20):
+        world_of_stale_runners.sampled("envrunner-0", 1)
+        world_of_stale_runners.runners.brought("envrunner-0", 512)
+    (text,) = world_of_stale_runners.runners.look()
+    assert text.startswith("50% of what envrunner-0")
+
+
+def test_what_a_learner_answers_is_booked_for_who_sampled_it(tmp_path: Path) -> None:
+    world_of_stale_runners = WorkersWorld(tmp_path)
+    for number in range(10):
+        world_of_stale_runners.sample(number)
+        command_id, update = world_of_stale_runners.asked(
+            world_of_stale_runners.learner, training_pb2.Update
+        )[-1]
+        done = training_pb2.UpdateDone(update_id=update.update_id)
+        for batch_id in update.batch_ids:
+            done.batches.add(
+                batch_id=batch_id, live_steps=ROWS * STEPS, staleness=9, dropped="stale"
+            )
+        world_of_stale_runners.reply(world_of_stale_runners.learner, command_id, done)
+    (text,) = world_of_stale_runners.parts.stale_runners["default"].look()
+    assert text.startswith("100% of what envrunner-0")
+    assert world_of_stale_runners.core.ledger.dropped["stale"] == 10 * ROWS * STEPS
+
+
+# An EnvRunner that cannot reach a learner which is here is told of, with the reason.
+
+
+WHY = "connection refused"
+
+
+class UnreachedLearnersWorld(WorkersWorld):
+    """With a clock that the test winds on."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(worker_events, "time", clock)
+        super().__init__(directory)
+        self.answered = 0
+
+    def answers(self, after: float, dropped: str = "") -> list[str]:
+        """What people are told when a request is answered so much later."""
+        before = len(self.told.messages)
+        self.now += after
+        self.sample(self.answered, dropped=dropped, explanation=WHY if dropped else "")
+        self.answered += 1
+        return self.told.messages[before:]
+
+
+@pytest.fixture
+def world_of_unreached_learners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> UnreachedLearnersWorld:
+    return UnreachedLearnersWorld(tmp_path, monkeypatch)
+
+
+def test_batches_that_keep_missing_a_learner_are_told_with_the_reason(
+    world_of_unreached_learners: UnreachedLearnersWorld,
+) -> None:
+    assert world_of_unreached_learners.answers(0.0, "learner_lost") == [], "it may just have ended"
+    assert world_of_unreached_learners.answers(4.9, "learner_lost") == []
+    (text,) = world_of_unreached_learners.answers(0.2, "learner_lost")
+    assert (
+        "envrunner-0 on host do not reach learner-0 on host at : connection refused. They" in text
+    )
+    assert world_of_unreached_learners.told.levels[-1] == "warning"
+
+
+def test_a_batch_that_gets_there_ends_it(
+    world_of_unreached_learners: UnreachedLearnersWorld,
+) -> None:
+    world_of_unreached_learners.answers(0.0, "learner_lost")
+    world_of_unreached_learners.answers(4.0)
+    assert world_of_unreached_learners.answers(2.0, "learner_lost") == []
+    assert len(world_of_unreached_learners.answers(5.0, "learner_lost")) == 1
+
+
+# Learners that are all here and cannot update together: people are told why.
+
+
+NO_GROUP = "cannot reach the learner at gpu2:5006"
+
+
+class GroupsWorld(WorkersWorld):
+    """With two learners, and a clock that the test winds on."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(learners, "time", SimpleNamespace(monotonic=lambda: self.now))
+        super().__init__(directory, num_learners=2)
+
+    def get_ready(self, worker: Worker, *module_ids: str) -> None:
+        if worker.role != "learner":
+            return super().get_ready(worker, *module_ids)
+        for number, module in self.asked(worker, training_pb2.AddModule):
+            where = {"module_id": module.module_id, "meeting_point": "tls:gpu1:5006"}
+            self.reply(worker, number, training_pb2.ModuleReady(**where))
+
+    def fail_to_meet(self, why_first: str = NO_GROUP) -> list[str]:
+        """What people are told a moment after members of the newest group have lost each other."""
+        before = len(self.told.messages)
+        for learner in self.learners:
+            number, group = self.asked(learner, training_pb2.Group)[-1]
+            why = why_first if learner is self.learner else "the learner before this one has left"
+            formed = training_pb2.GroupFormed(generation=group.generation, peer_lost=why)
+            self.reply(learner, number, formed)
+        self.now += 1.5
+        met = self.parts.learners["default"].to_meet_again()
+        assert met is not None
+        self.parts.happened(met)
+        return [text for text in self.told.messages[before:] if "cannot update together" in text]
+
+
+@pytest.fixture
+def world_of_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GroupsWorld:
+    return GroupsWorld(tmp_path, monkeypatch)
+
+
+def test_each_learner_s_reason_is_told_once_a_minute(
+    world_of_groups: GroupsWorld,
+) -> None:
+    (text,) = world_of_groups.fail_to_meet()
+    assert f"learner-0: {NO_GROUP}; learner-1: the learner before this one has left. It is" in text
+    assert world_of_groups.fail_to_meet() == []
+    world_of_groups.now += 60.0
+    assert len(world_of_groups.fail_to_meet()) == 1
+
+
+# Whom to tell that a learner could use idle cores.
+
+
+def used(
+    *, waiting: float = 0.02, busy: float = 2.0, idle: float = 6.0, cores: float = 8.0, learners=1
+) -> Iterator[Used]:
+    """What a run has used every 20 seconds: of each, so much in a second."""
+    for second in range(0, 100, 20):
+        yield Used(
+            float(second),
+            learners,
+            (1 - waiting) * learners * second,
+            busy * second,
+            idle * second,
+            cores,
+        )
+
+
+def told(threads: int, seconds: Iterator[Used]) -> list[str]:
+    idle_cores = IdleCores(threads)
+    return [text for each in seconds if (text := idle_cores.look(each))]
+
+
+def test_a_learner_that_limits_a_run_beside_idle_cores_is_told_once() -> None:
+    assert told(1, used()) == [
+        "the learner limits this run: in the last 20 s it waited for 2% of the time, and 6.0 of 8 "
+        "cores had nothing to do. learner_threads = 4 may make updates faster: `juggler tune` "
+        "measures it"
+    ]
+    (text,) = told(2, used(learners=2, busy=4.0, idle=4.0))
+    assert text.startswith("learners limit this run: in the last 20 s they waited for 2% of")
+    assert "learner_threads = 4 " in text
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        used(waiting=0.3),  # EnvRunners limit the run
+        used(idle=0.9),  # others use the cores
+        used(busy=1.5, cores=2.0),  # the run uses them
+        used(learners=8),  # there is not one core for each
+    ],
+)
+def test_nothing_is_told_where_no_thread_would_help(seconds: Iterator[Used]) -> None:
+    assert not told(1, seconds)
+
+
+# Where no episode ends for long: how old the mean return is, and the hint at a limit.
+
+
+def test_the_age_of_the_mean_return_is_the_time_since_an_episode_ended() -> None:
+    metrics = Metrics()
+    assert metrics.line(3.0, 100)["episode_return_age"] is None, "there is no mean yet"
+    metrics.episodes_ended([-6578.0], [3000])
+    assert metrics.line(5.0, 200)["episode_return_age"] == 0.0
+    assert metrics.line(65.0, 5200)["episode_return_age"] == 60.0
+    assert metrics.steps_without_an_end == 5000
+    metrics.episodes_ended([-6578.0], [3000])
+    assert metrics.line(70.0, 5300)["episode_return_age"] == 0.0, "the same return, but of now"
+    assert metrics.steps_without_an_end == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(None, ""), (9.9, ""), (10.0, "10.0 s"), (83, "1:23")]
+)
+def test_an_old_mean_is_shown_with_its_age(seconds: float | None, said: str) -> None:
+    line: dict[str, Any] = {
+        "wall_time": 700.0,
+        "episode_return_mean": -6578.0,
+        "episode_return_age": seconds,
+        "env_steps_trained": 778_000,
+        "steps_per_second": 1000.0,
+        "staleness_mean": 1.0,
+        "updates": 5,
+        "num_env_runners": 2,
+    }
+    assert age(line) == said
+    stream = io.StringIO()
+    PlainProgress(stream).update(line)
+    old = f" ({said} old)" if said else ""
+    assert f"return -6578.0{old}  steps  778k" in stream.getvalue()
+    assert f"return -6578.0{old} after 778k steps" in conclude(line)
+
+
+def _world(directory: Path, steps: int, lengths: list[int], **keys: Any) -> WorkersWorld:
+    """Whose environments have made so many steps each since the last of these episodes ended."""
+    world = WorkersWorld(directory, **keys)
+    metrics = world.parts.metrics
+    metrics.episodes_ended([-1.0] * len(lengths), lengths)
+    metrics.line(1.0, 1000)
+    metrics.line(2.0, (1000 if lengths else 0) + steps * ROWS)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("steps", "lengths", "told"),
+    [
+        (4999, [], False),
+        (5000, [], True),
+        (5000, [10, 20], True),
+        (5000, [10, 2501], False),
+        (5002, [10, 2501], True),
+    ],
+)
+def test_a_hint_comes_once_where_no_episode_has_ended_for_long(
+    tmp_path: Path, steps: int, lengths: list[int], told: bool
+) -> None:
+    world = _world(tmp_path, steps, lengths)
+    endless = EndlessEpisodes(EnvRunnerConfig(env="CliffWalking-v1", envs_per_runner=ROWS))
+    texts = endless.look(world.parts)
+    assert len(texts) == told
+    if told:
+        assert f"no episode has ended in the last {steps:,} steps of each environment" in texts[0]
+        assert ("the return is that of earlier ones" in texts[0]) == bool(lengths)
+        assert texts[0].endswith("set a limit: max_episode_steps = 1000")
+    assert endless.look(world.parts) == []
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_steps_of_envrunners_that_are_gone_are_not_taken_for_those_of_one_environment(
+    tmp_path: Path, left: int
+) -> None:
+    world = _world(tmp_path, 0, [10], num_env_runners=4)
+    runners = [world.runner, *(world.join("envrunner", index) for index in (1, 2, 3))]
+    for runner in runners[1:]:
+        world.get_ready(runner)
+    endless = EndlessEpisodes(EnvRunnerConfig(env="CliffWalking-v1", envs_per_runner=ROWS))
+    assert endless.look(world.parts) == []
+    world.parts.metrics.line(3.0, 1000 + 4 * 4999 * ROWS)
+    for runner in runners[left:]:
+        world.leave(runner)
+    assert endless.look(world.parts) == []
+    world.parts.metrics.line(4.0, 1000 + 4 * 5000 * ROWS)
+    (text,) = endless.look(world.parts)
+    assert "in the last 5,000 steps of each environment" in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "remedy"),
+    [
+        ({"env": "mine:Env"}, "set a limit: max_episode_steps = 1000"),
+        ({"env": "dm_env_rpc://host:1"}, "have the simulator truncate them"),
+        ({"gateway": "127.0.0.1:0"}, "have the simulator truncate them"),
+    ],
+)
+def test_the_hint_is_what_the_environment_can_do(
+    tmp_path: Path, keys: dict[str, Any], remedy: str
+) -> None:
+    world = _world(tmp_path, 5000, [])
+    (text,) = EndlessEpisodes(EnvRunnerConfig(envs_per_runner=ROWS, **keys)).look(world.parts)
+    assert text.endswith(remedy)

@@ -1,4 +1,4 @@
-"""Workers that lie, mumble or repeat themselves: they are let go, and the run does not notice."""
+"""What workers say, and what becomes of them when it cannot be."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import any_pb2
-from support.ready import ready_message
-from support.synchronous_rounds import begin_an_evaluation
-from support.worker_events_world import ROWS, SPACE, STEPS, WorkersWorld
+from support.workers_world import ROWS, STEPS, WorkersWorld, begin_an_evaluation
 
 from juggler.runtime.actors.requests import RequestPool
 from juggler.runtime.wire.frames import encode_frame
-from juggler.runtime.wire.v1 import training_pb2
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
 @pytest.fixture
@@ -59,19 +57,14 @@ def test_bytes_that_are_no_message_are_blamed_on_who_sent_them(world: WorkersWor
     assert "no juggler.v1.Receipt" in world.why_dismissed(world.runner)
 
 
-def test_a_report_that_is_no_message_is_blamed_on_the_learner(world: WorkersWorld) -> None:
-    world.report(world.learner, _garbage("Arrivals"))
-    assert "no juggler.v1.Arrivals" in world.why_dismissed(world.learner)
-
-
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"batch_id": 1000}, "a receipt for batch 1000, not 1"),
+        ({"batch_id": 1000}, "an answer about batch_id 1000, not 1"),
+        ({"module_id": "other"}, "an answer about module_id"),
+        ({"learner": "learner-7"}, "about learner 'learner-7', not 'learner-0'"),
         ({"live_steps": 2**63}, "9223372036854775808 steps in one batch"),
         ({"live_steps": ROWS * STEPS + 1}, "21 steps in one batch: at most 20"),
-        ({"stale_steps": 2**63}, "9223372036854775808 steps too old for a batch"),
-        ({"episode_returns": [1.0, 2.0]}, "another number of returns than of lengths"),
         ({"dropped": "boredom"}, "'boredom'"),
     ],
 )
@@ -85,42 +78,15 @@ def test_a_receipt_that_cannot_be_is_blamed_on_its_runner(
     assert world.core.ledger.sampled == 0
 
 
-@pytest.mark.parametrize("role", ["envrunner", "evaluator"])
-@pytest.mark.parametrize(
-    ("rows", "steps"), [(2**32 - 1, 2**32 - 1), (65535, 65535), (0, 0), (1, STEPS), (STEPS, ROWS)]
-)
-def test_whose_batches_are_not_as_it_was_told_is_not_taken(
-    world: WorkersWorld, role: str, rows: int, steps: int
-) -> None:
-    worker = world.join(role, 1)
-    command_id, _ = world.asked(worker, training_pb2.Setup)[0]
-    ready = ready_message(observation_space=SPACE, action_space=SPACE, rows=rows, steps=steps)
-    world.reply(worker, command_id, ready)
-    assert world.why_dismissed(worker) == (
-        f"sent what cannot be understood: batches of {rows} rows of {steps} steps: it was told to "
-        f"make them of {ROWS} rows (envs_per_runner) of {STEPS} steps (fragment_steps)"
-    )
-    told = "It sent what cannot be understood: batches of"
-    assert world.parts.departures.last_failure.startswith(told), "for who reads how a run ended"
-    assert world.parts.core.num_runners == 1
-    world.leave(worker)
-    assert world.core.ledger.lost_unreported == 0, "nothing was ever asked of it"
-
-
-def test_a_learner_that_got_more_than_a_batch_holds_is_let_go(world: WorkersWorld) -> None:
-    _, request = world.asked(world.runner, training_pb2.SampleRequest)[0]
-    arrival = training_pb2.Arrival(batch_id=request.batch_id, live_steps=ROWS * STEPS + 1)
-    world.report(world.learner, training_pb2.Arrivals(arrivals=[arrival]))
-    assert "21 steps in one batch: at most 20" in world.why_dismissed(world.learner)
-    assert world.core.ledger.sampled == 0
-
-
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"update_id": 1000}, "an answer to update 1000"),
-        ({"version": {"generation": 1, "update": 2}}, "weights of Version(generation=1, update=2)"),
-        ({"version": {"generation": 2**64 - 1}}, "generation=18446744073709551615"),
+        ({"update_id": 1000}, "an answer about update_id 1000"),
+        ({"module_id": "other"}, "an answer about module_id"),
+        (
+            {"batches": [training_pb2.UsedBatch(batch_id=1, live_steps=2**64 - 1)]},
+            "18446744073709551615 steps in one batch",
+        ),
     ],
 )
 def test_an_update_that_cannot_be_is_blamed_on_the_learner(
@@ -131,13 +97,6 @@ def test_an_update_that_cannot_be_is_blamed_on_the_learner(
     world.reply(world.learner, command_id, done)
     assert words in world.why_dismissed(world.learner)
     assert world.core.weights_version.update == 0
-
-
-def test_a_reply_that_more_should_follow_does_not_pile_up(world: WorkersWorld) -> None:
-    command_id, request = world.asked(world.runner, training_pb2.SampleRequest)[0]
-    receipt = training_pb2.Receipt(batch_id=request.batch_id, learner="learner-0")
-    world.reply(world.runner, command_id, receipt, last=False)
-    assert "before the last" in world.why_dismissed(world.runner)
 
 
 def test_who_answers_no_command_is_let_go_in_the_end(
@@ -154,9 +113,7 @@ def test_who_answers_no_command_is_let_go_in_the_end(
     assert "10 commands in flight" in world.why_dismissed(world.learner)
 
 
-def test_a_runner_that_fails_and_stays_is_let_go_when_it_fails_again(
-    world: WorkersWorld,
-) -> None:
+def test_a_runner_that_fails_and_stays_is_let_go_when_it_fails_again(world: WorkersWorld) -> None:
     for _ in range(2):
         command_id, _ = world.asked(world.runner, training_pb2.SampleRequest)[-1]
         assert world.why_dismissed(world.runner) == ""
@@ -182,9 +139,7 @@ def test_an_evaluation_that_failed_is_not_waited_for(world: WorkersWorld) -> Non
     assert not world.parts.evaluations.under_way
 
 
-def test_only_what_a_runner_had_begun_is_lost_with_it_when_it_says_so(
-    world: WorkersWorld,
-) -> None:
+def test_only_what_a_runner_had_begun_is_lost_with_it_when_it_says_so(world: WorkersWorld) -> None:
     (begun, _), *rest = world.asked(world.runner, training_pb2.SampleRequest)
     assert rest
     world.leave(world.runner, farewell=True, unanswered=frozenset({begun}))
@@ -234,9 +189,7 @@ def test_a_snapshot_that_failed_is_not_waited_for(world: WorkersWorld) -> None:
     assert not world.snapshots.under_way
 
 
-def test_a_snapshot_that_is_whole_is_written_although_its_learner_dies(
-    world: WorkersWorld,
-) -> None:
+def test_a_snapshot_that_is_whole_is_written_although_its_learner_dies(world: WorkersWorld) -> None:
     command_id = world.ask_for_a_snapshot()
     *_, last = chunks = _chunks({"a": np.zeros(3000)})
     for chunk in chunks:
@@ -247,3 +200,89 @@ def test_a_snapshot_that_is_whole_is_written_although_its_learner_dies(
     world.snapshots.done(written)
     assert written.path.is_dir()
     assert not world.snapshots.under_way
+
+
+# Messages of workers for people, and those that are about something else than what was asked.
+
+
+# -- EnvRunners -----------------------------------------------------------------------------------
+
+
+def test_an_explanation_is_one_line_and_not_long(world: WorkersWorld) -> None:
+    world.sample(dropped="refused", explanation="no\nerror: forged\r\x0b" + "x" * 5_000_000)
+    (told,) = world.told.messages
+    assert told.startswith("envrunner-0: no error: forged xxx")
+    assert len(told.splitlines()) == 1
+    assert len(told) < 1100
+
+
+@pytest.mark.parametrize("role", ["runner", "learner"])
+def test_a_note_is_one_line(world: WorkersWorld, role: str) -> None:
+    worker = getattr(world, role)
+    world.report(worker, training_pb2.Note(text="takes\nsimulators"))
+    assert world.told.messages == [f"{worker.worker_id} takes simulators"]
+    assert world.told.levels == ["info"]
+    world.report(worker, training_pb2.Note(text="x", warning=True))
+    assert world.told.levels == ["info", "warning"]
+    assert world.why_dismissed(worker) == ""
+
+
+# -- learners -------------------------------------------------------------------------------------
+
+
+def test_metrics_of_modules_that_are_no_more_do_not_pile_up(world: WorkersWorld) -> None:
+    metrics = world.parts.metrics
+    for number in range(3):
+        metrics.updated("learner-0", "default", {f"module-{number}": {"loss": 1.0}})
+        metrics.updated("learner-0", "default", {})
+    assert list(metrics.modules["learner-0", "default"]) == ["module-2"]
+
+
+# -- whoever it is --------------------------------------------------------------------------------
+
+
+def test_the_same_failure_of_another_environment_is_not_printed_whole_again(
+    world: WorkersWorld,
+) -> None:
+    for number in range(3):
+        message = f"environment {number} (Robot) failed in step: RuntimeError: no contact"
+        failure = attach_pb2.Failure(message=message, traceback="Traceback\nRuntimeError")
+        world.leave(world.join("envrunner", 1), failure=failure)
+    first, *others = world.told.messages
+    assert first.startswith("envrunner-1 left: gone\n  Traceback")
+    assert others == ["envrunner-1 left for the same reason as before"] * 2
+
+
+def test_the_same_failure_of_a_later_update_is_not_printed_whole_again(world: WorkersWorld) -> None:
+    for number in (7, 12):
+        said = f"nothing is finite in 5 updates in a row, the last of them update {number}"
+        failure = attach_pb2.Failure(message=said, traceback="Traceback\nRuntimeError")
+        world.leave(world.join("envrunner", 1), failure=failure)
+    assert world.told.messages[1:] == ["envrunner-1 left for the same reason as before"]
+
+
+def test_numbers_that_are_not_finite_are_told_once_and_not_by_each_worker(
+    world: WorkersWorld,
+) -> None:
+    said = "rewards of environment 0 at step 7 of a fragment are nan: the environment must give"
+    world.sample(dropped="nonfinite", explanation=said)
+    assert world.told.messages == [], "the EnvRunner leaves, and says it then"
+    for index in (0, 1, 2):
+        worker = world.runner if index == 0 else world.join("envrunner", index)
+        failure = attach_pb2.Failure(message=said.replace("step 7", f"step {index}"))
+        world.leave(worker, failure=failure)
+    first, *others = world.told.messages
+    assert first == "envrunner-0 left: gone"
+    assert others == [
+        "envrunner-1 left for the same reason as envrunner-0",
+        "envrunner-2 left for the same reason as envrunner-1",
+    ]
+
+
+def test_what_failures_are_remembered_by_is_bounded(world: WorkersWorld) -> None:
+    for number in range(300):
+        worker = world.join("envrunner", 1)
+        failure = attach_pb2.Failure(message=f"failure {number}", traceback="x" * 1000)
+        world.leave(worker, failure=failure)
+    assert len(world.parts.departures._shown) <= 100
+    assert world.parts.departures.failures == {}

@@ -9,20 +9,26 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from google.protobuf import any_pb2
-from support.ready import ready_message
-from support.worker_events_world import ROWS, SPACE, STEPS, WorkersWorld
+from google.protobuf.json_format import MessageToDict
+from support.workers_world import ROWS, SPACE, STEPS, WorkersWorld, ready_message
 
+from juggler.driver import parts as frozen_parts
+from juggler.driver.checkpoint.frozen_modules import frozen_modules
+from juggler.driver.checkpoint.restoring import counters_of, metrics_of
+from juggler.driver.config import RunConfig
 from juggler.driver.record.prometheus import families
+from juggler.driver.run_end import Times
 from juggler.driver.status import StatusReader
 from juggler.driver.upkeep import metrics_line
-from juggler.driver.workers.connector_state import everything
+from juggler.driver.workers.command_sender import everything
+from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.runtime.actors.hub_events import Worker
-from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.supervisor import Exited
-from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
-from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
-from juggler.runtime.connectors.moments import Moments
+from juggler.runtime.actors.worker import from_json
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, read, write
+from juggler.runtime.connectors.mergeable_state import Moments, from_bytes, to_bytes
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.v1 import attach_pb2, status_pb2, training_pb2
 
@@ -102,18 +108,7 @@ def test_a_learner_process_is_set_up_once_and_then_told_of_each_module(tmp_path:
     ]
 
 
-def test_processes_that_are_enough_host_a_module_each(tmp_path: Path) -> None:
-    world = world_of_two(tmp_path, num_learners=3, devices="cpu")
-    hosted = [
-        [module.module_id for _, module in world.asked(learner, training_pb2.AddModule)]
-        for learner in world.learners
-    ]
-    assert hosted == [["blue"], ["red"], ["blue"]]
-    settings = {key: each.settings for key, each in world.parts.core.modules.items()}
-    assert (settings["blue"].num_learners, settings["red"].num_learners) == (2, 1)
-
-
-@pytest.mark.parametrize("named", [["blue"], ["blue", "red", "red"], ["blue", "green"], []])
+@pytest.mark.parametrize("named", [["blue"], ["blue", "green"], []])
 def test_an_envrunner_that_acts_with_other_modules_is_let_go(
     tmp_path: Path, named: list[str]
 ) -> None:
@@ -125,17 +120,7 @@ def test_an_envrunner_that_acts_with_other_modules_is_let_go(
     if not named:
         ready = training_pb2.Ready()
     world.reply(stranger, command_id, ready)
-    assert "it must with blue, red" in world.why_dismissed(stranger)
-
-
-def test_a_module_may_not_have_more_rows_than_its_agents_have(tmp_path: Path) -> None:
-    world = world_of_two(tmp_path)
-    stranger = world.join("envrunner", 1)
-    ((command_id, _),) = world.asked(stranger, training_pb2.Setup)
-    shape = {"rows": ROWS + 1, "steps": STEPS}
-    ready = ready_message(*BOTH, observation_space=SPACE, action_space=SPACE, **shape)
-    world.reply(stranger, command_id, ready)
-    assert "for each agent that the module plays" in world.why_dismissed(stranger)
+    assert "the run's modules: blue, red" in world.why_dismissed(stranger)
 
 
 def test_the_requests_of_a_round_name_it_and_follow_each_other(tmp_path: Path) -> None:
@@ -145,12 +130,6 @@ def test_the_requests_of_a_round_name_it_and_follow_each_other(tmp_path: Path) -
     first, second = requests[0].batch_id, requests[2].batch_id
     assert [request.round for request in requests] == [first, first, second, second]
     assert {request.requests_in_round for request in requests} == {2}
-    assert len({request.permit for request in requests}) == len(requests)
-
-
-def test_a_round_of_one_module_is_not_named(tmp_path: Path) -> None:
-    world = WorkersWorld(tmp_path)
-    assert {(each.round, each.requests_in_round) for _, each in all_requests(world)} == {(0, 0)}
 
 
 def test_the_runs_return_is_that_of_environments_and_modules_have_their_agents(
@@ -165,24 +144,6 @@ def test_the_runs_return_is_that_of_environments_and_modules_have_their_agents(
     assert (line["episodes"], line["episode_return_mean"], line["episode_length_mean"]) == (1, 7, 9)
     means = {key: each["episode_return_mean"] for key, each in line["by_module"].items()}
     assert means == {"blue": 3.0, "red": 5.0}
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        {"env_returns": [float("nan")], "env_lengths": [1]},
-        {"env_returns": [1.0]},
-        {"env_returns": [1.0] * 100_000, "env_lengths": [1] * 100_000},
-    ],
-    ids=["not finite", "no length", "too many"],
-)
-def test_an_envrunner_whose_returns_cannot_be_is_let_go(
-    tmp_path: Path, said: dict[str, Any]
-) -> None:
-    world = world_of_two(tmp_path)
-    answer(world, indices(world)[0], **said)
-    assert "cannot be understood" in world.why_dismissed(world.runner)
-    assert world.parts.metrics.episodes == 0
 
 
 def test_a_line_of_metrics_has_the_books_of_each_module(tmp_path: Path) -> None:
@@ -267,8 +228,8 @@ def test_the_status_tells_of_each_module(tmp_path: Path) -> None:
 
 def test_the_status_tells_of_modules_that_are_not_trained(tmp_path: Path) -> None:
     world = WorkersWorld(tmp_path, agents={"left": "blue", "right": "random"})
-    world.parts.metrics.agents_ended("random", [-2.0], [5])
-    world.parts.metrics.played("random", 7)
+    world.parts.metrics.of("random").episodes_ended([-2.0], [5])
+    world.parts.metrics.of("random").played += 7
     status = _status(world)
     assert [each.module_id for each in status.modules] == ["blue", "random"]
     metrics = {
@@ -283,26 +244,12 @@ def test_the_status_tells_of_modules_that_are_not_trained(tmp_path: Path) -> Non
     assert ("juggler_module_steps_sampled_total", "blue") in metrics
 
 
-def test_the_status_of_a_run_with_one_module_names_none(tmp_path: Path) -> None:
-    status = _status(WorkersWorld(tmp_path))
-    assert len(status.modules) == 0
-    assert not [each.name for each in families(status) if "module" in each.name]
-
-
-def test_people_are_told_which_module_nobody_trains_any_more(tmp_path: Path) -> None:
-    world = world_of_two(tmp_path, num_learners=2, devices="cpu")
-    world.leave(world.learners[1])
-    world.end_process(Exited("learner-1", 1, "exit code 1", None))
-    assert not world.parts.end.reached
-    assert "Nobody trains module 'red' any more. Other modules train on" in world.told.messages[-1]
-
-
 def test_a_synchronous_run_ends_when_nobody_trains_one_of_its_modules(tmp_path: Path) -> None:
     world = world_of_two(tmp_path, num_learners=2, devices="cpu", synchronous=True)
     world.leave(world.learners[1])
     assert not world.parts.end.reached, "it may be started again"
     world.end_process(Exited("learner-1", 1, "exit code 1", None))
-    assert "Nobody trains module 'red' any more" in world.parts.end.failure
+    assert "Without a learner: module 'red'" in world.parts.end.failure
 
 
 def test_what_the_driver_learns_of_a_failed_round_ends_all_of_it(tmp_path: Path) -> None:
@@ -379,3 +326,159 @@ def test_a_module_beyond_hope_ends_the_run_unless_another_learner_trains_on(
         ((_, stop),) = world.asked(world.learner, attach_pb2.Stop)
         assert "not finite" in stop.failure
     assert world.why_dismissed(world.learner) == "", "it would come back with its state"
+
+
+# What the driver tells workers of modules that are not trained, and hears of them.
+
+
+MODULES_THAT_ONLY_PLAY_AGENTS = {"left": "main", "right": ["old", "random"]}
+
+
+def world_of(directory: Path) -> WorkersWorld:
+    """A run whose first EnvRunner has got what `old` plays with, and its setup."""
+    said = {"observation": MessageToDict(SPACE), "action": MessageToDict(SPACE)}
+    tree = {"default": {"parameters": {"scale": np.ones(3, np.float32)}, "buffers": {}}}
+    saved = Checkpoint((1, 4), tree, {}, {}, RunConfig().flat(), said)
+    write(directory / "before" / "checkpoints", saved, 1)
+    table = {"train": False, "from": str(directory / "before")}
+    keys: dict[str, Any] = {"agents": MODULES_THAT_ONLY_PLAY_AGENTS, "modules": {"old": table}}
+    return WorkersWorld(directory / "run", frozen=frozen_modules(RunConfig.from_flat(keys)), **keys)
+
+
+@pytest.fixture
+def world_of_modules_that_only_play(tmp_path: Path) -> WorkersWorld:
+    return world_of(tmp_path)
+
+
+def test_an_envrunner_gets_the_weights_before_its_setup(
+    world_of_modules_that_only_play: WorkersWorld,
+) -> None:
+    assert list(world_of_modules_that_only_play.parts.core.modules) == ["main"]
+    weights = FrozenWeights()
+    for _, part in world_of_modules_that_only_play.asked(
+        world_of_modules_that_only_play.runner, training_pb2.Restore
+    ):
+        weights.take(part)
+    ((_, setup),) = world_of_modules_that_only_play.asked(
+        world_of_modules_that_only_play.runner, training_pb2.Setup
+    )
+    told = from_json(setup.config, EnvRunnerSetup)
+    assert told.agents == MODULES_THAT_ONLY_PLAY_AGENTS
+    assert list(told.modules) == ["main", "old"]
+    assert not told.modules["main"].digest
+    assert weights._trees["old"][1] == told.modules["old"].digest
+
+
+def test_each_part_waits_for_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [training_pb2.Restore(module_id="old", chunk=bytes([k])) for k in range(3)]
+    monkeypatch.setattr(frozen_parts, "restores", lambda *_: parts)
+    world_of_modules_that_only_play = world_of(tmp_path)
+    late = world_of_modules_that_only_play.join("envrunner", 1)
+    for count in (1, 2, 3):
+        sent = world_of_modules_that_only_play.asked(late, training_pb2.Restore)
+        assert [part.chunk[0] for _, part in sent] == list(range(count))
+        assert not world_of_modules_that_only_play.asked(late, training_pb2.Setup)
+        world_of_modules_that_only_play.reply(late, sent[-1][0], attach_pb2.Done())
+    assert len(world_of_modules_that_only_play.asked(late, training_pb2.Setup)) == 1
+    gone = world_of_modules_that_only_play.join("envrunner", 2)
+    world_of_modules_that_only_play.leave(gone)
+    again = world_of_modules_that_only_play.join("envrunner", 2)
+    assert len(world_of_modules_that_only_play.asked(again, training_pb2.Restore)) == 1, (
+        "a new process gets all of them"
+    )
+
+
+def test_an_envrunner_is_ready_with_what_is_trained_alone(
+    world_of_modules_that_only_play: WorkersWorld,
+) -> None:
+    runner = world_of_modules_that_only_play.join("envrunner", 1)
+    ((command_id, _),) = world_of_modules_that_only_play.asked(runner, training_pb2.Restore)
+    world_of_modules_that_only_play.reply(runner, command_id, attach_pb2.Done())
+    ((command_id, _),) = world_of_modules_that_only_play.asked(runner, training_pb2.Setup)
+    shape = {"rows": ROWS, "steps": STEPS, "observation_space": SPACE, "action_space": SPACE}
+    world_of_modules_that_only_play.reply(runner, command_id, ready_message("main", "old", **shape))
+    assert (
+        "plays for main, old; the run's modules: main"
+        in world_of_modules_that_only_play.why_dismissed(runner)
+    )
+
+
+def played(module_id: str, steps: int, *returns: float) -> training_pb2.Receipt.Played:
+    return training_pb2.Receipt.Played(
+        module_id=module_id,
+        steps=steps,
+        episode_returns=returns,
+        episode_lengths=[5] * len(returns),
+    )
+
+
+def test_steps_that_are_played_are_counted_beside_the_books(
+    world_of_modules_that_only_play: WorkersWorld,
+) -> None:
+    world_of_modules_that_only_play.sample(
+        module_id="main", played=[played("old", 12, 1.0, -1.0), played("random", 8, 0.5)]
+    )
+    world_of_modules_that_only_play.sample(1, module_id="main", played=[played("old", 3)])
+    line = metrics_line(world_of_modules_that_only_play.parts)
+    assert line["env_steps_sampled"] == line["env_steps_in_flight"] == 2 * ROWS * STEPS
+    assert list(line["by_module"]) == ["main", "old", "random"]
+    assert line["by_module"]["main"]["env_steps_sampled"] == 2 * ROWS * STEPS
+    assert line["by_module"]["old"] == {
+        "env_steps_played": 15,
+        "episodes": 2,
+        "episode_return_mean": 0.0,
+        "episode_length_mean": 5.0,
+        "evaluation_return_mean": None,
+    }
+    assert line["by_module"]["random"]["env_steps_played"] == 8
+
+
+def test_a_run_that_goes_on_counts_on(world_of_modules_that_only_play: WorkersWorld) -> None:
+    world_of_modules_that_only_play.sample(module_id="main", played=[played("old", 12)])
+    parts = world_of_modules_that_only_play.parts
+    counters = counters_of(
+        [parts.core.counters()], parts.core.past, 1, parts.metrics, Times(1.0, 1.0)
+    )
+    saved = Checkpoint((1, 1), {}, {}, counters, {}, {})
+    assert metrics_of(saved).of("old").played == 12
+
+
+# What is said of the weights of learners that get ready.
+
+
+def test_a_learner_that_gets_ready_before_its_group_has_formed_has_lost_nothing(
+    tmp_path: Path,
+) -> None:
+    before = WorkersWorld(tmp_path)
+    assert before.parts.checkpointing.begin()
+    ((command_id, asked),) = before.asked(before.learner, training_pb2.Snapshot)
+    header = training_pb2.StateHeader(
+        module_id=asked.module_id, version=Version(3, 7).message(), extra="{}"
+    )
+    for chunk in encode_frame(header, {"default": {"x": np.ones(3)}}, digest=True):
+        before.reply(before.learner, command_id, any_pb2.Any(value=chunk))
+    (written,) = before.written.gather(timeout=30)
+    saved = read(written.path)
+
+    class Resumed(WorkersWorld):
+        """The second learner is set up when the first one is ready."""
+
+        def get_ready(self, worker: Worker, *module_ids: str) -> None:
+            if worker.role != "learner":
+                return super().get_ready(worker, *module_ids)
+            if worker.worker_id == "learner-1":
+                self.snapshots.newest = saved.path
+                assert not self.core.members
+                (_, *restored) = self.parts.learners["default"].begin(worker, 0)
+                assert restored, "from the checkpoint on the disk"
+            (*_, (command_id, _)) = self.asked(worker, training_pb2.AddModule)
+            point = f"127.0.0.1:{1000 + worker.index}"
+            ready = training_pb2.ModuleReady(module_id="default", meeting_point=point)
+            self.reply(worker, command_id, ready)
+
+    world = Resumed(tmp_path, resume=saved, num_learners=2, devices="cpu")
+    assert world.parts.core.modules["default"].weights_version.update == 7
+    assert world.core.members == ("learner-0", "learner-1")
+    assert not [text for text in world.told.messages if "lost" in text]

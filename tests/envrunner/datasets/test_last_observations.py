@@ -22,19 +22,12 @@ SCRIPTS = [((3, "terminated"), (2, "truncated"), (4, "both")), ((1, "terminated"
 def recorded(env: VectorEnv[Any, Any, Any], choose: Any) -> list[RecordedEpisode]:
     """The episodes of 20 steps, with actions [N] that are chosen by observations."""
     episodes: list[RecordedEpisode] = []
-    recorder = EpisodeRecorder(env, episodes.append)
-    mode = env.metadata["autoreset_mode"]
+    env = EpisodeRecorder(env, episodes.append)
     observations, _ = env.reset(seed=0)
-    resets = np.zeros(env.num_envs, np.bool_)  # [N]
     for _ in range(20):
-        recorder.sees(observations)
-        actions = choose(observations)
-        observations, rewards, terminated, truncated, infos = env.step(actions)
-        recorder.step(actions, rewards, terminated, truncated, observations, infos, ~resets)
+        observations, _, terminated, truncated, _ = env.step(choose(observations))
         over = terminated | truncated
-        if mode is AutoresetMode.NEXT_STEP:
-            resets = over
-        elif mode is AutoresetMode.DISABLED and over.any():
+        if env.metadata["autoreset_mode"] is AutoresetMode.DISABLED and over.any():
             observations, _ = env.reset(options={"reset_mask": over})
     return episodes
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.dialling import SEEN, dial
-from support.package_simulator import Arena, Served
+from support.package_simulator import SEEN, Arena, Served, dial
 
 
 @pytest.fixture

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from juggler.envrunner.dm_env_rpc.tensors import (
+    _NUMBERS,
     MAX_ELEMENTS,
+    SimulatorError,
     Spec,
-    TensorError,
-    decode,
-    encode,
     setting,
 )
 from juggler.envrunner.dm_env_rpc.v1 import dm_env_rpc_pb2 as ours
@@ -81,13 +80,15 @@ def test_the_schema_is_the_original_but_for_the_numbers_that_are_bytes() -> None
 
 
 def spec_of(array: Any) -> Spec:
-    return Spec.make(1, "x", array.shape, array.dtype)
+    return Spec(
+        1, "x", array.shape, *next(each for each in _NUMBERS.values() if each[1] == array.dtype)
+    )
 
 
 @given(ARRAYS)
 def test_a_tensor_of_the_package_is_decoded_bit_by_bit(array: Any) -> None:
     sent = tensor_utils.pack_tensor(array).SerializeToString()
-    read = decode(ours.Tensor.FromString(sent), spec_of(array))
+    read = spec_of(array).decode(ours.Tensor.FromString(sent))
     assert read.dtype == array.dtype
     assert read.shape == array.shape
     assert read.tobytes() == array.tobytes()
@@ -96,7 +97,7 @@ def test_a_tensor_of_the_package_is_decoded_bit_by_bit(array: Any) -> None:
 @given(ARRAYS)
 def test_the_package_decodes_what_is_encoded_bit_by_bit(array: Any) -> None:
     tensor = ours.Tensor()
-    encode(tensor, spec_of(array), array)
+    spec_of(array).encode(tensor, array)
     read = np.asarray(
         tensor_utils.unpack_tensor(theirs.Tensor.FromString(tensor.SerializeToString()))
     )
@@ -114,7 +115,7 @@ def test_floats_that_are_not_packed_are_read_too(dtype: str) -> None:
     sent = field + bytes([len(numbers)]) + numbers + b"\x7a\x01\x03"  # shape [3]
     their_reading = tensor_utils.unpack_tensor(theirs.Tensor.FromString(sent))
     np.testing.assert_array_equal(their_reading, array)
-    read = decode(ours.Tensor.FromString(sent), spec_of(array))
+    read = spec_of(array).decode(ours.Tensor.FromString(sent))
     assert read.tobytes() == array.tobytes()
 
 
@@ -125,9 +126,8 @@ def test_one_element_fills_a_shape_and_one_dimension_may_be_open(
 ) -> None:
     tensor = theirs.Tensor(shape=shape)
     tensor.floats.array.extend(range(5, 5 + elements))
-    read = decode(
-        ours.Tensor.FromString(tensor.SerializeToString()), spec_of(np.zeros((2, 3), "f4"))
-    )
+    spec = spec_of(np.zeros((2, 3), "f4"))
+    read = spec.decode(ours.Tensor.FromString(tensor.SerializeToString()))
     expected = np.arange(5, 11).reshape(2, 3) if elements == 6 else np.full((2, 3), 5)
     np.testing.assert_array_equal(read, expected)
 
@@ -138,7 +138,7 @@ def test_one_element_fills_a_shape_and_one_dimension_may_be_open(
         ((2, 3), 5, "has 5 elements: there must be 6, or one"),
         ((2, 3), 0, "has 0 elements"),
         ((-1, -1), 6, r"came with shape \[-1, -1\]"),
-        ((3, 2), 6, r"came with shape \[3, 2\], and its spec says \[2, 3\]"),
+        ((3, 2), 6, r"came with shape \[3, 2\], and its"),
         ((6,), 6, r"came with shape \[6\]"),
         ((), 1, r"came with shape \[\]"),
         ((1 << 30, 1 << 30), 1, "came with shape"),
@@ -147,15 +147,15 @@ def test_one_element_fills_a_shape_and_one_dimension_may_be_open(
 def test_a_tensor_of_another_shape_is_refused(shape: Any, elements: int, words: str) -> None:
     tensor = ours.Tensor(shape=shape)
     tensor.floats.array = bytes(4 * elements)
-    with pytest.raises(TensorError, match=f"'x' .*{words}"):
-        decode(tensor, spec_of(np.zeros((2, 3), "f4")))
+    with pytest.raises(SimulatorError, match=f"'x' .*{words}"):
+        spec_of(np.zeros((2, 3), "f4")).decode(tensor)
 
 
 def test_bytes_that_are_no_whole_numbers_are_refused() -> None:
     tensor = ours.Tensor(shape=[2])
     tensor.floats.array = bytes(7)
-    with pytest.raises(TensorError, match=r"has 1.75 elements"):
-        decode(tensor, spec_of(np.zeros(2, "f4")))
+    with pytest.raises(SimulatorError, match=r"has 1.75 elements"):
+        spec_of(np.zeros(2, "f4")).decode(tensor)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_bytes_that_are_no_whole_numbers_are_refused() -> None:
     ],
 )
 def test_a_spec_of_what_cannot_be_an_array_is_refused(message: Any, words: str) -> None:
-    with pytest.raises(TensorError, match=f"'x' .*{words}"):
+    with pytest.raises(SimulatorError, match=f"'x' .*{words}"):
         Spec.read(1, message)
 
 
@@ -176,13 +176,13 @@ def test_bounds_that_contradict_their_spec_are_refused() -> None:
     spec = ours.TensorSpec(name="x", dtype=ours.INT32, shape=[2])
     spec.min.int32s.array.extend([0, 3])
     spec.max.int32s.array.extend([2])
-    with pytest.raises(TensorError, match="min above its max"):
+    with pytest.raises(SimulatorError, match="min above its max"):
         Spec.read(1, spec)
     spec.max.int64s.array.extend([9])
-    with pytest.raises(TensorError, match="is of int32s, and its max of int64s"):
+    with pytest.raises(SimulatorError, match="is of int32s, and its max of int64s"):
         Spec.read(1, spec)
     spec.max.int32s.array.extend([9, 9, 9])
-    with pytest.raises(TensorError, match="has 3 elements"):
+    with pytest.raises(SimulatorError, match="has 3 elements"):
         Spec.read(1, spec)
 
 
@@ -195,16 +195,3 @@ def test_a_setting_arrives_as_the_package_packs_it(value: Any) -> None:
     np.testing.assert_array_equal(tensor_utils.unpack_tensor(theirs_of_it), value)
     if value != []:
         assert theirs_of_it == tensor_utils.pack_tensor(value)
-
-
-def test_a_setting_may_say_its_dtype() -> None:
-    assert setting({"dtype": "int32", "value": 3}).int32s.array == [3]
-    for value in (
-        {"dtype": "int32"},
-        {"dtype": "complex64", "value": 1},
-        {"dtype": "int8", "value": 300},
-        None,
-        [[1], [2, 3]],
-    ):
-        with pytest.raises(TensorError):
-            setting(value)

@@ -3,25 +3,35 @@ from __future__ import annotations
 import pickle
 import re
 import sys
+import tomllib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.envs.registration import WrapperSpec, registry
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
+from gymnasium.envs.registration import EnvSpec, WrapperSpec, registry
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from support.scripted_environments import NativeScripted, Scripted
 
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.script_classes import is_of_a_script, own_classes, pack
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
+from juggler.envrunner.environments.extras import EXTRAS, extra_for
+from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.environments.vector import (
     autoreset_mode,
     make_vector_env,
     reset_environments,
 )
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.runtime.actors.worker import worker_seed
+from juggler.runtime.installing import installing
 
 SCRIPTED = "support.scripted_environments:Scripted"
 
@@ -271,3 +281,209 @@ def test_a_failure_survives_pickling() -> None:
     assert str(copy) == str(failure)
     assert copy.traceback == failure.traceback
     assert copy.__notes__ == failure.__notes__
+
+
+# Wrappers that a config names, and environments that a script registers.
+
+
+CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+TIMED = ["TimeAwareObservation", {"use": "ReshapeObservation", "shape": [5, 1]}]
+
+
+class Doubled(gymnasium.RewardWrapper[Any, Any]):
+    def __init__(self, env: gymnasium.Env[Any, Any], factor: float) -> None:
+        super().__init__(env)
+        self._factor = factor
+
+    def reward(self, reward: Any) -> Any:
+        return self._factor * reward
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", CARTPOLE])
+def test_the_last_one_is_the_outermost_and_options_reach_them(env: str) -> None:
+    own = {"use": f"{__name__}:Doubled", "factor": 3.0}
+    limit = {"use": "TimeLimit", "max_episode_steps": 2}
+    config = EnvRunnerConfig(env=env, envs_per_runner=2, env_wrappers=[limit, *TIMED, own])
+    made = make_vector_env(config)
+    try:
+        assert made.single_observation_space.shape == (5, 1), "its shape came as a tuple"
+        made.reset(seed=1)
+        _, rewards, *_ = made.step(np.zeros(2, np.int64))
+        _, _, _, truncated, _ = made.step(np.zeros(2, np.int64))
+        assert rewards.tolist() == [3.0, 3.0]
+        assert truncated.all()
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("wrappers", "said"),
+    [
+        (["TimeAwareObservatio"], "did you mean 'TimeAwareObservation'?"),
+        ([{"factor": 2}], "a table with a 'use'"),
+        ([3], "not 3"),
+    ],
+)
+def test_a_name_that_is_none_is_told_by_the_config(wrappers: list[Any], said: str) -> None:
+    with pytest.raises(ValueError, match="env_wrappers: ") as wrong:
+        EnvRunnerConfig(env_wrappers=wrappers).validate()
+    assert said in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [{"env": "dm_env_rpc://h:1"}, {"env": "envpool:Pong-v5"}, {"gateway": "127.0.0.1:0"}],
+)
+def test_what_python_does_not_step_is_not_wrapped(elsewhere: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="leave them out"):
+        EnvRunnerConfig(env_wrappers=TIMED, **elsewhere).validate()
+
+
+def test_vectors_are_not_wrapped() -> None:
+    def vector() -> CartPoleVectorEnv:
+        return CartPoleVectorEnv(num_envs=2)
+
+    config = EnvRunnerConfig(envs_per_runner=2, env_wrappers=TIMED)
+    with pytest.raises(EnvironmentFailed, match="makes a CartPoleVectorEnv: let it wrap its own"):
+        make_vector_env(config, vector)
+    config.vectorize = "native"
+    with pytest.raises(ValueError, match="CartPole-v1 has wrappers; use auto, sync or async"):
+        make_vector_env(config)
+
+
+def test_options_that_a_wrapper_does_not_take_are_told() -> None:
+    config = EnvRunnerConfig(envs_per_runner=1, env_wrappers=[{"use": "TimeLimit", "steps": 5}])
+    with pytest.raises(EnvironmentFailed, match="failed in constructor: TypeError"):
+        make_vector_env(config)
+
+
+class OwnWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
+    pass
+
+
+def test_a_class_among_wrappers_is_named_if_other_processes_can_import_it() -> None:
+    keys: dict[str, Any] = {"env_wrappers": [OwnWrapper, {"use": OwnWrapper, "k": 2}, "ClipReward"]}
+    own_classes(keys)
+    name = f"{__name__}:OwnWrapper"
+    assert keys["env_wrappers"] == [name, {"use": name, "k": 2}, "ClipReward"]
+    script = type("Script", (OwnWrapper,), {"__module__": "__main__"})
+    with pytest.raises(ConfigError, match="Script is of a"):
+        own_classes({"env_wrappers": [script]})
+
+
+@pytest.mark.parametrize("entry_point", ["__main__:OfScript", CartPoleEnv])
+def test_an_environment_that_a_script_registers_is_there_in_workers(
+    entry_point: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "OfScript", CartPoleEnv, raising=False)
+    spec = EnvSpec("OfScript-v0", entry_point)
+    monkeypatch.setitem(gymnasium.registry, "OfScript-v0", spec)
+    config = RunConfig.from_flat({"env": "OfScript-v0"})
+    own_code = pack(config, "OfScript-v0", None, {})
+    assert is_of_a_script(config)
+    monkeypatch.delitem(gymnasium.registry, "OfScript-v0")
+    cloudpickle.loads(own_code)
+    assert gymnasium.make("OfScript-v0").unwrapped.__class__ is CartPoleEnv
+
+
+# What an environment needs beside Juggler, and what is said where that is missing.
+
+
+PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+
+
+@pytest.mark.parametrize(
+    ("env", "extra"),
+    [
+        ("Hopper-v5", "mujoco"),
+        ("gymnasium:Hopper-v5", None),
+        ("gymnasium.envs.mujoco.hopper_v5:HopperEnv", "mujoco"),
+        ("LunarLander-v3", "box2d"),
+        ("ale_py:ALE/Pong-v5", "atari"),
+        ("ale_python:Pong", None),
+        ("CartPole-v1", None),
+        ("NoSuchThing-v0", None),
+    ],
+)
+def test_the_extra_of_an_environment_is_known_by_where_it_is_made(
+    env: str, extra: str | None
+) -> None:
+    assert extra_for(env) == extra
+
+
+def test_every_extra_is_one_of_the_package() -> None:
+    assert set(EXTRAS.values()) <= PROJECT["optional-dependencies"].keys()
+
+
+def test_developers_have_the_packages_of_every_extra_with_environments() -> None:
+    extras = {  # without what they say of versions of Python
+        extra: {package.partition(";")[0] for package in packages}
+        for extra, packages in PROJECT["optional-dependencies"].items()
+    }
+    for extra in set(EXTRAS.values()) - {"envpool"}:  # which takes most of a gigabyte
+        assert extras[extra] <= extras["dev"], extra
+
+
+@pytest.mark.parametrize(
+    ("env", "package", "extra"),
+    [
+        ("Hopper-v5", "mujoco", "mujoco"),
+        ("Hopper-v5", "imageio", "mujoco"),
+        ("LunarLander-v3", "Box2D", "box2d"),
+        ("LunarLander-v3", "pygame", "box2d"),
+        ("ale_py:ALE/Pong-v5", "ale_py", "atari"),
+        ("envpool:Pong-v5", "envpool", "envpool"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch, env: str, package: str, extra: str
+) -> None:
+    if package == "pygame":
+        pytest.importorskip("Box2D", reason="the environment asks for Box2D first")
+    for name in [*sys.modules]:
+        if name.startswith(("gymnasium.envs.mujoco", "gymnasium.envs.box2d")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)  # which makes its import fail
+    with pytest.raises(ValueError, match="needs the package") as wrong:
+        make_vector_env(EnvRunnerConfig(env=env, envs_per_runner=1))
+    said = str(wrong.value)
+    assert repr(env) in said
+    assert f"needs the package {package}: {installing(extra)}" in said
+
+
+def seeds_of_a_run(run_seed: int) -> list[int]:
+    workers = [
+        worker_seed(run_seed, role, index, restarts)
+        for role in ("envrunner", "evaluator")
+        for index in range(8)
+        for restarts in range(2)
+    ]
+    return [seed for worker in workers for seed in environment_seeds(worker, 64)]
+
+
+def test_no_two_environments_of_a_run_share_a_seed() -> None:
+    for run_seed in (0, 1, 12345):
+        seeds = seeds_of_a_run(run_seed)
+        assert len(set(seeds)) == len(seeds)
+        assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_the_same_run_seed_gives_the_same_seeds_and_another_one_others() -> None:
+    assert seeds_of_a_run(7) == seeds_of_a_run(7)
+    assert not set(seeds_of_a_run(7)) & set(seeds_of_a_run(8))
+
+
+def test_environments_of_one_runner_start_differently_and_repeatably() -> None:
+    config = EnvRunnerConfig(env="support.scripted_environments:Scripted", envs_per_runner=4)
+    env = make_vector_env(config)
+    first = reset_environments(env, 1).copy()
+    assert len(np.unique(first[:, 2])) == 4
+    assert (reset_environments(env, 1)[:, 2] == first[:, 2]).all()
+    assert (reset_environments(env, 2)[:, 2] != first[:, 2]).all()
+
+
+def test_a_vector_of_environments_gets_one_seed() -> None:
+    env = NativeScripted([((3, "terminated"),)] * 2, AutoresetMode.NEXT_STEP)
+    observations = reset_environments(env, 9)
+    alone, _ = Scripted().reset(seed=environment_seeds(9, 2)[0])
+    np.testing.assert_array_equal(observations[0], alone)

@@ -58,13 +58,7 @@ class Steps(PufferEnv):
         ended = self.observations[:, 0] == LENGTH
         (self.truncations if self.truncates else self.terminals)[:] = ended
         self.observations[ended] = 0
-        return (
-            self.observations,
-            self.rewards,
-            self.terminals,
-            self.truncations,
-            [{"score": 1.0}],
-        )
+        return (self.observations, self.rewards, self.terminals, self.truncations, [{"score": 1.0}])
 
     def close(self) -> None:
         self.closed = True
@@ -121,7 +115,7 @@ def test_seeds_are_integers_of_c_and_differ_where_none_is_given() -> None:
 
 def test_a_class_of_ones_own_may_have_several_agents_each_of_which_is_an_environment() -> None:
     own = {"env": f"{__name__}:Steps", "env_kwargs": {"agents": 2}}
-    with pytest.raises(ValueError, match="Steps makes 8 environments, and envs_per_runner is 4"):
+    with pytest.raises(ValueError, match="Steps makes 8 environments, and"):
         made(**own)
     env = made(**own | {"env_kwargs": {"agents": 2, "num_envs": 2}})
     assert env.num_envs == 4
@@ -141,10 +135,10 @@ def test_an_environment_that_pufferlib_lacks_is_named_with_the_nearest() -> None
 
 def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pufferlib.ocean.environment", None)
-    with pytest.raises(ValueError, match=r"needs PufferLib, on every host with EnvRunners"):
+    with pytest.raises(ValueError, match="needs PufferLib, on every host"):
         made()
     monkeypatch.setattr(naming, "is_there", lambda module: module != "pufferlib")
-    with pytest.raises(ValueError, match=r"no Python module 'pufferlib' here; docs/environments"):
+    with pytest.raises(ValueError, match="no Python module 'pufferlib'"):
         check_name("pufferlib:steps")
 
 

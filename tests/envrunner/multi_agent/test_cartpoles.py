@@ -12,7 +12,6 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from juggler.envrunner.cartpoles import CartPoles
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.multi_agent.making import make_multi_agent_envs
-from juggler.envrunner.multi_agent.vector_turns import VectorTurns
 
 NAME = "juggler:CartPoles"
 N, A = 3, 4
@@ -74,19 +73,6 @@ def test_a_reset_of_some_environments_leaves_the_others_as_they_are() -> None:
     np.testing.assert_array_equal(observations[[0, 2]], before[[0, 2]])
     assert (observations[1] != before[1]).all()
     assert acting.all()
-
-
-def test_the_same_seed_gives_the_same_episodes() -> None:
-    def returns(seed: int) -> list[float]:
-        envs = VectorTurns(CartPoles(N, A), "CartPoles")
-        turn, found = envs.reset(seed), []
-        for _ in range(150):
-            (group,) = turn.groups
-            turn = envs.step([(np.asarray(group.observations)[:, 1] < 0).astype(np.int64)])
-            found += turn.env_returns.tolist()
-        return found
-
-    assert returns(1) == returns(1) != returns(2)
 
 
 def test_it_is_made_by_name_with_the_number_of_agents() -> None:

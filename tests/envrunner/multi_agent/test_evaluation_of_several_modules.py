@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from support.made_checkpoints import checkpoint
+from support.made_files import checkpoint
 from support.runner_world import PATIENCE, RunnerWorld
 from support.scripted_agents import ScriptedAgents
 
-from juggler.driver.record.checkpoints import write
+from juggler.runtime.checkpoints.checkpoint import write
 from juggler.runtime.wire.v1 import training_pb2
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from support.paced_sampling import sampler_of
+from support.scripted_agents import sampler_of
 
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.info_numbers import MOST_EPISODES, MOST_NUMBERS, InfoNumber, InfoNumbers
+from juggler.envrunner.info_numbers import MOST_EPISODES, InfoNumber, InfoNumbers
 from juggler.envrunner.multi_agent.games import Game, ParallelGame, TurnBasedGame
 from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
@@ -178,10 +178,7 @@ A, B = InfoNumber(2.0, 1.0, 3.0), InfoNumber(15.0, 10.0, 20.0)
     ],
 )
 def test_each_agents_numbers_count_from_its_first_action_to_its_end(
-    make: Callable[[], MultiAgentEnvs],
-    episode: int,
-    numbers: dict[str, InfoNumber],
-    fragment: int,
+    make: Callable[[], MultiAgentEnvs], episode: int, numbers: dict[str, InfoNumber], fragment: int
 ) -> None:
     count = 2 * (24 // episode)
     assert told(make(), fragment, 24) == {name: [each] * count for name, each in numbers.items()}
@@ -234,18 +231,6 @@ def test_numbers_of_two_agents_never_have_one_name() -> None:
         "a/c/x": 5.0,
         "a/b/x": 2.0,
     }
-
-
-def test_of_a_huge_dict_the_first_numbers_of_each_agent_are_told() -> None:
-    class Huge(Parallel):
-        def infos(self) -> Any:
-            numbers = {f"x{k:05d}": 1.0 for k in range(10_000)}
-            return dict.fromkeys(self.possible_agents, numbers)
-
-    names = tuple(f"agent_{k}" for k in range(8))
-    found = told(GamesInTurn([ParallelGame(Huge(names), 0)], "Huge"), 3, 3)
-    assert len(found) == MOST_NUMBERS
-    assert list(found) == [f"{agent}/x{k:05d}" for k in range(16) for agent in names]
 
 
 @pytest.mark.parametrize("info", [None, 3.0, "text", [1.0], np.ones(2)])

@@ -7,22 +7,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
-from support.paced_sampling import Collected, by_slot, sampler_of
+from support.episode_views import episodes_of
 from support.scripted_agents import (
     AGENTS,
     FOUR,
     THREE,
     TWO_MODULES,
+    Collected,
     Happening,
+    LoggedEpisode,
+    Remembering,
     ScriptedAgents,
     at_random,
+    by_slot,
     in_turn,
     random_world,
+    sampler_of,
 )
 
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFinite
+from juggler.learner.core.returns import gae, next_values, vtrace
 from juggler.runtime.episodes.version import Version
 
 SEEDS = range(4)
@@ -171,28 +178,6 @@ def test_every_recorded_step_is_in_a_batch_or_stale_or_in_a_row(seed: int) -> No
         assert rows.begun == np.count_nonzero(paced.of["row"] >= 0), "a row is nobody's"
 
 
-def test_with_a_row_age_of_zero_every_batch_is_of_the_weights_of_its_round() -> None:
-    envs = random_world(6)
-    sampler = sampler_of(envs, TWO_MODULES, steps=4, row_age=0)
-    collected = Collected(sampler)
-    for update in range(20):
-        for result in collected.play("reds", "blues", update=update).values():
-            assert result.batch is not None
-            assert set(result.batch.segment_updates.tolist()) == {update}
-
-
-def test_rows_of_a_game_in_turns_are_full() -> None:
-    envs = ScriptedAgents(4, dict.fromkeys(AGENTS, THREE), in_turn(AGENTS, 7))
-    collected = Collected(sampler_of(envs, dict.fromkeys(AGENTS, "all"), steps=8))
-    for _ in range(60):
-        collected.play("all")
-    batches = collected.batches["all"]
-    live = sum(batch.live_steps for batch in batches)
-    assert live > 0.95 * 60 * 8 * 4 - 4 * 3 * 8
-    assert live >= 0.95 * sum(batch.live.size for batch in batches)
-    check_steps(envs, list(range(12)), by_slot(batches))
-
-
 def test_rewards_between_turns_belong_to_the_action_before() -> None:
     agents = ("red", "green")
     envs = ScriptedAgents(1, dict.fromkeys(agents, THREE), in_turn(agents, 4))
@@ -265,7 +250,7 @@ def test_an_action_mask_without_a_legal_action_names_the_agent_and_the_environme
     collected = Collected(sampler_of(envs, dict.fromkeys(("red", "green"), "all"), steps=3))
     collected.play("all")  # the masks of those who are not on turn are not looked at
     envs.illegal = 1
-    with pytest.raises(EnvironmentFailed, match="agent 'green' of environment 1 failed in step: "):
+    with pytest.raises(EnvironmentFailed, match="agent 'green' of environment 1"):
         collected.play("all")
     with pytest.raises(RuntimeError, match="call reset first"):
         collected.play("all")
@@ -302,3 +287,122 @@ class MaskedAgents(ScriptedAgents):
             last_observations={"observation": group.last_observations, "action_mask": lasts},
         )
         return replace(turn, groups=(masked,))
+
+
+# What a learner works out from rows of several agents is what whole episodes would give.
+
+
+GAMMA, LAMBDA = 0.9, 0.8
+
+
+def value(observation: np.ndarray) -> float:
+    return float(np.sin(observation.astype(np.float64) @ np.arange(1, len(observation) + 1)))
+
+
+@pytest.mark.parametrize("row_age", [0, 2, 1000])
+@pytest.mark.parametrize("seed", SEEDS[:2])
+def test_targets_are_those_of_whole_stretches_of_episodes(seed: int, row_age: int) -> None:
+    envs = random_world(seed)
+    collected = Collected(sampler_of(envs, TWO_MODULES, steps=6, row_age=row_age))
+    for update in range(30):
+        collected.play("reds", "blues", update=update)
+    checked = 0
+    for batch in [each for batches in collected.batches.values() for each in batches]:
+        values = np.apply_along_axis(value, -1, np.asarray(batch.observations))  # [N, T]
+        lasts = np.apply_along_axis(value, -1, np.asarray(batch.last_observations))  # [N]
+        finals = np.array([value(each) for each in np.asarray(batch.final_observations)])  # [K]
+        tensors = [torch.tensor(each) for each in (values, lasts, finals)]
+        after = next_values(
+            *tensors,
+            torch.tensor(batch.final_rows, dtype=torch.int64),
+            torch.tensor(batch.final_steps, dtype=torch.int64),
+        )
+        columns: dict[str, Any] = {
+            "rewards": torch.tensor(batch.rewards, dtype=torch.float64),
+            "values": tensors[0],
+            "next_values": after,
+            "terminated": torch.tensor(batch.terminated),
+            "truncated": torch.tensor(batch.truncated),
+            "live": torch.tensor(batch.live),
+            "gamma": GAMMA,
+            "lambda_": LAMBDA,
+        }
+        found = {
+            "gae": gae(**columns),
+            "vtrace": vtrace(log_ratios=torch.sin(3 * tensors[0]), **columns),
+        }
+        for row in episodes_of(batch):
+            observations = np.asarray(row.observations)
+            slot, number, first = observations[0][:3].astype(int).tolist()
+            n = np.flatnonzero(
+                (np.asarray(batch.observations)[..., :3] == observations[0][:3]).all(-1)
+                & batch.live
+            )[0]
+            at = np.unravel_index(n, batch.live.shape)
+            stretch = slice(int(at[1]), int(at[1]) + len(row))
+            logged = envs.log[slot][number]
+            for name, got in found.items():
+                expected = slowly(logged, first, len(row), name)
+                targets = got.targets[int(at[0]), stretch].numpy()
+                np.testing.assert_allclose(targets, expected, rtol=0, atol=1e-6)
+            checked += len(row)
+    assert checked > 100
+
+
+def slowly(logged: LoggedEpisode, first: int, length: int, name: str) -> list[float]:
+    """Targets of some steps of an episode, by the definition, backwards."""
+    rewards, targets = logged.rewards(), []
+    values = [value(observation) for observation in logged.observations]
+    correction = 0.0
+    for step in reversed(range(first, first + length)):
+        over = logged.end != "" and step == len(logged.actions) - 1
+        discount = 0.0 if over and logged.end != "truncated" else GAMMA
+        error = rewards[step] - values[step] + (discount and discount * values[step + 1])
+        ratio = min(1.0, np.exp(np.sin(3 * values[step]))) if name == "vtrace" else 1.0
+        correction = ratio * error + LAMBDA * discount * ratio * correction
+        targets.append(values[step] + correction)
+    return targets[::-1]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_states_at_the_starts_of_rows_are_those_of_a_run_that_was_not_cut(seed: int) -> None:
+    envs = random_world(seed)
+    sampler = sampler_of(envs, TWO_MODULES, steps=4, row_age=3, module=Remembering)
+    collected = Collected(sampler)
+    for update in range(30):
+        collected.play("reds", "blues", update=update)
+    rows = 0
+    for batch in [each for batches in collected.batches.values() for each in batches]:
+        states: Any = batch.states["module"]
+        for row in range(batch.rows):
+            slot, number, step = np.asarray(batch.observations)[row, 0, :3].astype(int).tolist()
+            total = torch.full((3,), 0.5)
+            for seen in envs.log[slot][number].observations[:step]:
+                total = 0.5 * total + torch.from_numpy(seen[:3])
+            np.testing.assert_allclose(states["sum"][row], total.numpy(), rtol=1e-6)
+            rows += step > 0
+    assert rows > 20
+
+
+def test_contexts_at_the_starts_of_rows_are_those_of_the_agent() -> None:
+    envs = random_world(3)
+    connectors = {"env_to_module": [{"use": "frame_stack", "k": 2}]}
+    collected = Collected(sampler_of(envs, TWO_MODULES, steps=4, row_age=3, connectors=connectors))
+    for update in range(20):
+        collected.play("reds", "blues", update=update)
+    rows = 0
+    for batch in [each for batches in collected.batches.values() for each in batches]:
+        (frames,) = [np.asarray(each) for each in leaves(batch.states["connectors"])]  # [N, 1, ...]
+        for row in range(batch.rows):
+            seen = np.asarray(batch.observations)[row, 0]
+            slot, number, step = seen[:3].astype(int).tolist()
+            before = envs.log[slot][number].observations[max(0, step - 1)]
+            np.testing.assert_array_equal(frames[row].reshape(-1, len(seen))[-1], before)
+            rows += step > 0
+    assert rows > 20
+
+
+def leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        return [leaf for branch in tree.values() for leaf in leaves(branch)]
+    return [tree]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.runner_world import LearnerOf, RunnerWorld
+from support.runner_world import RunnerWorld
 from support.scripted_agents import THREE, ScriptedAgents, in_turn
 
 from juggler.envrunner import stage_building
 from juggler.envrunner.multi_agent import making
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.actors.setups import to_json
+from juggler.runtime.actors.worker import to_json
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 AGENTS = ("red", "green")
@@ -23,18 +22,9 @@ class League(RunnerWorld):
     """One player that learns, "first", which chooses action 0; "new" chooses action 1."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory, {agent: ["first"] for agent in AGENTS}, row_age=0)
-        self.setup = replace(self.setup, league=True)
-        self._directory = directory
+        played_by = {agent: ["first"] for agent in AGENTS}
+        super().__init__(directory, played_by, row_age=0, league=True)
         self.matches = 0
-
-    def add(self, module_id: str) -> None:
-        learner = self.learners[module_id] = LearnerOf(self._directory, module_id)
-        acting = to_json(self.setup.modules["first"])
-        added = training_pb2.AddPlayer(module_id=module_id, config=acting)
-        self.driver.ask(added, attach_pb2.Done)
-        learner.publish(1)
-        self.driver.ask(learner.message(), attach_pb2.Done)
 
     def match(self, *players: str, **at_least: int) -> dict[str, training_pb2.Receipt]:
         """A round, before which there is one more line-up for each environment."""
@@ -74,7 +64,7 @@ def test_a_player_that_learns_comes_and_goes_while_others_play(
     world.begin()
     world.match("first", "first", first=0)
     assert acted(envs) == {0}
-    world.add("new")
+    world.add_player("new")
     steps = 0
     for _ in range(12):
         receipts = world.match("first", "new", first=0, new=1)
@@ -85,7 +75,7 @@ def test_a_player_that_learns_comes_and_goes_while_others_play(
     assert steps > 0
     assert acted(envs) == {0, 1}
 
-    world.driver.ask(training_pb2.RemovePlayer(module_id="new"), attach_pb2.Done)
+    world.remove_player("new")
     goes_on = []  # the episodes that it is in: steps that count as not trained
     for _ in range(30):
         receipts = world.match("first", "first", first=0)
@@ -117,8 +107,8 @@ def test_players_that_are_here_together_draw_noise_of_their_own(
     world.begin()
     world.match("first", "first", first=0)
     monkeypatch.setattr(Actor, "seed", seed)
-    world.add("goes")
-    world.add("stays")
-    world.driver.ask(training_pb2.RemovePlayer(module_id="goes"), attach_pb2.Done)
-    world.add("comes")
+    world.add_player("goes")
+    world.add_player("stays")
+    world.remove_player("goes")
+    world.add_player("comes")
     assert len(seeds) == len(set(seeds)) == 3

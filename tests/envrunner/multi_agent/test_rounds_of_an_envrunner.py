@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.paced_sampling import by_slot
-from support.runner_world import PATIENCE, RunnerWorld
-from support.scripted_agents import THREE, ScriptedAgents, in_turn
+from support.runner_world import PATIENCE, PLAYED_BY, RunnerWorld
+from support.scripted_agents import FOUR, THREE, ScriptedAgents, by_slot, in_turn
 
+from juggler.driver.checkpoint.restoring import restores
 from juggler.envrunner import stage_building
 from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent import making
-from juggler.runtime.modules.array_module import ArrayModule
+from juggler.envrunner.multi_agent.turns import Turn
+from juggler.runtime.actors.attachment import Detached
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS
+from juggler.runtime.checkpoints.weights import WEIGHTS, tree_digest
 from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
@@ -52,7 +57,7 @@ def test_every_round_brings_each_learner_its_own_steps(
                 header, batch = world.learners[module_id].batch()
                 assert header.batch_id == receipt.batch_id
                 assert header.live_steps == batch.live_steps == receipt.live_steps
-                assert (header.module_id, header.permit) == (module_id, b"permit")
+                assert header.module_id == module_id
                 batches[module_id].append(batch)
         told = [each for each in receipts.values() if each.env_lengths]
         assert len(told) <= 1, "they are in one receipt of a round"
@@ -93,19 +98,6 @@ def test_people_are_told_once_of_an_agent_that_does_not_end(
         world.play(reds=0, blues=0)
     (note,) = [note for note in world.driver.notes if note.warning]
     assert note.text == "waits for agent 'red', 5000 steps"
-
-
-def test_people_are_told_once_of_modules_that_act_in_torch(
-    make_world: Callable[..., RunnerWorld],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ArrayModule, "note", "Scaled acts in torch from now on")
-    world = make_world()
-    world.begin()
-    for _ in range(3):
-        world.play(reds=0, blues=0)
-    (note,) = world.driver.notes
-    assert note.text == "Scaled acts in torch from now on"
 
 
 def test_each_module_acts_with_the_weights_of_its_own_learners(
@@ -203,7 +195,7 @@ def test_a_module_without_a_request_acts_with_its_newest_weights(
     world.begin()
     world.play(reds=0, blues=0)
     before = {slot: sum(len(e.actions) for e in log) for slot, log in envs.log.items()}
-    blues = world.runner._modules["blues"]
+    blues = world.runner._streams["blues"]
     version = world.learners["blues"].publish(2)
     deadline = time.monotonic() + PATIENCE
     while blues.newest is None or blues.newest.version < version:
@@ -278,7 +270,7 @@ def test_carts_of_two_modules_are_sampled_in_rounds(
         envs_per_runner=2,
         fragment_steps=16,
     )
-    linear = ModuleConfig(module="support.paced_sampling:Halves")
+    linear = ModuleConfig(module="support.scripted_agents:Halves")
     modules = {name: replace(each, module=linear) for name, each in world.setup.modules.items()}
     world.setup = replace(world.setup, env_runner=config, modules=modules)
     ready = world.begin()
@@ -296,3 +288,261 @@ def test_carts_of_two_modules_are_sampled_in_rounds(
     assert len(returns["right"]) >= 2 * len(env_returns)
     assert sum(env_returns) <= sum(map(sum, returns.values()))
     world.close()
+
+
+# Rounds of an EnvRunner in which something fails.
+
+
+def test_steps_that_are_not_finite_are_lost_for_their_module_alone(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(row_age=0)
+    world.begin()
+    shown = envs.observation
+
+    def broken(slot: int, episode: int, step: int) -> np.ndarray:
+        seen = shown(slot, episode, step)
+        return seen * np.nan if slot == 4 and step == 1 else seen
+
+    monkeypatch.setattr(envs, "observation", broken)
+    said: list[Any] = []
+    for _ in range(20):
+        world.driver.tell(*world.requests(reds=0, blues=0))
+        said = [world.driver._answers.get(timeout=PATIENCE) for _ in range(2)]
+        if any(isinstance(each, Exception) or each.dropped for each in said):
+            said.append(world.driver._answers.get(timeout=PATIENCE))
+            break
+    # The batch of the others is acknowledged in another thread, while the runner leaves.
+    receipts = {each.module_id: each for each in said if isinstance(each, training_pb2.Receipt)}
+    (failure,) = [each for each in said if isinstance(each, Exception)]
+    assert receipts["blues"].dropped == ""
+    assert receipts["blues"].live_steps > 0
+    assert receipts["reds"].dropped == "nonfinite"
+    named = "observations of agent 'green' in environment 1 at step"
+    assert named in receipts["reds"].explanation
+    assert named in str(failure)
+
+
+def test_a_runner_that_leaves_in_the_middle_of_a_round_answers_its_requests(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+) -> None:
+    world = make_world()
+    world.begin()
+    first, _ = world.requests(reds=0, blues=0)
+    world.driver.tell(first)
+    deadline = time.monotonic() + PATIENCE
+    while not world.runner._round.requests:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    world.driver.inbox.put(Detached("terminated"))
+    receipt = world.driver.hear(training_pb2.Receipt)
+    assert (receipt.batch_id, receipt.live_steps) == (first.batch_id, 0)
+    assert receipt.dropped == "learner_lost"
+    assert max(envs._now) == 0
+
+
+def test_a_runner_that_leaves_while_it_waits_for_weights_answers_its_requests(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+) -> None:
+    world = make_world()
+    world.begin()
+    world.driver.tell(*world.requests(reds=5, blues=5))
+    time.sleep(0.2)
+    world.driver.inbox.put(Detached("terminated"))
+    receipts = [world.driver.hear(training_pb2.Receipt) for _ in range(2)]
+    assert {(each.dropped, each.live_steps) for each in receipts} == {("learner_lost", 0)}
+    assert max(envs._now) == 0
+
+
+def test_an_environment_that_fails_costs_no_steps_of_any_module(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world()
+    world.begin()
+
+    def fails(actions: Any) -> Turn:
+        raise EnvironmentFailed("environment 1", "step", "it broke")
+
+    monkeypatch.setattr(envs, "step", fails)
+    world.driver.tell(*world.requests(reds=0, blues=0))
+    receipt = world.driver.hear(training_pb2.Receipt)
+    assert (receipt.module_id, receipt.live_steps, receipt.dropped) == ("reds", 0, "")
+    failure = world.driver._answers.get(timeout=PATIENCE)
+    assert isinstance(failure, EnvironmentFailed)
+
+
+@pytest.mark.parametrize(
+    ("played_by", "text"),
+    [
+        ({"red": "reds", "green": "reds"}, "no module plays agent blue"),
+        ({**PLAYED_BY, "grey": "reds"}, "the environment has no agent grey"),
+        (dict.fromkeys(PLAYED_BY, "all"), "plays agents with different"),
+    ],
+)
+def test_agents_and_modules_that_do_not_fit_are_told(
+    make_world: Callable[..., RunnerWorld], played_by: dict[str, str], text: str
+) -> None:
+    world = make_world(played_by)
+    with pytest.raises(AssertionError, match=text):
+        world.set_up()
+
+
+# An EnvRunner plays with modules that nobody trains: with what the driver meant, or not at all.
+
+
+AGENTS = {"red": "learns", "green": "old", "blue": "random"}
+
+
+def playing(scale: float) -> dict[str, Any]:
+    """`Scaled` chooses the action of this number."""
+    weights = {"scale": np.full((), scale, np.float32), "value.bias": np.zeros(3, np.float32)}
+    return {WEIGHTS: weights, CONNECTORS: {}}
+
+
+@pytest.fixture
+def envs_of_frozen_weights() -> ScriptedAgents:
+    spaces = {"red": THREE, "green": THREE, "blue": FOUR}
+    return ScriptedAgents(2, spaces, in_turn(tuple(AGENTS), 7))
+
+
+@pytest.fixture
+def make_world_of_frozen_weights(
+    envs_of_frozen_weights: ScriptedAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., RunnerWorld]]:
+    monkeypatch.setattr(stage_building, "step_back", lambda *_: None)
+    monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_, **__: envs_of_frozen_weights)
+    worlds: list[RunnerWorld] = []
+
+    def make(**keys: Any) -> RunnerWorld:
+        keys = {"frozen": {"old": playing(2)}, "row_age": 0, **keys}
+        worlds.append(RunnerWorld(tmp_path, AGENTS, **keys))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()
+
+
+def actions(envs_of_frozen_weights: ScriptedAgents, agent: str) -> list[int]:
+    place = envs_of_frozen_weights.agents.index(agent)
+    return [
+        action
+        for slot, episodes in envs_of_frozen_weights.log.items()
+        for episode in episodes
+        for action in episode.actions
+        if slot % 3 == place
+    ]
+
+
+def test_only_modules_that_are_trained_have_batches(
+    make_world_of_frozen_weights: Callable[..., RunnerWorld],
+) -> None:
+    world = make_world_of_frozen_weights()
+    world.send_frozen()
+    assert [module.module_id for module in world.begin().modules] == ["learns"]
+
+
+def test_a_module_that_is_not_trained_sends_no_steps_and_never_changes(
+    make_world_of_frozen_weights: Callable[..., RunnerWorld], envs_of_frozen_weights: ScriptedAgents
+) -> None:
+    world = make_world_of_frozen_weights()
+    world.send_frozen()
+    world.begin()
+    played, recorded, ended = {"old": 0, "random": 0}, 0, {"old": 0, "random": 0}
+    for update in range(1, 40):
+        world.learners["learns"].publish(update)
+        (receipt,) = world.play(learns=update).values()
+        assert receipt.module_id == "learns"
+        recorded += receipt.live_steps
+        if receipt.live_steps:
+            header, batch = world.learners["learns"].batch()
+            assert header.module_id == "learns"
+            assert {slot % 3 for slot, _ in by_slot([batch])} == {0}, "only red's steps"
+        assert [each.module_id for each in receipt.played] == ["old", "random"]
+        for each in receipt.played:
+            played[each.module_id] += each.steps
+            ended[each.module_id] += len(each.episode_returns)
+    assert set(actions(envs_of_frozen_weights, "green")) == {2}, "it acts as it was"
+    assert set(actions(envs_of_frozen_weights, "blue")) == {0, 1, 2}
+    for module_id, agent in (("old", "green"), ("random", "blue")):
+        made = len(actions(envs_of_frozen_weights, agent))
+        assert made - envs_of_frozen_weights.num_envs <= played[module_id] <= made
+        place = envs_of_frozen_weights.agents.index(agent)
+        over = sum(
+            bool(e.end) for slot in (place, place + 3) for e in envs_of_frozen_weights.log[slot]
+        )
+        assert ended[module_id] == over > 0
+    assert recorded <= len(actions(envs_of_frozen_weights, "red"))
+
+
+def test_weights_that_are_not_those_that_were_meant_are_refused(
+    make_world_of_frozen_weights: Callable[..., RunnerWorld], envs_of_frozen_weights: ScriptedAgents
+) -> None:
+    world = make_world_of_frozen_weights()
+    world.send_frozen(old=playing(1))
+    with pytest.raises(AssertionError) as refused:
+        world.set_up()
+    said = str(refused.value)
+    assert "the weights of module 'old' are not the ones that this run plays with" in said
+    assert tree_digest(playing(1)) in said
+    assert tree_digest(playing(2)) in said
+    assert not actions(envs_of_frozen_weights, "red"), "nobody played"
+
+
+def test_without_weights_nobody_plays(
+    make_world_of_frozen_weights: Callable[..., RunnerWorld],
+) -> None:
+    with pytest.raises(AssertionError, match="their digest is none, and must be"):
+        make_world_of_frozen_weights().set_up()
+
+
+def test_a_part_that_was_damaged_on_its_way_is_refused(
+    make_world_of_frozen_weights: Callable[..., RunnerWorld],
+) -> None:
+    world = make_world_of_frozen_weights()
+    (part,) = restores("old", playing(2), {})
+    scale = np.full((), 2, np.float32).tobytes()
+    assert scale in part.chunk
+    part.chunk = part.chunk.replace(scale, np.full((), 3, np.float32).tobytes())
+    world.driver.tell(part)
+    assert "does not match its digest" in str(world.driver.hear(WireError))  # type: ignore[type-var]
+
+
+def test_weights_of_another_module_are_told_by_name(
+    make_world_of_frozen_weights: Callable[..., RunnerWorld],
+) -> None:
+    other = {WEIGHTS: {"encoder": np.zeros(3, np.float32)}, CONNECTORS: {}}
+    world = make_world_of_frozen_weights(frozen={"old": other})
+    world.send_frozen()
+    with pytest.raises(AssertionError, match="another module's: it has no scale"):
+        world.set_up()
+
+
+def test_large_weights_come_in_parts(
+    make_world_of_frozen_weights: Callable[..., RunnerWorld],
+) -> None:
+    large = playing(2)
+    large[WEIGHTS]["value.weight"] = np.arange(3 << 20, dtype=np.float32)
+    parts = list(restores("old", large, {}))
+    assert len(parts) == 4
+    world = make_world_of_frozen_weights(frozen={"old": large})
+    for part in parts:
+        assert part.ByteSize() < 5 << 20
+        world.driver.ask(part, attach_pb2.Done)
+    assert isinstance(world.set_up(), training_pb2.Ready)
+
+
+def test_the_digest_is_of_names_shapes_dtypes_and_numbers() -> None:
+    one = np.arange(6, dtype=np.float32)
+    same = {"b": {"x": one}, "a": {}}
+    assert tree_digest(same) == tree_digest({"a": {}, "b": {"x": one.copy()}})
+    others: list[Any] = [
+        {"b": {"x": one}},
+        {"b": {"y": one}, "a": {}},
+        {"b": {"x": one.reshape(2, 3)}, "a": {}},
+        {"b": {"x": one.astype(np.float64)}, "a": {}},
+        {"b": {"x": one.view(np.int32)}, "a": {}},
+        {"b": {"x": one + 1e-6}, "a": {}},
+    ]
+    digests = {tree_digest(each) for each in (same, *others)}
+    assert len(digests) == 7

@@ -86,22 +86,8 @@ def test_a_wrapper_that_has_an_attribute_of_its_own_is_asked_for_it(
     assert read() == env.agents == after
 
 
-def test_a_property_is_read_once_for_each_time() -> None:
-    env = wrapped(BaseWrapper, Property, OrderEnforcingWrapper)
-    read, counting = reader(env, "agents"), env.env
-    counting.reads = 0
-    for times in range(1, 4):
-        read()
-        assert counting.reads == times
-
-
 def test_wrappers_that_only_hand_a_lookup_on_are_passed_over() -> None:
     env = wrapped(BaseWrapper, BaseWrapper, OrderEnforcingWrapper)
     read = reader(env, "agent_selection")
     env.env.__dict__["env"] = None  # a lookup from wrapper to wrapper would end here
     assert read() == "a"
-
-
-def test_an_attribute_that_is_nowhere_is_missed_as_always() -> None:
-    with pytest.raises(AttributeError, match="'Inner' object has no attribute 'nothing'"):
-        reader(wrapped(BaseWrapper), "nothing")()

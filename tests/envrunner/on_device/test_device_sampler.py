@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
-from support.fake_device import DEVICE, FakeDevice
-from support.recording import assert_recorded
+from support.fake_device import DEVICE, FakeDevice, TensorVector, on_cpu, on_fake_device
 from support.scripted_environments import NativeScripted, Scripted, scripted_trees
 from support.scripted_modules import LinearPolicy, Summing
-from support.tensor_vectors import TensorVector, on_cpu, on_fake_device
-from support.vectors import seeds_of
+from support.vectors import assert_recorded, seeds_of
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.accepted_vector import AcceptedVector, tensors_on
@@ -26,14 +23,11 @@ from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.on_device.device_sampler import DeviceSampler, why_on_host
 from juggler.envrunner.sampler import NonFinite, Sampler
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.actions import ClipActions
-from juggler.runtime.connectors.encoding import OneHot
-from juggler.runtime.connectors.env_to_module import EnvToModule
-from juggler.runtime.connectors.frame_stack import FrameStack
-from juggler.runtime.connectors.mean_std_filter import MeanStdFilter
-from juggler.runtime.connectors.module_to_env import ModuleToEnv
-from juggler.runtime.connectors.moments import Moments
-from juggler.runtime.connectors.rewards import DiscountedReturns
+from juggler.runtime.connectors.building import EnvToModule, ModuleToEnv
+from juggler.runtime.connectors.contexts import FrameStack
+from juggler.runtime.connectors.encoding import ClipActions, MeanStdFilter, OneHot
+from juggler.runtime.connectors.learning import DiscountedReturns
+from juggler.runtime.connectors.mergeable_state import Moments
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.rl_module import RLModule
 
@@ -253,21 +247,6 @@ def test_contexts_that_only_the_learner_sees_are_those_of_steps_in_arrays(device
         mine, other = a.sample((0, update)).batch.states, b.sample((0, update)).batch.states
         _assert_equal(mine, other)
         assert mine["connectors"]["returns"].any() or not update
-
-
-def test_one_hot_observations_are_made_on_the_device(device) -> None:
-    def made(tensor=None):
-        env = SyncVectorEnv([partial(gymnasium.make, "FrozenLake-v1")] * 3)
-        vector = AcceptedVector(env if tensor is None else TensorVector(env, tensor), "it")
-        spaces = _spaces(vector)
-        return vector, EnvToModule({"one_hot": OneHot(*spaces)}, {}, spaces[0])
-
-    (ours, to_vectors), (theirs, too) = made(on_fake_device), made()
-    ours.reset()
-    assert why_on_host(ours, to_vectors, policy_parts(ours, Zeros)[1], DEVICE) == ""
-    a = on_device(ours, make_module=Zeros, connectors=to_vectors)
-    b = on_host(theirs, make_module=Zeros, connectors=too)
-    assert_equal(a.sample((0, 0)).batch, b.sample((0, 0)).batch)
 
 
 class Pairs(Scripted):

@@ -1,18 +1,21 @@
-"""What may be an algorithm, and what is said of what is none."""
+"""Algorithms of one's own: their names, keys, and how much they explore."""
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
+from support.place import status_of
+from support.small_cores import MODULE, SAMPLE, SquaredValues
+from torch import Tensor
 
 import juggler
 from juggler.driver.config import ConfigError, RunConfig
@@ -25,8 +28,10 @@ from juggler.learner.algorithms.registry import (
     give_algorithm,
 )
 from juggler.learner.config import LearnerConfig
+from juggler.learner.core.forward import Forward, Loss
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.runtime.modules.building import build_module
+from juggler.testing import sample_for
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 TWO = spaces.Discrete(2)
@@ -55,9 +60,10 @@ class Mine(Algorithm):
     core = MyCore
 
 
-def test_the_help_lists_every_algorithm_that_ships() -> None:
-    words = Path(inspect.getfile(LearnerConfig)).read_text().partition('"""The algorithm: ')[2]
-    assert words.startswith(", ".join(sorted(ALGORITHMS)))
+def test_the_help_lists_every_algorithm_that_ships(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of("train", "--help") == 0
+    words = re.sub(r"[^\w,:]+", " ", capsys.readouterr().out)  # without the frame of a box
+    assert f"Algorithm: {', '.join(sorted(ALGORITHMS))}, or your own" in words
 
 
 def test_a_class_that_was_given_is_found_by_its_name_with_its_keys_and_defaults() -> None:
@@ -155,16 +161,16 @@ def algorithm(name: str, **attributes: Any) -> type[Algorithm]:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (NoAlgorithm, "must be a class derived from juggler.Algorithm"),
-        (Mine(), "must be a class derived from juggler.Algorithm, not <"),
+        (NoAlgorithm, "must be a class derived from"),
+        (Mine(), "must be a class derived from"),
         (algorithm("Bare", config=Undecorated), r"with @dataclass\(kw_only=True\) above it"),
-        (algorithm("Other", config=dict), "must be a class derived from juggler.LearnerConfig"),
-        (algorithm("Lacking", config=Incomplete), "the key 'depth' of its config has no default"),
-        (algorithm("Coreless", core=None), "`core` must be a LearnerCore class, or its name"),
-        (algorithm("Guessing", config=Untyped), "has lr = 0.5 without a type.*write lr: float ="),
-        (algorithm("Calling", config=Callback), r"a key 'shape' of type Callable\[\[\], int\]"),
-        (algorithm("Wrong", config=Misfit), r"type list\[int\] with the default \['w'\]: give"),
-        (algorithm("Plain", config=Evaluated), "'share' of type float with the default 'all'"),
+        (algorithm("Other", config=dict), "must be a class derived from"),
+        (algorithm("Lacking", config=Incomplete), "the key 'depth' of its config has"),
+        (algorithm("Coreless", core=None), "`core` must be a LearnerCore"),
+        (algorithm("Guessing", config=Untyped), "has lr = 0.5 without a"),
+        (algorithm("Calling", config=Callback), "a key 'shape' of type"),
+        (algorithm("Wrong", config=Misfit), r"type list\[int\] with the default"),
+        (algorithm("Plain", config=Evaluated), "'share' of type float with the"),
         (algorithm("Unnamed", core=Nameless), 'Nameless needs a name.*write name = "..."'),
         (algorithm("Aimless", core=Lossless), "Lossless needs a method 'loss'"),
     ],
@@ -197,7 +203,7 @@ def test_an_action_space_that_an_algorithm_cannot_act_in_is_told_with_those_that
 
 def test_a_key_that_every_run_has_is_refused() -> None:
     name = give_algorithm(algorithm("Twice", config=Colliding))
-    with pytest.raises(ConfigError, match="has a key 'seed', which every run has: rename it"):
+    with pytest.raises(ConfigError, match="has a key 'seed', which every run"):
         RunConfig.from_flat({"algorithm": name})
 
 
@@ -208,18 +214,135 @@ def test_a_class_of_a_script_has_to_be_given() -> None:
 
 def test_a_core_needs_a_name() -> None:
     make = partial(build_module, None, VECTOR, TWO, {})
-    with pytest.raises(ValueError, match="Nameless needs a name, which its checkpoints carry"):
+    with pytest.raises(ValueError, match="Nameless needs a name, which its"):
         Nameless(make, LearnerConfig())
 
 
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"algorithm": "impala", "lrr": 1}, "'lrr' is no key of 'impala': did you mean 'lr'?"),
-        ({"algorithm": "sac", "num_env_runners": 2}, "'num_env_runners' is no key of 'sac': known"),
-        ("sac", "config = 'sac': give a table, such as {'algorithm': 'impala'}"),
+        ({"algorithm": "impala", "lrr": 1}, "'lrr' is no key of 'impala': did"),
+        ({"algorithm": "sac", "num_env_runners": 2}, "'num_env_runners' is no key of"),
+        ("sac", "config = 'sac': give a table"),
     ],
 )
 def test_a_wrong_config_of_a_learner_is_told_as_that_of_a_run_is(config: Any, told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
         build_learner(config, None, VECTOR, TWO, {})
+
+
+# How much a policy explores follows its schedule, whatever the loss is.
+
+
+EXPLORED_VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+SCHEDULE = [(0.0, 1.0), (1000.0, 0.0)]
+
+
+class SmallParameters(GradientCore):
+    """Has a loss of its own, which knows of no exploration."""
+
+    def loss(self, forward: Forward, columns: Any, state: Any) -> Loss:
+        mean = juggler.LiveMean(columns["live"])
+        size = sum((x.square().sum() for x in forward.named.values()), torch.zeros(()))  # []
+        return Loss(size, mean.live_steps, {"size": size.detach()}, means={})
+
+
+class OwnDqn(SmallParameters, juggler.Dqn): ...
+
+
+class OwnPqn(SmallParameters, juggler.Pqn): ...
+
+
+class OwnR2d2(SmallParameters, juggler.R2d2): ...
+
+
+class OwnTd3(SmallParameters, juggler.Td3): ...
+
+
+MEMORY = {"hidden_sizes": [4], "recurrent": "gru", "recurrent_size": 4}
+#: The core and its config, its module, what it acts in, the key of the schedule, and the buffer.
+EPSILON = ("exploration_epsilon", "epsilon")
+NOISE = ("exploration_noise", "exploration_noise")
+CASES: dict[str, tuple[Any, Any, Any, gymnasium.Space[Any], tuple[str, str], dict[str, Any]]] = {
+    "dqn": (OwnDqn, juggler.DqnConfig, juggler.QNetwork, spaces.Discrete(2), EPSILON, {}),
+    "pqn": (OwnPqn, juggler.PqnConfig, juggler.QNetwork, spaces.Discrete(2), EPSILON, {}),
+    "r2d2": (OwnR2d2, juggler.R2d2Config, juggler.QNetwork, spaces.Discrete(2), EPSILON, MEMORY),
+    "td3": (
+        OwnTd3,
+        juggler.Td3Config,
+        juggler.DeterministicActorCritic,
+        spaces.Box(-1, 1, (2,), np.float32),
+        NOISE,
+        {},
+    ),
+}
+
+
+def made(case: str) -> tuple[GradientCore, juggler.Sample, str]:
+    """A core of a user's own, a sample for it, and the buffer that says how much it explores."""
+    core, config, module, acts, (key, buffer), model = CASES[case]
+    make = partial(module, EXPLORED_VECTOR, acts, model or {"hidden_sizes": [4]})
+    return (core(make, config(**{key: SCHEDULE})), sample_for(make()), buffer)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_core_that_is_derived_from_a_shipped_one_explores_by_the_schedule_with_any_loss(
+    case: str,
+) -> None:
+    core, sample, buffer = made(case)
+    state, steps = core.init(0), 0
+    for _ in range(3):
+        expected = 1 - steps / 1000
+        state, metrics, _ = core.apply(state, *core.grads(state, sample))
+        assert float(core.get_params(state)[buffer]) == pytest.approx(expected)
+        assert float(metrics[buffer]) == pytest.approx(expected)
+        assert "size" in metrics
+        steps = int(state["steps"])
+    assert steps > 0
+
+
+def test_a_loss_may_set_the_buffer_by_itself() -> None:
+    class Quiet(OwnDqn):
+        def loss(self, forward: Forward, columns: Any, state: Any) -> Loss:
+            forward.set_buffer("epsilon", torch.tensor(0.25))
+            return super().loss(forward, columns, state)
+
+    _, sample, _ = made("dqn")
+    make = partial(
+        juggler.QNetwork,
+        EXPLORED_VECTOR,
+        spaces.Discrete(2),
+        {"hidden_sizes": [4]},
+    )
+    core = Quiet(make, juggler.DqnConfig())
+    state = core.step(core.init(0), sample).state
+    assert float(core.get_params(state)["epsilon"]) == 0.25
+
+
+class Exploring(SquaredValues):
+    """Its module has no buffer to explore by."""
+
+    says: Callable[[], dict[str, Tensor]]
+
+    def exploration(self, state: Any) -> dict[str, Tensor]:
+        return self.says()
+
+
+def test_a_buffer_that_the_module_lacks_is_named() -> None:
+    core = Exploring(MODULE, juggler.LearnerConfig())
+    core.says = lambda: {"epsilon": torch.tensor(0.5)}
+    with pytest.raises(ValueError, match="ActorCritic has no buffer 'epsilon'"):
+        core.grads(core.init(0), SAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(0.5, "was given 0.5"), (torch.zeros(1), r"was given a tensor of shape \(1,\)")],
+)
+def test_what_is_no_tensor_of_the_shape_of_the_buffer_is_named(value: Any, told: str) -> None:
+    core, sample, _ = made("dqn")
+    core.exploration = lambda state: {"epsilon": value}  # type: ignore[method-assign]
+    with pytest.raises(
+        ValueError, match=rf"buffer 'epsilon' of QNetwork {told}.*a tensor of shape \(\)$"
+    ):
+        core.grads(core.init(0), sample)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.slow_linear import Linear, appo_loss, gradient, weights_of
-from support.states import copied
+from support.slow_losses import Linear, appo_loss, gradient, weights_of
+from support.small_cores import copied
 from torch import Tensor
 
-from juggler.learner.algorithms.appo.config import AppoConfig
+from juggler.learner.algorithms.appo import AppoConfig
 from juggler.learner.algorithms.appo.core import Appo
 from juggler.learner.core.gradient_core import TrainState
 from juggler.learner.core.learner_core import ALONE, Columns, Seam, StepOutput
@@ -83,16 +83,6 @@ def test_the_target_network_is_renewed_every_so_many_steps(make_batch: MakeBatch
     assert not torch.equal(history[0], history[3])
 
 
-def test_a_step_that_is_skipped_is_none_of_them(make_batch: MakeBatch) -> None:
-    core = make_core(target_period=2)
-    state = core.step(core.init(seed=0), collate([make_batch()])).state
-    batch = make_batch(seed=1)
-    batch.rewards[0, 0] = np.nan
-    after = core.step(copied(state), collate([batch])).state
-    for name, value in state["extra"].items():
-        assert torch.equal(after["extra"][name], value)
-
-
 def test_the_weight_of_the_distance_follows_the_distance(make_batch: MakeBatch) -> None:
     def coefficients(lr: float, target_kl: float) -> list[float]:
         core = make_core(target_period=2, lr=lr, target_kl=target_kl, kl_coefficient=1.0)
@@ -106,19 +96,6 @@ def test_the_weight_of_the_distance_follows_the_distance(make_batch: MakeBatch) 
     # It is adapted where the target network is renewed: after the second and the fourth step.
     assert coefficients(lr=0.3, target_kl=1e-6) == [1.0, 2.0, 2.0, 4.0]
     assert coefficients(lr=1e-4, target_kl=1.0) == [1.0, 0.5, 0.5, 0.25]
-
-
-def test_the_distance_from_the_target_network_is_a_metric_where_it_counts(
-    make_batch: MakeBatch,
-) -> None:
-    core = make_core(target_kl=0.01, lr=0.1)
-    sample = collate([make_batch()])
-    first = core.step(core.init(seed=0), sample)
-    second = core.step(copied(first.state), sample)
-    assert first.metrics["kl_from_target"] == 0.0
-    assert second.metrics["kl_from_target"] > 0.0
-    plain = make_core()
-    assert "kl_from_target" not in plain.step(plain.init(seed=0), sample).metrics
 
 
 class Noting(Appo):
@@ -161,34 +138,6 @@ def test_schedules_follow_the_environments_steps_and_not_the_uses(make_batch: Ma
     assert seen == pytest.approx([1e-3, 0.8e-3, 0.6e-3, 0.4e-3])
 
 
-def test_the_state_goes_through_a_checkpoint(make_batch: MakeBatch) -> None:
-    core = make_core(target_kl=0.01, target_period=3)
-    sample = collate([make_batch()])
-    state = core.step(core.init(seed=0), sample).state
-    restored = core.state_from_tree(core.state_to_tree(state), like=core.init(seed=1))
-    one, other = (core.step(copied(each), sample).state for each in (state, restored))
-    assert torch.equal(one["parameters"], other["parameters"])
-    for name, value in one["extra"].items():
-        assert torch.equal(other["extra"][name], value)
-
-
-class Normalized(Linear):
-    """With statistics that each training pass moves on."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.norm = torch.nn.BatchNorm1d(4)
-
-    def _forward(self, batch: Any) -> dict[str, Tensor]:
-        return super()._forward({"observations": self.norm(batch["observations"])})
-
-
-def test_the_target_networks_pass_does_not_count_in_buffers(make_batch: MakeBatch) -> None:
-    core = make_core(Normalized)
-    state = core.step(core.init(seed=0), collate([make_batch()])).state
-    assert core.get_params(state)["norm.num_batches_tracked"] == 1
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -208,7 +157,5 @@ def test_a_value_out_of_range_is_named(key: str, value: Any) -> None:
 
 
 def test_a_distance_needs_a_target_network_that_lags() -> None:
-    with pytest.raises(
-        ValueError, match=r"target_kl = 0.1 with target_period = 1: .* set target_p"
-    ):
+    with pytest.raises(ValueError, match=r"target_kl = 0.1 with"):
         AppoConfig(target_kl=0.1, target_period=1).validate()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.hidden_bits import HiddenBits
-from support.paced_sampling import sampler_of
+from support.scripted_agents import sampler_of
+from support.small_games import HiddenBits
 
 from juggler.envrunner.multi_agent.games import ParallelGame
 from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
@@ -19,11 +19,9 @@ from juggler.learner.algorithms.actor_critic.core import actor_critic_pass
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.collate import collate
-from juggler.learner.data.sharding import shard
 from juggler.learner.data.validation import BatchValidator
 from juggler.learner.learner import Learner
-from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.episodes.columns import batch_of_columns
+from juggler.runtime.episodes.batch import EpisodeBatch, batch_of_columns
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
@@ -101,16 +99,6 @@ def test_a_critic_that_sees_everything_learns_the_values_exactly(algorithm: str,
     np.testing.assert_allclose(values(trained, sees), expected, atol=0.05)
 
 
-def test_a_critic_that_sees_its_own_bit_learns_the_mean_over_the_other_one() -> None:
-    trained = learner("observation")
-    for _ in range(40):
-        trained.update_from_episodes([sampled("observation")])
-    for left in (0, 2):
-        first, second = values(trained, "observation")[left : left + 2]
-        assert first == second
-        assert 0.25 * DIFFERENT < first < 0.75 * DIFFERENT
-
-
 def test_values_after_a_cut_are_of_the_episode_that_was_cut() -> None:
     columns = collate([sampled("state")])
     trained = learner("state")
@@ -147,23 +135,6 @@ def test_a_module_with_a_memory_has_a_critic_without_one(recurrent: str) -> None
     assert len(value_of) == 6  # each agent's bit is one of the two
     assert all(len(found) == 1 for found in value_of.values()), "what came before says nothing"
     assert "value_encoder" in forward.module.training_only
-
-
-@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
-def test_micro_batches_and_shards_have_the_gradient_of_the_whole(algorithm: str) -> None:
-    batch = sampled("state")
-    updated = []
-    for keys in ({}, {"micro_batches": 3}):
-        trained = learner("state", algorithm, **keys)
-        trained.update_from_episodes([batch])
-        updated.append(trained.state["parameters"])
-    torch.testing.assert_close(*updated, rtol=0, atol=2e-4)
-    parts = shard([batch], 3)
-    joined = collate([each for part in parts for each in part])
-    whole = collate([batch])
-    assert joined.keys() == whole.keys()
-    for name in ("critic_observations", "last_critic_observations", "final_critic_observations"):
-        torch.testing.assert_close(joined[name], whole[name])
 
 
 def test_columns_of_a_script_may_have_what_the_critic_saw() -> None:
@@ -237,7 +208,7 @@ def test_a_module_of_ones_own_says_whether_its_critic_can_see_more() -> None:
     metrics = fetch_metrics(trained.update_from_episodes([sampled("state")]))
     assert np.isfinite(metrics["value_loss"])
     assert not any("critic" in name for name in trained.get_params())
-    with pytest.raises(ValueError, match="the values of ByObservationsAlone come from"):
+    with pytest.raises(ValueError, match="the values of ByObservationsAlone"):
         build_learner(
             {"algorithm": "ppo"}, ByObservationsAlone, OBSERVATION, ACTIONS, {}, critic_space=space
         )
@@ -248,12 +219,12 @@ class OfActions(QNetwork):
 
 
 def test_what_cannot_be_combined_is_told() -> None:
-    with pytest.raises(ValueError, match="the values of QNetwork come from observations alone"):
+    with pytest.raises(ValueError, match="the values of QNetwork come from"):
         learner("state", "pqn")
     space = HiddenBits.state_space
-    with pytest.raises(ValueError, match="critic_sees with algorithm = 'pqn': its values choose"):
+    with pytest.raises(ValueError, match="critic_sees with algorithm ="):
         build_learner({"algorithm": "pqn"}, OfActions, OBSERVATION, ACTIONS, {}, critic_space=space)
-    with pytest.raises(ValueError, match="shared_value_layers = true does not go with critic_sees"):
+    with pytest.raises(ValueError, match="shared_value_layers = true does"):
         learner("state", model={"shared_value_layers": True})
     with pytest.raises(ValueError, match="the run's key critic_sees fills it"):
         learner("observation", model={"critic_space": "state"})

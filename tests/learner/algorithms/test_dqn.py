@@ -1,32 +1,37 @@
-"""DQN's loss against one written out in float64, and what its steps do."""
+"""DQN and R2D2 against losses written out in float64."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.float64 import Doubled
+from support.small_cores import Doubled
+from torch import Tensor
 
-from juggler.learner.algorithms.dqn.config import DqnConfig
+from juggler.learner.algorithms.dqn import DqnConfig
 from juggler.learner.algorithms.dqn.core import Dqn
-from juggler.learner.algorithms.pqn.config import PqnConfig
+from juggler.learner.algorithms.pqn import PqnConfig
 from juggler.learner.algorithms.pqn.core import Pqn
+from juggler.learner.algorithms.r2d2 import R2d2Config
+from juggler.learner.algorithms.r2d2.core import R2d2, scaled, unscaled
+from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.core.metrics import fetch_metrics
-from juggler.learner.core.sequences import all_observations
-from juggler.learner.core.transitions import rows_of_transitions, transitions
+from juggler.learner.core.sequences import all_observations, rows_of_transitions, transitions
 from juggler.learner.data.collate import collate
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
-from juggler.learner.data.sources import NEW_STEPS
 from juggler.learner.learner import Learner
 from juggler.runtime.checkpoints.weights import weights_in
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
+from juggler.runtime.wire.structures import tree_map
 
 MakeBatch = Callable[..., EpisodeBatch]
 VECTOR = spaces.Box(-10, 10, (4,), np.float32)
@@ -148,37 +153,13 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return shares / shares.sum(-1, keepdims=True)
 
 
-def test_atoms_learn_how_often_each_return_comes() -> None:
-    """One step that is worth -1 or 1, by chance: the mean alone would be 0."""
-    core = make_core(model={**ATOMS, "v_min": -1.0, "v_max": 1.0, "atoms": 3}, lr=0.05)
-    rng, count = np.random.default_rng(0), 400
-    sample = {
-        "observations": torch.zeros(count, 1, 4),
-        "last_observations": torch.zeros(count, 4),
-        "actions": torch.zeros(count, 1, dtype=torch.int64),
-        "rewards": torch.from_numpy(np.where(rng.random((count, 1)) < 0.25, 1.0, -1.0)).float(),
-        "discounts": torch.zeros(count, 1),
-        "live": torch.ones(count, 1, dtype=torch.bool),
-    }
-    state = core.init(0)
-    for _ in range(300):
-        state = core.step(state, sample).state
-    outputs = core.forward(state)({"observations": torch.zeros(1, 4)})
-    shares = outputs["return_logits"][0, 0].softmax(-1).detach().numpy()  # [3]
-    often = float((sample["rewards"] > 0).float().mean())
-    np.testing.assert_allclose(shares, [1 - often, 0.0, often], atol=0.02)
-    assert float(outputs["action_dist_inputs"][0, 0].detach()) == pytest.approx(
-        2 * often - 1, abs=0.03
-    )
-
-
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ({"atoms": 1}, "model.atoms must be 0, or an integer of at least 2, such as 51, not 1"),
+        ({"atoms": 1}, "model.atoms must be 0, or an"),
         ({"atoms": 51, "v_min": 3.0, "v_max": 3.0}, r"model.v_min must be below v_max = 3\.0"),
         ({"atoms": 51, "v_max": "high"}, "model.v_max must be a finite number"),
-        ({"atom": 51}, "model has no key 'atom': did you mean 'atoms'"),
+        ({"atom": 51}, "model has no key 'atom': did you"),
     ],
 )
 def test_wrong_atoms_are_named(model: dict[str, Any], words: str) -> None:
@@ -251,9 +232,7 @@ def test_the_target_network_acts_if_it_is_to(make_batch: MakeBatch, target_acts:
     torch.testing.assert_close(restored, state)
 
 
-def test_schedules_count_what_arrived_and_not_how_often_it_was_drawn(
-    make_batch: MakeBatch,
-) -> None:
+def test_schedules_count_what_arrived_and_not_how_often_it_was_drawn(make_batch: MakeBatch) -> None:
     schedule = [(0.0, 1.0), (100.0, 0.0)]
     core = make_core(replay_begin=0, replay_batch_size=8, exploration_epsilon=schedule)
     learner = Learner(core)
@@ -264,31 +243,6 @@ def test_schedules_count_what_arrived_and_not_how_often_it_was_drawn(
         metrics = fetch_metrics(learner.update_from_episodes([batch]))
     assert int(learner.state["steps"]) == arrived
     assert 1 - arrived / 100 < metrics["epsilon"] < 1 - (arrived - batch.live_steps) / 100 + 0.01
-
-
-def test_an_update_before_the_replay_has_begun_changes_nothing(make_batch: MakeBatch) -> None:
-    learner = Learner(make_core(replay_begin=1000))
-    before = learner.get_weights()
-    assert learner.update_from_episodes([make_batch(4, 6)]) == {}
-    np.testing.assert_equal(learner.get_weights(), before)
-    assert learner.updates == 1
-
-
-@pytest.mark.parametrize(("alpha", "saved"), [(0.0, True), (0.6, True), (0.0, False)])
-def test_a_restored_learner_goes_on_as_the_saved_one(
-    make_batch: MakeBatch, alpha: float, saved: bool
-) -> None:
-    keys: dict[str, Any] = {"priority_exponent": alpha, "replay_capacity": 30, "replay_begin": 5}
-    keys |= {"replay_batch_size": 8, "replay_ratio": 1.0, "save_replay": saved}
-    one, other = (Learner(make_core(**keys), seed=seed) for seed in (0, 1))
-    for seed in range(4):
-        one.update_from_episodes([make_batch(4, 6, seed=seed)])
-    one.forget()
-    other.restore(*one.save())
-    for seed in range(4, 8):
-        for learner in (one, other):
-            learner.update_from_episodes([make_batch(4, 6, seed=seed)])
-    np.testing.assert_equal(one.get_weights(), other.get_weights())
 
 
 @pytest.mark.parametrize("passes", [{}, {"num_epochs": 2, "minibatch_size": 3}])
@@ -304,7 +258,7 @@ def test_priorities_reach_the_replay_of_a_learner(
 
 
 def test_a_module_with_a_state_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"leave out model\.recurrent, or take another"):
+    with pytest.raises(ValueError, match=r"leave out model\.recurrent, or"):
         make_core(model={"hidden_sizes": [8], "recurrent": "gru", "recurrent_size": 8})
 
 
@@ -316,15 +270,10 @@ def test_a_module_that_no_learner_can_have_explore_is_refused() -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        (
-            {"replay_selector": "fifo", "replay_ratio": 32.0},
-            "set max_times_sampled to 1 or more, after which it leaves, and replay_ratio, which is "
-            "32, to that or less",
-        ),
         ({"replay_ratio": 0}, "replay_ratio = 0: must be above 0"),
-        ({"replay_begin": 200_000}, "so many steps are never kept; set it to 100000 or less"),
+        ({"replay_begin": 200_000}, "never holds that many steps"),
         ({"target_share": 1.5}, "target_share = 1.5: must be"),
-        ({"target_share": 0.0}, "target_share = 0.0: the target network would never move"),
+        ({"target_share": 0.0}, "target_share = 0.0: the target"),
         ({"exploration_epsilon": [(0, 1.0), (10, 2.0)]}, "exploration_epsilon"),
         ({"n_step": 0}, "n_step = 0: must be at least 1"),
     ],
@@ -334,10 +283,219 @@ def test_a_wrong_key_is_named(keys: dict[str, Any], words: str) -> None:
         DqnConfig(**keys).validate()
 
 
-def test_new_steps_are_told_once(make_batch: MakeBatch) -> None:
-    core = make_core(replay_batch_size=4, replay_begin=0)
-    batch = make_batch(4, 6)
-    drawn = list(core.data_source().add(collate([batch])))
-    told = [int(each[NEW_STEPS]) for each in drawn]
-    assert told[0] == batch.live_steps
-    assert not any(told[1:])
+# R2D2's loss, targets and priorities against those of episodes played again step by step.
+
+
+MODEL = {"hidden_sizes": [8], "recurrent": "lstm", "recurrent_size": 6}
+GAMMA, SCALE, STEPS = 0.9, 0.7, 3
+
+
+def make_core_of_r2d2(module: Any = QNetwork, model: Any = None, **config: Any) -> R2d2:
+    make = partial(module, VECTOR, TWO, model or MODEL)
+    keys = {"gamma": GAMMA, "reward_scale": SCALE, "n_step": STEPS, **config}
+    return R2d2(make, R2d2Config(**keys))
+
+
+def batch_of(make_batch: MakeBatch, seed: int, rows: int = 4, steps: int = 9) -> EpisodeBatch:
+    rng = np.random.default_rng(seed)
+    state = {
+        name: rng.standard_normal((rows, 6), dtype=np.float32) for name in ("hidden", "cell")
+    }  # [N, 6] each
+    return make_batch(rows, steps, seed=seed, ends=0.15, states={"module": state})
+
+
+class R2d2Doubled(QNetwork):
+    """Reads observations in float64, which no layer of its encoder makes float32."""
+
+    def forward(self, batch: dict[str, Any]) -> dict[str, Any]:
+        features = batch["observations"]  # [1, 1, 4]
+        for layer in self.encoder:
+            features = layer(features)  # [1, 1, 8]
+        remembered, states = self.core(features, batch["states"])  # [1, 1, 6]
+        values = self.value_head(self.normalize(remembered))  # [1, 1, 2]
+        return {"action_dist_inputs": values, "states": states}
+
+
+class Played(NamedTuple):
+    before: dict[tuple[int, int], Tensor]  # Q [2] by (row, step), of the observation before it
+    after: dict[tuple[int, int], Tensor]  # of the one after it
+    learned: set[tuple[int, int]]  # steps behind the burn-in
+
+
+def play(parameters: Tensor, batch: EpisodeBatch, burn_in: int) -> Played:
+    """All observations of a batch, one at a time, in float64. The gradient stops where the burn-in
+    ends."""
+    module, at = R2d2Doubled(VECTOR, TWO, MODEL).double(), 0
+    named = {}
+    for name, parameter in module.named_parameters():
+        named[name] = parameters[at : at + parameter.numel()].view_as(parameter)
+        at += parameter.numel()
+    played = Played({}, {}, set())
+
+    def look(observation: np.ndarray, state: Any) -> tuple[Tensor, Any]:
+        seen = torch.from_numpy(observation).double()[None, None]  # [1, 1, 4]
+        outputs = torch.func.functional_call(
+            module, named, ({"observations": seen, "states": state},)
+        )
+        return outputs["action_dist_inputs"][0, 0], outputs["states"]
+
+    segments = batch.segment_rows, batch.segment_starts, batch.segment_offsets
+    offsets = {(n, t): offset for n, t, offset in zip(*segments, strict=True)}
+    for n in range(batch.rows):
+        state: Any = None
+        goes_on = False
+        for t in np.flatnonzero(batch.live[n]).tolist():
+            if (n, t) in offsets:
+                goes_on = offsets[n, t] > 0
+                start = {name: torch.zeros(1, 6).double() for name in ("hidden", "cell")}
+                if goes_on:
+                    stored: Any = batch.states["module"]  # type: ignore[index, call-overload]
+                    start = {k: torch.from_numpy(x[n : n + 1]).double() for k, x in stored.items()}
+                state = start
+            if goes_on and t == burn_in:
+                state = tree_map(lambda x: x.detach(), state)
+            played.before[n, t], state = look(batch.observations[n, t], state)
+            follows = batch.last_observations[n]
+            if batch.truncated[n, t]:
+                (k,) = np.flatnonzero((batch.final_rows == n) & (batch.final_steps == t))
+                follows = batch.final_observations[k]
+            elif t + 1 < batch.steps:
+                follows = batch.observations[n, t + 1]
+            played.after[n, t] = look(follows, state)[0]
+            if not goes_on or t >= burn_in:
+                played.learned.add((n, t))
+    return played
+
+
+def h(x: float) -> float:
+    return math.copysign(math.sqrt(abs(x) + 1) - 1, x) + 1e-3 * x
+
+
+def inverse_of_h(y: float) -> float:
+    """By halving an interval, since h rises."""
+    low, high = -1e9, 1e9
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if h(middle) < y else (low, middle)
+    return low
+
+
+def slow_targets(batch: EpisodeBatch, own: Played, target: Played) -> dict[tuple[int, int], float]:
+    found = {}
+    for n, t in own.learned:
+        total, discount, at = 0.0, 1.0, t
+        while True:
+            total += discount * SCALE * float(batch.rewards[n, at])
+            discount *= GAMMA
+            ends = bool(batch.terminated[n, at] or batch.truncated[n, at])
+            if ends or at + 1 == min(t + STEPS, batch.steps) or not batch.live[n, at + 1]:
+                break
+            at += 1
+        if not batch.terminated[n, at]:
+            best = int(own.after[n, at].argmax())
+            total += discount * inverse_of_h(float(target.after[n, at][best]))
+        found[n, t] = h(total)
+    return found
+
+
+@pytest.mark.parametrize("burn_in", [0, 2])
+def test_loss_gradient_and_priorities_are_those_of_episodes_played_step_by_step(
+    make_batch: MakeBatch, burn_in: int
+) -> None:
+    core, batch = make_core_of_r2d2(burn_in=burn_in), batch_of(make_batch, seed=3)
+    assert (batch.segment_offsets > 0).any()
+    assert batch.truncated.any()
+    assert batch.terminated.any()
+    state = core.init(0)
+    state["extra"]["target"] = core.init(5)["parameters"]
+    parameters = state["parameters"].double().requires_grad_()
+    own = play(parameters, batch, burn_in)
+    targets = slow_targets(batch, own, play(state["extra"]["target"].double(), batch, burn_in))
+    weights = np.linspace(0.2, 1.0, batch.rows)
+    errors = {
+        (n, t): targets[n, t] - own.before[n, t][int(batch.actions[n, t])]  # type: ignore[index, call-overload]
+        for n, t in own.learned
+    }
+    costs = [0.5 * weights[n] * error**2 for (n, _), error in errors.items()]
+    loss = torch.stack(costs).mean()  # []
+    (gradient,) = torch.autograd.grad(loss, parameters)  # [P]
+    rows = [
+        [abs(float(errors[n, t].detach())) for m, t in errors if m == n] for n in range(batch.rows)
+    ]
+    priorities = [0.9 * max(row) + 0.1 * np.mean(row) for row in rows]
+
+    columns = collate([batch])
+    sample = {**columns, IMPORTANCE_WEIGHTS: torch.from_numpy(weights).float()}
+    grads, aux = core.grads(state, sample)
+    found = aux
+    assert float(found.metrics["value_loss"]) == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert int(found.live_steps) == len(own.learned)
+    np.testing.assert_allclose(found.priorities.numpy(), priorities, rtol=1e-4)
+    np.testing.assert_allclose(grads.numpy(), gradient.numpy(), rtol=1e-3, atol=1e-6)
+
+
+def test_scaling_is_undone_over_all_sizes() -> None:
+    x = torch.tensor([-1e6, -300.0, -1.0, -1e-3, 0.0, 1e-4, 0.5, 20.0, 1e5], dtype=torch.float64)
+    torch.testing.assert_close(unscaled(scaled(x)), x, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(scaled(x).numpy(), [h(float(each)) for each in x], rtol=1e-12)
+    singles = x.float()
+    torch.testing.assert_close(unscaled(scaled(singles)), singles, rtol=1e-4, atol=1e-6)
+
+
+def test_a_module_without_a_memory_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"has none: set model\.recurrent ="):
+        make_core_of_r2d2(model={"hidden_sizes": [8]})
+
+
+def test_a_burn_in_that_leaves_nothing_to_learn_from_is_refused() -> None:
+    with pytest.raises(ValueError, match="burn_in = 32: must be below"):
+        R2d2Config(burn_in=32).validate_rows(32)
+
+
+# Values of actions where an episode was cut off in a state without a legal action.
+
+
+MASKED = spaces.Dict({"observation": VECTOR, "action_mask": spaces.MultiBinary(2)})
+MEMORY = {"recurrent": "gru", "recurrent_size": 4}
+
+
+def seen(observations: Any, mask: int) -> dict[str, Any]:
+    return {
+        "observation": observations,
+        "action_mask": np.full((*observations.shape[:-1], 2), mask, np.int8),
+    }
+
+
+def masked(batch: EpisodeBatch, at_ends: int) -> EpisodeBatch:
+    """The batch with masks that are `at_ends` in final observations, and 1 elsewhere."""
+    return replace(
+        batch,
+        observations=seen(batch.observations, 1),
+        last_observations=seen(batch.last_observations, 1),
+        final_observations=seen(batch.final_observations, at_ends),
+        states={"module": {"hidden": np.zeros((len(batch.rewards), 4), np.float32)}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "keys"),
+    [("dqn", {}), ("dqn", {"double": False, "n_step": 1}), ("r2d2", {}), ("pqn", {})],
+)
+def test_a_final_observation_without_a_legal_action_is_worth_its_best_action(
+    make_batch: MakeBatch, algorithm: str, keys: dict[str, Any]
+) -> None:
+    model = {"hidden_sizes": [8], **(MEMORY if algorithm == "r2d2" else {})}
+    found = ALGORITHMS[algorithm]
+    package, _, name = found.core.partition(":")
+    core: Any = getattr(__import__(package, fromlist=[name]), name)(
+        partial(QNetwork, MASKED, spaces.Discrete(2), model), found.config(**keys)
+    )
+    batch = make_batch(4, 12, seed=1, ends=0.3)
+    assert len(batch.final_rows), "an episode is truncated"
+    state, gradients = core.init(0), []
+    for at_ends in (0, 1):
+        sample = collate([masked(batch, at_ends)])
+        gradient, aux = core.grads(state, sample)
+        assert float(aux.metrics["value_loss"]) < 100
+        gradients.append(gradient)
+    torch.testing.assert_close(*gradients)

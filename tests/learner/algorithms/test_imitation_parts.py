@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.datasets import VECTOR, random_episodes, write
-from support.penalties import slow_penalties
-from torch.utils._python_dispatch import TorchDispatchMode
+from support.random_episodes import VECTOR, random_episodes, write
+from support.small_cores import slow_penalties
 
 from juggler.learner.algorithms.imitation.discriminator import (
     Demonstrations,
-    Normalized,
     Shown,
     gradient_penalties,
 )
@@ -62,18 +59,6 @@ def test_every_step_is_shown_as_numbers_and_box_actions_within_their_bounds() ->
         np.testing.assert_allclose(found[key].numpy(), values, rtol=1e-4, atol=1e-5)
 
 
-class _Largest(TorchDispatchMode):
-    """Notes how many bytes the largest result of an operation has."""
-
-    bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **kwargs or {})
-        if isinstance(found, torch.Tensor):
-            self.bytes = max(self.bytes, found.nbytes)
-        return found
-
-
 def test_rewards_of_demonstrations_may_be_anything_and_what_is_imitated_must_be_finite(
     tmp_path: Path,
 ) -> None:
@@ -90,20 +75,6 @@ def test_rewards_of_demonstrations_may_be_anything_and_what_is_imitated_must_be_
         place = str(write(tmp_path / name, broken, VECTOR, acted))
         with pytest.raises(DatasetError, match=rf"episode 1 of .* not finite, in its {name}$"):
             Demonstrations.read(place, VECTOR, acted)
-
-
-def test_demonstrations_of_any_number_are_normalized_with_little_memory() -> None:
-    generator = np.random.default_rng(0)
-    x = generator.normal(1000, 3, (300_000, 12)).astype(np.float32)
-    box = spaces.Box(0.0, 1004.0, (12,), np.float32)
-    demonstrated = torch.from_numpy(x)
-    with _Largest() as largest:
-        made = Normalized(box, demonstrated)
-    assert largest.bytes < x.nbytes
-    kept = x.clip(0, 1004).astype(np.float64)
-    np.testing.assert_array_equal(made.mean.numpy(), kept.mean(0).astype(np.float32))
-    deviation = (kept.std(0) + 1e-4).astype(np.float32)
-    np.testing.assert_array_equal(made.deviation.numpy(), deviation)
 
 
 def test_a_gradient_penalty_and_its_gradient_are_those_of_central_differences() -> None:
@@ -132,10 +103,3 @@ def test_a_gradient_penalty_and_its_gradient_are_those_of_central_differences() 
         step[place] = 1e-4
         slope = (slow(weights + step) - slow(weights - step)) / 2e-4
         assert float(gradient[place]) == pytest.approx(slope, rel=1e-3)
-
-
-def test_what_a_function_leaves_out_adds_nothing_to_its_gradient() -> None:
-    rows = {"a": torch.ones(2, 3), "left out": torch.ones(2, 2)}
-    weights = torch.tensor([2.0, 3.0, 6.0], requires_grad=True)
-    found = gradient_penalties(lambda x: x["a"] @ weights, rows, rows, torch.ones(2))
-    assert found.tolist() == pytest.approx([36.0, 36.0])  # (7 - 1)²

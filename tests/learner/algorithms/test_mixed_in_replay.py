@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.groups import join, update
-from support.slow_impala import in_training, slow_gradients
+from support.slow_losses import in_training, slow_gradients
 
-from juggler.learner.algorithms.appo.config import AppoConfig
+from juggler.learner.algorithms.appo import AppoConfig
 from juggler.learner.algorithms.appo.core import Appo
-from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.core.gradient_core import TrainState
 from juggler.learner.core.learner_core import ALONE, Columns, Seam, StepOutput
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.population import Population
-from juggler.learner.data.sources import CircularBuffer, Queue
-from juggler.learner.group.state_sync import state_hash
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
@@ -128,12 +124,6 @@ def learned_steps(batch: EpisodeBatch, burn_in: int) -> int:
 
 
 @pytest.mark.parametrize("kind", [Impala, Appo])
-def test_without_a_share_the_source_of_data_is_as_it_was(kind: Any) -> None:
-    source = make_core(kind, replay_share=0.0).data_source()
-    assert type(source) is (CircularBuffer if kind is Appo else Queue)
-
-
-@pytest.mark.parametrize("kind", [Impala, Appo])
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_schedules_count_new_steps_alone(
     make_batch: MakeBatch, kind: Any, micro_batches: int
@@ -151,65 +141,12 @@ def test_schedules_count_new_steps_alone(
     assert steps == arrived if uses == 1 else arrived < steps < 2 * arrived
 
 
-def test_a_call_in_minibatches_and_epochs_counts_new_steps_once(make_batch: MakeBatch) -> None:
-    learner, arrived = Learner(make_core()), 0
-    for seed in range(4):
-        batch = make_batch(8, 6, seed=seed)
-        arrived += batch.live_steps
-        learner.update_from_episodes([batch], minibatch_size=10, num_epochs=3)
-    assert int(learner.state["steps"]) == arrived
-
-
 @pytest.mark.parametrize("kind", [Impala, Appo])
 def test_learners_repeat_themselves_and_go_on_from_what_they_saved(
     make_batch: MakeBatch, kind: Any
 ) -> None:
     samples = [Learner(make_core()).collated([make_batch(3, 6, seed=seed)]) for seed in range(5)]
     check_learner(lambda seed: Learner(make_core(kind), seed=seed), samples)
-
-
-@pytest.mark.parametrize("kind", [Impala, Appo])
-@pytest.mark.parametrize("saved", [True, False])
-def test_old_rows_that_are_saved_are_learned_from_after_a_resume(
-    make_batch: MakeBatch, kind: Any, saved: bool, tmp_path: Path
-) -> None:
-    keys: dict[str, Any] = {"replay_capacity": 40, "save_replay": saved}
-    keys["replay_directory"] = str(tmp_path)
-    one, other = (Learner(make_core(kind, **keys), seed=seed) for seed in (0, 1))
-    for seed in range(6):
-        one.update_from_episodes([make_batch(3, 6 + seed % 2, seed=seed)])
-    one.forget()
-    other.restore(*one.save())
-    for seed in range(6, 10):
-        found = [
-            fetch_metrics(learner.update_from_episodes([make_batch(3, 6, seed=seed)]))
-            for learner in (one, other)
-        ]
-        assert found[0] == found[1]
-        if seed == 6:
-            assert bool(found[0]["replayed_steps"]) == saved
-    np.testing.assert_equal(one.get_weights(), other.get_weights())
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("kind", [Impala, Appo])
-def test_learners_of_a_group_keep_rows_of_their_own_and_equal_weights(
-    make_batch: MakeBatch, kind: Any
-) -> None:
-    group = [Learner(make_core(kind)) for _ in range(2)]
-    join(group)
-    arrived = 0
-    for seed in range(6):
-        # One of them has nothing new in the last update but one.
-        first, second = make_batch(3, 6, seed=seed), make_batch(5, 6, seed=100 + seed)
-        first = first.silenced() if seed == 4 else first
-        arrived += first.live_steps + second.live_steps
-        update(group, [[first], [second]])
-        assert len(set(map(state_hash, group))) == 1
-    tables = [learner._data.table for learner in group]  # type: ignore[attr-defined]
-    assert tables[0].size <= 5 * 3 < tables[1].size
-    if kind is Impala:
-        assert int(group[0].state["steps"]) == arrived
 
 
 @pytest.mark.parametrize("saved", [True, False])

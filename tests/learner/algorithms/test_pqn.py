@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.slow_impala import Step, in_training, slow_steps
+from support.slow_losses import Step, in_training, slow_steps
 
-from juggler.learner.algorithms.pqn.config import PqnConfig
+from juggler.learner.algorithms.pqn import PqnConfig
 from juggler.learner.algorithms.pqn.core import Pqn
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.errors import UnsupportedSpace
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
+from juggler.runtime.wire.errors import UnsupportedSpace
 
 MakeBatch = Callable[..., EpisodeBatch]
 VECTOR = spaces.Box(-10, 10, (4,), np.float32)

@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.groups import join, update
-from support.states import copied
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from support.learner_groups import join, update
+from support.small_cores import copied
 from torch.func import functional_call
 
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.envrunner.sampler import Sampler
 from juggler.learner.algorithms.actor_critic.core import EXTRA_ADVANTAGES, actor_critic_pass
-from juggler.learner.algorithms.dqn.config import DqnConfig
+from juggler.learner.algorithms.bc import BcConfig
+from juggler.learner.algorithms.bc.core import Bc
+from juggler.learner.algorithms.dqn import DqnConfig
 from juggler.learner.algorithms.dqn.core import Dqn
-from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.algorithms.intrinsic import rnd
 from juggler.learner.algorithms.intrinsic.rnd import Networks, Rnd
-from juggler.learner.algorithms.ppo.config import PpoConfig
+from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
-from juggler.learner.around_config import IntrinsicConfig
+from juggler.learner.algorithms.r2d2 import R2d2Config
+from juggler.learner.algorithms.r2d2.core import R2d2
+from juggler.learner.config import IntrinsicConfig
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.learner_core import ALONE, Columns
 from juggler.learner.core.metrics import fetch_metrics
-from juggler.learner.core.transitions import rows_of_transitions
+from juggler.learner.core.population import Population
+from juggler.learner.core.sequences import rows_of_transitions
 from juggler.learner.data.collate import collate
 from juggler.learner.data.sharding import shard
-from juggler.learner.group.state_sync import state_hash
+from juggler.learner.group.member import state_hash
 from juggler.learner.learner import Learner
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
@@ -252,52 +263,6 @@ def targets_of(core: Rnd, state: Any, columns: Columns) -> torch.Tensor:
     return found[0].values[columns["live"]]
 
 
-def visits(observation: float, rows: int = 8, steps: int = 16) -> Columns:
-    """A sample in which nothing else is seen, but for a little noise."""
-    generator = torch.Generator().manual_seed(int(observation * 100))
-    seen = observation + 0.05 * torch.randn((rows, steps + 1, 4), generator=generator)
-    zeros = torch.zeros((rows, steps))
-    no, none = torch.zeros((rows, steps), dtype=torch.bool), torch.zeros(0, dtype=torch.int64)
-    return {
-        "observations": seen[:, :-1],
-        "last_observations": seen[:, -1],
-        "final_observations": torch.zeros((0, 4)),
-        "final_rows": none,
-        "final_steps": none,
-        "actions": torch.zeros((rows, steps), dtype=torch.int64),
-        "action_logp": zeros - np.log(2),
-        "rewards": zeros,
-        "terminated": no,
-        "truncated": no,
-        "live": ~no,
-        "states": {},
-    }
-
-
-@pytest.mark.parametrize("name", INNER)
-def test_the_bonus_falls_where_one_has_been_and_stays_where_one_has_not(name: str) -> None:
-    core = Rnd(INNER[name](), IntrinsicConfig(predictor_share=0.25, features=16))
-    state, here, there = core.init(0), visits(0.5), visits(-0.5)
-
-    def novelty(state: Any, sample: Columns) -> float:
-        return float(core.learned(state, sample, ALONE)[2]["novelty"])
-
-    both = {
-        key: torch.cat([here[key], there[key]]) if isinstance(here[key], torch.Tensor) else {}
-        for key in here
-    }
-    state = core.step(state, both).state  # so that both lie within what is normalized
-    first = novelty(state, here), novelty(state, there)
-    constant = {key: x.clone() for key, x in state["own"]["constant"].items()}
-    for _ in range(150):
-        state = core.step(state, here).state
-    assert novelty(state, here) < 0.05 * first[0]
-    assert novelty(state, there) > 10 * novelty(state, here)
-    kept = state["own"]["constant"]
-    assert kept.keys() == constant.keys()
-    assert all(torch.equal(kept[key], x) for key, x in constant.items()), "it never changes"
-
-
 def test_drawn_transitions_have_the_bonus_of_what_they_led_to(make_batch: MakeBatch) -> None:
     (columns,) = samples_of(make_batch, 1)
     core = Rnd(INNER["dqn"](), OWN)
@@ -345,7 +310,6 @@ def test_there_is_no_bonus_before_returns_differ() -> None:
         return {**seen, **numbers, "states": {}}
 
     same = drawn(torch.full((8,), 2))
-    assert not core.shown(state, same)["rewards"].any(), "nothing was seen before"
     own, shown, metrics = core.learned(state, same, ALONE)
     assert not shown["rewards"].any()
     assert float(metrics["novelty"]) == pytest.approx(errors[0].mean(), rel=1e-5)
@@ -381,15 +345,157 @@ def test_learners_of_a_group_know_what_one_of_all_samples_would(
     assert len(set(map(state_hash, group))) == 1, "not a bit apart"
 
 
-def test_each_sample_is_read_from_its_source_once(make_batch: MakeBatch) -> None:
-    read = []
+# Random network distillation where episodes end.
 
-    def source() -> Iterator[Columns]:
-        for seed in range(5):
-            read.append(seed)
-            yield collate([make_batch(2, 4, seed=seed)])
 
-    learner = Learner(Rnd(INNER["impala"](), OWN), seed=0, source=source())
-    for updates in range(1, 5):
-        learner.step()
-        assert len(read) == updates
+RND_ENDS_INNER: dict[str, Callable[[], GradientCore]] = {
+    "ppo": lambda: Ppo(partial(ActorCritic, VECTOR, TWO, MODEL), PpoConfig()),
+    "dqn": lambda: Dqn(partial(QNetwork, VECTOR, TWO, MODEL), DqnConfig(n_step=1)),
+}
+
+
+class Walk(gym.Env[np.ndarray, int]):
+    """Two steps to an end, whose observation is one of its own where it is new."""
+
+    observation_space, action_space = VECTOR, TWO
+
+    def __init__(self, terminates: bool, new: bool) -> None:
+        self.terminates, self.new, self.place = terminates, new, 0
+
+    def reset(self, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(**options)
+        self.place = 0
+        return self.seen(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        over = self.place == 1
+        self.place += 1 + (over and self.new)
+        return self.seen(), 0.0, over and self.terminates, over and not self.terminates, {}
+
+    def seen(self) -> np.ndarray:
+        return np.eye(4, dtype=np.float32)[self.place]
+
+
+def walked(mode: AutoresetMode, terminates: bool, *, new: bool) -> Columns:
+    env = SyncVectorEnv([partial(Walk, terminates, new)] * 4, autoreset_mode=mode)
+    policy = Actor(QNetwork(VECTOR, TWO, MODEL), 4, 12, 0)
+    columns: Columns = collate([Sampler(env, policy, 12, 0).sample((0, 0)).batch])
+    env.close()
+    return columns
+
+
+@pytest.mark.parametrize("drawn", [False, True], ids=["of a row", "drawn"])
+@pytest.mark.parametrize("terminates", [False, True], ids=["truncated", "terminated"])
+def test_the_bonus_of_an_end_is_the_same_with_each_autoreset_mode(
+    terminates: bool, drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = Rnd(RND_ENDS_INNER["dqn"](), IntrinsicConfig(predictor_share=1.0, features=16))
+    state, found = core.init(0), []
+    usual = walked(AutoresetMode.SAME_STEP, terminates, new=False)
+    for _ in range(100):
+        state = core.step(state, usual).state
+    monkeypatch.setattr(rnd, "with_live", lambda moments, *_: moments)  # one scale for both
+    for mode in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+        columns = walked(mode, terminates, new=True)
+        if drawn:
+            columns = rows_of_transitions(columns, 1, 0.9)
+        shown, live = core.learned(state, columns, ALONE)[1], columns["live"]
+        bonus = (shown["rewards"] - columns["rewards"])[live]  # [M]
+        place = columns["observations"][live].argmax(-1)  # [M]
+        found.append([float(bonus[place == at].mean()) for at in (0, 1)])
+    np.testing.assert_allclose(*found, rtol=1e-5)
+    usual_bonus, bonus_of_end = found[0]
+    assert bonus_of_end == 0.0 if terminates else bonus_of_end > 10 * usual_bonus > 0
+
+
+@pytest.mark.parametrize("name", RND_ENDS_INNER)
+def test_what_stands_behind_a_row_that_terminated_makes_no_difference(
+    make_batch: MakeBatch, name: str
+) -> None:
+    """Nobody need know it: a simulator whose agent pauses then shows nothing at all."""
+    ends = np.zeros((3, 5), np.bool_)
+    ends[:, -1] = True
+    batch = make_batch(3, 5, ends=0.0, terminated=ends)
+    core = Rnd(RND_ENDS_INNER[name](), IntrinsicConfig(features=4, model=MODEL))
+    columns = collate([batch])
+    others = {**columns, "last_observations": columns["last_observations"] + 3.0}
+    one, other = (core.step(core.init(0), each) for each in (columns, others))
+    torch.testing.assert_close(one.state, other.state, rtol=0, atol=0)
+    assert fetch_metrics(one.metrics) == fetch_metrics(other.metrics)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [partial(Impala, config=ImpalaConfig(burn_in=3)), partial(Ppo, config=PpoConfig(burn_in=3))],
+)
+def test_nothing_is_aimed_at_in_a_burn_in(
+    make_batch: MakeBatch, inner: Callable[..., GradientCore]
+) -> None:
+    model = {**MODEL, "recurrent": "gru", "recurrent_size": 4}
+    make = partial(ActorCritic, VECTOR, TWO, model)
+    core = Rnd(inner(make), IntrinsicConfig(features=4, model=MODEL))
+    offsets = np.full(2, 7, np.int32)  # both rows go on with an episode from before
+    states = {"module": {"hidden": np.zeros((2, 4), np.float32)}}
+    batch = make_batch(2, 3, ends=0.0, segment_offsets=offsets, states=states)
+    metrics = core.learned(core.init(0), collate([batch]), ALONE)[2]
+    assert float(metrics["intrinsic_value_loss"]) == 0.0
+    assert float(metrics["predictor_loss"]) > 0.0
+
+
+# Random network distillation: the table `intrinsic`, and cores that it is not for.
+
+
+ACTING = partial(ActorCritic, VECTOR, TWO, {})
+
+
+def test_bc_refuses_it_with_a_sentence() -> None:
+    bc = Bc(ACTING, BcConfig())
+    with pytest.raises(ValueError, match="bc, which learns nothing from rewards"):
+        Rnd(bc)
+    with pytest.raises(ConfigError, match="so that nothing that it does is"):
+        RunConfig.from_flat(
+            {"algorithm": "bc", "dataset": "somewhere", "intrinsic": {"kind": "rnd"}}
+        )
+
+
+def test_summed_rewards_of_several_kept_steps_are_refused() -> None:
+    make = partial(QNetwork, VECTOR, TWO, {})
+    with pytest.raises(ValueError, match="intrinsic with n_step = 3"):
+        Rnd(Dqn(make, DqnConfig()))
+    Rnd(Dqn(make, DqnConfig(n_step=1)))
+
+
+def test_kept_steps_that_all_look_like_ends_are_refused() -> None:
+    make = partial(QNetwork, VECTOR, TWO, {})
+    with pytest.raises(ValueError, match=r"intrinsic with gamma = 0: .*; set"):
+        Rnd(Dqn(make, DqnConfig(n_step=1, gamma=0.0)))
+    Rnd(Impala(ACTING, ImpalaConfig(gamma=0.0)))  # it knows ends by themselves
+
+
+def test_whole_rows_that_are_kept_may_have_summed_rewards() -> None:
+    model = {"recurrent": "gru", "recurrent_size": 8}
+    make = partial(QNetwork, VECTOR, TWO, model)
+    assert Rnd(R2d2(make, R2d2Config())).config.n_step > 1
+
+
+def test_what_cannot_be_explored_with_says_so() -> None:
+    with pytest.raises(ValueError, match="is for a GradientCore, and"):
+        Rnd(Population(Impala(ACTING, ImpalaConfig()), size=2))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"Put juggler\.Rnd\(core"):
+        Impala(ACTING, ImpalaConfig(intrinsic={"kind": "rnd"}))
+
+
+@pytest.mark.parametrize(
+    ("table", "error"),
+    [
+        ({"kind": "rdn"}, r"intrinsic\.kind: 'rdn'"),
+        ({"coefficent": 1.0}, "no key 'coefficent': did you mean"),
+        ({"coefficient": 0.0}, r"intrinsic\.coefficient = 0\.0"),
+        ({"gamma_int": 1.0}, r"intrinsic\.gamma_int = 1\.0: must"),
+        ({"predictor_share": 0.0}, r"predictor_share = 0\.0: must be"),
+        ({"model": {"hiden_sizes": [8]}}, r"intrinsic\.model has no key 'hiden_sizes'"),
+    ],
+)
+def test_a_wrong_table_names_the_key(table: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        RunConfig.from_flat({"intrinsic": table})

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.populations import (
-    NUMBERS,
+from support.own_algorithms import (
     RATES,
     TWO,
     VECTOR,
@@ -22,11 +21,11 @@ from support.populations import (
     in_float64,
     make_core,
 )
-from torch import nn
+from support.small_cores import action_space_of, needs_memory
+from torch import Tensor, nn
 
-from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.algorithms.ppo.config import PpoConfig
+from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.algorithms.registry import ALGORITHMS, build_learner
 from juggler.learner.core.learner_core import LearnerCore
@@ -35,8 +34,12 @@ from juggler.learner.core.population import Population, stacked
 from juggler.learner.core.state import StateMismatch
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
-from juggler.learner.optim.optimizers import Adam, RMSProp, Step
-from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.modules.actor_critics import (
+    DeterministicActorCritic,
+    ImplicitActorCritic,
+    SoftActorCritic,
+)
+from juggler.runtime.modules.building import build_module
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
@@ -73,40 +76,6 @@ def test_sixteen_members_are_sixteen_runs(
         assert_close(params, run.get_params(each.state))
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "key"), [(name, key) for name, keys in NUMBERS.items() for key in keys]
-)
-def test_a_member_is_a_lone_learner_with_its_number(
-    make_batch: MakeBatch, algorithm: str, key: str
-) -> None:
-    """In whatever the loss reads as a number; and the number matters."""
-    values = NUMBERS[algorithm][key]
-    package, _, attribute = ALGORITHMS[algorithm].core.partition(":")
-    kind = getattr(importlib.import_module(package), attribute)
-    base: dict[str, Any] = {"lr": 0.01}
-    if algorithm == "ppo":
-        base |= {"epochs": 2, "minibatches": 2}
-    if key in ("value_clip", "target_kl", "kl_coefficient"):
-        base |= {key: values[0]} | ({"target_kl": 0.01} if key == "kl_coefficient" else {})
-
-    def core(**config: Any) -> Any:
-        config_of = ALGORITHMS[algorithm].config(**{**base, **config})
-        return kind(partial(Small, dtype=torch.float64), config_of)
-
-    population = Population(core(), hyperparameters={key: values}, same_start=True)
-    state = population.init(seed=3)
-    runs = [core(**{key: value}) for value in values]
-    states = [run.init(seed=3) for run in runs]
-    for update in range(5):
-        sample = in_float64(make_batch, seed=update)
-        state = population.step(state, sample).state
-        states = [run.step(each, sample).state for run, each in zip(runs, states, strict=True)]
-    for index, each in enumerate(states):
-        assert_close(population.member(state, index), each, 1e-7)
-    parameters = [each["parameters"] for each in states]
-    assert not torch.equal(parameters[0], parameters[2]), "the number makes a difference"
-
-
 def test_what_members_cannot_have_is_said() -> None:
     core = make_core()
     for given, words in (
@@ -122,7 +91,7 @@ def test_what_members_cannot_have_is_said() -> None:
         with pytest.raises(ValueError, match=words):
             Population(core, hyperparameters=hyperparameters)
     ppo = Ppo(Small, PpoConfig())
-    with pytest.raises(ValueError, match="'value_clip' is none in the config of ppo; set it there"):
+    with pytest.raises(ValueError, match="'value_clip' is none in the"):
         Population(ppo, hyperparameters={"value_clip": [0.1, 0.2]})
 
 
@@ -179,47 +148,6 @@ def test_members_that_draw_from_one_replay_have_no_samples_of_their_own() -> Non
         Population(core, size=2, own_samples=True)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-def test_a_member_alone_takes_the_steps_of_torch_bit_for_bit(
-    make_batch: MakeBatch, optimizer: str
-) -> None:
-    config = ImpalaConfig(optimizer=optimizer, grad_clip=None)
-    population = Population(make_core(optimizer=optimizer, grad_clip=None), size=1)
-    state = population.init(seed=0)
-    reference = state["members"]["parameters"][0].clone().requires_grad_()  # [P]
-    settings = {"lr": config.lr, "eps": config.optimizer_epsilon, "foreach": False}
-    theirs: torch.optim.Optimizer
-    if optimizer == "adam":
-        theirs = torch.optim.Adam([reference], betas=config.adam_betas, **settings)
-    else:
-        theirs = torch.optim.RMSprop([reference], alpha=config.rmsprop_decay, **settings)
-    for seed in range(50):
-        grads, aux = population.grads(state, collate([make_batch(seed=seed % 5)]))
-        assert grads.shape == (1, len(reference))
-        reference.grad = grads[0].clone()
-        theirs.step()
-        state = population.apply(state, grads, aux).state
-        assert torch.equal(state["members"]["parameters"][0], reference.detach())
-
-
-def test_optimizers_in_a_population_of_one_are_those_of_one() -> None:
-    for optimizer in (Adam(), RMSProp()):
-        parameters, gradient = torch.randn(100), torch.randn(100)
-        moments = optimizer.init(parameters)
-        lr = torch.tensor(1e-3, dtype=torch.float64)
-
-        def update(p: Any, g: Any, m: Any, lr: Any, optimizer: Any = optimizer) -> Any:
-            return optimizer.update(p, g, m, Step(lr, torch.tensor(True), [100]))
-
-        alone = update(parameters, gradient, moments, lr)
-        several = tree_map(
-            lambda x: x.unsqueeze(0), {"p": parameters, "g": gradient, "m": moments, "lr": lr}
-        )
-        mapped = torch.func.vmap(update)(*several.values())
-        assert torch.equal(mapped[0][0], alone[0])
-        assert_equal(tree_map(lambda x: x[0], mapped[1]), alone[1])
-
-
 def test_a_learner_takes_a_population_for_any_other_core(make_batch: MakeBatch) -> None:
     def make(seed: int) -> Learner:
         return Learner(Population(make_core(), hyperparameters={"lr": RATES[:3]}), seed=seed)
@@ -234,16 +162,152 @@ def test_a_learner_takes_a_population_for_any_other_core(make_batch: MakeBatch) 
     assert all(len(array) == 3 for array in learner.get_weights().values())
 
     four = Learner(Population(make_core(), size=4))
-    with pytest.raises(StateMismatch, match="the checkpoint has 3 members; here there are 4"):
+    with pytest.raises(StateMismatch, match="the checkpoint has 3 members"):
         four.restore(*learner.save())
 
 
-def test_a_member_goes_on_by_itself(make_batch: MakeBatch) -> None:
-    core = make_core()
+# Members of a population do what a lone learner does, whatever the algorithm.
+
+
+class Doubled(nn.Module):
+    """An encoder in float64."""
+
+    size = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 8)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        hidden: Tensor = self.layer(observations.to(self.layer.weight.dtype)).tanh()  # [B, 8]
+        return hidden
+
+
+class SmallSac(SoftActorCritic):
+    """A policy and two networks of values for SAC, in the dtype asked for."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(VECTOR, TWO, {"encoder": lambda *_: Doubled()})
+        self.to(dtype)
+
+
+class SmallIql(ImplicitActorCritic):
+    """A policy, values and critics for IQL, in the dtype asked for."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(VECTOR, TWO, {"encoder": lambda *_: Doubled()})
+        self.to(dtype)
+
+
+class Joint(Doubled):
+    """The same for critics, which see an action of one number beside observations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 8)
+
+    def forward(self, seen: Any) -> Tensor:
+        return super().forward(torch.cat([seen["observations"], seen["actions"]], -1))  # [B, 8]
+
+
+class SmallTd3(DeterministicActorCritic):
+    """A policy and two networks of values for TD3, in the dtype asked for."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(VECTOR, action_space_of("td3"), {"hidden_sizes": [8]})
+        self.encoder = Doubled()
+        for critic in self.critics:
+            critic.encoder = Joint()
+        self.to(dtype)
+
+
+class SmallQ(Small):
+    """Explores as PQN and DQN want it."""
+
+    def __init__(self, **keys: Any) -> None:
+        super().__init__(**keys)
+        self.register_buffer("epsilon", torch.tensor(1.0))
+
+
+#: Modules of algorithms that need one of their own.
+SMALL: dict[str, Any] = {
+    "dqn": SmallQ,
+    "iql": SmallIql,
+    "pqn": SmallQ,
+    "sac": SmallSac,
+    "td3": SmallTd3,
+}
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if not needs_memory(name)])
+def test_members_of_every_algorithm_do_what_it_does(make_batch: MakeBatch, name: str) -> None:
+    package, _, attribute = ALGORITHMS[name].core.partition(":")
+    kind = getattr(importlib.import_module(package), attribute)
+    small = SMALL.get(name, Small)
+    make = partial(small, dtype=torch.float64)
+    core = kind(make, ALGORITHMS[name].config())
+    population = Population(core, hyperparameters={"lr": [1e-3, 1e-2]})
+    state = population.init(seed=5)
+    states = [core.init(seed=5), core.init(seed=6)]
+    cores = [kind(make, ALGORITHMS[name].config(lr=lr)) for lr in (1e-3, 1e-2)]
+    for seed in range(3):
+        sample = in_float64(make_batch, seed)
+        state = population.step(state, sample).state
+        states = [core.step(each, sample).state for core, each in zip(cores, states, strict=True)]
+    for index, each in enumerate(states):
+        assert_close(population.member(state, index), each)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"precision": "bfloat16"},
+        {"micro_batches": 2},
+        {"grad_clip_by": "norm", "grad_clip": 0.1},
+        {"optimizers": {"heads": {"parameters": ["heads.*"], "lr": 0.1}}},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_members_keep_to_the_settings(make_batch: MakeBatch, settings: dict[str, Any]) -> None:
+    core = make_core(**settings)
     population = Population(core, size=2)
-    state = population.init(seed=0)
-    member = population.member(state, 1)
-    assert_equal(member, core.init(seed=1))
-    sample = collate([make_batch()])
-    after = population.step(state, sample).state
-    assert_close(core.step(member, sample).state, population.member(after, 1), 1e-5)
+    sample = collate([make_batch(4, 9)])
+    after = population.step(population.init(seed=0), sample).state
+    for index in range(2):
+        alone = core.step(core.init(seed=index), sample).state
+        assert_close(population.member(after, index), alone, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "needs one size above 0"),
+        ({"size": 0}, "needs one size above 0"),
+        ({"size": 3, "hyperparameters": {"lr": [1e-3]}}, "needs one size above 0: size = 3, and"),
+        ({"hyperparameters": {"lr": [1.0], "entropy_coefficient": [0.1, 0.2]}}, r"\[1, 2\]"),
+        ({"hyperparameters": {"entropy_coeff": [0.1]}}, "did you mean 'entropy_coefficient'"),
+        ({"hyperparameters": {"grad_clip": [0.1]}}, "cannot differ in 'grad_clip'"),
+    ],
+)
+def test_a_population_says_what_is_wrong_with_it(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Population(make_core(), **options)
+
+
+def test_a_module_that_cannot_be_mapped_is_named(make_batch: MakeBatch) -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += 1
+            return x if self.seen.item() else -x
+
+    for layer, said in ((Counting(), "buffers are"), (nn.Dropout(), "random")):
+        population = Population(make_core(partial(Small, layer)), size=2)
+        with pytest.raises(ValueError, match=rf"Small.* cannot .*{said}"):
+            population.step(population.init(seed=0), collate([make_batch(4, 9)]))
+    recurrent = partial(build_module, None, VECTOR, TWO, {"recurrent": "lstm"})
+    with pytest.raises(ValueError, match=r"ActorCritic.* has a state"):
+        Population(make_core(recurrent), size=2)

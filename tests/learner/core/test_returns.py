@@ -1,8 +1,9 @@
-"""V-trace and GAE against slow loops in float64, and what each kind of end does to them."""
+"""V-trace, GAE and n-step transitions against slow loops in float64."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from juggler.learner.core.returns import Estimates, gae, linear_recurrence, next_values, vtrace
+from juggler.learner.core.sequences import all_observations, rows_of_transitions, transitions
+from juggler.learner.data.collate import collate
+from juggler.runtime.episodes.batch import EpisodeBatch
 
 Case = dict[str, NDArray[Any]]
 Array = NDArray[np.float64]
@@ -139,9 +143,7 @@ def test_vtrace_agrees_with_the_equations(
 
 @settings(max_examples=200)
 @given(
-    case=cases,
-    gamma=st.sampled_from([0.0, 0.99, 1.0]),
-    lambda_=st.sampled_from([0.0, 0.95, 1.0]),
+    case=cases, gamma=st.sampled_from([0.0, 0.99, 1.0]), lambda_=st.sampled_from([0.0, 0.95, 1.0])
 )
 def test_gae_agrees_with_the_lambda_return(case: Case, gamma: float, lambda_: float) -> None:
     columns = arguments(case)
@@ -182,62 +184,6 @@ def test_a_value_function_that_is_right_everywhere_stays_as_it_is(
         np.testing.assert_allclose(advantages, np.zeros((1, steps)), atol=1e-4)
 
 
-def test_a_step_appended_to_a_row_and_masked_changes_nothing_before_it() -> None:
-    case = constant_case(5)
-    case["live"][0, 4] = False
-    case["rewards"][0, 4] = 0.0
-    for targets, advantages in both(case):
-        np.testing.assert_allclose(targets, [[10.0, 10.0, 10.0, 10.0, 0.0]], rtol=1e-5)
-        np.testing.assert_allclose(advantages, np.zeros((1, 5)), atol=1e-4)
-
-
-def test_a_terminated_episode_bootstraps_from_nothing() -> None:
-    case = constant_case(4)
-    case["terminated"][0, 1] = True
-    case["rewards"][0] = [1.0, 1.0, 0.1, 2.0]
-    for targets, advantages in both(case):
-        # Two steps of reward 1, and then nothing. The next episode is better than its values say.
-        late = 2.0 + 0.99 * 10
-        early = 0.1 + 0.99 * late
-        np.testing.assert_allclose(targets, [[1.0 + 0.99, 1.0, early, late]], rtol=1e-5)
-        np.testing.assert_allclose(
-            advantages, [[1.99 - 10, 1.0 - 10, early - 10, late - 10]], rtol=1e-4
-        )
-
-
-def test_a_truncated_episode_bootstraps_from_its_final_observation() -> None:
-    case = constant_case(4)
-    case["truncated"][0, 1] = True
-    case["final_values"][0, 1] = 20.0
-    case["rewards"][0] = [1.0, 1.0, 0.1, 2.0]
-    for targets, advantages in both(case):
-        end = 1.0 + 0.99 * 20.0  # not 10, the value of the next episode's first observation
-        late = 2.0 + 0.99 * 10
-        early = 0.1 + 0.99 * late
-        np.testing.assert_allclose(targets, [[1.0 + 0.99 * end, end, early, late]], rtol=1e-5)
-        np.testing.assert_allclose(
-            advantages, [[1.0 + 0.99 * end - 10, end - 10, early - 10, late - 10]], rtol=1e-4
-        )
-
-
-def test_a_reset_row_contributes_nothing_and_carries_nothing_back() -> None:
-    case = constant_case(4)
-    case["terminated"][0, 1] = True
-    case["rewards"][0] = [1.0, 1.0, 0.0, 0.1]
-    case["live"][0, 2] = False
-    for targets, advantages in both(case):
-        np.testing.assert_allclose(targets, [[1.99, 1.0, 0.0, 10.0]], rtol=1e-5)
-        np.testing.assert_allclose(advantages, [[-8.01, -9.0, 0.0, 0.0]], atol=1e-4)
-
-
-def test_a_row_that_is_cut_bootstraps_from_its_last_observation() -> None:
-    case = constant_case(2)
-    case["last_values"][0] = 20.0
-    for targets, _ in both(case):
-        end = 0.1 + 0.99 * 20.0
-        np.testing.assert_allclose(targets, [[0.1 + 0.99 * end, end]], rtol=1e-5)
-
-
 def test_importance_weights_beyond_all_bounds_are_clipped() -> None:
     case = constant_case(3)
     case["rewards"] += 1.0
@@ -266,3 +212,71 @@ def test_a_linear_recurrence_works_under_vmap() -> None:
     torch.testing.assert_close(
         torch.func.vmap(linear_recurrence)(a, b, x_last), linear_recurrence(a, b, x_last)
     )
+
+
+# n-step transitions against those written out, step by step in float64.
+
+
+MakeBatch = Callable[..., EpisodeBatch]
+
+
+class Slow(NamedTuple):
+    reward: float
+    discount: float
+    after: np.ndarray  # the observation after the transition
+
+
+def slow_transition(batch: EpisodeBatch, n: int, t: int, steps: int, gamma: float) -> Slow:
+    reward, discount = 0.0, 1.0
+    for at in range(t, t + steps):
+        reward += discount * float(batch.rewards[n, at])
+        discount *= gamma
+        ends = bool(batch.terminated[n, at] or batch.truncated[n, at])
+        last = at + 1 == batch.steps
+        if ends or last or at + 1 == t + steps or not batch.live[n, at + 1]:
+            break
+    if batch.terminated[n, at]:
+        return Slow(reward, 0.0, np.zeros(0))
+    if batch.truncated[n, at]:
+        (k,) = np.flatnonzero((batch.final_rows == n) & (batch.final_steps == at))
+        return Slow(reward, discount, batch.final_observations[k])
+    return Slow(
+        reward, discount, batch.last_observations[n] if last else batch.observations[n, at + 1]
+    )
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 20])
+def test_transitions_end_with_their_episode_and_their_row(
+    make_batch: MakeBatch, steps: int
+) -> None:
+    ends = {"terminated": 0, "truncated": 0}
+    for seed in range(5):
+        batch = make_batch(4, 9, seed=seed)
+        columns = collate([batch])
+        found = transitions(columns, steps, 0.9)
+        seen = all_observations(columns)
+        rows = rows_of_transitions(columns, steps, 0.9)
+        ends["terminated"] += int(batch.terminated.sum())
+        ends["truncated"] += int(batch.truncated.sum())
+        live = list(zip(*np.nonzero(batch.live), strict=True))
+        assert len(rows["rewards"]) == len(live) > 0
+        for place, (n, t) in enumerate(live):
+            slow = slow_transition(batch, n, t, steps, 0.9)
+            assert float(found.rewards[n, t]) == pytest.approx(slow.reward, rel=1e-5, abs=1e-6)
+            assert float(found.discounts[n, t]) == pytest.approx(slow.discount, rel=1e-6)
+            assert float(rows["rewards"][place, 0]) == float(found.rewards[n, t])
+            assert float(rows["discounts"][place, 0]) == float(found.discounts[n, t])
+            np.testing.assert_array_equal(rows["observations"][place, 0], batch.observations[n, t])
+            np.testing.assert_array_equal(rows["actions"][place, 0], batch.actions[n, t])
+            if slow.discount:
+                np.testing.assert_array_equal(seen[found.after[n, t]], slow.after)
+                np.testing.assert_array_equal(rows["last_observations"][place], slow.after)
+    assert all(ends.values()), "both ends are in the batches"
+
+
+def test_rewards_of_the_next_episode_are_in_no_transition(make_batch: MakeBatch) -> None:
+    batch = make_batch(4, 9, seed=0)
+    columns = collate([batch])
+    dead = ~columns["live"]
+    columns["rewards"] = torch.where(dead, torch.nan, columns["rewards"])
+    assert rows_of_transitions(columns, 5, 0.9)["rewards"].isfinite().all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.batch_stores import MakeBatch, World
+from support.batches import MakeBatch, World
 
 
 @pytest.fixture

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import gymnasium
 import numpy as np
 import pytest
-from support.batch_stores import GENERATION, TWO, VECTOR, World, refused
+import torch
+from gymnasium import Space, spaces
+from support.batches import GENERATION, TWO, VECTOR, World, refused
 
-from juggler.learner.data.batch_store import BatchStore
+from juggler.learner.data.batch_store import BatchStore, HeldBatch
+from juggler.learner.data.collate import collate
+from juggler.learner.data.validation import BatchValidator
+from juggler.runtime.actors.credentials import CallMetadata, call_metadata, why_refused
+from juggler.runtime.actors.endpoints import bind, dial, make_server
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.streams.episodes import PUSH_METHOD, EpisodeReceiver, EpisodeSender
+from juggler.runtime.wire.errors import UnsupportedSpace, WireError
+from juggler.runtime.wire.frames import Frame, encode_frame
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import flatten
+from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
+from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, DType, TreeInfo
 
 # -- what is taken --------------------------------------------------------------------------------
 
@@ -22,7 +45,7 @@ def test_a_batch_is_held_with_what_its_header_said(world: World) -> None:
     assert held.live_steps == frame.header.live_steps
     assert isinstance(frame.tree, dict)
     for name, column in frame.tree["default"].items():
-        np.testing.assert_array_equal(getattr(held.modules["default"], name), column)
+        np.testing.assert_array_equal(getattr(held.episodes, name), column)
 
 
 def test_each_arrival_is_reported_once_when_it_is_taken(world: World) -> None:
@@ -55,20 +78,12 @@ def test_batches_that_never_came_are_named_in_the_order_asked_for(world: World) 
     assert store.pop([]) == ([], [])
 
 
-def test_a_batch_asked_for_twice_at_once_is_given_once(world: World) -> None:
-    store = world.open()
-    store.take(world.frame(1))
-    held, missing = store.pop([1, 1])
-    assert [batch.batch_id for batch in held] == [1]
-    assert missing == [1]
-
-
 def test_a_batch_for_a_later_generation_is_taken(world: World) -> None:
     assert world.open().take(world.frame(generation=GENERATION + 3)) == ""
 
 
 def test_batches_of_a_store_that_joined_no_group_yet_are_taken(world: World) -> None:
-    store = BatchStore({"default": (VECTOR, TWO)}, world.arrivals.append)
+    store = BatchStore(BatchValidator("default", VECTOR, TWO, {}), world.arrivals.append)
     assert store.take(world.frame(generation=1)) == ""
 
 
@@ -111,13 +126,11 @@ def test_a_batch_for_a_predecessor_isrefused(world: World) -> None:
     assert reason == f"batch 9 is for generation {GENERATION - 1}, before {GENERATION}"
 
 
-def test_a_batch_that_comes_again_is_refused_used_or_not(world: World) -> None:
+def test_a_batch_that_waits_is_refused_if_it_comes_again(world: World) -> None:
     store = world.open()
     store.take(world.frame(1))
-    assert refused(world, store, world.frame(1)) == "batch 1 came before"
-    store.pop([1])
-    assert refused(world, store, world.frame(1)) == "batch 1 came before"
-    assert store.pop([1]) == ([], [1])
+    assert refused(world, store, world.frame(1)) == "batch 1 is already here"
+    assert len(store.pop([1])[0]) == 1
 
 
 def test_a_batch_that_was_refused_may_come_again(world: World) -> None:
@@ -126,30 +139,414 @@ def test_a_batch_that_was_refused_may_come_again(world: World) -> None:
     assert store.take(world.frame(1)) == ""
 
 
-def test_a_full_store_refuses_until_batches_are_used(world: World) -> None:
-    store = world.open(capacity=2)
-    assert store.take(world.frame(1)) == ""
-    assert store.take(world.frame(2)) == ""
-    assert refused(world, store, world.frame(3)) == "2 batches wait here already"
-    store.pop([2])
-    assert store.take(world.frame(3)) == ""
-
-
 def test_batches_take_no_more_memory_than_they_may(world: World) -> None:
     size = sum(array.nbytes for _, array in flatten(world.frame(1).tree))
     store = world.open(capacity_bytes=5 * size // 2)
     assert store.take(world.frame(1)) == ""
     assert store.take(world.frame(2)) == ""
     held = size + sum(array.nbytes for _, array in flatten(world.frame(2).tree))
-    assert refused(world, store, world.frame(3)) == f"{held} bytes of batches wait here already"
+    assert refused(world, store, world.frame(3)) == f"{held} bytes of batches are waiting already"
     store.pop([1])
     assert store.take(world.frame(3)) == ""
 
 
-def test_ids_are_remembered_no_longer_than_the_store_is_large(world: World) -> None:
-    store = world.open(capacity=2)
-    for batch_id in (1, 2, 3):
-        assert store.take(world.frame(batch_id)) == ""
-        store.pop([batch_id])
-    assert refused(world, store, world.frame(2)) == "batch 2 came before"
-    assert refused(world, store, world.frame(3)) == "batch 3 came before"
+OBSERVATION = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+N, T = 2, 4
+
+
+def _store(action_space: gymnasium.Space[Any], states: Any = None) -> tuple[BatchStore, list[Any]]:
+    arrived: list[HeldBatch] = []
+    validator = BatchValidator("default", OBSERVATION, action_space, states or {})
+    return BatchStore(validator, arrived.append), arrived
+
+
+def _frame(batch_id: int, actions: Any, **columns: Any) -> Any:
+    numbers = np.zeros(N, np.uint64)
+    batch = EpisodeBatch(
+        observations=np.zeros((N, T, 3), np.float32),
+        actions=actions,
+        rewards=np.zeros((N, T), np.float32),
+        terminated=np.zeros((N, T), np.bool_),
+        truncated=np.zeros((N, T), np.bool_),
+        live=np.ones((N, T), np.bool_),
+        action_logp=np.zeros((N, T), np.float32),
+        last_observations=np.zeros((N, 3), np.float32),
+        states={},
+        final_observations=np.zeros((0, 3), np.float32),
+        final_rows=np.zeros(0, np.int32),
+        final_steps=np.zeros(0, np.int32),
+        segment_episodes=np.arange(N, dtype=np.uint64),
+        segment_rows=np.arange(N, dtype=np.int32),
+        segment_starts=np.zeros(N, np.int32),
+        segment_lengths=np.full(N, T, np.int32),
+        segment_offsets=np.zeros(N, np.int32),
+        segment_generations=numbers,
+        segment_updates=numbers,
+    )
+    header = episodes_pb2.BatchHeader(batch_id=batch_id, live_steps=N * T)
+    return Frame(header, {"default": {**batch.to_tree(), **columns}})
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("action_logp", np.zeros((N, T, 5), np.float32)),
+        ("terminated", np.zeros((N, T, 5), np.bool_)),
+        ("final_rows", np.zeros((), np.int32)),
+    ],
+)
+def test_a_column_of_the_wrong_shape_does_not_get_as_far_as_an_update(
+    column: str, value: np.ndarray
+) -> None:
+    store, arrived = _store(gymnasium.spaces.Discrete(2))
+    actions = np.zeros((N, T), np.int64)
+    with pytest.raises(WireError, match=f"{column!r} has shape"):
+        store.take(_frame(1, actions, **{column: value}))
+    assert arrived == []
+
+
+def test_a_batch_without_steps_is_refused() -> None:
+    store, arrived = _store(gymnasium.spaces.Discrete(2))
+    rewards = np.zeros((N, 0), np.float32)
+    with pytest.raises(WireError, match="holds nothing"):
+        store.take(_frame(1, np.zeros((N, 0), np.int64), rewards=rewards))
+    assert arrived == []
+
+
+def test_actions_of_every_kind_come_in_the_dtypes_that_policies_act_in() -> None:
+    space = gymnasium.spaces.Dict(
+        {
+            "bits": gymnasium.spaces.MultiBinary(2),
+            "many": gymnasium.spaces.Tuple([gymnasium.spaces.MultiDiscrete([2, 3])]),
+        }
+    )
+    store, arrived = _store(space)
+    for batch_id, dtype in enumerate((np.int8, np.int64)):
+        actions = {"bits": np.ones((N, T, 2), dtype), "many": {"0": np.ones((N, T, 2), dtype)}}
+        assert store.take(_frame(batch_id, actions)) == ""
+    collated = collate([held.episodes for held in arrived])["actions"]
+    assert collated["bits"].dtype == torch.int8
+    assert collated["many"]["0"].dtype == torch.int64
+
+
+STATES = {"module": {"h": np.zeros((5,), np.float32)}, "connectors": {"stack": np.zeros((), bool)}}
+
+
+def _states(h: Any, stack: Any) -> dict[str, Any]:
+    return {"module": {"h": h}, "connectors": {"stack": stack}}
+
+
+def test_states_are_taken_as_the_module_has_them() -> None:
+    store, arrived = _store(gymnasium.spaces.Discrete(2), states=STATES)
+    good = _states(np.ones((N, 5), np.float32), np.ones(N, bool))
+    assert store.take(_frame(1, np.zeros((N, T), np.int64), states=good)) == ""
+    assert arrived[0].episodes.states["module"]["h"].sum() == 5 * N
+
+
+@pytest.mark.parametrize(
+    ("states", "message"),
+    [
+        ({}, "states lack an array at"),
+        (_states(np.ones((N, 4), np.float32), np.ones(N, bool)), "states/module/h of shape"),
+        (_states(np.ones((N, 5)), np.ones(N, bool)), "dtype float64 do not fit"),
+        (_states(np.ones((N, 5), np.float32), np.ones((N, 1), bool)), "states/connectors/stack of"),
+    ],
+)
+def test_states_of_another_module_are_refused(states: Any, message: str) -> None:
+    store, _ = _store(gymnasium.spaces.Discrete(2), states=STATES)
+    with pytest.raises(WireError, match=r"^default: states") as raised:
+        store.take(_frame(1, np.zeros((N, T), np.int64), states=states))
+    assert message in str(raised.value)
+
+
+def test_states_that_nobody_expects_are_refused() -> None:
+    store, _ = _store(gymnasium.spaces.Discrete(2))
+    states = {"module": np.zeros(N)}
+    with pytest.raises(WireError, match="default: states have an array at"):
+        store.take(_frame(1, np.zeros((N, T), np.int64), states=states))
+
+
+# BatchStore: observations and actions that do not fit the spaces of a module are refused.
+
+
+def test_actions_may_be_of_less_precision_than_their_space(world: World) -> None:
+    store = world.open(action_space=spaces.Box(-1, 1, (1,), np.float64))
+    actions = np.zeros((3, 6, 1), np.float32)
+    assert store.take(world.frame(actions=actions)) == ""
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-10, 10, (5,), np.float32),
+        spaces.Box(-10, 10, (4, 1), np.float32),
+        spaces.Box(-10, 10, (), np.float32),
+        spaces.Box(-10, 10, (4,), np.float64),
+        spaces.Box(0, 10, (4,), np.uint8),
+    ],
+    ids=str,
+)
+def test_observations_of_another_space_arerefused(world: World, space: Space[Any]) -> None:
+    reason = refused(world, world.open(observation_space=space), world.frame())
+    assert reason.startswith("default: observations of shape [N, T, *(4,)] and dtype float32")
+    assert str(space) in reason
+
+
+@pytest.mark.parametrize(
+    ("space", "actions"),
+    [
+        (TWO, np.zeros((3, 6), np.float32)),
+        (TWO, np.zeros((3, 6), np.bool_)),
+        (TWO, np.zeros((3, 6, 1), np.int64)),
+        (spaces.Box(-1, 1, (2,), np.float32), np.zeros((3, 6, 3), np.float32)),
+        (spaces.Box(-1, 1, (2,), np.float32), np.zeros((3, 6, 2), np.int64)),
+        (spaces.Box(-1, 1, (2,), np.float32), np.zeros((3, 6), np.float32)),
+    ],
+)
+def test_actions_of_another_space_arerefused(
+    world: World, space: Space[Any], actions: np.ndarray
+) -> None:
+    reason = refused(world, world.open(action_space=space), world.frame(actions=actions))
+    assert reason.startswith("default: actions of shape")
+    assert str(space) in reason
+
+
+@pytest.mark.parametrize(
+    ("space", "allowed", "beyond", "said"),
+    [
+        (
+            spaces.MultiDiscrete([2, 3], start=[0, 4]),
+            [[0, 4], [1, 6]],
+            [[2, 4], [0, 3], [1, 7]],
+            "[0, 4]..[1, 6]",
+        ),
+        (spaces.MultiBinary(2), [[0, 0], [1, 1]], [[0, 2], [-1, 0]], "0..1"),
+    ],
+    ids=str,
+)
+def test_what_is_counted_must_be_in_range_in_actions_and_observations(
+    world: World, space: Space[Any], allowed: list[Any], beyond: list[Any], said: str
+) -> None:
+    def columns(value: Any) -> dict[str, Any]:
+        every = np.full((3, 6, 2), allowed[0], space.dtype)
+        observations = {"x": every[:, :, :1].astype(np.float32), "y": every.copy()}
+        observations["y"][2, 5] = value
+        last = {name: array[:, -1] for name, array in observations.items()}
+        ends = np.zeros((3, 6), bool)
+        final = {name: array[:0, 0] for name, array in observations.items()}
+        return {
+            "observations": observations,
+            "last_observations": last,
+            "final_observations": final,
+            "truncated": ends,
+            "actions": every,
+        }
+
+    observed = spaces.Dict({"x": spaces.Box(-9, 9, (1,), np.float32), "y": space})
+    store = world.open(observation_space=observed, action_space=space)
+    for batch_id, value in enumerate(allowed, start=1):
+        assert store.take(world.frame(batch_id, **columns(value))) == ""
+    for value in beyond:
+        reason = refused(world, store, world.frame(9, **columns(value)))
+        assert reason == f"default: observations/y hold a number outside {said}"
+        acting = columns(allowed[0])
+        acting["actions"] = acting["actions"].copy()
+        acting["actions"][2, 5] = value
+        reason = refused(world, store, world.frame(9, **acting))
+        assert reason == f"default: actions hold a number outside {said}"
+        last = columns(allowed[0])
+        last["last_observations"]["y"] = last["last_observations"]["y"].copy()
+        last["last_observations"]["y"][1] = value
+        reason = refused(world, store, world.frame(9, **last))
+        assert reason == f"default: last_observations/y hold a number outside {said}"
+
+
+def test_observations_that_lack_or_have_an_array_too_many_arerefused(world: World) -> None:
+    space = spaces.Dict({"x": VECTOR, "y": VECTOR})
+    reason = refused(world, world.open(observation_space=space), world.frame())
+    assert reason == "default: observations have an array at the root; expected: 'x', 'y'"
+
+
+def test_a_space_that_nobody_encodes_is_refused_when_the_store_opens(world: World) -> None:
+    with pytest.raises(UnsupportedSpace, match="Text"):
+        world.open(observation_space=spaces.Text(3))
+
+
+# Batches that no honest EnvRunner sends: each is answered with a reason, its stream ends, and an
+# honest EnvRunner beside it notices nothing.
+
+
+MakeBatch = Callable[..., EpisodeBatch]
+BATCH_BYTES = 1 << 20
+STREAMS = 4
+METADATA = call_metadata("secret", "run", "i")
+
+
+class BadBatchesWorld:
+    """A learner's store at the end of a real stream, and an honest EnvRunner."""
+
+    def __init__(self, directory: Path, make_batch: MakeBatch) -> None:
+        self.address = f"unix:{directory / 'l'}"
+        self.make_batch = make_batch
+        self.arrived: list[HeldBatch] = []
+        module = (spaces.Box(-10, 10, (4,), np.float32), spaces.Discrete(2))
+        self.store = BatchStore(
+            BatchValidator("default", *module, {}),
+            self.arrived.append,
+            capacity_bytes=BATCH_BYTES,
+        )
+        self.store.serve(joined=3)
+        self._server = make_server(max_streams=STREAMS)
+        receiver = EpisodeReceiver(
+            self.store.take,
+            lambda metadata: why_refused(metadata, "secret", "run"),
+            Limits(payload_bytes=BATCH_BYTES),
+        )
+        self._server.add_generic_rpc_handlers((receiver.handler(),))
+        bind(self._server, self.address)
+        self._server.start()
+        self._settled: SimpleQueue[tuple[int, str, str]] = SimpleQueue()
+        self._honest = EpisodeSender(self.address, METADATA, lambda *a: self._settled.put(a))
+        self._next_id = 1000
+
+    def honest(self) -> tuple[str, str]:
+        """What becomes of an honest EnvRunner's next batch."""
+        self._next_id += 1
+        batch = self.make_batch(seed=self._next_id)
+        self._honest.send(header(self._next_id, batch), {"default": batch.to_tree()})
+        batch_id, *settled = self._settled.get(timeout=30)
+        assert batch_id == self._next_id
+        self.store.pop([batch_id])
+        return settled[0], settled[1]
+
+    def push(
+        self, messages: Iterator[bytes] | list[bytes], metadata: CallMetadata = METADATA
+    ) -> tuple[list[str], grpc.StatusCode, str]:
+        """(what was refused, how the stream ended, why)."""
+        refused: list[str] = []
+        with dial(self.address) as channel:
+            push = channel.stream_stream(
+                PUSH_METHOD, response_deserializer=episodes_pb2.Acknowledgement.FromString
+            )
+            call = push(iter(messages), metadata=metadata, timeout=30)
+            try:
+                refused += [ack.refused for ack in call if ack.refused]
+            except grpc.RpcError as error:
+                return refused, error.code(), str(error.details())
+        return refused, grpc.StatusCode.OK, ""
+
+    def frame(
+        self,
+        batch_id: int = 1,
+        *,
+        batch: EpisodeBatch | None = None,
+        tree: Any = None,
+        **columns: Any,
+    ) -> list[bytes]:
+        """A batch as it goes on the wire: good, but for what is said here."""
+        fields = {key: columns.pop(key) for key in ("generation", "live_steps") if key in columns}
+        batch = batch or self.make_batch(seed=batch_id)
+        head = header(batch_id, batch, **fields)
+        return list(
+            encode_frame(head, {"default": replace(batch, **columns).to_tree() | (tree or {})})
+        )
+
+    def close(self) -> None:
+        self._honest.close()
+        self._server.stop(0).wait(10)
+
+
+def header(batch_id: int, batch: EpisodeBatch, **fields: Any) -> episodes_pb2.BatchHeader:
+    known = {"generation": 3, "live_steps": batch.live_steps}
+    return episodes_pb2.BatchHeader(
+        batch_id=batch_id,
+        envrunner="envrunner-0",
+        version=training_pb2.WeightsVersion(generation=3, update=1),
+        **known | fields,
+    )
+
+
+@pytest.fixture
+def learner_end(tmp_path: Path, make_batch: MakeBatch) -> Iterator[BadBatchesWorld]:
+    made = BadBatchesWorld(tmp_path, make_batch)
+    yield made
+    made.close()
+
+
+class _Bomb:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("a-pickle-was-loaded",)
+
+
+def _declares(size: int, **array: Any) -> list[bytes]:
+    """A first chunk that says it has an array of so many bytes."""
+    info = ArrayInfo(
+        **{"path": ["default", "x"], "dtype": DType.DTYPE_UINT8, "shape": [size]} | array
+    )
+    head = episodes_pb2.BatchHeader(batch_id=1, generation=3)
+    tree = TreeInfo(arrays=[info], payload_size=size)
+    chunk = episodes_pb2.EpisodeChunk(header=head, tree=tree, payload=b"x")
+    return [chunk.SerializeToString()]
+
+
+BAD: dict[str, Callable[[BadBatchesWorld], list[bytes]]] = {
+    "no number at byte 0": lambda w: [b"\xff\xff\xff"],
+    "the first chunk of a frame must have": lambda w: [b""],
+    "the chunk is not protobuf": lambda w: [pickle.dumps(_Bomb())],
+    "payload of 1099511627776 bytes is over the limit, 1048576": lambda w: _declares(1 << 40),
+    "number 77 is not known": lambda w: _declares(8, dtype=77),
+    "huge shape": lambda w: _declares(8, shape=[0, 2**63, 2**63]),
+    "unknown modules ['other']": lambda w: list(
+        encode_frame(header(1, w.make_batch()), {"other": w.make_batch().to_tree()})
+    ),
+    "a batch must be a branch of modules": lambda w: list(
+        encode_frame(header(1, w.make_batch()), np.zeros(3))
+    ),
+    "column 'rewards' must be float32": lambda w: w.frame(tree={"rewards": np.zeros((3, 6))}),
+    "'live' has shape (3, 7), expected": lambda w: w.frame(tree={"live": np.ones((3, 7), bool)}),
+    "observations of shape [N, T, *(5,)]": lambda w: w.frame(
+        batch=w.make_batch(observation_size=5)
+    ),
+    "must be float64, not float32": lambda w: w.frame(observations=np.zeros((3, 6, 4))),
+    "actions hold a number outside 0..1": lambda w: w.frame(actions=np.full((3, 6), 9)),
+    "header says 7777 live steps": lambda w: w.frame(live_steps=7777),
+    "batch 1 is already here": lambda w: [*w.frame(1), *w.frame(1)],
+    "bytes of batches are waiting already": lambda w: [
+        chunk
+        for batch_id in (1, 2)
+        for chunk in w.frame(batch_id, batch=w.make_batch(rows=50, steps=300, seed=batch_id))
+    ],
+}
+
+
+@pytest.mark.parametrize("answer", BAD)
+def test_a_bad_batch_is_answered_with_a_reason_and_ends_its_stream(
+    learner_end: BadBatchesWorld, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert learner_end.honest() == ("", "")
+    good = iter(learner_end.frame(500))  # what comes behind it is not read any more
+    refused, code, details = learner_end.push([*BAD[answer](learner_end), *good])
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert answer in details
+    assert all(answer in each for each in refused)
+    assert len(details) < 1000
+    assert 500 not in [batch.batch_id for batch in learner_end.arrived]
+    learner_end.store.pop(range(1, 10))
+    assert learner_end.honest() == ("", "")
+    assert not (tmp_path / "a-pickle-was-loaded").exists()
+
+
+def test_a_stream_too_many_is_told_so_at_once(learner_end: BadBatchesWorld) -> None:
+    waiting: SimpleQueue[None] = SimpleQueue()
+    with dial(learner_end.address) as channel:
+        push = channel.stream_stream(PUSH_METHOD)
+        streams = [push(iter(waiting.get, None), metadata=METADATA) for _ in range(STREAMS - 1)]
+        assert learner_end.honest() == ("", "")  # has the last one
+        _, code, details = learner_end.push(learner_end.frame(1))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert details
+        assert learner_end.honest() == ("", "")
+        for stream in streams:
+            waiting.put(None)
+            stream.cancel()

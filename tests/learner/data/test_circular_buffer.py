@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 from gymnasium import spaces
 
-from juggler.learner.algorithms.appo.config import AppoConfig
+from juggler.learner.algorithms.appo import AppoConfig
 from juggler.learner.algorithms.appo.core import Appo
-from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.data.sources import CircularBuffer

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.batches import World, refused
 
-from juggler.learner.data.collate import collate
+from juggler.learner.algorithms.impala import ImpalaConfig
+from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.data.collate import _copiers, collate
+from juggler.learner.data.sharding import shard
+from juggler.learner.data.validation import BatchValidator
+from juggler.learner.learner import Learner
+from juggler.runtime.actors import resources
+from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.trees import flatten
 
 MakeBatch = Callable[..., EpisodeBatch]
-
-
-def test_rows_of_all_batches_follow_each_other(make_batch: MakeBatch) -> None:
-    batches = [make_batch(rows, 5, seed=rows) for rows in (2, 1, 3)]
-    sample = collate(batches)
-    for name in ("observations", "actions", "rewards", "terminated", "live", "action_logp"):
-        expected = np.concatenate([getattr(batch, name) for batch in batches])
-        np.testing.assert_array_equal(sample[name], expected)
-        assert sample[name].numpy().dtype == expected.dtype
-    last = np.concatenate([batch.last_observations for batch in batches])
-    np.testing.assert_array_equal(sample["last_observations"], last)
 
 
 def test_final_observations_stay_with_their_rows(make_batch: MakeBatch) -> None:
@@ -69,7 +74,7 @@ def test_shorter_rows_are_filled_up_with_steps_that_are_not_live(make_batch: Mak
 
 
 def test_batches_of_different_environments_are_refused(make_batch: MakeBatch) -> None:
-    with pytest.raises(ValueError, match=r"'observations': float32 of shape \(4,\) and float32 of"):
+    with pytest.raises(ValueError, match="'observations': float32 of shape"):
         collate([make_batch(), make_batch(observation_size=5)])
     floats = make_batch(seed=1)
     other = make_batch(actions=floats.actions.astype(np.float32))
@@ -119,17 +124,171 @@ def test_trees_are_collated_array_by_array(make_batch: MakeBatch) -> None:
     assert torch.equal(found["actions"]["1"], plain["actions"][..., None].expand(5, 6, 3))
 
 
-def test_states_of_all_rows_follow_each_other(make_batch: MakeBatch) -> None:
-    assert collate([make_batch(), make_batch(seed=1)])["states"] == {}
-    states = [
-        {"module": {"h": np.full((rows, 2), rows, np.float32)}, "connectors": {}} for rows in (3, 2)
-    ]
-    batches = [make_batch(3, states=states[0]), make_batch(2, states=states[1])]
-    found = collate(batches)["states"]
-    assert found["module"]["h"].tolist() == [[3, 3]] * 3 + [[2, 2]] * 2
-    assert found["connectors"] == {}
+# Episodes in shards: what each of them gets.
 
 
-def test_no_batches_are_refused() -> None:
-    with pytest.raises(ValueError, match="nothing to train on"):
-        collate([])
+def rows_of(batches: list[EpisodeBatch]) -> list[tuple[bytes, ...]]:
+    """All that is known of each row, whichever batch it is in."""
+    found = []
+    for batch in batches:
+        for row in range(batch.rows):
+            own = [
+                getattr(batch, name)[row].tobytes()
+                for name in ("observations", "actions", "rewards", "live", "last_observations")
+            ]
+            finals = batch.final_rows == row
+            segments = batch.segment_rows == row
+            own += [batch.final_steps[finals].tobytes(), batch.final_observations[finals].tobytes()]
+            own += [
+                getattr(batch, f"segment_{name}")[segments].tobytes()
+                for name in ("starts", "lengths", "offsets")
+            ]
+            found.append(tuple(own))
+    return found
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 7)), min_size=1, max_size=4),
+    dead=st.lists(st.integers(0, 20), max_size=12),
+    count=st.integers(1, 6),
+    seed=st.integers(0, 99),
+)
+def test_shards_are_all_rows_in_order_never_empty_and_about_equal(
+    make_batch: MakeBatch, sizes: list[tuple[int, int]], dead: list[int], count: int, seed: int
+) -> None:
+    batches, before = [], 0
+    for place, (rows, steps) in enumerate(sizes):
+        changes: dict[str, Any] = {}
+        gone = [row - before for row in dead if before <= row < before + rows]
+        whole = make_batch(rows, steps, seed=seed + place)
+        if gone:
+            live, nothing = whole.live.copy(), np.zeros((rows, steps), bool)
+            live[gone] = False
+            changes = {"live": live, "terminated": nothing, "truncated": nothing}
+        batches.append(make_batch(rows, steps, seed=seed + place, **changes))
+        before += rows
+    per_row = np.concatenate([batch.live.sum(1) for batch in batches])
+    if np.count_nonzero(per_row) < count:
+        with pytest.raises(ValueError, match=f"rows .* among {count} learners"):
+            shard(batches, count)
+        return
+    shards = list(shard(batches, count))
+    assert len(shards) == count
+    assert [row for each in shards for row in rows_of(each)] == rows_of(batches)
+    for each in shards:
+        for batch in each:
+            EpisodeBatch.from_tree(batch.to_tree())  # indices are those of its own rows
+    live_steps = [sum(batch.live_steps for batch in each) for each in shards]
+    assert min(live_steps) > 0
+    if (per_row > 0).all() and len(set(per_row)) == 1:
+        assert max(live_steps) - min(live_steps) < 2 * per_row.max()
+
+
+def test_more_shards_than_rows_are_refused(make_batch: MakeBatch) -> None:
+    batches = [make_batch(2, 4), make_batch(2, 6)]
+    assert [sum(batch.rows for batch in each) for each in shard(batches, 2)] in (
+        [2, 2],
+        [1, 3],
+        [3, 1],
+    )
+    with pytest.raises(ValueError, match=r"4 rows .* 5 learners"):
+        shard(batches, 5)
+    with pytest.raises(ValueError, match="0 shards"):
+        shard(batches, 0)
+
+
+def test_rows_of_unequal_live_steps_are_balanced(make_batch: MakeBatch) -> None:
+    live = np.zeros((9, 8), bool)
+    for row, steps in enumerate([8, 1, 1, 1, 1, 1, 1, 1, 8]):
+        live[row, :steps] = True
+    nothing = np.zeros_like(live)
+    batch = make_batch(9, 8, live=live, terminated=nothing, truncated=nothing)
+    shards = shard([batch], 3)
+    assert [collate(each)["live"].sum().item() for each in shards] == [8, 7, 8]
+
+
+# What a learner expects to be remembered at the start of each row.
+
+
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+TWO = spaces.Discrete(2)
+
+
+def learner_with(model: dict[str, Any] | None = None, **connectors: Any) -> Learner:
+    pieces = ConnectorsConfig(**connectors)
+    return build_learner(ImpalaConfig(), None, VECTOR, TWO, model or {}, connectors=pieces)
+
+
+def test_a_learner_that_nothing_is_remembered_for_expects_nothing() -> None:
+    assert learner_with(learner=["clip_rewards"]).example_states() == {}
+
+
+def test_what_modules_and_connectors_remember_has_branches_of_its_own() -> None:
+    model = {"recurrent": "gru", "recurrent_size": 5}
+    pieces = [{"use": "frame_stack", "k": 3}, "previous_actions_and_rewards"]
+    states: Any = learner_with(model, env_to_module=pieces).example_states()
+    assert states.keys() == {"module", "connectors"}
+    assert all(array.shape == (5,) for array in states["module"].values())
+    contexts = states["connectors"]
+    assert contexts["frame_stack"].shape == (2, 4)
+    previous = contexts["previous_actions_and_rewards"]
+    assert previous["previous_action"].shape == previous["previous_reward"].shape == ()
+    assert previous["previous_action"].dtype == np.int64
+
+
+def test_batches_without_the_contexts_of_a_learners_connectors_are_refused(
+    make_batch: MakeBatch,
+) -> None:
+    learner = learner_with(env_to_module=[{"use": "frame_stack", "k": 3}])
+    fit = BatchValidator("default", VECTOR, TWO, learner.example_states())
+    batch = make_batch(2, 4)
+    with pytest.raises(WireError, match=r"lacks? an array at"):
+        fit.checked(batch)
+    frames = np.zeros((2, 2, 4), np.float32)
+    fit.checked(replace(batch, states={"connectors": {"frame_stack": frames}}))
+    with pytest.raises(WireError, match=r"do(es)? not fit"):
+        fit.checked(replace(batch, states={"connectors": {"frame_stack": frames[:, :1]}}))
+
+
+# What peers send takes a share of the memory that a container may have, not of its host's.
+
+
+@pytest.fixture
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where a container says what it may have: nothing yet."""
+    place = tmp_path / "cgroup"
+    place.mkdir()
+    monkeypatch.setattr(resources, "_CGROUP", place)
+    _copiers.cache_clear()
+    yield place
+    _copiers.cache_clear()
+
+
+def test_the_smallest_limit_is_what_a_process_may_have(container: Path) -> None:
+    of_host = resources.total_memory()
+    assert of_host > 1 << 30
+    (container / "memory.max").write_text("max\n")
+    assert resources.total_memory() == of_host
+    (container / "memory.max").write_text(f"{3 << 20}\n")
+    assert resources.total_memory() == 3 << 20
+    (container / "memory").mkdir()
+    (container / "memory" / "memory.limit_in_bytes").write_text(f"{2 << 20}\n")
+    assert resources.total_memory() == 2 << 20
+
+
+def test_batches_that_wait_take_half_of_it(container: Path, world: World) -> None:
+    size = sum(array.nbytes for _, array in flatten(world.frame(1).tree))
+    (container / "memory.max").write_text(f"{2 * size}\n")
+    store = world.open()
+    assert store.take(world.frame(1)) == ""
+    assert refused(world, store, world.frame(2)) == f"{size} bytes of batches are waiting already"
+
+
+def test_columns_are_copied_by_half_of_the_cores_of_a_container(
+    container: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    (container / "cpu.max").write_text("600000 100000\n")
+    assert _copiers()._max_workers == 3

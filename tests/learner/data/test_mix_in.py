@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from juggler.learner.data.collate import collate
 from juggler.learner.data.replay.episode_rows import (
-    Size,
     episodes_of_rows,
     resized,
     rows_of_episodes,
@@ -23,7 +21,7 @@ from juggler.learner.data.replay.episode_rows import (
 )
 from juggler.learner.data.replay.memory import bytes_of_step
 from juggler.learner.data.replay.replay import MixInReplay
-from juggler.learner.data.sources import NEW_STEPS, CircularBuffer, Columns, Queue
+from juggler.learner.data.sources import NEW_STEPS, Columns, Queue
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.structures import tree_map
 
@@ -57,15 +55,6 @@ def same(one: Any, other: Any) -> None:
     tree_map(
         lambda x, y: torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True), one, other
     )
-
-
-@pytest.mark.parametrize("reset_rows", [True, False])
-def test_rows_come_out_of_a_table_as_they_went_in(make_batch: MakeBatch, reset_rows: bool) -> None:
-    batches = [make_batch(3, 9, seed=1, reset_rows=reset_rows), make_batch(2, 5, seed=2)]
-    columns = collate(batches)
-    assert len(columns["final_rows"]) > 2
-    rows = rows_of_episodes(columns)
-    same(episodes_of_rows(resized(rows, Size(9, 9, 12), size_of(rows))), columns)
 
 
 def test_rows_of_several_sizes_are_joined_as_batches_are(make_batch: MakeBatch) -> None:
@@ -106,30 +95,6 @@ def test_nothing_old_is_beside_the_first_sample_and_no_more_beside_later_ones_fo
     assert [len(each) - 2 for each in numbers] == [0, 2, 4, 6, 6, 6]
 
 
-def test_rows_are_drawn_uniformly_from_the_newest_that_fit(make_batch: MakeBatch) -> None:
-    source, ages = make(capacity=4 * 40, share=10 / 11), Counter[int]()
-    for number in range(400):
-        numbers = given(source, numbered(make_batch, number, 1))
-        if number >= 40:
-            ages.update(number - 1 - each for each in numbers[1:])
-    assert set(ages) == set(range(40)), "40 rows of 4 steps"
-    expected = ages.total() / 40
-    assert sum((each - expected) ** 2 / expected for each in ages.values()) < 39 + 5 * np.sqrt(78)
-
-
-def test_shorter_and_longer_rows_are_kept_within_the_capacity(make_batch: MakeBatch) -> None:
-    source = make(capacity=24)
-    given(source, numbered(make_batch, 0, 6, steps=4))
-    given(source, numbered(make_batch, 100, 1, steps=8))
-    kept = source.table
-    rows = kept.rows(kept.oldest_first())
-    assert rows["rewards"][:, 0].tolist() == [4.0, 5.0, 100.0], "three rows of 8 steps fit"
-    assert rows["live"].sum(1).tolist() == [4, 4, 8]
-    given(source, numbered(make_batch, 200, 1, steps=2))
-    rows = kept.rows(kept.oldest_first())
-    assert rows["rewards"][:, 0].tolist() == [5.0, 100.0, 200.0]
-
-
 def test_rows_without_a_live_step_are_not_kept_and_bring_nothing_old(make_batch: MakeBatch) -> None:
     source = make(share=0.75)
     given(source, numbered(make_batch, 1, 5))
@@ -137,17 +102,6 @@ def test_rows_without_a_live_step_are_not_kept_and_bring_nothing_old(make_batch:
     assert len(given(source, silent)) == 3
     assert source.table.size == 5
     assert source.metrics() == {"replayed_steps": 0.0, "replay_age": 0.0}
-
-
-def test_each_use_of_a_circular_buffer_has_old_rows_beside_it(make_batch: MakeBatch) -> None:
-    source = MixInReplay(CircularBuffer(2, 2), share=0.5, capacity=1000)
-    for k in range(6):
-        samples = [
-            [int(x) for x in sample["rewards"][:, 0]]
-            for sample in source.add(numbered(make_batch, 10 * k, 2))
-        ]
-    assert [each[:2] for each in samples] == [[40, 41], [50, 51]]
-    assert all(len(each) == 4 and max(each[2:]) < 50 for each in samples)
 
 
 def test_metrics_say_how_much_was_old_and_how_old(make_batch: MakeBatch) -> None:
@@ -188,7 +142,7 @@ def test_a_cleared_source_does_as_one_that_goes_on_from_its_state_and_draws_othe
 
 def test_samples_of_members_of_a_population_are_refused(make_batch: MakeBatch) -> None:
     columns = tree_map(lambda x: torch.stack([x, x]), numbered(make_batch, 0, 2))
-    with pytest.raises(ValueError, match="replay_share: old rows cannot be mixed into samples"):
+    with pytest.raises(ValueError, match="replay_share: old rows cannot be"):
         next(make().add(columns))
 
 
@@ -202,44 +156,6 @@ def test_a_saved_table_goes_on_as_it_was(make_batch: MakeBatch) -> None:
         columns = numbered(make_batch, 10 * k, 3, steps=4 + k % 4)
         assert given(one, columns) == given(other, columns)
         assert one.metrics() == other.metrics()
-
-
-def test_a_state_of_an_older_version_is_one_to_go_on_from(make_batch: MakeBatch) -> None:
-    one, other = (make(capacity=60, share=0.7, saved=True, seed=seed) for seed in (3, 4))
-    for k in range(9):
-        given(one, numbered(make_batch, 10 * k, 3, steps=4 + k % 3))
-    state: Any = one.state()
-    kept = {name: x for name, x in state["modules"]["default"].items() if name != "selection"}
-    older = {name: x for name, x in state.items() if name != "format"}
-    other.restore({**older, "modules": {"red": kept}}, torch.device("cpu"))
-    for k in range(9, 30):
-        columns = numbered(make_batch, 10 * k, 3, steps=4 + k % 4)
-        assert given(one, columns) == given(other, columns)
-        assert one.metrics() == other.metrics()
-
-
-def test_a_table_that_goes_on_with_more_room_keeps_the_newest(make_batch: MakeBatch) -> None:
-    before = make(capacity=20, saved=True)
-    for k in range(7):
-        given(before, numbered(make_batch, k, 1))
-    after = make(capacity=32, saved=True)
-    after.restore(before.state(), torch.device("cpu"))
-    for k in range(7, 11):
-        given(after, numbered(make_batch, k, 1))
-    kept = after.table
-    rows = kept.rows(kept.oldest_first())
-    assert rows["rewards"][:, 0].tolist() == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0]
-    with pytest.raises(ValueError, match="has 5 rows, and cannot go on in one of 2"):
-        make(capacity=8, saved=True).restore(before.state(), torch.device("cpu"))
-
-
-def test_a_table_that_was_not_saved_is_begun_anew(make_batch: MakeBatch) -> None:
-    saved, unsaved = make(saved=True), make()
-    given(unsaved, numbered(make_batch, 0, 3))
-    saved.restore(unsaved.state(), torch.device("cpu"))
-    assert given(saved, numbered(make_batch, 5, 3)) == [5, 6, 7]
-    with pytest.raises(ValueError, match="holds no replay table"):
-        saved.restore({"seed": np.array(1), "modules": {}}, torch.device("cpu"))
 
 
 def test_a_source_stays_as_it_is_when_it_refuses_a_state(make_batch: MakeBatch) -> None:
@@ -269,13 +185,13 @@ def test_memory_and_disk_limit_old_rows_as_those_of_any_replay(
     given(limited, columns)
     assert limited.table.size == 2, "two rows of four steps"
     assert limited.expect(columns) == 8 * each
-    with pytest.raises(ValueError, match=r"replay_memory = .*: 3 steps of .* a row has 4; set"):
+    with pytest.raises(ValueError, match=r"replay_memory = .*: 3 steps of"):
         make(memory=3 * each / 1e9).expect(columns)
-    with pytest.raises(ValueError, match="replay_capacity = 1000000000000: so many kept steps"):
+    with pytest.raises(ValueError, match="replay_capacity = 1000000000000"):
         make(capacity=10**12).expect(columns)
     with pytest.raises(ValueError, match=r"replay_directory = .*there is no room for"):
         make(capacity=10**12, directory=str(tmp_path)).expect(columns)
-    with pytest.raises(ValueError, match="No such file or directory; name another directory"):
+    with pytest.raises(ValueError, match="No such file or directory; name"):
         make(directory=str(tmp_path / "nowhere")).expect(columns)
     one, other = make(directory=str(tmp_path)), make()
     assert one.expect(columns) == 0
@@ -283,3 +199,19 @@ def test_memory_and_disk_limit_old_rows_as_those_of_any_replay(
         columns = numbered(make_batch, 10 * k, 3, steps=4 + k % 3)
         assert given(one, columns) == given(other, columns)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_of_an_older_version_is_one_to_go_on_from(make_batch: MakeBatch) -> None:
+    one, other = (make(capacity=60, share=0.7, saved=True, seed=seed) for seed in (3, 4))
+    for k in range(9):
+        given(one, numbered(make_batch, 10 * k, 3, steps=4 + k % 3))
+    state: Any = one.state()
+    kept = {**state["modules"]["default"]}
+    arrived = kept.pop("count")
+    del kept["selection"]
+    older = {**state, "format": np.array(3), "arrived": arrived, "modules": {"red": kept}}
+    other.restore(older, torch.device("cpu"))
+    for k in range(9, 30):
+        columns = numbered(make_batch, 10 * k, 3, steps=4 + k % 4)
+        assert given(one, columns) == given(other, columns)
+        assert one.metrics() == other.metrics()

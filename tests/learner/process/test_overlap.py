@@ -13,9 +13,9 @@ import torch
 from gymnasium import spaces
 from support.fake_streams import PATIENCE, FakeDevice
 
-from juggler.learner.algorithms.appo.config import AppoConfig
-from juggler.learner.algorithms.impala.config import ImpalaConfig
-from juggler.learner.algorithms.ppo.config import PpoConfig
+from juggler.learner.algorithms.appo import AppoConfig
+from juggler.learner.algorithms.impala import ImpalaConfig
+from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import LearnerConfig
 from juggler.learner.learner import Learner

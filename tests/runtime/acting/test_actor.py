@@ -9,17 +9,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
-from support.scripted_environments import NativeScripted
 from support.scripted_modules import LinearPolicy
 
 from juggler.envrunner.process import numpy_in_one_thread
-from juggler.envrunner.sampler import Sampler
 from juggler.runtime.acting.actor import Actor, RandomActions
-from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.runtime.connectors.building import ModuleToEnv, build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.connector import ActionConnector
-from juggler.runtime.connectors.module_to_env import ModuleToEnv
 from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.models import ActorCritic
@@ -89,34 +85,6 @@ def test_actions_are_clipped_for_the_environment_and_kept_as_chosen_in_the_episo
     np.testing.assert_allclose(logp, expected.sum(-1), rtol=1e-4, atol=1e-5)
 
 
-def test_an_action_space_without_bounds_clips_nothing() -> None:
-    sent, actions, _ = fragment(policy_for(UNBOUNDED))
-    np.testing.assert_array_equal(sent, actions)
-    assert np.abs(actions).max() > 1
-
-
-def test_discrete_actions_are_those_of_the_space() -> None:
-    sent, actions, logp = fragment(policy_for(DISCRETE))
-    np.testing.assert_array_equal(sent, actions)
-    assert actions.dtype == np.int64
-    assert set(actions.ravel()) <= {-1, 0, 1, 2}
-    assert len(set(actions.ravel())) > 1
-    assert (logp < 0).all()
-
-
-def test_an_environment_that_writes_into_its_actions_does_not_change_the_episode() -> None:
-    class Greedy(NativeScripted):
-        def step(self, actions):
-            results = super().step(actions)
-            actions[...] = 77
-            return results
-
-    env = Greedy([((3, "terminated"),)] * ROWS, AutoresetMode.SAME_STEP)
-    module = LinearPolicy(env.single_observation_space, env.single_action_space)
-    batch = Sampler(env, Actor(module, ROWS, STEPS, 0), STEPS, 0).sample((0, 0)).batch
-    assert batch.actions.max() < 3
-
-
 def test_the_seed_decides_the_noise() -> None:
     policy = policy_for(UNBOUNDED, seed=3)
     first, second = fragment(policy)[1], fragment(policy)[1]
@@ -149,8 +117,7 @@ def test_to_act_deterministically_is_to_take_the_mode_clipped() -> None:
     np.testing.assert_array_equal(best(policy_for(BOX), x), expected)
     logits = LinearPolicy(OBSERVATIONS, DISCRETE)._forward({"observations": x})
     np.testing.assert_array_equal(
-        best(policy_for(DISCRETE), x),
-        logits["action_dist_inputs"].argmax(-1) - 1,
+        best(policy_for(DISCRETE), x), logits["action_dist_inputs"].argmax(-1) - 1
     )
 
 
@@ -165,24 +132,6 @@ def test_what_stands_between_module_and_environment_may_be_something_else() -> N
     sent, actions, _ = fragment(policy)
     np.testing.assert_array_equal(sent, actions * np.float32(0.5))
     np.testing.assert_array_equal(actions, fragment(policy_for(BOX))[1])
-
-
-def test_within_dicts_and_tuples_each_box_is_clipped_to_its_own_bounds() -> None:
-    space = gymnasium.spaces.Dict(
-        {"far": gymnasium.spaces.Tuple([UNBOUNDED, BOX]), "which": DISCRETE}
-    )
-    policy = policy_for(space)
-    sent, chosen, inputs = zip(*(policy.act(x.numpy()) for x in observations()), strict=True)
-    actions = tree_map(lambda *steps: np.stack(steps, 1), *chosen)
-    assert policy.log_probabilities(np.stack(inputs, 1), actions).shape == (ROWS, STEPS)
-    for t, values in enumerate(sent):
-        assert isinstance(values["far"], tuple)
-        np.testing.assert_array_equal(values["far"][0], actions["far"]["0"][:, t])
-        far = actions["far"]["1"][:, t].astype(np.float64)
-        np.testing.assert_array_equal(values["far"][1], np.clip(far, BOX.low, BOX.high))
-        np.testing.assert_array_equal(values["which"], actions["which"][:, t])
-        assert not np.shares_memory(values["which"], chosen[t]["which"])
-    assert np.abs(actions["far"]["1"]).max() > 0.2
 
 
 def test_a_module_that_returns_nothing_of_use_is_refused() -> None:
@@ -296,15 +245,6 @@ class Fixed(RLModule):
         return {"action_dist_inputs": rows[:, None], "states": {"h": rows}}
 
 
-def test_what_a_module_returns_does_not_change_with_its_weights() -> None:
-    arrays = ArrayModule(Fixed(OBSERVATIONS, gymnasium.spaces.Discrete(3), {}), 1)
-    see, noise = np.zeros((1, 3), np.float32), np.zeros((1, 3), np.float32)
-    before = arrays.explore(see, arrays.initial_states(1), noise)
-    arrays.load({"logits": np.ones(3, np.float32)})
-    assert not before.inputs.any()
-    assert not before.states["h"].any()
-
-
 def test_learned_initial_states_follow_shared_weights() -> None:
     module = Fixed(OBSERVATIONS, gymnasium.spaces.Discrete(3), {})
     arrays = ArrayModule(module, shared=True)
@@ -350,11 +290,6 @@ def test_every_action_is_one_of_the_space_and_repeats_with_the_seed(
         np.testing.assert_equal(actions.draw(20, None), drawn)
     actions.seed(4)
     np.testing.assert_equal(actions.draw(20, None), drawn)
-
-
-def test_choices_are_uniform() -> None:
-    drawn: Any = RandomActions(spaces.Discrete(3, start=5), 0).draw(30_000, None)
-    assert np.abs(np.bincount(drawn)[5:] / 30_000 - 1 / 3).max() < 0.01
 
 
 def test_only_legal_actions_are_drawn_and_these_uniformly() -> None:
@@ -540,17 +475,6 @@ def test_given_actions_are_those_of_the_step_and_draw_no_noise() -> None:
     np.testing.assert_array_equal(acted.chosen, given)
     assert acted.inputs is None
     np.testing.assert_array_equal(actor.act(x).chosen, other.act(x).chosen)
-
-
-def test_masked_actions_are_not_drawn() -> None:
-    space = spaces.Dict({"observation": OBSERVATIONS, "action_mask": spaces.MultiBinary(4)})
-    module = build_module(None, space, DISCRETE, {"hidden_sizes": [4]})
-    mask = np.tile(np.array([0, 1, 0, 1], np.int8), (ROWS, 1))
-    actor = Actor(module, ROWS, STEPS)
-    for explore in (True, False):
-        for x in observations():
-            seen = {"observation": x.numpy(), "action_mask": mask}
-            assert set(actor.act(seen, explore=explore).sent) <= {0, 2}
 
 
 def test_a_memory_of_its_own_leaves_the_actor_as_it_was() -> None:

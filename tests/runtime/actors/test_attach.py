@@ -1,23 +1,29 @@
 from __future__ import annotations
 
+import contextlib
+import queue
+import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import grpc
 import pytest
 from support.hub_world import World
 
-from juggler.runtime.actors import hello as hello_module
+from juggler.runtime.actors import hub as hub_module
 from juggler.runtime.actors.attachment import (
     LOST_THE_DRIVER,
     AttachError,
     Command,
     Detached,
+    describe,
 )
-from juggler.runtime.actors.endpoints import EndpointError, dial
-from juggler.runtime.actors.hub import ATTACH_METHOD
-from juggler.runtime.actors.hub_events import Joined, Left, Replied, Reported
-from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, EndpointError, dial
+from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY
+from juggler.runtime.actors.hub_events import Joined, Left, Mailbox, Replied, Reported
 from juggler.runtime.wire.v1 import attach_pb2
 
 
@@ -69,16 +75,6 @@ def test_commands_arrive_in_order_and_each_gets_its_reply(world: World) -> None:
     replies = [world.wait_for(Replied).reply for _ in range(100)]
     assert [reply.id for reply in replies] == list(range(1, 101))
     assert all(reply.last and reply.body.Is(attach_pb2.Done.DESCRIPTOR) for reply in replies)
-
-
-def test_a_reply_larger_than_one_message_may_be_does_not_break_the_stream(world: World) -> None:
-    world.start()
-    attachment = world.attach()
-    chunk = attach_pb2.Refusal(reason="x" * (2 << 20))
-    for index in range(8):
-        attachment.reply(1, chunk, last=index == 7)
-    replies = [world.wait_for(Replied).reply for _ in range(8)]
-    assert [reply.last for reply in replies] == [False] * 7 + [True]
 
 
 def test_a_failed_command_carries_the_workers_own_traceback(world: World) -> None:
@@ -176,30 +172,11 @@ def test_the_end_of_the_hub_reaches_its_workers(world: World) -> None:
     assert last.reason.startswith((LOST_THE_DRIVER, "the driver ended"))
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"role": "intruder"}, "unknown role 'intruder'"),
-        ({"token": "wrong"}, "token is missing or wrong"),
-        ({"token": ""}, "token is missing or wrong"),
-        ({"run_id": "another"}, "this is run run, not another"),
-        ({"incarnation": ""}, "incarnation"),
-    ],
-)
-def test_who_does_not_belong_here_is_refused_with_a_reason(
-    world: World, options: dict[str, Any], reason: str
-) -> None:
-    world.start(token="secret")
-    with pytest.raises(AttachError, match=reason):
-        world.attach(**{"token": "secret", **options})
-    assert world.attach(token="secret").worker_id == "worker-0"
-
-
 def test_another_protocol_version_is_refused_and_told_what_to_do(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.start()
-    monkeypatch.setattr(hello_module, "PROTOCOL_VERSION", 99)
+    monkeypatch.setattr(hub_module, "PROTOCOL_VERSION", 99)
     with pytest.raises(AttachError, match=r"version 99.*install the same version"):
         world.attach()
 
@@ -210,34 +187,6 @@ def test_one_worker_too_many_is_refused(world: World) -> None:
     world.attach()
     with pytest.raises(AttachError, match="at most 2 workers"):
         world.attach()
-
-
-def test_a_stream_that_begins_with_anything_but_a_hello_is_refused(world: World) -> None:
-    world.start()
-    channel = dial(world.address)
-    first = attach_pb2.FromWorker(heartbeat=attach_pb2.Heartbeat())
-    call = channel.stream_stream(
-        ATTACH_METHOD,
-        request_serializer=attach_pb2.FromWorker.SerializeToString,
-        response_deserializer=attach_pb2.ToWorker.FromString,
-    )(iter([first]))
-    assert "hello" in next(call).refusal.reason
-    channel.close()
-
-
-def test_garbage_on_one_stream_leaves_the_others_alone(world: World) -> None:
-    world.start()
-    inbox: Mailbox[Any] = Mailbox()
-    world.attach(inbox=inbox)
-    worker = world.wait_for(Joined).worker
-    channel = dial(world.address)
-    call = channel.stream_stream(
-        ATTACH_METHOD, request_serializer=None, response_deserializer=None
-    )(iter([b"\xff" * 1000]))
-    assert b"not a message of an attach stream" in next(call)
-    channel.close()
-    world.hub.send(worker, 1, attach_pb2.Stop())
-    assert _commands(inbox, 1)[0].command_id == 1
 
 
 def test_a_driver_that_nobody_runs_is_named(world: World) -> None:
@@ -257,3 +206,209 @@ def test_attaching_and_leaving_leaves_no_threads_behind(world: World) -> None:
             break
         time.sleep(0.05)
     assert left == []
+
+
+# Attach streams when one side says or does what it should not, or stands still.
+
+
+# Frames of HTTP/2: 3 bytes of length, the type, flags, and 4 bytes of the stream.
+EMPTY_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+PING_HEADER = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0])
+
+
+def test_a_failure_of_any_length_fits_a_message(world: World) -> None:
+    world.start()
+    world.attach().fail(1, OSError("x" * 9_000_000))
+    failure = world.wait_for(Replied).reply.failure
+    assert failure.message.startswith("OSError: xxx")
+    assert failure.message.endswith("xxx")
+    assert len(failure.message) < 100_000
+
+
+def test_a_failure_may_hold_what_utf8_cannot() -> None:
+    assert "robot-\\udc80.urdf" in describe(OSError("no file robot-\udc80.urdf")).message
+
+
+def test_a_worker_that_reads_nothing_can_be_let_go(world: World) -> None:
+    world.start(hang_seconds=1e9)
+    outgoing: queue.SimpleQueue[attach_pb2.FromWorker | None] = queue.SimpleQueue()
+    hello = attach_pb2.Hello(protocol_version=PROTOCOL_VERSION, role="worker", incarnation="i")
+    outgoing.put(attach_pb2.FromWorker(hello=hello))
+    channel = dial(world.address)
+    call = channel.stream_stream(
+        ATTACH_METHOD,
+        request_serializer=attach_pb2.FromWorker.SerializeToString,
+        response_deserializer=attach_pb2.ToWorker.FromString,
+    )(iter(outgoing.get, None))
+    worker = world.wait_for(Joined).worker
+    for command_id in range(40):  # more than a stream's window takes
+        world.hub.send(worker, command_id, attach_pb2.Refusal(reason="x" * 1_000_000))
+    time.sleep(0.3)  # the hub is writing by now
+    world.hub.dismiss(worker, "enough")
+    assert world.wait_for(Left).reason == "enough"
+    outgoing.put(None)
+    call.cancel()
+    channel.close()
+
+
+def _all_of(peer: socket.socket) -> bytes:
+    """What a peer has said once it has said nothing for as long as the socket's timeout.
+
+    Raises:
+        ConnectionError: it hung up.
+    """
+    heard = b""
+    with contextlib.suppress(TimeoutError):
+        while more := peer.recv(1024):
+            heard += more
+        raise ConnectionError("the peer hung up")
+    return heard
+
+
+@pytest.mark.long
+def test_grpc_ends_no_connection_because_a_ping_stays_unanswered(world: World) -> None:
+    """A hub that stood still cannot tell that an answer is there already. It watches for silence
+    itself."""
+    world.start()
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(world.address.removeprefix("unix:"))
+        peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + EMPTY_SETTINGS)
+        peer.settimeout(33)  # 20 until the ping, and 10 more is what other servers allow
+        assert PING_HEADER in _all_of(peer), "it asks"
+
+
+def test_a_role_may_have_a_limit(world: World) -> None:
+    world.start(most_of={"other": 1})
+    first = world.attach("other")
+    with pytest.raises(AttachError, match="has its 1 other already"):
+        world.attach("other")
+    for _ in range(3):
+        world.attach("worker")
+    successor = world.attach("other", index=0)  # of a process that may be dead
+    assert successor.worker_id == first.worker_id
+
+
+# Attach streams of workers that mean harm, or do it: each is told why and let go, and an honest
+# worker beside them notices nothing.
+
+
+def hello(**changes: Any) -> bytes:
+    fields = {
+        "protocol_version": PROTOCOL_VERSION,
+        "role": "worker",
+        "index": -1,
+        "incarnation": "bad",
+        "token": "secret",
+    }
+    return attach_pb2.FromWorker(hello=attach_pb2.Hello(**fields | changes)).SerializeToString()
+
+
+def replies(count: int) -> bytes:
+    many = [attach_pb2.Reply(id=number, last=True) for number in range(count)]
+    return attach_pb2.FromWorker(replies=many).SerializeToString()
+
+
+def conversation(address: str, *messages: bytes) -> tuple[bool, str]:
+    """Whether whoever says this was let in, and what its stream ended with."""
+    outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    for message in messages:
+        outgoing.put(message)
+    welcome = False
+    # No limit on what it sends.
+    with grpc.insecure_channel(address, [("grpc.max_send_message_length", -1)]) as channel:
+        call = channel.stream_stream(ATTACH_METHOD)(iter(outgoing.get, None), timeout=30)
+        try:
+            for raw in call:
+                down = attach_pb2.ToWorker.FromString(raw)
+                welcome = welcome or down.HasField("welcome")
+                if down.HasField("refusal"):
+                    return welcome, down.refusal.reason
+            reason = dict(call.trailing_metadata()).get(REASON_KEY, b"").decode()
+        except grpc.RpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        finally:
+            outgoing.put(None)
+    return welcome, reason
+
+
+@contextmanager
+def an_honest_worker(world: World) -> Iterator[None]:
+    """It is there before and after, and answers."""
+    inbox: Mailbox[Any] = Mailbox()
+    attachment = world.attach("other", token="secret", inbox=inbox)
+    worker = world.wait_until(lambda e: isinstance(e, Joined) and e.worker.role == "other").worker
+    yield
+    assert world.hub.send(worker, 7, attach_pb2.Stop())
+    (command,) = inbox.gather(timeout=10)
+    assert isinstance(command, Command)
+    attachment.reply(command.command_id, attach_pb2.Done())
+    world.wait_until(lambda event: getattr(event, "worker", None) is worker)
+    assert not any(isinstance(event, Left) and event.worker is worker for event in world.seen)
+
+
+NOT_LET_IN: dict[str, list[bytes]] = {
+    "sent bytes that are not a message of an attach stream": [b"\xff\xff"],
+    "the first message must be a hello with an incarnation": [replies(1)],
+    "the token is missing or wrong": [hello(token="guess")],
+    "this driver speaks protocol version 7, the worker 6": [hello(protocol_version=6)],
+    "this is run run, not another": [hello(run_id="another")],
+    "unknown role 'king': expected one of worker, other": [hello(role="king")],
+    "index 2000000000: at most 4095": [hello(index=2_000_000_000)],
+    "a hello of 70042 bytes: at most 65536": [hello(host="x" * 70_000)],
+    "RESOURCE_EXHAUSTED: SERVER: Received message larger than max": [hello(host="x" * 9_000_000)],
+}
+
+
+@pytest.mark.parametrize("answer", NOT_LET_IN)
+def test_who_is_not_let_in_is_told_why(world: World, answer: str) -> None:
+    world.start(token="secret")
+    with an_honest_worker(world):
+        welcome, reason = conversation(world.address, *NOT_LET_IN[answer])
+        assert not welcome
+        assert reason.startswith(answer)
+
+
+LET_GO: dict[str, list[bytes]] = {
+    "sent bytes that are not a message of an attach stream": [hello(), b"\xff\xff"],
+    "sent a second hello": [hello(), hello()],
+    "RESOURCE_EXHAUSTED: SERVER: Received message larger than max": [hello(), b"x" * 9_000_000],
+}
+
+
+@pytest.mark.parametrize("answer", LET_GO)
+def test_who_is_let_in_and_then_says_what_it_must_not_is_told_why(
+    world: World, answer: str
+) -> None:
+    world.start(token="secret")
+    with an_honest_worker(world):
+        welcome, reason = conversation(world.address, *LET_GO[answer])
+        assert welcome
+        assert reason.startswith(answer)
+        left = world.wait_for(Left)
+        assert left.worker.incarnation == "bad"
+        assert left.reason in (reason, "the connection ended without a farewell")
+
+
+def test_who_says_no_hello_is_told_why(world: World) -> None:
+    world.start(token="secret", silence_seconds=2.0, silence_of={"other": 60.0})
+    with an_honest_worker(world):
+        assert conversation(world.address) == (False, "no hello within 2 s")
+
+
+def test_a_worker_is_local_only_where_it_came_over_a_unix_socket(world: World) -> None:
+    world.start()
+    world.attach(local=True)
+    assert world.wait_for(Joined).worker.local
+    world.address = world.tcp_address
+    world.attach(local=True)
+    assert not world.wait_for(Joined).worker.local
+
+
+def test_a_worker_hears_why_it_was_let_go(world: World) -> None:
+    world.start()
+    inbox: Mailbox[Any] = Mailbox()
+    world.attach(inbox=inbox)
+    world.hub.dismiss(world.wait_for(Joined).worker, "sent what cannot be understood: é")
+    (detached,) = inbox.gather(timeout=10)
+    assert isinstance(detached, Detached)
+    assert detached.reason == "the driver let this worker go: sent what cannot be understood: é"

@@ -1,4 +1,4 @@
-"""Streams on both APIs: what is sent arrives in order, and every end is heard of at both ends."""
+"""The client's end of a stream: what is sent arrives in order, and every end is heard of."""
 
 from __future__ import annotations
 
@@ -14,18 +14,11 @@ from typing import Any
 import grpc
 import pytest
 
-from juggler.runtime.actors.calls import calls
+from juggler.runtime.actors.calls import ClientStream, End
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind, dial
-from juggler.runtime.actors.public_calls import End
-
-pytestmark = pytest.mark.usefixtures("grpc_api")
 
 PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
 BIG = 3 << 20  # bytes, of which a few are more than a connection holds
-
-
-def taking(messages: deque[bytes]) -> Callable[[], bytes | None]:
-    return lambda: messages.popleft() if messages else None
 
 
 def failing(*messages: bytes) -> Callable[[], bytes | None]:
@@ -38,20 +31,22 @@ def failing(*messages: bytes) -> Callable[[], bytes | None]:
     return made().__next__
 
 
+def taking(messages: deque[bytes]) -> Callable[[], bytes | None]:
+    return lambda: messages.popleft() if messages else None
+
+
 class Server:
     """Answers each message with what `answer` makes of it, on a path.
 
     Attributes:
         ended: what the handler of each call ended with; None where it was in order.
         at_first: what every client is sent before it has said anything.
-        next_message: instead of both, what there is to send.
     """
 
     def __init__(self, directory: Path) -> None:
         self.address = f"unix:{directory / 's'}"
         self.answer: Callable[[bytes], list[bytes]] = lambda message: [message]
         self.at_first: list[bytes] = []
-        self.next_message: Callable[[], bytes | None] | None = None
         self.ended: SimpleQueue[BaseException | None] = SimpleQueue()
         self._threads = ThreadPoolExecutor(4)
         self._server = grpc.server(self._threads, options=SERVER_OPTIONS)
@@ -67,18 +62,12 @@ class Server:
         self._threads.shutdown(wait=False)
 
     def _serve(self, requests: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
-        unsent = deque(self.at_first)
-        next_message = self.next_message or taking(unsent)
-        stream = calls().ServerStream(requests, context, next_message)
-
-        def received(message: bytes) -> None:
-            unsent.extend(self.answer(message))
-            stream.wake()
-
+        context.send_initial_metadata(())
         try:
-            stream.wake()
-            yield from stream.listen(received)
-        except GeneratorExit:  # on the public API, where the client is gone
+            yield from self.at_first
+            for message in requests:
+                yield from self.answer(message)
+        except (GeneratorExit, grpc.RpcError):  # the client is gone
             self.ended.put(None)
             raise
         except BaseException as error:
@@ -102,7 +91,7 @@ class Client:
         self._changed = threading.Condition()
         self._unsent = deque(messages)
         self._channel = dial(address)
-        self.stream = calls().ClientStream(
+        self.stream = ClientStream(
             self._channel,
             "/test/Talk",
             (),
@@ -187,30 +176,6 @@ def test_a_server_may_say_more_than_it_hears_and_begin(
     assert [m for m in client.heard if len(m) < 10] == [b"welcome", b"1", b"and", b"2", b"and"]
 
 
-def test_what_several_threads_say_arrives_once(call: Callable[..., Client]) -> None:
-    client = call()
-    said = [[bytes([thread, n]) for n in range(100)] for thread in range(4)]
-    threads = [
-        threading.Thread(target=lambda each=each: [client.say(m) for m in each]) for each in said
-    ]
-    for thread in threads:
-        thread.start()
-    client.wait_for(400)
-    for thread in threads:
-        thread.join(PATIENCE)
-    for each in said:
-        assert [m for m in client.heard if m[0] == each[0][0]] == each
-
-
-def test_closing_the_channel_ends_both_ends(server: Server, call: Callable[..., Client]) -> None:
-    for _ in range(20):
-        client = call(b"hello", bytes(BIG))
-        client.wait_for(1)
-        client.close()
-        assert client.wait_for_end()
-        assert server.ended.get(timeout=PATIENCE) is None
-
-
 def test_a_server_that_stops_frees_its_threads_and_ends_its_calls(
     server: Server, call: Callable[..., Client]
 ) -> None:
@@ -280,17 +245,6 @@ def test_a_message_that_the_client_cannot_make_ends_its_call(
     stream._next_message = failing(b"hello")
     client.say()
     assert "what came could not be used" in client.wait_for_end()
-
-
-def test_a_message_that_the_server_cannot_make_cancels_the_call(
-    server: Server, call: Callable[..., Client]
-) -> None:
-    server.next_message = failing(b"one", b"two")
-    client = call()
-    assert client.wait_for_end()
-    assert isinstance(server.ended.get(timeout=PATIENCE), ZeroDivisionError)
-    server.next_message = None
-    call(b"hello").wait_for(1)  # it goes on
 
 
 def test_calls_that_come_and_go_leave_nothing_behind(

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
 from support.hub_world import World
 
 from juggler.runtime.actors.attachment import Detached, describe
-from juggler.runtime.actors.hub_events import Joined, Left, Replied
-from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.hub_events import Joined, Left, Mailbox, Replied
+from juggler.runtime.actors.requests import CapReached, RequestPool
 from juggler.runtime.actors.worker import CommandLoop, ToldToFail
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
@@ -100,13 +101,78 @@ def test_a_command_that_nobody_knows_is_answered_and_survived(world: World) -> N
     assert not thread.is_alive()
 
 
-def test_an_unknown_command_is_told_to_the_driver(world: World) -> None:
-    loop, worker = _loop(world)
-    thread = threading.Thread(target=loop.run)
+def test_gather_with_a_zero_timeout_never_waits() -> None:
+    mailbox: Mailbox[int] = Mailbox()
+    took = []
+    for _ in range(20):  # other processes may hold one up
+        before = time.perf_counter()
+        assert mailbox.gather(timeout=0.0) == []
+        took.append(time.perf_counter() - before)
+    assert min(took) < 0.05
+
+
+def test_a_put_in_another_thread_ends_the_wait() -> None:
+    mailbox: Mailbox[str] = Mailbox()
+    waiting = threading.Event()
+
+    def put() -> None:
+        waiting.wait()
+        mailbox.put("here")
+
+    thread = threading.Thread(target=put)
     thread.start()
-    world.hub.send(worker, 1, training_pb2.Discard())
-    reply = world.wait_for(Replied).reply
-    assert "juggler.v1.Discard" in reply.failure.message
-    world.hub.send(worker, 2, attach_pb2.Stop())
-    thread.join(10)
-    assert not thread.is_alive()
+    waiting.set()
+    before = time.perf_counter()
+    items: list[str] = []
+    while not items:
+        items = mailbox.gather(timeout=30.0)
+    thread.join()
+    assert items == ["here"]
+    assert time.perf_counter() - before < 10.0
+
+
+def test_nothing_is_lost_between_many_threads_and_one_loop() -> None:
+    mailbox: Mailbox[int] = Mailbox()
+    each, threads = 2000, 4
+
+    def put(start: int) -> None:
+        for number in range(start, start + each):
+            mailbox.put(number)
+
+    writers = [threading.Thread(target=put, args=(n * each,)) for n in range(threads)]
+    for writer in writers:
+        writer.start()
+    seen: list[int] = []
+    deadline = time.monotonic() + 30
+    while len(seen) < each * threads and time.monotonic() < deadline:
+        seen += mailbox.gather(timeout=1.0)
+    for writer in writers:
+        writer.join()
+    assert sorted(seen) == list(range(each * threads))
+
+
+def test_a_command_may_have_several_replies_and_is_in_flight_until_the_last(world: World) -> None:
+    world.start()
+    pool = RequestPool(world.hub)
+    attachment = world.attach()
+    joined = world.wait_for(Joined)
+    pool.complete(joined)
+    command_id = pool.submit(joined.worker, attach_pb2.Stop())
+    attachment.reply(command_id, attach_pb2.Done(), last=False)
+    assert [c.last for c in pool.complete(world.wait_for(Replied))] == [False]
+    assert pool.in_flight(joined.worker) == 1
+    attachment.reply(command_id, attach_pb2.Done())
+    assert [c.last for c in pool.complete(world.wait_for(Replied))] == [True]
+    assert pool.in_flight(joined.worker) == 0
+
+
+def test_nobody_gets_more_than_the_cap(world: World) -> None:
+    world.start()
+    pool = RequestPool(world.hub, cap=2)
+    world.attach()
+    joined = world.wait_for(Joined)
+    pool.complete(joined)
+    pool.submit(joined.worker, attach_pb2.Stop())
+    pool.submit(joined.worker, attach_pb2.Stop())
+    with pytest.raises(CapReached, match="worker-0 has 2"):
+        pool.submit(joined.worker, attach_pb2.Stop())

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 from pathlib import Path
 
 import grpc
@@ -33,14 +32,9 @@ def test_port_zero_gives_the_port_that_was_chosen() -> None:
 
 
 def test_listening_beyond_loopback_needs_to_be_asked_for() -> None:
-    with pytest.raises(EndpointError, match=r"refusing to listen on 0\.0\.0\.0:0.*--insecure"):
+    with pytest.raises(EndpointError, match="refusing to listen on"):
         bind(make_server(2), "0.0.0.0:0")
     assert bind(make_server(2), "0.0.0.0:0", insecure=True).startswith("0.0.0.0:")
-
-
-def test_an_address_of_another_machine_cannot_be_bound() -> None:
-    with pytest.raises(EndpointError, match=r"cannot listen on 192\.0\.2\.1:5005"):
-        bind(make_server(2), "192.0.2.1:5005", insecure=True)
 
 
 @pytest.mark.parametrize("text", ["", "5005", "host", "host:", "host:x", ":5005", "host:70000"])
@@ -59,16 +53,6 @@ def test_addresses_of_every_kind_are_read() -> None:
 def test_a_unix_socket_in_a_directory_that_is_missing_is_refused(tmp_path: object) -> None:
     with pytest.raises(EndpointError, match=r"cannot listen at unix:.*a directory that exists"):
         bind(make_server(2), f"unix:{tmp_path}/no/a.sock")
-
-
-def test_a_unix_socket_is_for_its_owner_alone(tmp_path: object) -> None:
-    server = make_server(2)
-    address = bind(server, f"unix:{tmp_path}/a.sock")
-    server.start()
-    with grpc.insecure_channel(address) as channel:
-        grpc.channel_ready_future(channel).result(timeout=5)
-    assert stat.S_IMODE(os.stat(f"{tmp_path}/a.sock").st_mode) == 0o600
-    server.stop(0).wait()
 
 
 def test_a_unix_socket_is_never_open_to_other_users(

@@ -15,12 +15,14 @@ from typing import Any
 
 import psutil
 import pytest
-from support.supervised import NEVER, QUICK, Exits, eventually, sleeper
+from support.processes import NEVER, QUICK, Exits, eventually, sleeper
 
 from juggler.runtime.actors import supervisor
-from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.processes import WorkerProgram, cool_down, start, warm_up
-from juggler.runtime.actors.supervisor import RestartPolicy, Supervisor
+from juggler.runtime.actors.supervisor import Supervisor
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -191,12 +193,6 @@ def test_a_kill_for_want_of_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     assert "forkserver was killed" in supervisor.how_it_ended(255)
 
 
-def test_delays_double_up_to_a_limit() -> None:
-    policy = RestartPolicy(first_delay=1.0, longest_delay=5.0)
-    assert [policy.delay(n, jitter=0.0) for n in (1, 2, 3, 4, 9)] == [1, 2, 4, 5, 5]
-    assert policy.delay(1, jitter=1.0) == pytest.approx(1.25)
-
-
 def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
@@ -268,12 +264,12 @@ def test_a_worker_says_what_the_forkserver_could_not_import(tmp_path: Path) -> N
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open')\n")
     program = """
 from juggler.driver.config import RunConfig
-from juggler.driver.preflight import PreflightError, rehearse
+from juggler.driver.preflight import PreflightError, Trial, rehearse
 from juggler.runtime.actors.processes import cool_down, warm_up
 
 warm_up()
 try:
-    rehearse(RunConfig.from_flat({"env": "CartPole-v1"}))
+    rehearse(Trial(RunConfig.from_flat({"env": "CartPole-v1"})))
 except PreflightError as error:
     print(error)
 cool_down()

@@ -1,20 +1,30 @@
-"""Deadlines are for those who could make progress."""
+"""What a process is let do: time, files, signals, logs."""
 
 from __future__ import annotations
 
+import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from datetime import datetime
+from itertools import chain, repeat
 
 import pytest
 from support.hub_world import World
 
-from juggler.runtime.actors import attachment, busy_threads, connection
-from juggler.runtime.actors.busy_threads import BusyThreads
-from juggler.runtime.actors.hub_events import Left
-from juggler.runtime.actors.processor_time import seconds_used, seconds_waited
+from juggler.runtime.actors import attachment, hub
+from juggler.runtime.actors.attachment import BusyThreads
+from juggler.runtime.actors.hub_events import Joined, Left, Replied
+from juggler.runtime.actors.logs import WorkerLog
+from juggler.runtime.actors.processes import children, kill_children, process_descriptor
+from juggler.runtime.actors.requests import Histogram, RequestPool
+from juggler.runtime.actors.resources import resident_bytes, seconds_used, seconds_waited
+from juggler.runtime.wire.v1 import attach_pb2
 
 _SPIN = "import os, time; os.sched_setaffinity(0, {CPU}); end = time.monotonic() + 60\n"
 
@@ -42,9 +52,9 @@ def test_a_silent_worker_that_waits_for_a_processor_is_not_lost(
     world: World, monkeypatch: pytest.MonkeyPatch, starved: bool
 ) -> None:
     begun = time.monotonic()
-    monkeypatch.setattr(connection, "_SILENCE_BEGINS", 0.2)
+    monkeypatch.setattr(hub, "_SILENCE_BEGINS", 0.2)
     monkeypatch.setattr(
-        connection, "seconds_waited", lambda _: time.monotonic() - begun if starved else 0.0
+        hub, "seconds_waited", lambda _: time.monotonic() - begun if starved else 0.0
     )
     world.start(heartbeat_seconds=0.05, silence_seconds=0.8)
     monkeypatch.setattr(attachment.Attachment, "_beat", lambda _: None)  # its heart does not beat
@@ -61,7 +71,7 @@ def test_a_busy_thread_that_waits_for_a_processor_does_not_hang(
 ) -> None:
     begun = time.monotonic()
     monkeypatch.setattr(
-        busy_threads, "thread_waited", lambda *_: time.monotonic() - begun if starved else 0.0
+        attachment, "thread_waited", lambda *_: time.monotonic() - begun if starved else 0.0
     )
     threads = BusyThreads()
     with threads.busy():
@@ -71,3 +81,177 @@ def test_a_busy_thread_that_waits_for_a_processor_does_not_hang(
     assert starved or thread == threading.get_ident()
     assert (stuck < 0.25) is starved
     assert threads.longest() == (0.0, 0)
+
+
+# The limit of open files: raised as far as it may be, and handed down.
+
+
+SCRIPT = """
+import json, os, resource, subprocess, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 256))
+from juggler.runtime.actors.resources import allow_many_open_files
+allow_many_open_files()
+files = [open(os.devnull) for _ in range(200)]
+child = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+handed_down = int(subprocess.check_output([sys.executable, "-c", child]))
+print(json.dumps([resource.getrlimit(resource.RLIMIT_NOFILE), handed_down]))
+"""
+
+
+def test_the_soft_limit_is_raised_to_the_hard_one_here_and_in_children() -> None:
+    said = subprocess.check_output([sys.executable, "-c", SCRIPT], timeout=60)
+    assert json.loads(said) == [[256, 256], 256]
+
+
+def test_a_limit_that_is_too_low_is_named() -> None:
+    program = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (20, 24))
+from juggler.runtime.actors.resources import allow_many_open_files
+allow_many_open_files(24)
+try:
+    allow_many_open_files(25)
+except ValueError as error:
+    print(error)
+"""
+    said = subprocess.check_output([sys.executable, "-c", program], timeout=60, text=True)
+    assert said.startswith("a process may have 24 files open at once here, and this one needs 25")
+
+
+# Processes that must not outlive another one are watched, and killed.
+
+
+@pytest.mark.parametrize("has_function", [True, False])
+def test_a_descriptor_of_a_process_is_readable_once_it_has_ended(
+    has_function: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_function:
+        monkeypatch.delattr(os, "pidfd_open")
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    descriptor = process_descriptor(process.pid)
+    try:
+        assert not os.get_inheritable(descriptor)
+        assert not select.select([descriptor], [], [], 0)[0]
+        process.communicate(b"\n", timeout=60)
+        assert select.select([descriptor], [], [], 60)[0]
+    finally:
+        os.close(descriptor)
+    with pytest.raises(ProcessLookupError):
+        process_descriptor(process.pid)
+
+
+def test_a_child_that_is_claimed_a_little_after_it_exists_lives() -> None:
+    program = ["sh", "-c", "sleep 60 & echo $!; sleep 60 & echo $!; wait"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        claimed, _ = (int(parent.stdout.readline()) for _ in range(2))
+        claims: chain[set[int]] = chain([set()], repeat({claimed}))
+        try:
+            kill_children(parent.pid, but=lambda: next(claims))
+            assert children(parent.pid) == {claimed}
+        finally:
+            for each in children(parent.pid):
+                os.kill(each, signal.SIGKILL)
+
+
+# Programs that are started by a process that uses gRPC.
+
+
+PROGRAM = """
+import os, time
+from juggler.runtime.actors.endpoints import bind, dial
+import grpc
+from concurrent.futures import ThreadPoolExecutor
+
+answer = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+server = grpc.server(ThreadPoolExecutor(1))
+server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {"Say": answer}),))
+address = bind(server, "127.0.0.1:0")
+server.start()
+with dial(address) as channel:
+    assert channel.unary_unary("/test/Say")(b"hello", timeout=30) == b"hello"
+server.stop(None).wait()
+for _ in range(5):
+    if not (pid := os.fork()):
+        time.sleep(0.05)
+        os._exit(len(os.listdir("/proc/self/task")))
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_what_is_forked_has_no_threads_of_grpc(run_python: Callable[..., str]) -> None:
+    assert run_python("-c", PROGRAM).split() == ["1"] * 5
+
+
+# A worker's own lines say whose they are.
+
+
+def test_a_line_for_people_has_the_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    log = WorkerLog("envrunner")
+    log.error("no driver answers")
+    log.identify("run1", "envrunner-3", "abc")
+    log.info("attached")
+    assert capsys.readouterr().err.splitlines() == [
+        "juggler envrunner: no driver answers",
+        "juggler envrunner-3 (run run1, incarnation abc): attached",
+    ]
+
+
+def test_a_line_for_machines_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    log = WorkerLog("envrunner", "json")
+    log.identify("run1", "envrunner-3", "abc")
+    log.error("two\nlines of 100 % trouble")
+    (line,) = capsys.readouterr().err.splitlines()
+    record = json.loads(line)
+    assert datetime.fromisoformat(record.pop("time")).tzinfo is not None
+    assert record == {
+        "level": "error",
+        "run": "run1",
+        "worker": "envrunner-3",
+        "incarnation": "abc",
+        "pid": os.getpid(),
+        "message": "two\nlines of 100 % trouble",
+    }
+
+
+# What heartbeats tell of a worker, and how long its answers take.
+
+
+def test_a_hub_knows_when_it_heard_a_worker_and_how_much_memory_it_has(world: World) -> None:
+    world.start(heartbeat_seconds=0.05)
+    attachment = world.attach()
+    attachment.device_bytes = lambda: 123
+    deadline = time.monotonic() + 10
+    while not (vitals := world.hub.vitals()) or not vitals["worker-0"].device_bytes:
+        assert time.monotonic() < deadline, vitals
+        time.sleep(0.02)
+    (vital,) = vitals.values()
+    assert vital.device_bytes == 123
+    assert vital.seconds_silent < 5
+    assert 0 < vital.cpu_seconds <= time.process_time()
+    assert vital.resident_bytes == pytest.approx(resident_bytes(), rel=0.5)
+
+
+def test_a_histogram_counts_by_upper_bounds() -> None:
+    histogram = Histogram((1, 2, 5))
+    for value in (0, 1, 1.5, 2, 5, 5.1, 100):
+        histogram.observe(value)
+    assert histogram.counts == [2, 2, 1, 2]
+    assert histogram.sum == pytest.approx(114.6)
+
+
+def test_a_pool_measures_the_commands_that_it_is_told_to(world: World) -> None:
+    world.start()
+    histogram = Histogram((0.0, 60.0))
+    pool = RequestPool(world.hub, latencies={attach_pb2.Stop: histogram})
+    attachment = world.attach()
+    joined = world.wait_for(Joined)
+    pool.complete(joined)
+    for command in (attach_pb2.Stop(), attach_pb2.Done()):
+        command_id = pool.submit(joined.worker, command)
+        attachment.reply(command_id, attach_pb2.Done(), last=False)
+        attachment.reply(command_id, attach_pb2.Done())
+        for _ in range(2):
+            assert len(pool.complete(world.wait_for(Replied))) == 1
+    assert histogram.counts == [0, 1, 0], "one command of that kind, once"
+    assert histogram.sum > 0

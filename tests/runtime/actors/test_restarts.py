@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from support.supervised import NEVER, QUICK, Exits, eventually, sleeper
+from support.processes import NEVER, QUICK, Exits, eventually, sleeper
 
 from juggler.runtime.actors.processes import WorkerProgram
 from juggler.runtime.actors.supervisor import RestartPolicy, Supervisor

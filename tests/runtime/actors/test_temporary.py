@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.disk import without_locks
+from support.made_files import without_locks
 
 from juggler.runtime.actors import temporary
 from juggler.runtime.actors.processes import WorkerProgram, cool_down, start

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
-from support.certificate_world import make, mixed
+from support.hub_world import make, mixed
 
 from juggler.runtime.actors import endpoints
 from juggler.runtime.actors.attachment import Attachment
@@ -23,8 +22,7 @@ from juggler.runtime.actors.endpoints import (
 )
 from juggler.runtime.actors.health import check_health
 from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import Joined
-from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.hub_events import Joined, Mailbox
 from juggler.runtime.actors.tls import Tls, why_no_handshake
 
 
@@ -97,7 +95,7 @@ def test_a_certificate_that_the_server_does_not_accept_is_named(
     own, others = Path(tls.directory), Path(other.directory)
     thief = mixed(tmp_path / "thief", ca=own, cert=others, key=others)
     address = _listen(server, tls)
-    with pytest.raises(EndpointError, match=r"driver at .* does not accept .*thief/cert\.pem"):
+    with pytest.raises(EndpointError, match=r"driver at .* does not accept"):
         _dial(address, Tls(str(thief), tls.authority, other.certificate, other.key))
 
 
@@ -118,14 +116,9 @@ def test_one_side_without_tls_is_told_which(server: grpc.Server, tls: Tls) -> No
         _dial(_listen(server, tls), None)
     plain = make_server(2)
     address = _listen(plain, None)
-    with pytest.raises(EndpointError, match=r"does not speak TLS.*: pass --tls on both sides"):
+    with pytest.raises(EndpointError, match=r"does not speak TLS.*: pass --tls"):
         _dial(address, tls)
     plain.stop(0).wait(10)
-
-
-def test_where_nobody_listens_tls_is_not_to_blame(tls: Tls) -> None:
-    with dial("127.0.0.1:1", tls) as channel, pytest.raises(EndpointError, match="no driver answ"):
-        wait_until_ready(channel, "127.0.0.1:1", "driver", 1.5, tls)
 
 
 def test_who_waits_for_a_driver_is_told_so_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,27 +131,9 @@ def test_who_waits_for_a_driver_is_told_so_now_and_then(monkeypatch: pytest.Monk
     assert all(text in line for line in told)
 
 
-def test_no_time_that_is_left_is_negative(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints, "_TELL_SECONDS", 0.0)
-    monkeypatch.setattr(endpoints, "_LOOK_SECONDS", 0.01)
-    # The reason takes longer to find than there is time.
-    monkeypatch.setattr(endpoints, "_why_no_connection", lambda _: time.sleep(0.6) or "")
-    told: list[str] = []
-    with dial("127.0.0.1:1") as channel, pytest.raises(EndpointError):
-        wait_until_ready(channel, "127.0.0.1:1", "driver", 0.02, tell=told.append)
-    assert told[-1].endswith("waiting 0 s more")
-
-
 def test_a_name_of_a_host_that_nobody_knows_is_told() -> None:
     address = "no-such-host.invalid:5105"
-    with (
-        dial(address) as channel,
-        pytest.raises(
-            EndpointError,
-            match=r"Name or service not known|"
-            r"Temporary failure in name resolution",
-        ),
-    ):
+    with dial(address) as channel, pytest.raises(EndpointError, match="Name or service not"):
         wait_until_ready(channel, address, "driver", 1.0)
 
 

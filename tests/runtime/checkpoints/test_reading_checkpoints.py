@@ -14,12 +14,12 @@ import pytest
 import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.made_checkpoints import checkpoint, names, same
+from support.made_files import checkpoint, names, same
 
 import juggler
-from juggler.driver.record.checkpoints import write
-from juggler.runtime.checkpoints import tensor_file
-from juggler.runtime.checkpoints.checkpoint import CheckpointError, digest, newest_good, read
+from juggler.runtime.checkpoints import checkpoint as checkpoints
+from juggler.runtime.checkpoints.checkpoint import CheckpointError, digest, newest_good, read, write
+from juggler.runtime.checkpoints.weights import NoSuchWeights
 
 
 def _rewrite_record(path: Path, **changes: Any) -> None:
@@ -37,7 +37,7 @@ def test_one_that_is_larger_than_memory_is_said_to_be(
         raise MemoryError
 
     write(tmp_path, checkpoint(1))
-    monkeypatch.setattr(tensor_file, "decode", fails)
+    monkeypatch.setattr(checkpoints, "decode_tree", fails)
     with pytest.raises(CheckpointError, match="bytes"):
         read(tmp_path)
 
@@ -237,17 +237,11 @@ def test_no_change_of_bytes_gives_another_checkpoint_or_another_exception(
         ("file", "is a file"),
         ("empty", "holds no checkpoint"),
         ("run", "holds no checkpoint; give a checkpoint, or"),
-        (
-            "killed",
-            "holds no checkpoint: its run was killed before its first one, or has made none",
-        ),
-        (
-            "ended",
-            "its run ended before its first update, so it has learned nothing: it ended by sto",
-        ),
-        ("failed", "its run ended before its first update, so it has learned nothing: no GPU"),
-        ("deleted", "holds no checkpoint any more, or could not write any: it ended by solved"),
-        ("seeds", "it holds several runs, of which to name one, such as "),
+        ("killed", "holds no checkpoint: its run was"),
+        ("ended", "its run ended before its first"),
+        ("failed", "its run ended before its first"),
+        ("deleted", "holds no checkpoint any more, or"),
+        ("seeds", "it holds several runs, of which"),
         ("000000003", "checkpoint.json is missing"),
     ],
 )
@@ -274,3 +268,56 @@ def test_what_is_no_path_says_where_it_may_come_from() -> None:
     for reads in (juggler.load_policy, juggler.evaluate, juggler.resume, juggler.read_weights):
         with pytest.raises(ValueError, match="evaluation_seconds"):
             reads(None)  # type: ignore[operator]
+
+
+# The weights in a checkpoint, all of them or by patterns of their names.
+
+
+def unit(**parameters: float) -> dict[str, Any]:
+    """A unit's part of a state, as a learner saves it."""
+    arrays = {name.replace("__", "."): np.full(2, x) for name, x in parameters.items()}
+    return {"parameters": arrays, "buffers": {}, "moments": {"mean": arrays}, "steps": np.array(3)}
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    tree = {"default": {**unit(encoder__weight=1, head=2), "buffers": {"encoder.seen": np.ones(1)}}}
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    write(
+        checkpoints, checkpoint(tree={**tree, "connectors": {"filter": {"count": np.ones(1)}}}), 3
+    )
+    return tmp_path
+
+
+def test_all_of_them_are_parameters_and_buffers_by_module(run_dir: Path) -> None:
+    weights = juggler.read_weights(run_dir)
+    assert weights.keys() == {"default"}
+    assert sorted(weights["default"]) == ["encoder.seen", "encoder.weight", "head"]
+    assert weights["default"]["head"].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("pattern", ["encoder.*", "default:encoder.*"])
+def test_patterns_choose_some_of_them(run_dir: Path, pattern: str) -> None:
+    weights = juggler.read_weights(run_dir, [pattern])
+    assert sorted(weights["default"]) == ["encoder.seen", "encoder.weight"]
+
+
+def test_a_pattern_that_names_nothing_is_an_error_that_lists_what_there_is(run_dir: Path) -> None:
+    with pytest.raises(NoSuchWeights, match=r"like 'encodr\.\*'"):
+        juggler.read_weights(run_dir, ["head", "encodr.*"])
+
+
+def test_modules_that_share_parameters_have_each_their_own_names(tmp_path: Path) -> None:
+    joint = unit(**{"left:encoder": 1, "left:head": 2, "right:head": 3})
+    write(tmp_path, checkpoint(tree={"left+right": joint, "alone": unit(head=4)}), 3)
+    weights = juggler.read_weights(tmp_path, ["head", "left:encoder"])
+    found = {key: {name: x[0] for name, x in own.items()} for key, own in weights.items()}
+    assert found == {"left": {"encoder": 1, "head": 2}, "right": {"head": 3}, "alone": {"head": 4}}
+    assert juggler.read_weights(tmp_path, ["right:*"]).keys() == {"right"}
+
+
+def test_a_checkpoint_without_parameters_by_name_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, checkpoint(tree={"connectors": {}, "other": {"state": np.ones(1)}}), 3)
+    with pytest.raises(juggler.CheckpointError, match="has no parameters by name"):
+        juggler.read_weights(tmp_path)

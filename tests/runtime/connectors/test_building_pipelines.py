@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+import tomllib
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.own_connectors import Halve
+from support.scripted_modules import Halve
 
 from juggler.runtime.connectors.building import (
     build_env_to_module,
     build_learner_pipeline,
     build_module_to_env,
 )
-from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.connectors.moments import Moments
+from juggler.runtime.connectors.config import BUILT_IN, ConnectorsConfig, Piece
+from juggler.runtime.connectors.mergeable_state import Moments
+from juggler.runtime.modules.by_name import found
 from juggler.runtime.wire.errors import UnsupportedSpace
 
-OWN = "support.own_connectors"
+OWN = "support.scripted_modules"
 OBSERVED = spaces.Box(-9, 9, (2,), np.float32)
 ACTED = spaces.Discrete(2)
 PUSHED = spaces.Box(-2, 2, (1,), np.float32)
@@ -41,19 +44,14 @@ def test_without_connectors_observations_pass_as_they_are() -> None:
 
 def test_every_piece_is_built_with_the_spaces_at_its_place() -> None:
     pipeline = env_to_module(
-        f"{OWN}:FirstNumber",
-        {"use": f"{OWN}:Halve", "times": 2},
-        {"use": "frame_stack", "k": 3},
+        f"{OWN}:FirstNumber", {"use": f"{OWN}:Halve", "times": 2}, {"use": "frame_stack", "k": 3}
     )
     assert pipeline.rewrites
     assert pipeline.observation_space.shape == (1,)
     assert pipeline.module_observation_space.shape == (3,)
     assert pipeline(np.array([[4.0, 6.0]], np.float32)).tolist() == [[1]]
     with pytest.raises(ValueError, match="'FirstNumber'"):
-        env_to_module(
-            {"use": f"{OWN}:FirstNumber", "name": "one"},
-            f"{OWN}:FirstNumber",
-        )
+        env_to_module({"use": f"{OWN}:FirstNumber", "name": "one"}, f"{OWN}:FirstNumber")
 
 
 def test_a_learner_builds_what_comes_after_the_batch() -> None:
@@ -87,24 +85,12 @@ def test_context_comes_after_all_that_batches_hold() -> None:
 @pytest.mark.parametrize(
     ("piece", "said"),
     [
-        (
-            f"{OWN}:Negate",
-            f"{OWN}:Negate is not a subclass of ObservationConnector",
-        ),
-        (
-            f"{OWN}:function",
-            "is not a subclass of ObservationConnector or ContextConnector",
-        ),
+        (f"{OWN}:Negate", f"{OWN}:Negate is not a subclass of ObservationConnector"),
+        (f"{OWN}:function", "is not a subclass of ObservationConnector or ContextConnector"),
         (f"{OWN}:Halv", "has no 'Halv': did you mean 'Halve'?"),
         ("no_such_module:Halve", "there is no Python module 'no_such_module' here"),
-        (
-            {"use": f"{OWN}:Halve", "time": 3},
-            "'Halve' has no option 'time': did you mean",
-        ),
-        (
-            f"{OWN}:ForgotItsSpaces",
-            "has no observation_space: its __init__ must call",
-        ),
+        ({"use": f"{OWN}:Halve", "time": 3}, "'Halve' has no option 'time': did you mean"),
+        (f"{OWN}:ForgotItsSpaces", "has no observation_space: its __init__ must call"),
         ({"use": "frame_stack", "k": 1}, "connector 'frame_stack': k = 1 frames to stack"),
     ],
 )
@@ -119,12 +105,6 @@ def test_an_action_space_without_an_encoding_is_named_and_not_the_connector() ->
     assert "connector" not in str(wrong.value)
 
 
-def test_a_piece_may_take_any_option() -> None:
-    pipeline = env_to_module({"use": f"{OWN}:TakesAll", "anything": 1})
-    (connector,) = pipeline.stored
-    assert connector.options == {"anything": 1}
-
-
 def test_a_class_of_a_script_needs_no_name_to_import_it_by() -> None:
     assert not hasattr(sys.modules["__main__"], "Halve")
     pipeline = env_to_module("__main__:Halve", own={"__main__:Halve": Halve})
@@ -136,9 +116,7 @@ def test_a_class_of_a_script_needs_no_name_to_import_it_by() -> None:
 
 def test_what_a_filter_learns_comes_under_its_name() -> None:
     pipeline = env_to_module(
-        f"{OWN}:Halve",
-        {"use": "mean_std_filter", "name": "filter"},
-        f"{OWN}:TakesAll",
+        f"{OWN}:Halve", {"use": "mean_std_filter", "name": "filter"}, f"{OWN}:TakesAll"
     )
     for number in (2, 6):
         pipeline.watch(np.full((1, 2), number, np.float32))
@@ -169,3 +147,123 @@ def test_what_other_connectors_have_learned_is_refused() -> None:
     learner.set_state(learner.get_state())
     with pytest.raises(ValueError, match="'normalize_rewards'"):
         learner.set_state({})
+
+
+# The table `connectors` of a configuration.
+
+
+def parsed(text: str) -> ConnectorsConfig:
+    return ConnectorsConfig.parse(tomllib.loads(text))
+
+
+def names(config: ConnectorsConfig, place) -> list[str]:
+    return [piece.name for piece in config.pipeline(place)]
+
+
+def test_actions_are_clipped_by_default_and_nothing_else_happens() -> None:
+    config = ConnectorsConfig()
+    config.validate()
+    assert names(config, "env_to_module") == names(config, "learner") == []
+    assert names(config, "module_to_env") == ["clip_actions"]
+
+
+def test_a_table_says_what_stands_where() -> None:
+    config = parsed(
+        """
+        env_to_module = [
+            "mean_std_filter",
+            {use = "frame_stack", k = 2},
+            {use = "support.scripted_modules:Halve", before = "mean_std_filter"},
+            {use = "support.scripted_modules:FirstNumber", name = "first", first = true},
+            {use = "support.scripted_modules:TakesAll", after = "first"},
+        ]
+        module_to_env = ["rescale_actions", {remove = "clip_actions"}]
+        learner = [{use = "clip_rewards", limit = 5}, "support.scripted_modules:Negate"]
+        """
+    )
+    assert names(config, "env_to_module") == [
+        "first",
+        "TakesAll",
+        "Halve",
+        "mean_std_filter",
+        "frame_stack",
+    ]
+    assert names(config, "module_to_env") == ["rescale_actions"]
+    clip, negate = config.pipeline("learner")
+    assert (clip.options, negate.use) == ({"limit": 5}, "support.scripted_modules:Negate")
+
+
+def test_a_piece_is_named_by_its_class_and_found_by_any_of_its_names() -> None:
+    by_class = Piece("support.scripted_modules:Halve", "Halve")
+    assert Piece.of(Halve) == Piece.of("support.scripted_modules:Halve") == by_class
+    assert Piece.of({"use": Halve, "times": 2}).options == {"times": 2}
+    frames = {"use": "frame_stack", "name": "frames", "k": 2}
+    path = Piece.of(frames).path
+    for where in ("frame_stack", path, "frames"):
+        config = ConnectorsConfig(env_to_module=[frames, {"use": "flatten", "before": where}])
+        assert names(config, "env_to_module") == ["flatten", "frames"]
+    twice = ConnectorsConfig(env_to_module=[Halve, {"use": Halve, "name": "again"}])
+    assert names(twice, "env_to_module") == ["Halve", "again"]
+    twice.env_to_module.append({"remove": "again"})
+    assert names(twice, "env_to_module") == ["Halve"]
+
+
+def test_what_a_learner_needs_in_runners_comes_by_itself() -> None:
+    config = parsed('learner = [{use = "normalize_rewards", gamma = 0.9, limit = 5}]')
+    (half,) = config.pipeline("env_to_module")
+    assert (half.name, half.options) == ("discounted_returns", {"gamma": 0.9})
+    asked = parsed('learner = ["normalize_rewards"]\nenv_to_module = ["discounted_returns"]')
+    assert names(asked, "env_to_module") == ["discounted_returns"]
+    with pytest.raises(ValueError, match="'discounted_returns'"):
+        parsed(
+            'learner = ["normalize_rewards"]\n'
+            'env_to_module = [{use = "discounted_returns", gamma = 0.5}]'
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('env_to_modul = ["flatten"]', "no key 'env_to_modul': did you mean 'env_to_module'?"),
+        ('learner = "clip_rewards"', "connectors.learner must be a list of pieces"),
+        ('env_to_module = ["frame_stak"]', "connectors.env_to_module: there is no connector"),
+        ('env_to_module = ["clip_rewards"]', "'clip_rewards' belongs in connectors.learner"),
+        ('learner = [{use = "clip_rewards", limt = 1}]', "did you mean 'limit'?"),
+        ("learner = [{limit = 1}]", "a table that has one under 'use'"),
+        ("learner = [1]", "a connector is a name, or a table that has one under 'use', not 1"),
+        ('module_to_env = [{remove = "clip"}]', "no connector 'clip': did you mean 'clip_actions"),
+        (
+            'module_to_env = [{remove = "clip_actions", use = "rescale_actions"}]',
+            "'remove' stands alone in its table, not with ['use']",
+        ),
+        (
+            'module_to_env = [{use = "rescale_actions", first = true, after = "clip_actions"}]',
+            "one of 'first', 'after' can be, not all",
+        ),
+        (
+            'module_to_env = [{use = "rescale_actions", before = 1}]',
+            "by its name or its class, not by 1",
+        ),
+        ('env_to_module = ["zzz"]', "no connector 'zzz': known are clip_actions, clip_rewards"),
+        ('env_to_module = [{use = "flatten", k = 4}]', "has no option 'k': there are none"),
+        ('env_to_module = [{use = "flatten", name = "a/b"}]', "must be a word, not 'a/b'"),
+        ('env_to_module = [{remove = "x"}]', "'x': there are none"),
+        (
+            'learner = [{use = "a:B"}, {use = "a:B", name = "c"}, {remove = "a:B"}]',
+            "2 connectors are 'a:B': name one of 'B', 'c'",
+        ),
+        ('env_to_module = ["flatten", "flatten"]', "two connectors are called 'flatten'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(text, said) -> None:
+    with pytest.raises(ValueError) as wrong:  # noqa: PT011 - compared below
+        parsed(text)
+    assert said in str(wrong.value)
+    assert "\n" not in str(wrong.value)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_the_options_of_built_ins_are_those_of_their_classes(name) -> None:
+    cls = found(BUILT_IN[name].path, "connector")
+    _, _, *options = inspect.signature(cls).parameters
+    assert tuple(options) == BUILT_IN[name].options

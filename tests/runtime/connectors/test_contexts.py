@@ -17,9 +17,8 @@ from support.random_episodes import Fragment, Past, as_tensors, fragments, stack
 from juggler.runtime.acting.actor import Contexts
 from juggler.runtime.connectors.building import build_env_to_module, build_learner_pipeline
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.connectors.frame_stack import FrameStack
-from juggler.runtime.connectors.previous_actions import PreviousActionsAndRewards
-from juggler.runtime.modules.images import ImageLayout
+from juggler.runtime.connectors.contexts import FrameStack, PreviousActionsAndRewards
+from juggler.runtime.modules.encoders import ImageLayout
 from juggler.runtime.wire.structures import space_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import flatten
 
@@ -127,25 +126,6 @@ def test_a_learner_shows_a_module_over_rows_what_a_runner_showed_it_step_by_step
     assert learner.observation_space == env_to_module.module_observation_space
 
 
-@pytest.mark.parametrize("pipeline", sorted(PIPELINES))
-@pytest.mark.parametrize("mode", MODES)
-def test_a_runner_shows_a_module_what_a_slow_loop_puts_together(pipeline, mode) -> None:
-    for observed in OBSERVED.values():
-        for acted in ACTED.values():
-            spaces_ = observed, acted
-            config = ConnectorsConfig(env_to_module=PIPELINES[pipeline])
-            contexts = Contexts(build_env_to_module(config, *spaces_).contexts)
-            played = fragments(*spaces_, rows=2, steps=6, mode=mode, ends=0.2, seed=1)
-            for fragment in islice(played, 2):
-                seen, _ = in_runner(contexts, fragment)
-                for row, pasts in enumerate(fragment.pasts):
-                    for t, past in enumerate(pasts):
-                        assert_same(
-                            tree_map(lambda a, at=(row, t): a[at], seen),
-                            expected(pipeline, spaces_, past),
-                        )
-
-
 def fits(tree: Any, space: Any, leading: int) -> None:
     like = dict(flatten(zeros(space)))
     for path, tensor in flatten(arrays(tree)):
@@ -218,17 +198,6 @@ def nested(arrays_: dict[tuple[str, ...], Any]) -> Any:
 # -- single ones --------------------------------------------------------------------------------
 
 
-def test_frames_are_stacked_oldest_first_along_the_last_axis() -> None:
-    box = spaces.Box(0, 9, (2, 3, 1), np.uint8)
-    stack = FrameStack(box, spaces.Discrete(2), k=4)
-    assert stack.observation_space == spaces.Box(0, 9, (2, 3, 4), np.uint8)
-    first = np.full((1, 2, 3, 1), 1, np.uint8)
-    context = stack.initial(first)
-    assert stack(first, context)[0, 0, 0].tolist() == [1, 1, 1, 1]
-    context = stack.advance(context, first, None, np.zeros(1, np.float32))
-    assert stack(first + 1, context)[0, 1, 2].tolist() == [1, 1, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -254,26 +223,6 @@ def test_an_encoder_sees_a_stack_of_images_as_channels(frame: tuple[int, ...]) -
     layout = ImageLayout.of(stack.observation_space.shape or ())
     height, width = (side for side in frame if side > 1)
     assert (layout.channels, layout.height, layout.width) == (4, height, width)
-
-
-def test_frames_whose_channels_come_first_are_stacked_there() -> None:
-    stack = FrameStack(spaces.Box(0, 9, (1, 4, 4), np.uint8), spaces.Discrete(2), k=3)
-    first = np.full((1, 1, 4, 4), 1, np.uint8)
-    context = stack.advance(stack.initial(first), first, None, np.zeros(1, np.float32))
-    assert stack(first + 1, context)[0, :, 2, 3].tolist() == [1, 1, 2]
-
-
-def test_the_bounds_of_a_stack_are_those_of_its_frames() -> None:
-    box = spaces.Box(np.float32([0, -2]), np.float32([1, 3]))
-    stack = FrameStack(box, spaces.Discrete(2), k=2)
-    assert stack.observation_space.low.tolist() == [0, -2, 0, -2]
-    assert stack.observation_space.high.tolist() == [1, 3, 1, 3]
-
-
-@pytest.mark.parametrize("k", [1, 0, 2.5, "4"])
-def test_stacks_of_fewer_than_two_frames_are_refused(k) -> None:
-    with pytest.raises(ValueError, match="an integer of at least 2"):
-        FrameStack(IMAGE, spaces.Discrete(2), k=k)
 
 
 def test_there_must_be_something_to_stack() -> None:

@@ -1,16 +1,21 @@
-"""one_hot and flatten."""
+"""one_hot, flatten, and columns made of steps."""
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
-from hypothesis import given
+from gymnasium.vector import AutoresetMode
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.random_episodes import as_tensors, fragments
 
 from juggler.runtime.connectors.encoding import Flatten, OneHot
-from juggler.runtime.wire.choices import OutsideSpace
-from juggler.runtime.wire.structures import tree_map, zeros
+from juggler.runtime.connectors.learning import NextObservations, PerEpisode, ReturnsToGo
+from juggler.runtime.wire.structures import OutsideSpace, tree_map, zeros
 
 ACTED = spaces.Discrete(2)
 TREE = spaces.Dict(
@@ -41,10 +46,6 @@ def test_choices_become_ones_among_zeros() -> None:
     assert one_hot.observation_space["c"][1] == TREE["c"][1]
 
 
-def test_a_single_choice_needs_no_tree() -> None:
-    assert OneHot(spaces.Discrete(2), ACTED)(np.array([1])).tolist() == [[0, 1]]
-
-
 def test_choices_of_an_action_mask_are_not_for_encoding() -> None:
     space = spaces.Dict({"a": spaces.Discrete(2), "action_mask": spaces.MultiDiscrete([2, 2])})
     one_hot = OneHot(space, ACTED)
@@ -55,10 +56,7 @@ def test_choices_of_an_action_mask_are_not_for_encoding() -> None:
 
 def test_everything_becomes_one_vector_in_the_order_of_the_space() -> None:
     flatten = Flatten(TREE, ACTED)
-    expected = [
-        [1, 0, 0, 7, 8, 0, 1, 1, 0, 0, 1, 1],
-        [0, 0, 1, 9, 10, 1, 0, 0, 0, 1, 0, 1],
-    ]
+    expected = [[1, 0, 0, 7, 8, 0, 1, 1, 0, 0, 1, 1], [0, 0, 1, 9, 10, 1, 0, 0, 0, 1, 0, 1]]
     result = flatten(observations())
     assert result.tolist() == expected
     assert result.dtype == np.float32
@@ -121,3 +119,111 @@ def test_what_is_observed_lies_within_the_new_space(rows, seed) -> None:
         assert one_hot.observation_space["a"].contains(row)
         assert row.sum() == 1
     tree_map(np.testing.assert_array_equal, batch, before)
+
+
+# next_observations, returns_to_go, and connectors for one episode at a time.
+
+
+OBSERVED = spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Discrete(1000)})
+
+played = given(
+    mode=st.sampled_from([AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]),
+    rows=st.integers(1, 3),
+    steps=st.integers(1, 6),
+    ends=st.sampled_from([0.0, 0.2, 0.6]),
+    seed=st.integers(0, 1 << 20),
+)
+
+
+@settings(max_examples=50)
+@played
+def test_a_step_leads_to_its_next_observation(mode, rows, steps, ends, seed) -> None:
+    story = fragments(OBSERVED, ACTED, rows=rows, steps=steps, mode=mode, ends=ends, seed=seed)
+    one, after = islice(story, 2)
+    result = NextObservations(OBSERVED, ACTED)(as_tensors(one.columns))["next_observations"]
+    for row in range(rows):
+        # What was known one step later; of the last step, at the start of the next fragment.
+        later = [*one.pasts[row][1:], after.pasts[row][0]]
+        for t in range(steps):
+            if not one.columns["live"][row, t] or one.columns["terminated"][row, t]:
+                continue
+            if one.columns["truncated"][row, t]:
+                k = [*zip(one.columns["final_rows"], one.columns["final_steps"], strict=True)]
+                expected = one.final_pasts[k.index((row, t))].observations[-1]
+            else:
+                expected = later[t].observations[-1]
+            np.testing.assert_array_equal(result["a"][row, t], expected["a"])
+            assert result["b"][row, t] == expected["b"]
+
+
+@settings(max_examples=50)
+@played
+def test_returns_to_go_are_sums_to_the_end_of_episode_or_row(mode, rows, steps, ends, seed) -> None:
+    story = fragments(OBSERVED, ACTED, rows=rows, steps=steps, mode=mode, ends=ends, seed=seed)
+    columns = as_tensors(next(story).columns)
+    result = ReturnsToGo(OBSERVED, ACTED, gamma=0.9)(columns)["returns_to_go"]
+    done = columns["terminated"] | columns["truncated"]
+    for row in range(rows):
+        total = 0.0
+        for t in reversed(range(steps)):
+            if done[row, t] or not columns["live"][row, t]:
+                total = 0.0
+            if columns["live"][row, t]:
+                total = float(columns["rewards"][row, t]) + 0.9 * total
+            assert result[row, t].item() == pytest.approx(total, abs=1e-5)
+
+
+# -- one episode at a time ----------------------------------------------------------------------
+
+
+def columns() -> dict:
+    """Row 0: an episode of 2 steps, a reset, one of 1 step. Row 1: one from its 6th step on."""
+    live = torch.tensor([[True, True, False, True], [True] * 4])
+    return {
+        "observations": {"a": torch.arange(8.0).view(2, 4, 1)},
+        "actions": torch.zeros(2, 4, dtype=torch.int64),
+        "rewards": torch.tensor([[1.0, 2.0, 0.0, 4.0], [1.0, 1.0, 1.0, 1.0]]),
+        "terminated": torch.tensor([[False, True, False, False], [False] * 4]),
+        "truncated": torch.zeros(2, 4, dtype=torch.bool),
+        "live": live,
+        "last_observations": {"a": torch.zeros(2, 1)},
+        "states": {},
+        "segment_rows": torch.tensor([0, 0, 1]),
+        "segment_starts": torch.tensor([0, 3, 0]),
+        "segment_lengths": torch.tensor([2, 1, 4]),
+        "segment_offsets": torch.tensor([0, 0, 5]),
+    }
+
+
+class RewardAtTheEnd(PerEpisode):
+    def episode(self, steps, offset):
+        self.seen = [*getattr(self, "seen", []), (steps, offset)]
+        rewards = torch.zeros_like(steps["rewards"])
+        rewards[-1] = steps["rewards"].sum()
+        ages = offset + torch.arange(len(rewards))
+        return {"rewards": rewards, "ages": ages}
+
+
+def test_episodes_are_changed_one_at_a_time() -> None:
+    before = columns()
+    connector = RewardAtTheEnd(OBSERVED, ACTED)
+    result = connector(before)
+    assert result["rewards"].tolist() == [[0, 3, 0, 4], [0, 0, 0, 4]]
+    assert result["ages"].tolist() == [[0, 1, 0, 0], [5, 6, 7, 8]]
+    assert result["ages"].dtype == torch.int64
+    assert before["rewards"].tolist() == [[1, 2, 0, 4], [1, 1, 1, 1]]
+    assert "ages" not in before
+    steps, offset = connector.seen[2]
+    assert offset == 5
+    assert steps.keys() == {"observations", "actions", "rewards", "terminated", "truncated"}
+    assert steps["observations"]["a"].flatten().tolist() == [4, 5, 6, 7]
+
+
+class OneStepTooFew(PerEpisode):
+    def episode(self, steps, offset):
+        return {"rewards": steps["rewards"][1:]}
+
+
+def test_an_episode_must_keep_its_length() -> None:
+    with pytest.raises(ValueError, match="returned 'rewards'"):
+        OneStepTooFew(OBSERVED, ACTED)(columns())

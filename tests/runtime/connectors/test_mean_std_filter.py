@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -9,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from juggler.runtime.connectors.connector import NotFinite
-from juggler.runtime.connectors.mean_std_filter import MeanStdFilter
-from juggler.runtime.connectors.mergeable_state import merge
-from juggler.runtime.connectors.moments import Moments
+from juggler.runtime.connectors.encoding import MeanStdFilter
+from juggler.runtime.connectors.mergeable_state import Moments, check, from_bytes, merge, to_bytes
 from juggler.runtime.wire.structures import zeros
 from juggler.runtime.wire.trees import flatten
 
@@ -58,21 +60,6 @@ def test_nothing_changes_until_there_is_a_state() -> None:
     np.testing.assert_array_equal(filter_(samples), samples)
     filter_.set_state(Moments.of(samples).to_tree())  # one sample has no deviation
     np.testing.assert_array_equal(filter_(samples), samples)
-
-
-def test_results_are_clipped() -> None:
-    filter_ = MeanStdFilter(VECTOR, ACTED, clip=2.0)
-    learned(filter_, np.array([[-1.0, -1.0], [1.0, 1.0]]))
-    result = filter_(np.array([[50.0, -50.0], [1.0, 0.0]], np.float32))
-    np.testing.assert_allclose(result, [[2, -2], [1, 0]])
-    assert filter_.observation_space == spaces.Box(-2, 2, (2,), np.float32)
-
-
-def test_a_number_that_never_changes_becomes_0() -> None:
-    filter_ = MeanStdFilter(VECTOR, ACTED)
-    samples = np.full((10, 2), 7, np.float32)
-    learned(filter_, samples)
-    assert not filter_(samples).any()
 
 
 def test_large_float64_numbers_keep_their_small_differences() -> None:
@@ -143,14 +130,6 @@ def test_merged_deltas_of_live_steps_are_the_moments_of_all_of_them(
         np.testing.assert_allclose(merged.variance, everything.var(0), rtol=1e-6, atol=1e-12)
 
 
-def test_a_lost_fragment_is_forgotten() -> None:
-    filter_ = MeanStdFilter(VECTOR, ACTED)
-    filter_.watch(np.ones((2, 2), np.float32))
-    filter_.forget()
-    moments = watched(filter_, np.zeros((2, 1, 2), np.float32), np.ones((2, 1), np.bool_))
-    assert moments.count == 2
-
-
 @pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
 def test_what_is_not_finite_is_found_though_results_are_clipped(number) -> None:
     filter_ = MeanStdFilter(VECTOR, ACTED)
@@ -160,14 +139,6 @@ def test_what_is_not_finite_is_found_though_results_are_clipped(number) -> None:
     with pytest.raises(NotFinite) as found:
         watched(filter_, samples, live)
     assert (found.value.row, found.value.step) == (2, 1)
-
-
-def test_what_is_not_finite_at_a_step_that_is_not_live_does_no_harm() -> None:
-    filter_ = MeanStdFilter(VECTOR, ACTED)
-    samples = np.ones((2, 2, 2), np.float32)
-    samples[0, 1] = np.nan
-    live = np.array([[True, False], [True, True]])
-    assert (watched(filter_, samples, live).mean == 1).all()
 
 
 def test_there_must_be_something_to_filter() -> None:
@@ -184,3 +155,100 @@ def test_a_state_of_other_observations_is_refused() -> None:
 def test_options_out_of_range_are_refused(options) -> None:
     with pytest.raises(ValueError, match="must be above 0"):
         MeanStdFilter(VECTOR, ACTED, **options)
+
+
+# Moments, and states of connectors made of them: merging, checking, travelling.
+
+
+EPS = np.finfo(np.float64).eps
+
+
+def exact(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and sum of squared deviations, without any rounding before the end."""
+    means, m2s = [], []
+    for column in samples.astype(np.float64).T:
+        numbers = [Fraction(float(x)) for x in column]
+        mean = sum(numbers) / len(numbers)
+        means.append(float(mean))
+        m2s.append(float(sum((x - mean) ** 2 for x in numbers)))
+    return np.array(means), np.array(m2s)
+
+
+@settings(max_examples=100)
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=6),
+    mean=st.sampled_from([0.0, 1.0, -1e3, 1e8]),
+    deviation=st.sampled_from([0.0, 1e-3, 1.0, 1e4]),
+    seed=st.integers(0, 1 << 20),
+    from_right=st.booleans(),
+)
+def test_merged_moments_are_those_of_everything(sizes, mean, deviation, seed, from_right) -> None:
+    rng = np.random.default_rng(seed)
+    parts = [mean + deviation * rng.standard_normal((size, 2)) for size in sizes]
+    moments = [Moments.of(part) for part in parts]
+    merged = (
+        functools.reduce(lambda right, left: left.merged(right), reversed(moments))
+        if from_right
+        else functools.reduce(Moments.merged, moments)
+    )
+    everything = np.concatenate(parts)
+    assert merged.count == len(everything)
+    if not len(everything):
+        return
+    means, m2s = exact(everything)
+    np.testing.assert_allclose(merged.mean, means, rtol=1e-14, atol=1e-14 * max(deviation, 1))
+    # Each mean is rounded to an ulp of itself, and that is as far as a deviation may be off.
+    ulp = 4 * EPS * max(abs(mean), deviation)
+    tolerance = len(everything) * (1e-12 * deviation**2 + 2 * ulp * deviation + ulp**2)
+    np.testing.assert_allclose(merged.m2, m2s, rtol=1e-12, atol=tolerance)
+
+
+# -- states -------------------------------------------------------------------------------------
+
+
+def state_of(*samples: list[float], name: str = "filter") -> dict:
+    return {name: {"a": Moments.of(np.array(samples)).to_tree()}}
+
+
+@pytest.mark.parametrize("other", [state_of([1.0], name="another"), {}, state_of([1.0, 2.0])])
+def test_states_of_other_connectors_do_not_merge(other) -> None:
+    with pytest.raises(ValueError, match=r"differ at|cannot be merged"):
+        merge(state_of([0.0]), other)
+
+
+def test_a_state_travels_as_bytes() -> None:
+    state = {**state_of([0.5], [1.5]), "other": Moments.none((2, 3)).to_tree()}
+    found = from_bytes(to_bytes(state))
+    assert found.keys() == state.keys()
+    moments = Moments.from_tree(found["filter"]["a"])
+    assert (moments.count, moments.mean, moments.m2) == (2, 1, 0.5)
+    assert Moments.from_tree(found["other"]).mean.shape == (2, 3)
+
+
+def bad(**changed: np.ndarray) -> dict:
+    return {"filter": {**Moments.none((2,)).to_tree(), **changed}}
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (bad(mean=np.zeros(2, np.float32)), "must be float64, not float32"),
+        (bad(mean=np.array([0, np.nan])), "'mean' of moments holds what is not finite"),
+        (bad(mean=np.zeros(3)), "do not belong together"),
+        (bad(count=np.zeros(2)), "do not belong together"),
+        (bad(count=np.array(-1.0)), "negative count"),
+        (bad(m2=np.array([1.0, -1.0])), "negative count or sum"),
+        ({"filter": {"mean": np.zeros(2)}}, "'filter/mean' in a state of connectors"),
+        (np.zeros(2), "a branch of their names"),
+        (Moments.none(()).to_tree(), "a branch of their names"),
+    ],
+)
+def test_what_is_no_state_is_told_so(state, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        check(state)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", to_bytes(state_of([1.0]))[:-3]])
+def test_bytes_that_are_no_state_are_refused(content) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - says what is wrong with the frame
+        from_bytes(content)

@@ -17,8 +17,8 @@ from test_contexts import in_runner
 from juggler.runtime.acting.actor import Contexts
 from juggler.runtime.connectors.building import build_env_to_module, build_learner_pipeline
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.connectors.moments import Moments
-from juggler.runtime.connectors.rewards import ClipRewards, NormalizeRewards, ScaleRewards
+from juggler.runtime.connectors.learning import ClipRewards, NormalizeRewards, ScaleRewards
+from juggler.runtime.connectors.mergeable_state import Moments
 
 SPACES = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
 
@@ -88,23 +88,6 @@ def test_a_normalization_goes_on_from_its_state() -> None:
     expected = one(columns_of(second))["rewards"]
     assert torch.equal(other(columns_of(second))["rewards"], expected)
     assert not torch.equal(NormalizeRewards(*SPACES)(columns_of(second))["rewards"], expected)
-
-
-def test_a_state_is_not_changed_by_later_batches() -> None:
-    normalize = NormalizeRewards(*SPACES)
-    normalize(columns_of(torch.tensor([[1.0, 2.0]])))
-    state = normalize.get_state()
-    kept = {key: value.clone() for key, value in state.items()}
-    normalize(columns_of(torch.tensor([[5.0, 7.0]])))
-    assert all(torch.equal(state[key], kept[key]) for key in kept)
-
-
-def test_a_batch_without_a_live_step_changes_nothing() -> None:
-    normalize = NormalizeRewards(*SPACES)
-    columns = columns_of(torch.tensor([[1.0, 2.0]]))
-    dead = columns | {"live": torch.zeros(1, 2).bool()}
-    assert normalize(dead)["rewards"].isfinite().all()
-    assert not any(normalize.get_state().values())
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,16 @@ from gymnasium import spaces
 from support.array_modules import ROWS, InTorch, WithoutTorch, built, only_numpy, seen, sure
 from torch import nn
 
-from juggler.learner.algorithms.registry import ALGORITHMS
+from juggler.runtime.modules import numpy_pass
+from juggler.runtime.modules.actor_critics import (
+    DeterministicActorCritic,
+    ImplicitActorCritic,
+    SoftActorCritic,
+)
 from juggler.runtime.modules.array_module import ArrayModule
-from juggler.runtime.modules.deterministic_actor_critic import DeterministicActorCritic
-from juggler.runtime.modules.exploring import exploration_of, with_own_exploration
 from juggler.runtime.modules.models import ActorCritic
-from juggler.runtime.modules.q_network import QNetwork
-from juggler.runtime.modules.soft_actor_critic import SoftActorCritic
+from juggler.runtime.modules.numpy_pass import LiveWeights, _Categorical
+from juggler.runtime.modules.q_network import QNetwork, exploration_of, with_own_exploration
 from juggler.runtime.wire.structures import tree_map
 
 NUMBERS = spaces.Box(-2, 2, (4,), np.float32)
@@ -33,6 +36,10 @@ TREE = spaces.Dict(
     }
 )
 BOX = spaces.Box(np.float32([-1, -3]), np.float32([1, 5]))
+ONE = spaces.Box(-2, 2, (), np.float64)
+SOME_BOUNDS = spaces.Box(np.float32([-1, -np.inf, 0]), np.float32([1, 5, np.inf]))
+SOME_NUMBERS = spaces.Box(-np.inf, np.inf, (17,), np.float64)
+IMAGE = spaces.Box(0, 255, (12, 12, 1), np.uint8)
 ACTIONS = {
     "discrete": spaces.Discrete(5, start=-1),
     "multi-discrete": spaces.MultiDiscrete([3, 2, 4], start=[0, 5, -1]),
@@ -51,6 +58,10 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     **{name: (None, NUMBERS, space, {}) for name, space in ACTIONS.items()},
     "squashed": (None, NUMBERS, BOX, {"squash": True, "free_log_std": False}),
     "squashed dict": (None, NUMBERS, ACTIONS["dict"], {"squash": True}),
+    "some bounds": (None, SOME_NUMBERS, SOME_BOUNDS, {"squash": True}),
+    "an image without convolutions": (None, IMAGE, ACTIONS["discrete"], {"encoder": "mlp"}),
+    "shared layers": (None, NUMBERS, ONE, {"shared_value_layers": True}),
+    "iql": (ImplicitActorCritic, NUMBERS, BOX, {"initializer": "default"}),
     "no hidden layers": (None, NUMBERS, ACTIONS["box"], {"hidden_sizes": []}),
     "relu": (None, NUMBERS, ACTIONS["box"], {"activation": "relu", "hidden_sizes": [8]}),
     "tree": (None, TREE, ACTIONS["discrete"], {}),
@@ -122,6 +133,9 @@ def test_a_module_in_numpy_does_what_it_does_in_torch(case: str) -> None:
                 spec(torch.tensor(inputs)).log_prob(chosen) for inputs in (got.inputs, expected[1])
             )
         np.testing.assert_allclose(logp, its, rtol=1e-4, atol=1e-4)
+    with WithoutTorch():  # not even one operation of a distribution
+        arrays.explore(observations, states, noise)
+        arrays.infer(observations, states)
 
 
 def by_name(step: Any) -> dict[str, Any]:
@@ -132,35 +146,6 @@ def alike(one: Any, other: Any) -> None:
     assert one.dtype == other.dtype
     assert one.shape == other.shape
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if "mask" in case])
-def test_what_is_illegal_is_never_done(case: str) -> None:
-    kind, space, actions, model = CASES[case]
-    module, twin = built(kind, space, actions, **model)
-    arrays, spec = ArrayModule(module, 200), twin.action_distribution()
-    observations = seen(space, 5, 200)
-    generator = torch.Generator().manual_seed(2)
-    states = arrays.initial_states(200)
-    for _ in range(3):
-        noise = spec.draw_noise((200,), generator).numpy()
-        chosen = arrays.explore(observations, states, noise).actions
-        assert not arrays.note
-        probability = spec(torch.from_numpy(arrays.explore(observations, states, noise).inputs))
-        assert torch.isfinite(probability.log_prob(tree_map(torch.from_numpy, chosen))).all()
-        mask = observations["action_mask"]
-        if isinstance(actions, spaces.Discrete):
-            assert mask[np.arange(200), chosen - actions.start].all()
-            assert (mask == 0).any()
-        elif isinstance(actions, spaces.MultiBinary):
-            assert (chosen <= mask).all()
-        elif isinstance(actions, spaces.Dict):
-            assert (chosen["b"] <= mask["b"]).all()
-        else:
-            starts = np.cumsum([0, *actions.nvec[:-1]]) - actions.start
-            for k, start in enumerate(starts):
-                legal = mask[:, sum(actions.nvec[:k]) : sum(actions.nvec[: k + 1])].any(1)
-                assert mask[np.arange(200), chosen[:, k] + start][legal].all()
 
 
 def test_a_convolutional_network_acts_in_torch_and_nothing_is_said() -> None:
@@ -227,69 +212,6 @@ def test_code_of_ones_own_acts_in_torch_without_a_word(change: Any) -> None:
         arrays.infer(observations, {})
 
 
-SEEN = {
-    "numbers": NUMBERS,
-    "no bounds": spaces.Box(-np.inf, np.inf, (17,), np.float64),
-    "integers": spaces.Box(-5, 5, (2, 3), np.int64),
-    "bytes": spaces.Box(0, 255, (7,), np.uint8),
-    "an image without convolutions": spaces.Box(0, 255, (12, 12, 1), np.uint8),
-    "multi-discrete": spaces.MultiDiscrete([[3, 2], [2, 2]]),
-    "tree": TREE,
-}
-DONE = {
-    **ACTIONS,
-    "no dimension": spaces.Box(-2, 2, (), np.float32),
-    "bounds": spaces.Box(-2, 2, (2, 2), np.float64),
-    "some bounds": spaces.Box(np.float32([-1, -np.inf, 0]), np.float32([1, 5, np.inf])),
-    "tuple": spaces.Tuple([spaces.MultiDiscrete([2, 3]), BOX]),
-}
-MODELS: list[dict[str, Any]] = [
-    {},
-    {"hidden_sizes": [32, 32], "activation": "relu", "initializer": "default"},
-    {"hidden_sizes": []},
-]
-POLICIES: list[dict[str, Any]] = [{"squash": True}, {"free_log_std": False}]
-MEMORIES: list[dict[str, Any]] = [{"recurrent": "lstm"}, {"recurrent": "gru"}]
-
-
-def shipped() -> dict[str, tuple[Any, Any, Any, dict[str, Any], int]]:
-    """Module, observation space, action space and model of everything small that ships, and how
-    many rows act: one or many, in turn, so that each model and each space has both."""
-    cases = {}
-    for module in dict.fromkeys(each.module for each in ALGORITHMS.values()):
-        kind = next(each for each in ALGORITHMS.values() if each.module == module)
-        name = "default" if module is None else module.rpartition(":")[2]
-        critics = name in ("SoftActorCritic", "DeterministicActorCritic")
-        models = MODELS if critics else [*MODELS, *MEMORIES]
-        if name == "QNetwork":
-            models = [*models, {"atoms": 5}, {"atoms": 5, "recurrent": "lstm"}]
-            models = [*models, {"dueling": True}, {"dueling": True, "recurrent": "gru"}]
-        elif not critics:
-            models = [*models, *POLICIES, {"shared_value_layers": True}]
-        done = {k: v for k, v in DONE.items() if isinstance(v, kind.action_spaces or spaces.Space)}
-        if name == "DeterministicActorCritic":  # which needs bounds
-            done = {k: done[k] for k in ("no dimension", "bounds")}
-        for i, model in enumerate(models):
-            for j, (key, actions) in enumerate(done.items()):
-                rows = (1, 64)[(i + j) % 2]
-                cases[f"{name}, {key}, {model}"] = (module, NUMBERS, actions, model, rows)
-            for j, (key, space) in enumerate(SEEN.items()):
-                model, rows = {**model, "encoder": "mlp"}, (1, 64)[(i + j) % 2]
-                actions = done.get("discrete", DONE["bounds"])
-                cases[f"{name}, sees {key}, {model}"] = (module, space, actions, model, rows)
-    return cases
-
-
-SHIPPED = shipped()
-
-
-@pytest.mark.parametrize("case", SHIPPED)
-def test_nothing_small_that_ships_needs_torch_to_act(case: str) -> None:
-    module, space, actions, model, rows = SHIPPED[case]
-    made, _ = built(module, space, actions, **model)
-    never_needs_torch(made, rows)
-
-
 @pytest.mark.parametrize("rows", [1, 64])
 @pytest.mark.parametrize("case", ["dqn", "dqn, mask", "dqn, gru", "td3"])
 def test_rows_that_explore_each_in_their_own_way_need_no_torch(case: str, rows: int) -> None:
@@ -297,16 +219,189 @@ def test_rows_that_explore_each_in_their_own_way_need_no_torch(case: str, rows: 
     module, _ = built(kind, space, actions, **model)
     with_own_exploration(module, rows)
     module.get_buffer(exploration_of(module)).uniform_(0.1, 0.9)
-    never_needs_torch(module, rows)
-
-
-def never_needs_torch(module: Any, rows: int) -> None:
-    """Once both passes have been compared, no operation of torch is made."""
-    arrays, space = ArrayModule(module, rows), module.observation_space
+    arrays = ArrayModule(module, rows)
     noise = module.action_distribution().draw_noise((rows,)).numpy()
     sure(arrays, seen(space, 1, rows), noise, rows)
     states = arrays.initial_states(rows)
     with WithoutTorch():
         arrays.explore(seen(space, 2, rows), states, noise)
         arrays.infer(seen(space, 2, rows), states)
+    assert not arrays.note
+
+
+# NumPy is believed only after torch has said the same.
+
+
+ARRAY_MODULE_AND_TORCH_NUMBERS = spaces.Box(-2, 2, (6,), np.float32)
+THREE = spaces.Discrete(3)
+NOISE = 9 * np.sin(np.arange(3.0 * ROWS, dtype=np.float32)).reshape(ROWS, 3)
+
+
+def same_as_torch(arrays: ArrayModule, twin: Any, step: int) -> bool:
+    got = arrays.explore(seen(ARRAY_MODULE_AND_TORCH_NUMBERS, step), {}, NOISE)
+    expected = InTorch(twin).step(
+        "exploration", seen(ARRAY_MODULE_AND_TORCH_NUMBERS, step), None, NOISE
+    )
+    alike = np.allclose(got.inputs, expected[1], rtol=1e-5, atol=1e-5)
+    return bool(alike and (got.actions == expected[0]).all())
+
+
+def off_by(amount: float, calls: list[int]) -> Any:
+    """A linear layer that is wrong in the calls with these numbers."""
+    right, count = numpy_pass._LAYERS[nn.Linear], iter(range(99))
+
+    def make(layer: Any, live: Any) -> Any:
+        run = right(layer, live)
+        return lambda x: run(x) + np.float32(amount if next(count) in calls else 0)
+
+    return make
+
+
+def test_a_pass_that_does_something_else_is_given_up_before_it_has_acted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, twin = built(None, ARRAY_MODULE_AND_TORCH_NUMBERS, THREE)
+    monkeypatch.setitem(numpy_pass._LAYERS, nn.Linear, off_by(0.01, [*range(99)]))
+    arrays = ArrayModule(module)
+    assert all(same_as_torch(arrays, twin, step) for step in range(5))
+    assert arrays.differed
+    expected = "ActorCritic acts in torch from now on, since NumPy did something else: "
+    assert arrays.note == expected + "its inputs differ by 0.01"
+
+
+def test_a_rounding_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _ = built(None, ARRAY_MODULE_AND_TORCH_NUMBERS, THREE)
+    monkeypatch.setitem(numpy_pass._LAYERS, nn.Linear, off_by(1e-5, [*range(99)]))
+    arrays = ArrayModule(module)
+    for step in range(3):
+        arrays.explore(seen(ARRAY_MODULE_AND_TORCH_NUMBERS, step), {}, NOISE)
+    assert not arrays.note
+
+
+def test_a_single_difference_is_a_rounding_that_decided_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, twin = built(None, ARRAY_MODULE_AND_TORCH_NUMBERS, THREE)
+    monkeypatch.setitem(numpy_pass._LAYERS, nn.Linear, off_by(0.01, [0]))
+    arrays = ArrayModule(module)
+    assert all(same_as_torch(arrays, twin, step) for step in range(3))
+    assert not arrays.note
+    only_numpy(arrays)
+    assert same_as_torch(arrays, twin, 3)
+
+
+def other_weights(module: Any, seed: int) -> dict[str, Any]:
+    generator = np.random.default_rng(seed)
+    return {
+        name: generator.normal(0, 0.5, tensor.shape).astype(np.float32)
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def test_weights_that_do_not_reach_numpy_are_found_with_the_first_new_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, twin = built(None, ARRAY_MODULE_AND_TORCH_NUMBERS, THREE)
+    arrays = ArrayModule(module)
+    assert same_as_torch(arrays, twin, 0)
+    assert not arrays.note
+    follow = LiveWeights.follow
+
+    def forgets(self: LiveWeights) -> bool:
+        monkeypatch.setattr(self, "_transposed", [])
+        return follow(self)
+
+    monkeypatch.setattr(LiveWeights, "follow", forgets)
+    weights = other_weights(module, 1)
+    arrays.load(weights)
+    twin.load_state_dict({name: torch.tensor(each) for name, each in weights.items()})
+    assert all(same_as_torch(arrays, twin, step) for step in range(3))
+    assert arrays.differed
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_new_weights_are_used_and_compared_ever_more_seldom(
+    in_place: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, twin = built(None, ARRAY_MODULE_AND_TORCH_NUMBERS, THREE)
+    arrays, compared = ArrayModule(module), []
+    compare = arrays._compared
+    monkeypatch.setattr(arrays, "_compared", lambda *a: compared.append(update) or compare(*a))
+    for update in range(20):
+        if update:
+            weights = other_weights(module, update)
+            twin.load_state_dict({name: torch.tensor(each) for name, each in weights.items()})
+            if in_place:
+                module.load_state_dict(twin.state_dict())
+            else:
+                arrays.load(weights)
+        for step in range(2):
+            assert same_as_torch(arrays, twin, step)
+    assert compared == [0, 1, 2, 4, 8, 16]
+
+
+def test_what_is_not_finite_passes_as_in_torch() -> None:
+    """Whoever reads the log-probabilities finds out."""
+    module, twin = built(None, ARRAY_MODULE_AND_TORCH_NUMBERS, spaces.Box(-1, 1, (2,), np.float32))
+    for each in (module, twin):
+        each.get_parameter("policy_head.log_std").data.fill_(100.0)
+    arrays, noise = ArrayModule(module), NOISE[:, :2]
+    for step in range(2):
+        got = arrays.explore(seen(ARRAY_MODULE_AND_TORCH_NUMBERS, step), {}, noise).actions
+        expected = InTorch(twin).step(
+            "exploration", seen(ARRAY_MODULE_AND_TORCH_NUMBERS, step), None, noise
+        )[0]
+        np.testing.assert_array_equal(got, expected)
+        assert not np.isfinite(got).all()
+    assert not arrays.note
+
+
+def _through_data(module: Any) -> None:
+    for each in module.parameters():
+        each.data.mul_(-1)
+
+
+def _from_a_vector(module: Any) -> None:
+    vector = nn.utils.parameters_to_vector(module.parameters())
+    nn.utils.vector_to_parameters(-vector, module.parameters())
+
+
+def _assigned(module: Any) -> None:
+    module.load_state_dict({k: -each for k, each in module.state_dict().items()}, assign=True)
+
+
+@pytest.mark.parametrize("change", [_through_data, _from_a_vector, _assigned])
+def test_shared_weights_may_change_in_any_way(change: Any) -> None:
+    module, twin = built(None, ARRAY_MODULE_AND_TORCH_NUMBERS, THREE)
+    arrays = ArrayModule(module, shared=True)
+    for step in range(2):
+        assert same_as_torch(arrays, twin, step)
+    for each in (module, twin):
+        change(each)
+    for step in range(3):
+        assert same_as_torch(arrays, twin, step)
+    assert not arrays.note
+    only_numpy(arrays)
+    assert same_as_torch(arrays, twin, 3)
+
+
+def test_a_failure_of_numpy_alone_goes_on_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, twin = built(None, ARRAY_MODULE_AND_TORCH_NUMBERS, THREE)
+    arrays = ArrayModule(module)
+    assert same_as_torch(arrays, twin, 0)
+    monkeypatch.setattr(_Categorical, "sample", lambda *_: [][0])
+    assert same_as_torch(arrays, twin, 1)
+    assert arrays.differed
+    assert "NumPy fails (IndexError" in arrays.note
+
+
+@pytest.mark.parametrize("recurrent", ["lstm", "gru"])
+def test_no_rows_are_fine_in_numpy(recurrent: str) -> None:
+    module, _ = built(None, ARRAY_MODULE_AND_TORCH_NUMBERS, THREE, recurrent=recurrent)
+    arrays = ArrayModule(module)
+    arrays.infer(seen(ARRAY_MODULE_AND_TORCH_NUMBERS, 0), arrays.initial_states(ROWS))
+    only_numpy(arrays)
+    assert arrays.infer(
+        seen(ARRAY_MODULE_AND_TORCH_NUMBERS, 0)[:0], arrays.initial_states(0)
+    ).actions.shape == (0,)
     assert not arrays.note

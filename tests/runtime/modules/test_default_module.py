@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from juggler.learner.algorithms.registry import ALGORITHMS, build_learner
 from juggler.runtime.modules.building import build_module
-from juggler.runtime.modules.catalog import Catalog
-from juggler.runtime.modules.models import ActorCritic
+from juggler.runtime.modules.config import ModelConfig
+from juggler.runtime.modules.layers import RecurrentCore
+from juggler.runtime.modules.models import ActorCritic, Catalog
+from juggler.runtime.modules.q_network import QNetwork
 from juggler.runtime.wire.structures import to_tree, tree_map
 
 VECTOR = spaces.Box(-1, 1, (4,), np.float32)
@@ -102,22 +106,6 @@ def test_for_vectors_it_is_two_perceptrons_drawn_in_this_order() -> None:
     torch.testing.assert_close(outputs["values"], (value_hidden @ expected[10].T).squeeze(-1))
 
 
-def test_the_policy_is_nearly_uniform_at_first() -> None:
-    module = build(action_space=spaces.Discrete(3))
-    inputs = module.forward_inference({"observations": torch.randn(50, 4)})["action_dist_inputs"]
-    torch.testing.assert_close(inputs.softmax(-1), torch.full((50, 3), 1 / 3), atol=0.02, rtol=0)
-
-
-def test_hidden_layers_are_those_of_the_config() -> None:
-    module = build(hidden_sizes=[8], activation="relu")
-    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
-    assert shapes["encoder.0.weight"] == (8, 4)
-    assert shapes["value_head.weight"] == (1, 8)
-    assert len(shapes) == 8
-    assert any(isinstance(layer, torch.nn.ReLU) for layer in module.modules())
-    assert build(hidden_sizes=[]).policy_head.in_features == 4
-
-
 @pytest.mark.parametrize(
     ("space", "config", "shares"),
     [
@@ -167,25 +155,6 @@ def test_free_log_deviations_of_nested_actions_get_to_their_places() -> None:
     assert inputs[1, others].tolist() == [10, 11, 12, 13, 14]
 
 
-def test_squashed_actions_stay_within_their_bounds() -> None:
-    module = build(action_space=spaces.Box(-2, 3, (2,)), squash=True)
-    distribution = module.action_distribution()
-    inputs = module.forward_train({"observations": torch.randn(50, 4)})["action_dist_inputs"]
-    noise = 10 * distribution.draw_noise((50,), torch.Generator().manual_seed(0))
-    actions = distribution(inputs).sample(noise)
-    assert (actions >= -2).all()
-    assert (actions <= 3).all()
-
-
-def test_the_default_initializer_is_torchs_own() -> None:
-    torch.manual_seed(1)
-    module = build(initializer="default")
-    torch.manual_seed(1)
-    layer = nn.Linear(4, 64)
-    assert torch.equal(module.encoder[0].weight, layer.weight)
-    assert torch.equal(module.encoder[0].bias, layer.bias)
-
-
 # -- memory ---------------------------------------------------------------------------------------
 
 
@@ -210,48 +179,6 @@ def test_a_sequence_at_once_is_the_same_as_step_by_step(
         torch.testing.assert_close(states[name], last)
 
 
-@pytest.mark.parametrize("recurrent", ["lstm", "gru"])
-def test_what_was_seen_before_matters_and_rows_do_not_mix(recurrent: str) -> None:
-    module = build(recurrent=recurrent)
-    x = observations(VECTOR, 2, 3)
-    other = x.clone()
-    other[0, 0] += 1  # the first row's first step
-    states = initial_states(module, 2)
-    one, two = (
-        module.forward_train({"observations": each, "states": states})["values"]
-        for each in (x, other)
-    )
-    assert (one[0] != two[0]).all()
-    assert torch.equal(one[1], two[1])
-
-
-@pytest.mark.parametrize("recurrent", ["lstm", "gru"])
-def test_a_recurrent_module_trains_under_functional_call_with_parameters_of_one_vector(
-    recurrent: str,
-) -> None:
-    module = build(recurrent=recurrent)
-    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
-    flat = torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
-    batch = {"observations": observations(VECTOR, 2, 3), "states": initial_states(module, 2)}
-
-    def loss(vector: torch.Tensor) -> torch.Tensor:
-        pieces = vector.split([math.prod(shape) for shape in shapes.values()])
-        named = {
-            name: piece.view(shape)
-            for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
-        }
-        outputs = torch.func.functional_call(module, named, (batch,))
-        return (outputs["values"].square() + outputs["action_dist_inputs"].sum(-1)).sum()
-
-    vector = flat.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(loss(vector), vector)
-    assert gradient.isfinite().all()
-    direction = gradient / gradient.norm()
-    with torch.no_grad():
-        slope = (loss(flat + 1e-3 * direction) - loss(flat - 1e-3 * direction)) / 2e-3
-    torch.testing.assert_close(slope, gradient.norm(), rtol=0.02, atol=0)
-
-
 # -- parts of one's own ---------------------------------------------------------------------------
 
 
@@ -261,14 +188,10 @@ class TwiceAsWide(Catalog):
 
 
 def test_one_part_can_be_swapped_in_a_catalog_and_the_rest_stays() -> None:
-    class Mine(ActorCritic):
-        catalog_class = TwiceAsWide
-
-    for factory in (TwiceAsWide, Mine):
-        module = build_module(factory, VECTOR, TWO, {})
-        assert isinstance(module, ActorCritic)
-        assert len(module.value_head) == 3
-        assert module.forward_train({"observations": torch.zeros(3, 4)})["values"].shape == (3,)
+    module = build_module(TwiceAsWide, VECTOR, TWO, {})
+    assert isinstance(module, ActorCritic)
+    assert len(module.value_head) == 3
+    assert module.forward_train({"observations": torch.zeros(3, 4)})["values"].shape == (3,)
 
 
 def test_a_core_of_ones_own_may_have_any_tree_for_its_state() -> None:
@@ -293,3 +216,161 @@ def test_a_core_of_ones_own_may_have_any_tree_for_its_state() -> None:
     batch = {"observations": observations(VECTOR, 3, 5), "states": initial_states(module, 3)}
     after = module.forward_train(batch)["states"]["deep"]["count"]
     assert torch.equal(after, torch.full((3,), 5.0))
+
+
+# A recurrent layer remembers before it has learned to.
+
+
+KINDS = ("lstm", "gru")
+STEPS = 20
+
+
+def core(kind: str, **keys: Any) -> RecurrentCore:
+    torch.manual_seed(0)
+    return RecurrentCore(8, ModelConfig.parse({"recurrent": kind, **keys}))
+
+
+def run(layer: RecurrentCore, features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    start = layer.get_initial_state()
+    initial = {name: state.expand(len(features), -1) for name, state in start.items()}
+    outputs, states = layer(features, initial)
+    return outputs, states
+
+
+def reaches(layer: RecurrentCore) -> float:
+    """How much of a step's features is left in the output 20 steps later, by its gradient: the mean
+    over 64 sequences, against that at the step itself."""
+    features = torch.randn(64, STEPS + 1, 8, generator=torch.Generator().manual_seed(1))
+    features.requires_grad_()
+    outputs, _ = run(layer, features)
+    weights = torch.randn(layer.size, generator=torch.Generator().manual_seed(2))
+    (late,) = torch.autograd.grad(outputs[:, STEPS] @ weights, features, torch.ones(64))
+    return float(late[:, 0].norm() / late[:, STEPS].norm())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_seen_twenty_steps_ago_still_counts(kind: str) -> None:
+    assert reaches(core(kind)) > 0.01
+    assert reaches(core(kind, memory_bias=0.0)) < 1e-4
+    assert reaches(core(kind, memory_bias=4.0)) > reaches(core(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bias", [-1.0, 0, 2.0, 3.5])
+def test_a_memory_that_nothing_adds_to_fades_with_the_gate(kind: str, bias: float) -> None:
+    """The gates' own equations: with weights of 0, each step keeps sigmoid(bias) of the memory."""
+    layer = core(kind, memory_bias=bias)
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if "weight" in name:
+                parameter.zero_()
+        states = {name: torch.full((1, layer.size), 0.5) for name in layer.get_initial_state()}
+        _, after = layer(torch.zeros(1, STEPS, 8), states)
+    kept = (1 / (1 + math.exp(-bias))) ** STEPS
+    memory = after["cell" if kind == "lstm" else "hidden"]
+    torch.testing.assert_close(memory, torch.full_like(memory, 0.5 * kept))
+
+
+@pytest.mark.parametrize("bias", ["2", None, float("nan"), float("inf"), True])
+def test_a_bias_that_is_no_number_is_refused(bias: object) -> None:
+    with pytest.raises(ValueError, match="memory_bias must be a finite number"):
+        ModelConfig.parse({"recurrent": "lstm", "memory_bias": bias})
+
+
+# Dueling networks against what they are in NumPy, and who has them.
+
+
+Floats = NDArray[np.float64]
+DUELING_VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+THREE = spaces.Discrete(3)
+
+
+def drawn(module: torch.nn.Module) -> dict[str, Floats]:
+    """Give a module parameters that are all away from 0 -> them, by name."""
+    generator = torch.Generator().manual_seed(4)
+    for parameter in module.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+    return {name: x.detach().double().numpy() for name, x in module.named_parameters()}
+
+
+def linear(x: Floats, named: dict[str, Floats], layer: str) -> Floats:
+    found: Floats = x @ named[f"{layer}.weight"].T + named[f"{layer}.bias"]
+    return found
+
+
+def normalized(x: Floats, named: dict[str, Floats], layer: str) -> Floats:
+    apart = x - x.mean(-1, keepdims=True)
+    scaled = apart / np.sqrt((apart**2).mean(-1, keepdims=True) + 1e-5)
+    found: Floats = scaled * named[f"{layer}.weight"] + named[f"{layer}.bias"]
+    return found
+
+
+def slow_stream(x: Floats, named: dict[str, Floats], stream: str) -> Floats:
+    hidden = np.tanh(linear(x, named, f"{stream}.0"))
+    return linear(normalized(hidden, named, f"{stream}.2"), named, f"{stream}.3")
+
+
+def slow_head(x: Floats, named: dict[str, Floats], numbers: int, head: str = "") -> Floats:
+    """[B, n, K], one action after the other."""
+    value = slow_stream(x, named, f"{head}value")  # [B, K]
+    flat = slow_stream(x, named, f"{head}advantages")  # [B, n K]
+    apart = [flat[:, at : at + numbers] for at in range(0, flat.shape[1], numbers)]  # n [B, K]
+    return np.stack([value + each - sum(apart) / len(apart) for each in apart], 1)
+
+
+def test_a_dueling_network_values_actions_as_in_numpy() -> None:
+    module = QNetwork(DUELING_VECTOR, THREE, {"hidden_sizes": [8], "dueling": True})
+    named = drawn(module)
+    seen = torch.randn(7, 4, generator=torch.Generator().manual_seed(2))
+    features = np.tanh(linear(seen.double().numpy(), named, "encoder.0"))
+    features = normalized(features, named, "normalize")
+    expected = slow_head(features, named, 1, "value_head.")[:, :, 0]  # [B, n]
+    outputs = module.forward_train({"observations": seen})
+    found = outputs["action_dist_inputs"].detach().numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(outputs["values"].detach(), expected.max(1), rtol=1e-4, atol=1e-4)
+
+
+def test_logits_of_returns_duel_for_each_return() -> None:
+    model = {"hidden_sizes": [8], "dueling": True, "atoms": 5, "v_min": -1.0, "v_max": 1.0}
+    module = QNetwork(DUELING_VECTOR, THREE, model)
+    named = drawn(module)
+    seen = torch.randn(7, 4, generator=torch.Generator().manual_seed(2))
+    features = np.tanh(linear(seen.double().numpy(), named, "encoder.0"))
+    features = normalized(features, named, "normalize")
+    logits = slow_head(features, named, 5, "value_head.")  # [B, n, K]
+    likely = np.exp(logits - logits.max(-1, keepdims=True))
+    likely /= likely.sum(-1, keepdims=True)
+    outputs = {k: x.detach() for k, x in module.forward_train({"observations": seen}).items()}
+    np.testing.assert_allclose(outputs["return_logits"], logits, rtol=1e-4, atol=1e-4)
+    means = likely @ np.linspace(-1, 1, 5)  # [B, n]
+    np.testing.assert_allclose(outputs["action_dist_inputs"], means, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_who_values_no_actions_by_such_a_network_refuses_the_key(algorithm: str) -> None:
+    def build() -> None:
+        model = {"hidden_sizes": [8], "dueling": True}
+        if algorithm == "r2d2":
+            model["recurrent"] = "gru"
+        acts = spaces.Box(-1, 1, (1,), np.float32) if algorithm == "td3" else THREE
+        build_learner({"algorithm": algorithm}, None, DUELING_VECTOR, acts, model)
+
+    if algorithm in ("dqn", "pqn", "r2d2"):
+        build()
+    else:
+        with pytest.raises(ValueError, match="model has no key 'dueling': only"):
+            build()
+
+
+def test_what_is_neither_true_nor_false_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model\.dueling must be true or false, not 1"):
+        QNetwork(VECTOR, THREE, {"dueling": 1})
+
+
+def test_so_are_the_other_keys_of_networks_that_value_actions() -> None:
+    # Only dqn learns the probabilities of returns.
+    with pytest.raises(ValueError, match=r"no key 'atoms': only networks.*, or choose dqn$"):
+        ActorCritic(VECTOR, THREE, {"atoms": 51})
+    with pytest.raises(ValueError, match="model has no key 'atom'"):
+        ModelConfig.parse({"atom": 51})

@@ -13,8 +13,7 @@ from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.modules.acting import strip_to_acting
-from juggler.runtime.modules.deterministic_actor_critic import DeterministicActorCritic
-from juggler.runtime.modules.stepping import best_actions
+from juggler.runtime.modules.actor_critics import DeterministicActorCritic
 
 VECTOR = spaces.Box(-10, 10, (4,), np.float32)
 UNEVEN = spaces.Box(np.array([-1, 100], np.float32), np.array([3, 101], np.float32))
@@ -23,7 +22,9 @@ SMALL = {"hidden_sizes": [8]}
 
 
 def greedy_of(module: DeterministicActorCritic, batch: dict[str, Any]) -> torch.Tensor:
-    actions: torch.Tensor = best_actions(module, module.forward_inference(batch))
+    actions: torch.Tensor = module.action_distribution()(
+        module.forward_inference(batch)["action_dist_inputs"]
+    ).mode()
     return actions
 
 

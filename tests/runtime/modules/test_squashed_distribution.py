@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import textwrap
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.distribution_references import drawn, inputs_for
+from support.scripted_modules import drawn, inputs_for
 from torch import Tensor
 from torch.distributions import (
     AffineTransform,
@@ -16,14 +19,19 @@ from torch.distributions import (
     Normal,
     TanhTransform,
     TransformedDistribution,
-    kl_divergence,
 )
 
 from juggler.runtime.modules.distributions import (
+    ActionDistribution,
+    ClippedGaussian,
+    ClippedGaussianSpec,
+    CompositeSpec,
     DiagGaussian,
+    DistributionSpec,
     SquashedGaussian,
     distribution_for,
 )
+from juggler.runtime.modules.numpy_pass import array_distribution
 
 BOX = spaces.Box(np.array([-1, 0, 10], np.float32), np.array([1, 5, 11], np.float32))
 ONE = spaces.Box(-1, 1, (1,), np.float32)
@@ -59,26 +67,6 @@ def test_log_prob_is_exact_close_to_the_bounds(distance: float, side: int) -> No
     )
 
 
-def test_log_prob_and_its_gradient_are_finite_at_the_bounds_and_beyond() -> None:
-    spec = distribution_for(BOX, squash=True)
-    low, high = torch.from_numpy(BOX.low), torch.from_numpy(BOX.high)
-    actions = torch.stack([low, high, low - 1, high + 1])
-    inputs = inputs_for(spec, 4).requires_grad_()
-    log_prob = spec(inputs).log_prob(actions)
-    (gradient,) = torch.autograd.grad(log_prob.sum(), inputs)
-    assert log_prob.isfinite().all()
-    assert gradient.isfinite().all()
-
-
-def test_density_integrates_to_one() -> None:
-    spec = distribution_for(ONE, squash=True)
-    actions = torch.linspace(-1, 1, 200_001)[1:-1].unsqueeze(-1)
-    for mean, log_std in ((0.0, 0.0), (0.7, -1.0), (-1.0, 0.3)):
-        inputs = torch.tensor([mean, log_std]).expand(len(actions), -1)
-        total = spec(inputs).log_prob(actions).double().exp().sum() * 2 / 200_000
-        assert abs(total - 1) < 1e-3
-
-
 @pytest.mark.parametrize("scale", [0.1, 1.0, 100.0])
 def test_actions_keep_within_the_bounds_and_have_finite_log_probs(scale: float) -> None:
     box = spaces.Box(
@@ -106,14 +94,6 @@ def test_samples_are_those_of_the_squashed_normal() -> None:
         assert gap.abs().max() < 0.01
 
 
-def test_the_mode_is_the_median() -> None:
-    spec = distribution_for(BOX, squash=True)
-    inputs = inputs_for(spec)
-    actions = drawn(spec, inputs.expand(40_000, -1))
-    below = (actions < spec(inputs).mode()).float().mean(0)
-    torch.testing.assert_close(below, torch.full((3,), 0.5), atol=0.01, rtol=0)
-
-
 def test_entropy_is_within_its_error_for_every_mean_and_deviation() -> None:
     mean = torch.tensor([0.0, 0.1, -0.5, 1, 2, -4, 8, 15]).repeat_interleave(9)  # [B]
     log_std = torch.linspace(-5, 3, 9).repeat(8)  # [B]
@@ -127,20 +107,6 @@ def test_entropy_is_within_its_error_for_every_mean_and_deviation() -> None:
     normal = Normal(mean.double(), log_std.double().exp())
     expected = normal.entropy() + torch.trapezoid(density * log_slope, z)  # [B]
     assert (found - expected).abs().max() < 1e-4
-
-
-def test_kl_is_that_before_squashing() -> None:
-    spec = distribution_for(BOX, squash=True)
-    one, other = inputs_for(spec, 6, seed=1), inputs_for(spec, 6, seed=2)
-    pair = (reference(x, BOX).base_dist.base_dist for x in (one, other))
-    expected = kl_divergence(*pair).sum(-1).float()
-    torch.testing.assert_close(spec(one).kl(spec(other)), expected)
-    many = 40_000
-    actions = drawn(spec, one[0].expand(many, -1))
-    ratios = spec(one[0].expand(many, -1)).log_prob(actions) - spec(
-        other[0].expand(many, -1)
-    ).log_prob(actions)
-    assert (ratios.mean() - spec(one).kl(spec(other))[0]).abs() < 5 * ratios.std() / many**0.5
 
 
 def test_only_elements_with_two_finite_and_different_bounds_are_squashed() -> None:
@@ -172,9 +138,169 @@ def test_nothing_is_squashed_unless_asked_for_or_without_bounds() -> None:
     assert type(inner.parts["a"]) is SquashedGaussian
 
 
-def test_double_precision_stays_double() -> None:
-    spec = distribution_for(BOX, squash=True)
-    inputs = inputs_for(spec, 4).double()
+# Gaussians around squashed means, clipped to the bounds of a Box.
+
+
+LOW, HIGH = np.array([-2.0]), np.array([5.0])
+SPEC = ClippedGaussianSpec(LOW, HIGH)
+INPUTS = ([0.0, -1.0], [0.4, 0.5], [-1.5, -0.5], [1.0, -3.0])
+
+
+def parts(inputs: list[float]) -> tuple[float, float, np.ndarray, np.ndarray]:
+    """Probabilities of both bounds, and points between them with their densities."""
+    u, log_share = inputs
+    centre = -2 + 7 * (1 + math.tanh(u)) / 2
+    scale = math.exp(log_share) * 3.5
+    points = np.linspace(-2, 5, 200_001)
+    densities = np.exp(-0.5 * ((points - centre) / scale) ** 2) / (scale * math.sqrt(2 * math.pi))
+    below, above = (
+        0.5 * math.erfc(distance / scale / math.sqrt(2)) for distance in (centre + 2, 5 - centre)
+    )
+    return below, above, points, densities
+
+
+def of(inputs: list[float]) -> ClippedGaussian:
+    return SPEC(torch.tensor(inputs, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_log_prob_is_of_a_density_between_the_bounds_and_of_masses_at_them(
+    inputs: list[float],
+) -> None:
+    below, above, points, densities = parts(inputs)
+    assert below + above + np.trapezoid(densities, points) == pytest.approx(1)
+    actions = torch.tensor([[-2.0], [5.0], [0.1], [3.0]], dtype=torch.float64)
+    distribution = SPEC(torch.tensor([inputs] * 4, dtype=torch.float64))
+    found = distribution.log_prob(actions).exp()
+    expected = [below, above, *(np.interp(x, points, densities) for x in (0.1, 3.0))]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_entropy_is_that_of_masses_and_density(inputs: list[float]) -> None:
+    below, above, points, densities = parts(inputs)
+    masses = sum(x * math.log(x) for x in (below, above))
+    expected = -masses - np.trapezoid(densities * np.log(densities), points)
+    assert float(of(inputs).entropy()) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("one", INPUTS)
+@pytest.mark.parametrize("other", INPUTS[:3])
+def test_kl_is_that_of_masses_and_densities(one: list[float], other: list[float]) -> None:
+    below, above, points, densities = parts(one)
+    their_below, their_above, _, theirs = parts(other)
+    expected = below * math.log(below / their_below) + above * math.log(above / their_above)
+    expected += float(np.trapezoid(densities * np.log(densities / theirs), points))
+    assert float(of(one).kl(of(other))) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_an_infinite_deviation_stands_for_uniform_actions() -> None:
+    inputs = torch.tensor([0.9, math.inf]).expand(100_000, 2)
+    distribution, exact = SPEC(inputs), of([0.9, math.inf])
+    actions = distribution.sample(SPEC.draw_noise((100_000,), torch.Generator().manual_seed(0)))
+    shares = (actions.flatten() + 2) / 7
+    torch.testing.assert_close(
+        shares.sort().values, torch.linspace(0, 1, 100_000), rtol=0, atol=0.01
+    )
+    extremes = SPEC(inputs[:3]).sample(torch.tensor([[-30.0], [0.0], [30.0]]))
+    torch.testing.assert_close(extremes, torch.tensor([[-2.0], [1.5], [5.0]]))
+    assert float(exact.entropy()) == pytest.approx(math.log(7))
+    ends = torch.tensor([[-2.0], [1.5], [5.0]], dtype=torch.float64)
+    found = SPEC(torch.tensor([[0.9, math.inf]] * 3, dtype=torch.float64)).log_prob(ends)
+    np.testing.assert_allclose(found.numpy(), -math.log(7))
+    assert float(exact.mode()) == pytest.approx(-2 + 3.5 * (1 + math.tanh(0.9)))
+    assert (
+        SPEC.why_not_finite(torch.tensor([math.nan, math.inf])) == "output 0 of the policy is nan"
+    )
+
+
+@pytest.mark.parametrize("action", [-2.0, 1.5, 5.0])
+def test_gradients_are_zero_where_actions_are_uniform_and_the_usual_ones_beside(
+    action: float,
+) -> None:
+    spec = ClippedGaussianSpec(np.repeat(LOW, 2), np.repeat(HIGH, 2))
+
+    def gradients(spec: ClippedGaussianSpec, inputs: list[float], size: int) -> list[torch.Tensor]:
+        """Those of log-probabilities, entropy and actions by the outputs."""
+        found = []
+        actions, noise = torch.full((size,), action), torch.full((size,), 0.1)
+        for name, given in (("log_prob", [actions]), ("entropy", []), ("sample", [noise])):
+            outputs = torch.tensor(inputs, requires_grad=True)
+            getattr(spec(outputs), name)(*given).sum().backward()
+            found.append(outputs.grad)
+        return found
+
+    both, finite = gradients(spec, [0.9, 0.4, math.inf, 0.5], 2), gradients(SPEC, [0.4, 0.5], 1)
+    for found, usual in zip(both, finite, strict=True):
+        assert usual.abs().min() > 0
+        torch.testing.assert_close(found[[1, 3]], usual)
+        torch.testing.assert_close(found[[0, 2]], torch.zeros(2))
+
+
+def test_kl_is_not_known_of_uniform_actions() -> None:
+    one, other = of([0.9, math.inf]), of([0.4, 0.5])
+    for kl in (one.kl(other), other.kl(one), one.kl(one)):
+        assert kl.isnan()
+
+
+def test_numpy_draws_the_uniform_actions_of_torch() -> None:
+    spec = ClippedGaussianSpec(np.array([[-2.0], [0.0]]), np.array([[5.0], [1.0]]))
+    noise = spec.draw_noise((8, 3), torch.Generator().manual_seed(0))  # [8, 3, 2]
+    inputs = torch.randn((8, 3, 4), generator=torch.Generator().manual_seed(1))
+    inputs[4:, :, 2:] = math.inf
+    on_arrays = array_distribution(spec)
+    found = on_arrays.sample(inputs.numpy(), noise.numpy())
+    np.testing.assert_allclose(found, spec(inputs).sample(noise).numpy(), rtol=1e-5, atol=1e-5)
+    assert found.shape == (8, 3, 2, 1)
+    np.testing.assert_allclose(on_arrays.mode(inputs.numpy()), spec(inputs).mode(), atol=1e-5)
+
+
+# A distribution of one's own: the example in DistributionSpec's docstring.
+
+
+CUSTOM_DISTRIBUTION_BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+
+@pytest.fixture(scope="module")
+def laplace() -> Any:
+    """The docstring's `laplace`."""
+    doc = inspect.getdoc(DistributionSpec) or ""
+    start, end = doc.index("    class Laplace("), doc.index("A run takes it as")
+    names: dict[str, Any] = {
+        "torch": torch,
+        "ActionDistribution": ActionDistribution,
+        "DistributionSpec": DistributionSpec,
+    }
+    exec(textwrap.dedent(doc[start:end]), names)
+    return names["laplace"]
+
+
+def test_the_example_samples_what_its_log_probs_say(laplace: Any) -> None:
+    spec = laplace(CUSTOM_DISTRIBUTION_BOX)
+    inputs = torch.tensor([0.0, 1, -1, 0, 0.5, -0.5]).expand(40_000, -1)
     policy = spec(inputs)
-    actions = drawn(spec, inputs)
-    assert policy.log_prob(actions).dtype == policy.entropy().dtype == torch.float64
+    actions = policy.sample(spec.draw_noise((40_000,), torch.Generator().manual_seed(0)))
+    assert actions.shape == spec.zeros((40_000,)).shape
+    log_probs = policy.log_prob(actions)
+    error = 5 * log_probs.std() / 200
+    assert (policy.entropy()[0] + log_probs.mean()).abs() < error
+    torch.testing.assert_close(policy.kl(policy), torch.zeros(40_000))
+    assert policy.mode()[0].tolist() == [0, 1, -1]
+
+
+def test_noise_of_its_own_must_be_made_of_given_numbers_too(laplace: Any) -> None:
+    spec = laplace(CUSTOM_DISTRIBUTION_BOX)
+    assert torch.equal(spec.noise_from(torch.full((4, 2, 3), 0.25)), torch.full((4, 3), 0.25))
+    own = type("Own", (type(spec),), {"draw_noise": lambda *_: torch.zeros(3)})(6, 3)
+    with pytest.raises(NotImplementedError, match="Own has a draw_noise of its own"):
+        own.noise_from(torch.zeros(4, 2, 3))
+
+
+def test_it_may_be_a_part_of_a_composite_and_takes_no_mask(laplace: Any) -> None:
+    parts = {"arm": laplace(CUSTOM_DISTRIBUTION_BOX), "grip": distribution_for(spaces.Discrete(2))}
+    spec = CompositeSpec(parts)
+    actions = spec(torch.zeros(4, spec.inputs_size)).sample(spec.draw_noise((4,)))
+    assert actions["arm"].shape == (4, 3)
+    assert actions["grip"].shape == (4,)
+    with pytest.raises(ValueError, match="in 'arm', LaplaceSpec takes no action mask"):
+        spec.mask(torch.zeros(4, 8), {"arm": torch.ones(4, 3)})

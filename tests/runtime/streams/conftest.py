@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 from support.learner_end import PATIENCE, LearnerEnd, Senders
-from support.sharing import Peer, mapped, soon
+from support.sharing import mapped, soon
 from support.weights_learner import PATIENCE as WEIGHTS_PATIENCE
-from support.weights_learner import Learner, same
-from support.weights_readers import SIZE, Join, names_of
+from support.weights_learner import SIZE, Join, Learner, names_of, same
 
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.episodes.version import Version
@@ -63,10 +62,7 @@ def subscribe(server: Learner) -> Iterator[Callable[..., WeightsSubscription]]:
     subscriptions: list[WeightsSubscription] = []
 
     def subscribe(
-        token: str = "secret",
-        limits: Limits | None = None,
-        address: str = "",
-        **more: Any,
+        token: str = "secret", limits: Limits | None = None, address: str = "", **more: Any
     ) -> WeightsSubscription:
         metadata = call_metadata(token, "run", "incarnation")
         made = WeightsSubscription(
@@ -131,12 +127,3 @@ def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
         return not mapped()
 
     soon(none_is_left, "no other test has left memory")
-
-
-@pytest.fixture
-def peer(learner: LearnerEnd) -> Iterator[Peer]:
-    made = Peer(learner.address)
-    made.prove()
-    learner.taken.clear()
-    yield made
-    made.close()

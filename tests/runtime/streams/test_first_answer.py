@@ -17,16 +17,14 @@ from support.learner_end import PATIENCE, LearnerEnd, Senders, header, tree
 from support.weights_learner import METADATA, Learner, same, subscribe_by_hand
 
 from juggler.envrunner.learner_streams import LearnerStreams
+from juggler.runtime.actors import calls
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.streams import episodes, first_answer
 from juggler.runtime.streams.episodes import PUSH_METHOD
 from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import training_pb2
-
-pytestmark = pytest.mark.usefixtures("grpc_api")
 
 # Frames of HTTP/2. After the first, a client's channel is ready.
 _SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -63,7 +61,7 @@ class Timers:
 @pytest.fixture
 def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
     made = Timers()
-    monkeypatch.setattr(first_answer, "Timer", made)
+    monkeypatch.setattr(calls, "Timer", made)
     return made
 
 
@@ -148,15 +146,6 @@ def test_batches_on_a_stream_that_is_not_answered_are_lost_and_later_ones_arrive
         learner.stop()
 
 
-def test_a_stream_that_a_learner_has_not_taken_ends_and_is_not_opened_again_by_itself(
-    mute: Mute, tmp_path: Path, timers: Timers, senders: Senders
-) -> None:
-    mute.sends_away = True
-    sender = senders.open(f"unix:{tmp_path / 'l'}")
-    sender.send(header(1), tree(1))
-    assert senders.wait_for(1)[1][0] == "learner_lost"
-
-
 def test_people_are_told_of_a_learner_that_does_not_answer(
     mute: Mute, tmp_path: Path, timers: Timers
 ) -> None:
@@ -209,33 +198,6 @@ def test_a_subscription_that_is_not_answered_can_be_closed(
     subscription.close()  # and no thread is left
 
 
-def test_a_learner_that_has_answered_may_take_its_time_for_a_batch(
-    learner: LearnerEnd, timers: Timers, senders: Senders, gate: threading.Event
-) -> None:
-    sender = senders.open(learner.address)
-    sender.send(header(1), tree(1))
-    senders.wait_for(1)
-    sender.send(header(2), tree(2))
-    timers.go_off(0)
-    gate.set()
-    assert senders.wait_for(2)[2] == ("", "")
-    assert learner.opened == 1
-
-
-def test_a_timer_that_is_late_leaves_the_channel_of_later_streams_alone(
-    learner: LearnerEnd, timers: Timers, senders: Senders
-) -> None:
-    learner.stop()
-    sender = senders.open(learner.address)
-    sender.send(header(1), tree(1))
-    assert senders.wait_for(1)[1][0] == "learner_lost"
-    learner.start()
-    arrived = senders.send_until_one_arrives(sender, first_id=2)
-    timers.go_off(0)
-    sender.send(header(arrived + 1), tree(arrived + 1))
-    assert senders.wait_for(arrived + 1)[arrived + 1] == ("", "")
-
-
 def test_a_learner_lets_a_stream_in_before_a_batch_has_come(learner: LearnerEnd) -> None:
     over = threading.Event()
 
@@ -252,28 +214,8 @@ def test_a_learner_lets_a_stream_in_before_a_batch_has_come(learner: LearnerEnd)
         assert list(call) == []
 
 
-def test_a_learner_lets_a_subscription_in_before_there_are_weights(
-    server: Learner,
-) -> None:
+def test_a_learner_lets_a_subscription_in_before_there_are_weights(server: Learner) -> None:
     with dial(server.address) as channel:
         call = subscribe_by_hand(channel)
         call.initial_metadata()
         assert call.is_active(), "the metadata came with the call's end"
-
-
-def test_a_stream_that_could_not_be_made_leaves_the_channel_to_later_ones(
-    learner: LearnerEnd, timers: Timers, senders: Senders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object, **__: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    sender = senders.open(learner.address)
-    with monkeypatch.context() as patch:
-        patch.setattr(episodes, "calls", lambda: SimpleNamespace(ClientStream=fails))
-        with pytest.raises(RuntimeError, match="new thread"):
-            sender.send(header(1), tree(1))
-    sender.send(header(2), tree(2))
-    assert senders.wait_for(2)[2] == ("", "")
-    timers.go_off(0)  # that of the one that was not made
-    sender.send(header(3), tree(3))
-    assert senders.wait_for(3)[3] == ("", "")

@@ -1,38 +1,45 @@
-"""Weights that one reader of a host hands on to the others."""
+"""Weights that one reader of a host relays to the others."""
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
+import socket
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.sharing import mapped, open_memories, soon
-from support.weights_learner import Learner, same, weights_tree
-from support.weights_readers import (
+from support.weights_learner import (
     CONTINUE,
+    PATIENCE,
     SIZE,
     STOP,
     Join,
+    Learner,
     ReaderProcess,
     Seen,
     names_of,
     readers_at,
     relaying,
+    same,
+    weights_tree,
 )
 
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.host_weights import Meeting, RelayConnection, WeightsRelay
+from juggler.runtime.streams.shared_memory import FrozenFrame, Writer
+from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.frames import Frame, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
-
-pytestmark = pytest.mark.usefixtures("everything_is_large")
 
 # -- one reads for all ----------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("grpc_api")
+@pytest.mark.usefixtures("everything_is_large")
 @pytest.mark.parametrize("over", ["tcp", "unix"])
 def test_a_learner_sends_weights_once_to_a_host(
     server: Learner, join: Join, publish: Callable[..., Version], over: str
@@ -44,13 +51,14 @@ def test_a_learner_sends_weights_once_to_a_host(
     assert len(relaying(readers)) == 1
     for _ in range(5):
         publish(*readers)
-    assert readers_at(server) == 1
+    soon(lambda: readers_at(server) == 1, "one reader")
     late = join(address)
     publish(*readers, late)
     soon(lambda: readers_at(server) == 1, "one that comes later reads from the others too")
     soon(lambda: len(mapped()) == 1, "all of them have mapped one memory")
 
 
+@pytest.mark.usefixtures("everything_is_large")
 def test_readers_over_tcp_and_on_the_learners_host_read_for_each_other(
     server: Learner, join: Join, publish: Callable[..., Version]
 ) -> None:
@@ -61,32 +69,7 @@ def test_readers_over_tcp_and_on_the_learners_host_read_for_each_other(
         publish(*readers)
 
 
-def test_small_weights_are_not_handed_on(
-    server: Learner,
-    meeting: Meeting,
-    join: Join,
-    publish: Callable[..., Version],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("JUGGLER_SHARED_MEMORY", str(1 << 20))
-    readers = [join() for _ in range(3)]
-    for _ in range(3):
-        publish(*readers)
-    assert readers_at(server) == 3
-    assert not names_of(meeting)
-
-
-def test_versions_that_nobody_has_are_let_go_by_those_who_handed_them_on(
-    join: Join, publish: Callable[..., Version], server: Learner
-) -> None:
-    readers = [join(server.tcp_address) for _ in range(3)]
-    publish(*readers)
-    soon(lambda: readers_at(server) == 1, "one reads")
-    for _ in range(40):
-        publish(*readers)
-    soon(lambda: len(mapped()) <= 1 and open_memories() <= 3, "the newest alone")
-
-
+@pytest.mark.usefixtures("everything_is_large")
 def test_a_slow_reader_gets_the_newest_version_and_none_in_between(meeting: Meeting) -> None:
     relay = meeting.find(may_relay=True)
     assert isinstance(relay, WeightsRelay)
@@ -151,6 +134,7 @@ def host(server: Learner) -> Iterator[Host]:
     assert not names_of(Meeting(secret)), "the kernel frees names of killed processes"
 
 
+@pytest.mark.usefixtures("everything_is_large")
 def test_readers_do_without_those_that_relayed_and_were_killed_or_hang(host: Host) -> None:
     killed = host.relay()
     killed.kill()
@@ -166,6 +150,7 @@ def test_readers_do_without_those_that_relayed_and_were_killed_or_hang(host: Hos
         assert each.notes == []
 
 
+@pytest.mark.usefixtures("everything_is_large")
 @pytest.mark.usefixtures("every_thread_ends")
 def test_runs_on_one_host_do_not_mix_their_weights(tmp_path: Path) -> None:
     hosts = []
@@ -186,6 +171,7 @@ def test_runs_on_one_host_do_not_mix_their_weights(tmp_path: Path) -> None:
             host.learner.stop()
 
 
+@pytest.mark.usefixtures("everything_is_large")
 def test_readers_leave_for_another_when_who_relays_leaves_in_order(
     server: Learner, join: Join, publish: Callable[..., Version]
 ) -> None:
@@ -199,6 +185,7 @@ def test_readers_leave_for_another_when_who_relays_leaves_in_order(
         publish(*readers)
 
 
+@pytest.mark.usefixtures("everything_is_large")
 def test_versions_do_not_go_back_when_another_relays(
     server: Learner, join: Join, publish: Callable[..., Version]
 ) -> None:
@@ -215,3 +202,127 @@ def test_versions_do_not_go_back_when_another_relays(
         assert each.newest is not None
         assert same(each.newest, version, SIZE)
     publish(*readers)
+
+
+# Weights in memory that all EnvRunners of a host read.
+
+
+Subscribe = Callable[..., WeightsSubscription]
+WEIGHTS_IN_SHARED_MEMORY_SIZE = 50_000  # elements of float32
+
+
+@pytest.fixture
+def publish_of_weights_in_shared_memory(server: Learner) -> Iterator[Callable[..., Version]]:
+    numbers = count(1)
+
+    def publish_of_weights_in_shared_memory(*subscriptions: WeightsSubscription) -> Version:
+        """Publish the next version, and wait until it is everywhere."""
+        version = server.publish(1, next(numbers), WEIGHTS_IN_SHARED_MEMORY_SIZE)
+        for each in subscriptions:
+            each.wait_for(version, PATIENCE)
+        return version
+
+    return publish_of_weights_in_shared_memory
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_readers_of_one_host_have_one_copy(
+    publish_of_weights_in_shared_memory: Callable[..., Version], subscribe: Subscribe
+) -> None:
+    readers = [subscribe() for _ in range(5)]
+    soon(lambda: publish_of_weights_in_shared_memory(*readers) and mapped(), "they share memory")
+    for _ in range(3):
+        version = publish_of_weights_in_shared_memory(*readers)
+    held = [reader.newest for reader in readers]
+    for each in held:
+        assert each is not None
+        assert same(each, version, WEIGHTS_IN_SHARED_MEMORY_SIZE)
+        assert isinstance(each.tree, dict)
+        assert not each.tree["default"]["weight"].flags.writeable
+    soon(lambda: len(mapped()) == 1, "all five have mapped the same memory, and no other")
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_versions_that_nobody_has_are_let_go(
+    publish_of_weights_in_shared_memory: Callable[..., Version], subscribe: Subscribe
+) -> None:
+    reader = subscribe()
+    soon(lambda: publish_of_weights_in_shared_memory(reader) and mapped(), "they share memory")
+    kept, version = reader.newest, publish_of_weights_in_shared_memory(reader)
+    first = version.update - 1
+    for _ in range(60):
+        publish_of_weights_in_shared_memory(reader)
+    assert kept is not None
+    assert same(kept, Version(1, first), WEIGHTS_IN_SHARED_MEMORY_SIZE)
+    soon(lambda: len(mapped()) == 2, "the kept one and the newest")
+    del kept
+    soon(lambda: len(mapped()) == 1 and open_memories() <= 2, "the newest alone")
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_a_reader_that_keeps_all_versions_gets_bytes_in_the_end(
+    publish_of_weights_in_shared_memory: Callable[..., Version], subscribe: Subscribe
+) -> None:
+    reader, other = subscribe(), subscribe()
+    soon(
+        lambda: publish_of_weights_in_shared_memory(reader, other) and mapped(), "they share memory"
+    )
+    kept: list[Any] = []
+    for _ in range(40):
+        version = publish_of_weights_in_shared_memory(reader, other)
+        kept.append((version, reader.newest))
+    for version, weights in kept:
+        assert same(weights, version, WEIGHTS_IN_SHARED_MEMORY_SIZE)
+    assert len(mapped()) <= 17, "those in sixteen slots, and the other reader's"
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_nobody_can_change_weights_that_are_shared() -> None:
+    with_weights = FrozenFrame(
+        episodes_pb2.WeightsHeader(), weights_tree(Version(1, 1), WEIGHTS_IN_SHARED_MEMORY_SIZE)
+    )
+    memory = with_weights._memory
+    assert memory is not None
+    with pytest.raises(OSError, match=r"[Nn]ot permitted"):
+        os.pwrite(memory._descriptor, b"x", 0)
+    with pytest.raises(OSError, match=r"[Nn]ot permitted"):
+        os.ftruncate(memory._descriptor, 0)
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_a_learner_without_memory_left_sends_bytes_and_its_readers_say_so(
+    publish_of_weights_in_shared_memory: Callable[..., Version],
+    subscribe: Subscribe,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    reader = subscribe(inline=said.append)
+    soon(lambda: publish_of_weights_in_shared_memory(reader) and mapped(), "they share memory")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    for _ in range(5):
+        version = publish_of_weights_in_shared_memory(reader)
+    assert reader.newest is not None
+    assert same(reader.newest, version, WEIGHTS_IN_SHARED_MEMORY_SIZE)
+    assert len(said) == 1
+    assert "shares nothing more" in said[0]
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_a_reader_that_takes_no_descriptor_holds_few_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that are in its slots, and no more."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        writer = Writer(ours)
+        monkeypatch.setattr(writer, "_proved", True)
+        lent = 0
+        for number in range(100):
+            frame = FrozenFrame(episodes_pb2.WeightsHeader(), weights_tree(Version(1, number)))
+            lent += frame.chunk(writer) is not None
+        assert 0 < lent <= 16
+        writer.close()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,29 +19,18 @@ import grpc
 import numpy as np
 import pytest
 from support.learner_end import PATIENCE, LearnerEnd, Senders, header, tree
-from support.sharing import (
-    FURTHER,
-    SIZE,
-    Peer,
-    begin_to_share,
-    mapped,
-    open_files,
-    open_memories,
-    send_each,
-    soon,
-)
+from support.sharing import FURTHER, SIZE, begin_to_share, mapped, open_memories, send_each, soon
 
 from juggler.runtime.actors.credentials import CallMetadata, call_metadata
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.streams import shared_memory, sharing
 from juggler.runtime.streams.episodes import EpisodeReceiver
-from juggler.runtime.streams.memory_sockets import MEMORY_METADATA, new_token
-from juggler.runtime.streams.shared_memory import MOST_SLOTS, Memory
+from juggler.runtime.streams.shared_memory import MOST_SLOTS, Memory, Reader, least_bytes
+from juggler.runtime.streams.sharing import MEMORY_METADATA, MemorySocket, memory_path, new_token
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
-from juggler.runtime.wire.frames import encode_frame
+from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import flatten
-
-pytestmark = pytest.mark.usefixtures("everything_is_large")
 
 A_SENDER = """
 import signal, sys
@@ -91,7 +84,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 # -- what arrives ---------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("grpc_api")
+@pytest.mark.usefixtures("everything_is_large")
 def test_episodes_arrive_the_same_through_memory_and_inline(
     learner: LearnerEnd, senders: Senders, make_batch: Callable[..., EpisodeBatch]
 ) -> None:
@@ -117,6 +110,7 @@ def test_episodes_arrive_the_same_through_memory_and_inline(
     assert senders.inline == []
 
 
+@pytest.mark.usefixtures("everything_is_large")
 def test_memory_is_used_again_only_when_nothing_reads_it(
     learner: LearnerEnd, senders: Senders
 ) -> None:
@@ -133,6 +127,7 @@ def test_memory_is_used_again_only_when_nothing_reads_it(
     assert len(mapped()) <= len(held) + 4
 
 
+@pytest.mark.usefixtures("everything_is_large")
 def test_a_batch_that_finds_no_memory_free_goes_inline(
     learner: LearnerEnd, senders: Senders
 ) -> None:
@@ -145,69 +140,10 @@ def test_a_batch_that_finds_no_memory_free_goes_inline(
     assert senders.inline == []
 
 
-def test_views_of_a_batch_keep_its_memory(learner: LearnerEnd, senders: Senders) -> None:
-    sender = begin_to_share(learner, senders)
-    send_each(senders, sender, 10_001)
-    frame = learner.taken.pop()
-    assert isinstance(frame.tree, dict)
-    part = frame.tree["default"]["observations"][5:10]
-    expected = part.copy()
-    del frame
-    for batch_id in range(10_002, 10_030):
-        send_each(senders, sender, batch_id)
-        learner.taken.clear()
-    np.testing.assert_array_equal(part, expected)
-
-
-def test_nothing_is_left_of_many_batches_and_streams(learner: LearnerEnd, senders: Senders) -> None:
-    def all_sizes() -> None:
-        sender = begin_to_share(learner, senders)
-        for size in range(1000, 30_000, 531):
-            send_each(senders, sender, next(FURTHER), size=size)
-            learner.taken.clear()
-        sender.close()
-        soon(lambda: not mapped() and not open_memories(), "no memory is left")
-
-    all_sizes()
-    before = open_files()
-    for _ in range(3):
-        all_sizes()
-    soon(lambda: open_files() <= before, "no file is left open")
-
-
-def test_what_is_checked_cannot_be_changed_afterwards(learner: LearnerEnd, peer: Peer) -> None:
-    content = {
-        "default": {
-            "observations": np.ones(8, np.float32),
-            "pixels": np.ones(8, np.uint8),
-            "live": np.ones(8, np.bool_),
-            "actions": np.ones(8, np.int64),
-            "segment_updates": np.ones(8, np.uint64),
-        }
-    }
-    pieces: list[Any] = []
-
-    def keep(given: Any, size: int) -> int:
-        pieces.extend(given)
-        return 0
-
-    list(encode_frame(header(1), content, place=keep))
-    memory = Memory(4096)
-    memory.fill(pieces)
-    memory.hand_over(peer.connection, 0)
-    assert peer.shared(0, content) == ""
-    memory.fill([np.full(4096, 255, np.uint8)])
-    (frame,) = learner.taken
-    assert isinstance(frame.tree, dict)
-    columns = frame.tree["default"]
-    for name in ("live", "actions", "segment_updates"):
-        np.testing.assert_array_equal(columns[name], content["default"][name])
-    assert columns["pixels"].min() == 255, "it is a view"
-
-
 # -- who dies -------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("everything_is_large")
 def test_batches_of_a_killed_writer_stay_and_then_nothing_is_left_of_it(
     learner: LearnerEnd,
 ) -> None:
@@ -222,6 +158,7 @@ def test_batches_of_a_killed_writer_stay_and_then_nothing_is_left_of_it(
     soon(lambda: not mapped() and not open_memories(), "no memory of the dead is left")
 
 
+@pytest.mark.usefixtures("everything_is_large")
 def test_a_writer_shares_with_the_successor_of_a_killed_reader(
     tmp_path: Path, senders: Senders
 ) -> None:
@@ -243,12 +180,9 @@ def test_a_writer_shares_with_the_successor_of_a_killed_reader(
         learner.stop()
 
 
+@pytest.mark.usefixtures("everything_is_large")
 @pytest.mark.parametrize("stream", ["episodes", "weights"])
-def test_a_call_that_ends_as_it_begins_leaves_nothing(
-    learner: LearnerEnd, stream: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JUGGLER_GRPC", "public")  # of which the context is
-
+def test_a_call_that_ends_as_it_begins_leaves_nothing(learner: LearnerEnd, stream: str) -> None:
     class Gone:
         """The context of a client that is gone when its handler begins."""
 
@@ -258,7 +192,7 @@ def test_a_call_that_ends_as_it_begins_leaves_nothing(
         def peer(self) -> str:
             return "unix:"
 
-        def add_callback(self, callback: Callable[[], None]) -> bool:
+        def send_initial_metadata(self, _: object) -> None:
             raise grpc.RpcError("the call is over")
 
     path = f"/juggler.v1.{'Episodes/Push' if stream == 'episodes' else 'Weights/Subscribe'}"
@@ -274,7 +208,184 @@ def test_a_call_that_ends_as_it_begins_leaves_nothing(
     assert not learner.memory._expected, "no token is expected any more"
 
 
-def test_what_a_peer_wants_in_vain_is_forgotten(learner: LearnerEnd) -> None:
-    peer = Peer(learner.address)
-    peer.close()
-    soon(lambda: not learner.memory._expected, "its token is forgotten")
+# Ends of a stream that share no memory, although they are on one host: batches go inline.
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_without_the_socket_batches_go_inline_and_that_is_said_once(
+    learner: LearnerEnd, senders: Senders
+) -> None:
+    os.unlink(memory_path(learner.address))
+    sender = senders.open(learner.address)
+    send_each(senders, sender, *range(1, 20))
+    assert len(learner.taken) == 19
+    for frame in learner.taken:
+        np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, SIZE))
+    (said,) = senders.inline
+    assert "No such file" in said
+    assert memory_path(learner.address) in said
+    assert not mapped()
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_over_tcp_batches_go_inline_on_the_same_host_too(
+    learner: LearnerEnd, senders: Senders
+) -> None:
+    send_each(senders, senders.open(learner.tcp_address), *range(1, 20))
+    assert len(learner.taken) == 19
+    assert senders.inline == []
+    assert not mapped()
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_a_host_without_memory_left_is_no_crash(
+    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = begin_to_share(learner, senders)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    send_each(senders, sender, *range(20_000, 20_010), size=3 * SIZE)
+    (said,) = senders.inline
+    assert "No space left" in said
+    for frame in learner.taken:
+        np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, 3 * SIZE))
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_a_python_without_memfds_sends_bytes_and_says_so_once(
+    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    sender = senders.open(learner.address)
+    send_each(senders, sender, *range(1, 20))
+    assert len(learner.taken) == 19
+    for frame in learner.taken:
+        np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, SIZE))
+    (said,) = senders.inline
+    assert said.endswith("this Python was built without os.memfd_create")
+    assert not mapped()
+
+
+@pytest.mark.usefixtures("everything_is_large")
+@pytest.mark.parametrize("probed", [False, True], ids=["not one", "no more"])
+def test_a_reader_that_may_open_no_more_files_shares_nothing_and_its_stream_goes_on(
+    probed: bool, run_python: Callable[..., str]
+) -> None:
+    program = f"""
+import os, resource, socket
+from juggler.runtime.streams.shared_memory import Reader, Writer
+
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+reader, writer = Reader(ours), Writer(theirs)
+if {probed}:
+    reader.hear()
+    assert writer.place([memoryview(bytes(4096))], 4096) == 0
+held = os.dup(0)
+os.close(held)
+resource.setrlimit(resource.RLIMIT_NOFILE, (held,) * 2)
+reader.hear()
+print(reader.why_not)
+print(writer.place([memoryview(bytes(4096))], 4096))
+"""
+    assert run_python("-c", program) == "Too many open files\nNone\n"
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_memory_that_cannot_be_mapped_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with closing(Reader(ours)) as reader, theirs:
+        Memory(4096).hand_over(theirs, 0)
+        monkeypatch.setattr(shared_memory, "map_file", full)
+        with pytest.raises(WireError, match="in slot 0: Cannot allocate memory"):
+            reader.lease(0, 4096)
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_a_reader_that_hands_nothing_on_keeps_no_descriptors_for_that() -> None:
+    memory = Memory.frozen([memoryview(bytes(4096))], 4096)
+    held = []
+    for hands_on in False, True:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with closing(Reader(ours, hands_on)) as reader, theirs:
+            before = open_memories()
+            for slot in range(4):
+                memory.hand_over(theirs, slot)
+            reader.hear()
+            held.append(open_memories() - before)
+            reader.lease(0, 4096)
+            assert (reader.frozen is not None) == hands_on
+    assert held[1] - held[0] == 4
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_a_learner_that_cannot_map_gets_bytes(
+    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner.memory.close()  # and somebody else listens there, who does not answer the probe
+    taken: SimpleQueue[socket.socket] = SimpleQueue()
+    monkeypatch.setattr(sharing, "new_token", lambda: "known")
+    listener = MemorySocket(learner.address)
+    listener.expect("known", taken.put)
+    sender = senders.open(learner.address)
+    send_each(senders, sender, 1)
+    with taken.get(timeout=PATIENCE) as connection:
+        connection.settimeout(PATIENCE)
+        assert len(connection.recv(64)) == 12  # the probe
+    send_each(senders, sender, *range(2, 10))
+    listener.close()
+    (said,) = senders.inline
+    assert "cannot map" in said
+    assert len(learner.taken) == 9
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_what_goes_wrong_with_one_connection_ends_no_other(
+    learner: LearnerEnd,
+    senders: Senders,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ValueError("no reader today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reader, "__init__", broken)
+        sender = senders.open(learner.address)
+        soon(lambda: send_each(senders, sender, next(FURTHER)) or senders.inline, "it says why")
+    assert "ValueError: no reader today" in capsys.readouterr().err
+    begin_to_share(learner, senders)
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_the_variable_turns_sharing_off(
+    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUGGLER_SHARED_MEMORY", "off")
+    assert least_bytes() is None
+    send_each(senders, senders.open(learner.address), *range(1, 10))
+    assert not mapped()
+    assert senders.inline == []
+
+
+def test_a_variable_that_says_nonsense_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUGGLER_SHARED_MEMORY", "on")
+    with pytest.raises(ValueError, match="JUGGLER_SHARED_MEMORY=on: it may be 'off'"):
+        least_bytes()
+
+
+@pytest.mark.usefixtures("everything_is_large")
+def test_small_batches_go_inline_and_nobody_connects(
+    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JUGGLER_SHARED_MEMORY")
+    os.unlink(memory_path(learner.address))
+    send_each(senders, senders.open(learner.address), *range(1, 10), size=100)
+    assert senders.inline == []

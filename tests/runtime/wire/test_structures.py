@@ -9,21 +9,19 @@ import pytest
 import torch
 from gymnasium import Space, spaces
 from gymnasium.vector.utils import batch_space
+from hypothesis import given
+from support.wire_cases import trees
 
-from juggler.runtime.wire.errors import UnsupportedSpace
+from juggler.runtime.wire.errors import UnsupportedSpace, WireError
 from juggler.runtime.wire.structures import from_tree, space_leaves, to_tree, tree_map, zeros
-from juggler.runtime.wire.trees import flatten
+from juggler.runtime.wire.trees import Skeleton, check_paths, flatten, leaves, path_name, unflatten
 
 BOX = spaces.Box(-1, 1, (2, 3), np.float32)
 COUNT = spaces.Discrete(4, start=-2)
 CHOICES = spaces.MultiDiscrete([2, 3], start=[5, 6])
 BITS = spaces.MultiBinary((2, 2))
 NESTED = spaces.Dict(
-    {
-        "a": BOX,
-        "b": spaces.Tuple([COUNT, spaces.Dict({"c": CHOICES})]),
-        "d": spaces.Tuple([BITS]),
-    }
+    {"a": BOX, "b": spaces.Tuple([COUNT, spaces.Dict({"c": CHOICES})]), "d": spaces.Tuple([BITS])}
 )
 LEAVES = [(("a",), BOX), (("b", "0"), COUNT), (("b", "1", "c"), CHOICES), (("d", "0"), BITS)]
 
@@ -31,10 +29,6 @@ LEAVES = [(("a",), BOX), (("b", "0"), COUNT), (("b", "1", "c"), CHOICES), (("d",
 @pytest.mark.parametrize("space", [BOX, COUNT, CHOICES, BITS], ids=str)
 def test_a_space_of_single_arrays_is_its_own_only_leaf(space: Space[Any]) -> None:
     assert space_leaves(space) == [((), space)]
-
-
-def test_leaves_of_dicts_and_tuples_have_paths() -> None:
-    assert space_leaves(NESTED) == LEAVES
 
 
 @pytest.mark.parametrize(
@@ -87,12 +81,6 @@ def test_a_batched_value_becomes_a_tree_and_comes_back_without_copies() -> None:
     assert back["d"][0] is value["d"][0]
 
 
-def test_single_arrays_are_trees_as_they_are() -> None:
-    array = np.zeros(3)
-    assert to_tree(BOX, array) is array
-    assert from_tree(COUNT, array) is array
-
-
 def test_functions_are_mapped_over_several_trees_of_arrays_or_tensors() -> None:
     one = {"a": np.ones(2), "b": {"c": np.ones(3)}}
     both = tree_map(np.add, one, {"b": {"c": np.full(3, 4)}, "a": np.full(2, 5), "more": 1})
@@ -102,3 +90,57 @@ def test_functions_are_mapped_over_several_trees_of_arrays_or_tensors() -> None:
     assert tree_map(torch.Tensor.sum, tensors) == {"a": 2, "b": {"c": 3}}
     assert tree_map(np.negative, np.ones(1)) == -1
     assert tree_map(np.negative, {}) == {}
+
+
+# Trees are taken apart and put together; paths that make no tree are refused.
+
+
+ONE = np.ones(1)
+
+
+@given(trees)
+def test_every_tree_is_put_together_again_from_its_leaves(tree: Any) -> None:
+    taken_apart = list(leaves(tree))
+    empty = [path for path, array in taken_apart if array is None]
+    again = list(leaves(unflatten(flatten(tree), empty)))
+    assert len(again) == len(taken_apart)
+    assert {path: id(array) for path, array in again} == {
+        path: id(array) for path, array in taken_apart
+    }
+
+
+def test_a_skeleton_can_be_filled_often_and_shares_no_branches() -> None:
+    skeleton = Skeleton([("a", "b"), ("c",)], [("d",)])
+    first, second = skeleton.fill([ONE, ONE]), skeleton.fill([2 * ONE, 3 * ONE])
+    assert first == {"a": {"b": ONE}, "c": ONE, "d": {}}
+    assert second == {"a": {"b": 2}, "c": 3, "d": {}}
+
+
+@pytest.mark.parametrize(
+    ("paths", "complaint"),
+    [
+        ([], "neither"),
+        ([("a",), ("b",), ("a",)], "twice"),
+        ([("a",), ("a", "b")], "both"),
+        ([("a", "b", "c"), ("a",)], "both"),
+        ([(), ("a",)], "both"),
+    ],
+)
+def test_paths_that_make_no_tree_are_refused(paths: list[tuple[str, ...]], complaint: str) -> None:
+    with pytest.raises(WireError, match=complaint):
+        check_paths(paths)
+    with pytest.raises(WireError, match=complaint):
+        unflatten([(path, ONE) for path in paths])
+
+
+@pytest.mark.parametrize("tree", [[ONE], {"a": 1.0}, {"a": {"b": None}}, {1: ONE}])
+def test_what_is_no_tree_is_named(tree: Any) -> None:
+    with pytest.raises(WireError, match="tree"):
+        flatten(tree)
+
+
+def test_the_name_of_a_path_is_one_short_line() -> None:
+    name = path_name(("x\n" * 500, "weight"))
+    assert len(name) <= 100
+    assert "\n" not in name
+    assert path_name(()) == "the root"

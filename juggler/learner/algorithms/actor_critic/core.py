@@ -7,13 +7,12 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
+from juggler.learner.algorithms.actor_critic import ActorCriticConfig
 from juggler.learner.core.forward import Forward
 from juggler.learner.core.gradient_core import GradientCore, MakeModule, TrainState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.returns import Estimates, next_values
-from juggler.learner.core.sequences import all_seen
-from juggler.learner.core.unrolling import unrolled
+from juggler.learner.core.sequences import all_seen, unrolled
 from juggler.learner.optim.schedules import Schedule
 from juggler.runtime.modules import columns as c
 
@@ -27,8 +26,7 @@ class ActorCriticCore(GradientCore):
     config: ActorCriticConfig
 
     takes_advantages: bool = False
-    """Whether it adds the column `EXTRA_ADVANTAGES` of a sample to those that it estimates, and has
-    `estimates` for others to estimate as it does."""
+    """Whether it adds a sample's `EXTRA_ADVANTAGES` to its own, and has `estimates`."""
 
     def __init__(self, make_module: MakeModule, config: ActorCriticConfig) -> None:
         super().__init__(make_module, config)
@@ -41,8 +39,7 @@ class ActorCriticCore(GradientCore):
     def total(
         self, policy_loss: Tensor, value_loss: Tensor, entropy: Tensor, state: TrainState
     ) -> Tensor:
-        """What is minimized: the losses [] of policy and value function and the entropy [], with
-        their coefficients at the steps trained on so far -> []."""
+        """The loss []: policy, value and entropy terms with their coefficients."""
         coefficient = self.schedules["entropy_coefficient"](state["steps"])  # []
         return (
             policy_loss
@@ -62,8 +59,7 @@ class ActorCriticCore(GradientCore):
         raise NotImplementedError(f"{type(self).__name__} has no `estimates`")
 
     def log_ratios(self, forward: Forward, columns: Columns) -> tuple[Tensor, Tensor]:
-        """Log of the policy's probabilities over those of the behaviour policy [N, T], for
-        `estimates`, and which steps are learned from [N, T]."""
+        """Return log π/μ and the steps to learn from, both [N, T]."""
         seen = actor_critic_pass(forward, columns, self.config.burn_in)
         policy = forward.module.action_distribution()(seen.action_dist_inputs)  # [N, T]
         logp = policy.log_prob(columns[c.ACTIONS])  # [N, T]
@@ -72,7 +68,7 @@ class ActorCriticCore(GradientCore):
 
 
 class PolicyAndValues(NamedTuple):
-    """The outputs of the policy and the value function for the steps of a sample."""
+    """Outputs of the policy and the value function, per step."""
 
     action_dist_inputs: Tensor  # [N, T, D]
     values: Tensor  # [N, T]
@@ -129,8 +125,10 @@ def _recurrent(forward: Forward, columns: Columns, burn_in: int) -> PolicyAndVal
 
 
 def clipped_surrogates(ratios: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """min(r Â, clip(r, 1 - ε, 1 + ε) Â) (Schulman et al. 2017, equation 7), and whether r is out of
-    that range, bool; all [...]."""
+    """PPO's clipped objective, and which ratios are clipped, bool; all [...].
+
+    Schulman et al. 2017, equation 7: min(r Â, clip(r, 1 - ε, 1 + ε) Â).
+    """
     with torch.no_grad():
         # A clipped ratio has no gradient, so the minimum is a choice between two ratios.
         clipped = ratios.clamp(1 - clip, 1 + clip)  # [...]
@@ -139,11 +137,12 @@ def clipped_surrogates(ratios: Tensor, advantages: Tensor, clip: float) -> tuple
 
 
 def inputs_and_values(forward: Forward, outputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Inputs of the action distribution [B, D] and values [B] among the outputs of a training pass;
-    for a module with a state, [B, T, D] and [B, T].
+    """Check and return distribution inputs and values of a training pass.
+
+    Shapes are [B, D] and [B]; for a module with a state, [B, T, D] and [B, T].
 
     Raises:
-        ValueError: they are not those of an actor-critic.
+        ValueError: the outputs are not an actor-critic's.
     """
     for name in (c.ACTION_DIST_INPUTS, c.VALUES):
         if name not in outputs:

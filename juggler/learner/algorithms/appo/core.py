@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from juggler.learner.algorithms.actor_critic.core import actor_critic_pass, clipped_surrogates
-from juggler.learner.algorithms.appo.config import AppoConfig
+from juggler.learner.algorithms.appo import AppoConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.core.gradient_core import Forward, Loss, MakeModule, TrainState
 from juggler.learner.core.learner_core import Aux, Columns
@@ -130,5 +130,5 @@ class Appo(Impala):
 
 
 def _after_uses(schedule: Callable[[Tensor], Tensor], uses: int, steps: Tensor) -> Tensor:
-    """The value [] of a schedule if each step is trained on `uses` times."""
+    """Value [] of a schedule when each step is used several times."""
     return schedule(steps // uses)

@@ -1,7 +1,8 @@
-"""BC, behavioural cloning: Pomerleau 1991, "Efficient Training of Artificial Neural Networks for
-Autonomous Navigation".
+"""BC, behavioural cloning (Pomerleau 1991).
 
-A policy π learns to act as somebody else did, by supervised learning. The loss on a sample is a
+"Efficient Training of Artificial Neural Networks for Autonomous Navigation".
+
+A policy π learns to act as a data set does, by supervised learning. The loss on a sample is a
 mean over its live steps t:
 
     - log π(a_t|x_t) - entropy_coefficient H(π(·|x_t))
@@ -14,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from juggler.learner.algorithms.actor_critic.core import actor_critic_pass
-from juggler.learner.algorithms.bc.config import BcConfig
+from juggler.learner.algorithms.bc import BcConfig
 from juggler.learner.core.gradient_core import Forward, GradientCore, Loss, TrainState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.live_mean import LiveMean
@@ -22,7 +23,7 @@ from juggler.runtime.modules import columns as c
 
 
 class Bc(GradientCore):
-    """The core of BC, for modules that return "action_dist_inputs" and "values" in training."""
+    """BC's core, for modules with "action_dist_inputs" and "values"."""
 
     name = "bc"
     learns_from_episodes = True

@@ -21,49 +21,38 @@ The error is that of Huber: squared up to 1, linear beyond. Steps drawn by prior
 priorities.
 
 With `atoms` in `model`, the network estimates the probabilities of returns instead of their mean,
-and the loss is that of C51: see `categorical.py`.
+and the loss is that of C51: see `projected` and `divergence`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from gymnasium.spaces import Discrete
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from juggler.learner.algorithms.dqn.categorical import divergence, projected
-from juggler.learner.algorithms.dqn.config import DqnConfig
+from juggler.learner.algorithms.dqn import DqnConfig
 from juggler.learner.algorithms.off_policy.core import (
+    EpsilonGreedyCore,
     OffPolicyCore,
     importance_weights,
+    place_of,
 )
-from juggler.learner.core.gradient_core import Forward, Loss, MakeModule, TrainState
+from juggler.learner.core.gradient_core import Forward, Loss, TrainState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.live_mean import LiveMean
-from juggler.learner.optim.schedules import Schedule
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.q_network import EPSILON, RETURN_LOGITS, RETURNS, must_explore
+from juggler.runtime.modules.q_network import RETURN_LOGITS, RETURNS
 from juggler.runtime.wire.structures import tree_map
 
 
-class Dqn(OffPolicyCore):
+class Dqn(EpsilonGreedyCore, OffPolicyCore):
     """The core of DQN, for modules like those of PQN."""
 
     name = "dqn"
     config: DqnConfig
-
-    def __init__(self, make_module: MakeModule, config: DqnConfig) -> None:
-        super().__init__(make_module, config)
-        self.schedules["exploration_epsilon"] = Schedule(config.exploration_epsilon)
-        must_explore(self.name, self.module, learns_returns=True)
-
-    def acting_parameters(self, state: TrainState) -> Tensor:
-        return state["extra"]["target"] if self.config.target_acts else state["parameters"]  # [P]
-
-    def exploration(self, state: TrainState) -> dict[str, Tensor]:
-        return {EPSILON: self.schedules["exploration_epsilon"](state["steps"])}  # []
+    learns_returns = True
 
     def loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
         live = columns[c.LIVE]  # [N, T]
@@ -71,9 +60,7 @@ class Dqn(OffPolicyCore):
         rewards, discounts, following = self.led_to(columns)  # [N, T], [N, T], [N T, ...]
         observations = tree_map(lambda x: x.flatten(0, 1), columns[c.OBSERVATIONS])  # [N T, ...]
         outputs = forward({c.OBSERVATIONS: observations})
-        space = forward.module.action_space
-        assert isinstance(space, Discrete)  # QNetwork requires it
-        actions = (columns[c.ACTIONS].long() - int(space.start)).flatten()  # [N T]
+        actions = place_of(forward.module, columns[c.ACTIONS]).flatten()  # [N T]
         # The action of a step that is not live may be illegal, with the value -1e18.
         values = _of(outputs[c.ACTION_DIST_INPUTS], actions).view(n, t)  # [N, T]
         chosen = torch.where(live, values, 0.0)  # [N, T]
@@ -105,7 +92,7 @@ class Dqn(OffPolicyCore):
     def _best(
         self, forward: Forward, following: Any, state: TrainState
     ) -> tuple[dict[str, Any], Tensor]:
-        """What the target network returns for each observation, and the best action [B] there."""
+        """Return the target network's outputs, and the best actions [B]."""
         target = forward.using(state["extra"]["target"])
         outputs = choice = target({c.OBSERVATIONS: following})
         if self.config.double:
@@ -117,3 +104,45 @@ def _of(x: Tensor, actions: Tensor) -> Tensor:
     """What x [B, n, ...] has for actions [B] -> [B, ...]."""
     index = actions.view(-1, *[1] * (x.ndim - 1)).expand(-1, 1, *x.shape[2:])  # [B, 1, ...]
     return x.gather(1, index).squeeze(1)
+
+
+class Divergence(NamedTuple):
+    """Divergence of predicted from target distributions."""
+
+    cross_entropy: Tensor  # [B]
+    kl: Tensor  # [B], without a gradient
+
+
+def projected(probabilities: Tensor, rewards: Tensor, discounts: Tensor, returns: Tensor) -> Tensor:
+    """Probabilities m [B, K] of the returns one discounted reward earlier.
+
+    As in C51 (Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning"), a
+    return that follows is clipped to the limits, and its probability is shared between the two z_j
+    on either side of it, the more the nearer. Δ is the distance of two returns:
+
+        m_j = Σ_i p'_i max(0, 1 - |clip(r + γ^n z_i) - z_j| / Δ)
+
+    Args:
+        probabilities: p', [B, K].
+        rewards: [B]
+        discounts: [B]; 0 where nothing follows.
+        returns: z, [K], at equal distances.
+    """
+    low, high = returns[0], returns[-1]  # [] each
+    moved = rewards.unsqueeze(1) + discounts.unsqueeze(1) * returns  # [B, K]
+    moved = torch.minimum(torch.maximum(moved, low), high)  # [B, K]
+    distances = (moved.unsqueeze(2) - returns).abs() / (returns[1] - low)  # [B, K, K] i, j
+    shares = (1 - distances).clamp(min=0)  # [B, K, K]
+    return (probabilities.unsqueeze(2) * shares).sum(1)  # [B, K]
+
+
+def divergence(logits: Tensor, targets: Tensor) -> Divergence:
+    """Divergence of categorical distributions (logits [B, K]) from targets m [B, K].
+
+    The loss is the cross-entropy -Σ_j m_j log p_j. KL(m || p) differs by the entropy of m alone,
+    which no parameter changes. It is the priority, since it is 0 where nothing is left to learn
+    (Hessel et al. 2018, "Rainbow").
+    """
+    cross_entropy = -(targets * logits.log_softmax(-1)).sum(-1)  # [B]
+    entropy = -torch.xlogy(targets, targets).sum(-1)  # [B]
+    return Divergence(cross_entropy, cross_entropy.detach() - entropy)

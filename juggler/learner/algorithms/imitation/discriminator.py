@@ -1,6 +1,8 @@
-"""Adversarial imitation: Ho & Ermon 2016, "Generative Adversarial Imitation Learning"; with
-absorbing states and with a replay, Kostrikov et al. 2019, "Discriminator-Actor-Critic: Addressing
-Sample Inefficiency and Reward Bias in Adversarial Imitation Learning".
+"""Adversarial imitation (GAIL, DAC).
+
+Ho & Ermon 2016, "Generative Adversarial Imitation Learning"; absorbing states and replay from
+Kostrikov et al. 2019, "Discriminator-Actor-Critic: Addressing Sample Inefficiency and Reward Bias
+in Adversarial Imitation Learning".
 
 A discriminator D(x, a) learns which steps were demonstrated. With its logits
 l(x, a) = log D - log(1 - D), it minimizes the sum of three means
@@ -10,18 +12,17 @@ l(x, a) = log D - log(1 - D), it minimizes the sum of three means
     gradient_penalty (|∇ l(x, a)| - 1)²     over pairs of both, at a random place between the two
 
 The penalty is that of Gulrajani et al. 2017. It keeps the logits smooth, so that they fall with the
-distance from what was demonstrated. Without it, D soon knows the demonstrations by heart, and tells
-a policy from them that does the same. The policy learns from the reward
+distance from what was demonstrated. Without it, D soon memorizes the demonstrations, and rejects
+even a policy that acts the same. The policy learns from the reward
 
     r(x, a) = log D(x, a) - log(1 - D(x, a))
 
-in place of the environment's. It is 0 where D = 1/2: who cannot be told from the demonstrations
-gains nothing by living longer, nor by ending sooner. log D alone would pay for dying, and
+instead of the environment's. It is 0 where D = 1/2: an agent that acts like the demonstrations
+gains nothing by living longer or by ending sooner. log D alone would pay for dying, and
 -log(1 - D) for living.
 
-An episode that terminates goes to an absorbing state, and stays there for ever. D sees that state
-too, so that an end that was never demonstrated is told by it. The reward of a step that terminates
-has the return of the absorbing state in it:
+A terminated episode stays in an absorbing state for ever. D sees that state too, so it recognizes
+an end that was never demonstrated. A terminating step's reward includes the return of that state:
 
     r(x, a) + γ / (1 - γ) r(absorbing)
 """
@@ -38,17 +39,21 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from juggler.learner.algorithms.given_rewards import must_take_rewards
-from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
-from juggler.learner.around_config import ImitationConfig
-from juggler.learner.core.around_core import AroundCore, AroundState
+from juggler.learner.algorithms.off_policy import OffPolicyConfig
+from juggler.learner.config import ImitationConfig
+from juggler.learner.core.around_core import (
+    AroundCore,
+    AroundState,
+    LossSum,
+    OwnNetwork,
+    must_take_rewards,
+)
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import Columns, Metrics, Seam
 from juggler.learner.core.live_mean import LiveMean
-from juggler.learner.core.own_network import LossSum, OwnNetwork
+from juggler.learner.core.sequences import terminated
 from juggler.learner.core.state import to_device
-from juggler.learner.core.transitions import terminated
 from juggler.learner.data.sources import DataSource, Sums, alone
 from juggler.runtime.checkpoints.checkpoint import IMITATION
 from juggler.runtime.connectors.leaves import at, observed_leaves
@@ -56,9 +61,9 @@ from juggler.runtime.datasets.dataset import Dataset
 from juggler.runtime.datasets.finding import DatasetError
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.config import ModelConfig
 from juggler.runtime.modules.encoders import Numbers, OneHot, build_encoder, feature_size
 from juggler.runtime.modules.layers import initialized
-from juggler.runtime.modules.model_config import ModelConfig
 from juggler.runtime.wire.structures import space_leaves, tree_map
 from juggler.runtime.wire.trees import Path
 
@@ -74,7 +79,7 @@ _NORM_EPSILON = 1e-12  # of squared norms: that of 0 has a gradient too
 
 
 class Logits(nn.Module):
-    """log D / (1 - D) of steps, and of the absorbing state."""
+    """Predicts logits of D, for steps and the absorbing state."""
 
     def __init__(self, space: Space, model: ModelConfig) -> None:
         super().__init__()
@@ -83,7 +88,7 @@ class Logits(nn.Module):
         self.absorbing = nn.Parameter(torch.zeros(()))  # []
 
     def forward(self, steps: Any) -> Tensor:
-        """Shown steps [B, ...] -> [B]; None, for the absorbing state -> []."""
+        """Logits [B] of steps [B, ...]; of None, the absorbing state's []."""
         if steps is None:
             return self.absorbing
         logits: Tensor = self.head(self.encoder(steps)).squeeze(-1)  # [B]
@@ -113,32 +118,30 @@ class Ranked:
 
 
 class Discriminator(AroundCore):
-    """Has a GradientCore learn from what a discriminator makes of each step, in place of rewards.
+    """Wraps a GradientCore to learn from discriminator rewards.
 
-    The rewards are worked out whenever a step is learned from, so that those of a replay are by the
-    discriminator of that moment.
+    Rewards are computed when a step is learned from, so replayed steps get the current ones.
+
+    Args:
+        inner: the algorithm.
+        config: the keys of the table `imitation`.
+
+    Raises:
+        ValueError: the algorithm does not learn from rewards of single steps, or there are no
+            demonstrations of this name.
     """
 
     kind = IMITATION
 
     def __init__(self, inner: GradientCore, config: ImitationConfig) -> None:
-        """Args:
-            inner: the algorithm.
-            config: the keys of the table `imitation`.
-
-        Raises:
-            ValueError: the algorithm does not learn from rewards of single steps; or there are no
-                such demonstrations.
-        """
         instead = "give it the demonstrations as its dataset, and leave out imitation"
-        must_take_rewards(inner, "imitation", instead)
+        self.inner: GradientCore = must_take_rewards(inner, "imitation", instead)
         if inner.config.gamma >= 1:
             raise ValueError(
                 f"imitation with gamma = {inner.config.gamma}: an absorbing state has no return "
                 "then; set gamma below 1"
             )
         super().__init__(inner)
-        self.inner: GradientCore = inner
         self.own = config
         config.validate()
         observations, actions = inner.module.observation_space, inner.module.action_space
@@ -156,26 +159,33 @@ class Discriminator(AroundCore):
     def own_state(self, seed: int) -> dict[str, Any]:
         return self.network.beginning(seed)
 
-    def shown(self, state: AroundState, sample: Columns) -> Columns:
-        return self._rewarded(state["own"], sample)[0]
-
     def learned(
         self, state: AroundState, sample: Columns, seam: Seam
     ) -> tuple[dict[str, Any], Columns, Metrics]:
-        rewarded, metrics = self._rewarded(state["own"], sample)
-        own, losses = self._trained(state["own"], sample, seam)
+        device = sample[c.LIVE].device
+        if self._demonstrations.terminated.device != device:
+            self._demonstrations = self._demonstrations.on(device)
+            self._shown.to(device)
+        observations, actions = (
+            tree_map(lambda x: x.flatten(0, 1), sample[name])
+            for name in (c.OBSERVATIONS, c.ACTIONS)
+        )
+        steps = self._shown(observations, actions)  # [N T, ...] each
+        rewarded, metrics = self._rewarded(state["own"], sample, steps)
+        own, losses = self._trained(state["own"], sample, steps, seam)
         policy_loss, demonstration_loss, penalty = losses.unbind()  # [] each
         metrics["discriminator_loss"] = policy_loss + demonstration_loss
         metrics["gradient_penalty"] = penalty
         return own, rewarded, metrics
 
     @torch.no_grad()
-    def _rewarded(self, own: dict[str, Any], columns: Columns) -> tuple[Columns, Metrics]:
+    def _rewarded(
+        self, own: dict[str, Any], columns: Columns, steps: Any
+    ) -> tuple[Columns, Metrics]:
         """The columns with the discriminator's rewards, and metrics."""
         live, network = columns[c.LIVE], self.network  # [N, T]
-        self._keep_on(live.device)
         limit, gamma = self.own.limit, self.config.gamma
-        found = network.in_chunks(own, self._steps(columns))  # [N T]
+        found = network.in_chunks(own, steps)  # [N T]
         absorbing = network(own, own["trained"], None)  # []
         rewards = found.clamp(-limit, limit).view(live.shape)  # [N, T]
         forever = gamma / (1 - gamma) * absorbing.clamp(-limit, limit)  # []
@@ -189,61 +199,40 @@ class Discriminator(AroundCore):
         rest = {name: column for name, column in columns.items() if name != RANK}
         return {**rest, c.REWARDS: rewards}, metrics
 
-    def _keep_on(self, device: torch.device) -> None:
-        """Keep the demonstrations on this device."""
-        if self._demonstrations.terminated.device != device:
-            self._demonstrations = self._demonstrations.on(device)
-            self._shown.to(device)
-
-    def _steps(self, columns: Columns) -> Any:
-        """What the discriminator sees of a sample: trees [N T, ...]."""
-        observations, actions = (
-            tree_map(lambda x: x.flatten(0, 1), columns[name])
-            for name in (c.OBSERVATIONS, c.ACTIONS)
-        )
-        return self._shown(observations, actions)
-
     def _trained(
-        self, own: dict[str, Any], columns: Columns, seam: Seam
+        self, own: dict[str, Any], columns: Columns, steps: Any, seam: Seam
     ) -> tuple[dict[str, Any], Tensor]:
-        """The state after some steps of the optimizer, and the means of its losses [3]. Each
-        learner draws demonstrations of its own."""
-        network, demonstrations, each = self.network, self._demonstrations, []
+        """Train on one sample; return the new state and mean losses [3]."""
+        network, demonstrations = self.network, self._demonstrations
         live, ends = columns[c.LIVE].flatten(), terminated(columns).flatten()  # [N T] both
-        steps = self._steps(columns)
+
+        def losses(own: dict[str, Any], part: Tensor, key: Tensor, number: int) -> list[LossSum]:
+            policy = tree_map(lambda x: x[part], steps)  # [B, ...]
+            draws = uniform(key ^ (2 * number - 1), (len(part),))  # [B]
+            drawn = demonstrations.drawn((draws * len(demonstrations.terminated)).long())
+            demonstrated = self._shown(drawn.observations, drawn.actions)
+            # Without a live step there is nothing to be told from.
+            some = live[part].any().expand(len(part))  # [B]
+            return [
+                _loss(network, own, policy, live[part], ends[part], softplus),
+                _loss(network, own, demonstrated, some, some & drawn.terminated, _negative),
+                self._penalty(own, key ^ (2 * number), policy, demonstrated, live[part]),
+            ]
+
         apart = mixed(columns[RANK]) if RANK in columns else 0  # [], and 0 for rank 0
-        key = mixed(own["key"]) ^ apart  # []
-        order = uniform(key, (live.numel(),)).argsort()  # [N T]
-        parts = order.tensor_split(self._minibatches)  # [B] each
-        for number, part in enumerate(parts, start=1):
-            losses = [network.nothing(own)] * 3
-            if part.numel():
-                policy = tree_map(lambda x, part=part: x[part], steps)  # [B, ...]
-                some_key, other_key = key ^ (2 * number - 1), key ^ (2 * number)  # [] both
-                draws = uniform(some_key, (len(part),))  # [B]
-                drawn = demonstrations.drawn((draws * len(demonstrations.terminated)).long())
-                demonstrated = self._shown(drawn.observations, drawn.actions)
-                # Without a live step there is nothing to be told from.
-                some = live[part].any().expand(len(part))  # [B]
-                losses = [
-                    _loss(network, own, policy, live[part], ends[part], softplus),
-                    _loss(network, own, demonstrated, some, some & drawn.terminated, _negative),
-                    self._penalty(network, own, other_key, policy, demonstrated, live[part]),
-                ]
-            own, means = network.stepped(own, losses, self.own.lr, seam)
-            each.append(means)  # [3]
-        return own, torch.stack(each).mean(0)
+        passes = self._minibatches, 1
+        return network.trained(own, passes, live.numel(), losses, 3, self.own.lr, seam, apart)
 
     def _penalty(
         self,
-        network: OwnNetwork,
         own: dict[str, Any],
         key: Tensor,
         policy: Any,
         demonstrated: Any,
         live: Tensor,
     ) -> LossSum:
-        """The gradient penalty between live [B] steps of the policy and demonstrated ones."""
+        """Gradient penalty between live [B] policy steps and demonstrated steps."""
+        network = self.network
         if not self.own.gradient_penalty:
             return network.nothing(own)
         shares = uniform(key, (len(live),))  # [B]
@@ -259,7 +248,6 @@ class Discriminator(AroundCore):
 
 
 def _negative(logits: Tensor) -> Tensor:
-    """-log D, of logits [...]; softplus is -log(1 - D)."""
     return softplus(-logits)
 
 
@@ -271,7 +259,10 @@ def _loss(
     ends: Tensor,
     cost: Callable[[Tensor], Tensor],
 ) -> LossSum:
-    """A loss over live steps [B], and over the absorbing state once for each end [B]."""
+    """Discriminator loss over live steps [B] and episode ends [B].
+
+    With logits l: softplus(l) is -log(1 - D), and softplus(-l) is -log D.
+    """
 
     def total(trained: Tensor) -> Tensor:
         costs = cost(network(own, trained, steps))  # [B]
@@ -293,7 +284,7 @@ class Demonstrations(NamedTuple):
         """All steps of a data set.
 
         Args:
-            name: its directory, or its name among those that Minari keeps.
+            name: its directory, or its name in Minari.
             observation_space: of the module that is to imitate them.
             action_space: likewise.
 
@@ -327,7 +318,7 @@ class Demonstrations(NamedTuple):
         return Demonstrations(*(to_device(each, device) for each in self))
 
     def drawn(self, places: Tensor) -> Demonstrations:
-        """Those at these places [B]."""
+        """Demonstrated steps at these indices [B]."""
         return Demonstrations(*(tree_map(lambda x: x[places], each) for each in self))
 
 
@@ -342,8 +333,7 @@ def _joined(*parts: Any) -> Tensor:
 
 
 class Normalized(nn.Module):
-    """Numbers of a Box, clipped to its bounds as an environment does with actions, and normalized
-    by demonstrated ones."""
+    """Numbers of a Box, clipped and normalized by the demonstrations' statistics."""
 
     def __init__(self, box: spaces.Box, demonstrated: Tensor) -> None:
         """Args:
@@ -366,7 +356,7 @@ class Normalized(nn.Module):
         return ((self._clipped(x) - self.mean) / self.deviation).clamp(-_CLIP, _CLIP)  # [B, ...]
 
     def _mean(self, demonstrated: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
-        """The mean [...] of a function of numbers [M, ...], float64. Pieces keep memory small."""
+        """Mean [...] of a function of numbers [M, ...], in bounded memory."""
         total = torch.zeros(demonstrated.shape[1:], dtype=torch.float64)  # [...]
         for piece in torch.split(demonstrated, max(1, _PIECE // max(1, total.numel()))):
             total += of(self._clipped(piece).double()).sum(0)
@@ -377,8 +367,11 @@ class Normalized(nn.Module):
 
 
 class Shown(nn.Module):
-    """Observations and actions as one tree of float32 numbers, so that there are steps between any
-    two: those of a Box normalized, choices as one-hot vectors. Action masks are left out."""
+    """Observations and actions as one tree of float32 numbers.
+
+    Steps can be interpolated: Box numbers are normalized, choices one-hot. Action masks are left
+    out.
+    """
 
     def __init__(
         self, observation_space: Space, action_space: Space, demonstrations: Demonstrations
@@ -428,13 +421,13 @@ def gradient_penalties(
     others: Mapping[str, Tensor],
     shares: Tensor,
 ) -> Tensor:
-    """(|∇ f(x)| - 1)² where x = share * some + (1 - share) * others.
+    """Penalties (|∇ f(x)| - 1)² at interpolated points x.
 
     Args:
         values_of: the function f, from rows [B, ...] to values [B], each of its own row.
         some: rows [B, ...] by name.
         others: likewise.
-        shares: [B].
+        shares: [B]; x = share * some + (1 - share) * others.
 
     Returns:
         [B], with a graph, so that it can be minimized.

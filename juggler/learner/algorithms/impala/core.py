@@ -1,5 +1,6 @@
-"""IMPALA: Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
-Actor-Learner Architectures".
+"""IMPALA (Espeholt et al. 2018).
+
+"IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures".
 
 Many actors sample with a policy μ that is some updates old; a learner improves the policy π. The
 loss of π and its value function V on a batch, a mean over its live steps t, is the sum of
@@ -20,7 +21,7 @@ from juggler.learner.algorithms.actor_critic.core import (
     actor_critic_pass,
     with_extra,
 )
-from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.core.gradient_core import Forward, Loss, TrainState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.live_mean import LiveMean
@@ -58,7 +59,7 @@ class Impala(ActorCriticCore):
         )
 
     def source_of_new(self) -> DataSource:
-        """Which samples are learned from, without the old rows that `replay_share` adds."""
+        """Source of new samples, to which `replay_share` adds old rows."""
         return Queue()
 
     def loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:

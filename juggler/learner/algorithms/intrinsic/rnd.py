@@ -7,8 +7,8 @@ the observation x' that the step led to, normalized:
     i_t = mean (g(x') - f(x'))² / σ
 
 σ is the standard deviation of the discounted intrinsic return so far along a row, over all live
-steps up to now. In the paper, that return goes on from one row of an environment to the next; here
-it begins at 0 with each row, because successive rows of an environment may reach different
+steps up to now. In the paper, that return continues from one row of an environment to the next;
+here it begins at 0 with each row, because successive rows of an environment may reach different
 learners. What both networks see is normalized by the mean and the standard deviation of
 observations so far, and clipped. Both statistics already include the steps to which they are
 applied, so no warm-up steps are needed. The predictor learns from a share of the steps alone.
@@ -17,10 +17,10 @@ A step that terminates its episode has i_t = 0: EnvRunners do not send what they
 nothing is ever bootstrapped from it. That of a truncated episode is known.
 
 With a policy and a value function, intrinsic rewards have a value function V_I and a discount of
-their own, and never an end: after an episode, the return goes on in the next one. Their advantages,
-estimated as the algorithm estimates its own, are added to these with a coefficient. Algorithms that
-have one value for everything get the bonus with the reward, whenever a step is learned from; it
-ends with the episode there.
+their own, and never an end: after an episode, the return continues in the next one. Their
+advantages, estimated as the algorithm estimates its own, are added to these with a coefficient.
+Algorithms that have one value for everything get the bonus with the reward, whenever a step is
+learned from; it ends with the episode there.
 """
 
 from __future__ import annotations
@@ -41,48 +41,50 @@ from juggler.learner.algorithms.actor_critic.core import (
     ActorCriticCore,
     PolicyAndValues,
 )
-from juggler.learner.algorithms.given_rewards import must_take_rewards
-from juggler.learner.around_config import IntrinsicConfig
-from juggler.learner.core.around_core import AroundCore, AroundState
+from juggler.learner.config import IntrinsicConfig
+from juggler.learner.core.around_core import (
+    AroundCore,
+    AroundState,
+    LossSum,
+    OwnNetwork,
+    must_take_rewards,
+)
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import Columns, Metrics, Seam
 from juggler.learner.core.live_mean import LiveMean
-from juggler.learner.core.own_network import LossSum, OwnNetwork
-from juggler.learner.core.sequences import all_observations
-from juggler.learner.core.transitions import DISCOUNTS, following, terminated
+from juggler.learner.core.sequences import DISCOUNTS, all_observations, following, terminated
 from juggler.runtime.checkpoints.checkpoint import RND
+from juggler.runtime.connectors.learning import TensorMoments, no_moments, variance, with_live
 from juggler.runtime.connectors.leaves import at, observed_leaves, replaced, space_with
-from juggler.runtime.connectors.recurrence import linear_recurrence
-from juggler.runtime.connectors.tensor_moments import TensorMoments, no_moments, variance, with_live
+from juggler.runtime.connectors.rows import linear_recurrence
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.config import ModelConfig
 from juggler.runtime.modules.encoders import build_encoder, feature_size
 from juggler.runtime.modules.layers import initialized
-from juggler.runtime.modules.model_config import ModelConfig
 from juggler.runtime.wire.structures import tree_map
-from juggler.runtime.wire.trees import Path
 
 _EPSILON = 1e-8  # added to variances
 _ROUNDING = 1e-10  # a variance below this share of the squared mean is only rounding
 
 
 class Rnd(AroundCore):
-    """Adds a reward for new observations to what a GradientCore learns from."""
+    """Adds a reward for new observations to what a GradientCore learns from.
+
+    Args:
+        inner: the algorithm.
+        config: the keys of the table `intrinsic`; None: their defaults.
+
+    Raises:
+        ValueError: the algorithm cannot learn from intrinsic rewards.
+    """
 
     kind = RND
 
     def __init__(self, inner: GradientCore, config: IntrinsicConfig | None = None) -> None:
-        """Args:
-            inner: the algorithm.
-            config: the keys of the table `intrinsic`; none: their defaults.
-
-        Raises:
-            ValueError: the algorithm cannot learn from such rewards.
-        """
-        must_take_rewards(inner, "intrinsic", "leave out intrinsic")
+        self.inner: GradientCore = must_take_rewards(inner, "intrinsic", "leave out intrinsic")
         super().__init__(inner)
-        self.inner: GradientCore = inner
         self.own = config or IntrinsicConfig()
         self.own.validate()
         self._estimator: ActorCriticCore | None = None
@@ -91,61 +93,74 @@ class Rnd(AroundCore):
             self._estimator.config = replace(
                 inner.config, gamma=self.own.gamma_int, reward_scale=1.0
             )
-        self._explorer = Explorer(
-            inner.module.observation_space, self.own, with_values=self._estimator is not None
-        )
+        space, limit = inner.module.observation_space, self.own.clip
+        boxes = {
+            path: leaf
+            for path, leaf in observed_leaves(space).items()
+            if isinstance(leaf, spaces.Box)
+        }
+        self._shapes = {path: leaf.shape for path, leaf in boxes.items()}
+        #: By what a state calls a leaf of the observations, where it is.
+        self._paths = {".".join(path) or "observation": path for path in boxes}
+        normalized = {
+            path: spaces.Box(-limit, limit, shape, np.float32)
+            for path, shape in self._shapes.items()
+        }
+        with_values = self._estimator is not None
+        make = partial(Networks, space_with(space, normalized), self.own, with_values=with_values)
+        self.networks = OwnNetwork(f"{DEFAULT_MODULE} intrinsic", make, constant="target.")
 
     def own_state(self, seed: int) -> dict[str, Any]:
-        return {**self._explorer.beginning(seed), "returns": no_moments()}
-
-    def shown(self, state: AroundState, sample: Columns) -> Columns:
-        own, seen = state["own"], Seen.of(sample)
-        everything = self._explorer.normalized(own["observed"], seen.observations)
-        rewards = self._scaled(own, self._errors(own, everything, seen))  # [N, T]
-        return self._with_bonus(state["inner"], own, sample, seen, everything, rewards)[0]
+        observed = {name: no_moments(self._shapes[path]) for name, path in self._paths.items()}
+        return {**self.networks.beginning(seed), "observed": observed, "returns": no_moments()}
 
     def learned(
         self, state: AroundState, sample: Columns, seam: Seam
     ) -> tuple[dict[str, Any], Columns, Metrics]:
         own, seen = dict(state["own"]), Seen.of(sample)
-        own["observed"] = self._watched(own["observed"], seen, seam)
-        everything = self._explorer.normalized(own["observed"], seen.observations)
+        # The moments of what live steps led to, as far as that is known.
+        own["observed"] = {
+            name: with_live(
+                own["observed"][name],
+                at(seen.observations, path)[seen.after.flatten()],
+                seen.known.flatten(),
+                seam.sums,
+            )
+            for name, path in self._paths.items()
+        }
+        everything = self._normalized(own["observed"], seen.observations)
         # By the predictor as it was before it learns from these observations.
-        errors = self._errors(own, everything, seen)  # [N, T]
+        errors = self.networks.in_chunks(own, everything, "errors")[seen.after]  # [N, T]
+        errors = torch.where(seen.known, errors, 0.0)  # [N, T]
         returns = along_rows(errors, seen.live, self.own.gamma_int)  # [N, T]
         own["returns"] = with_live(
             own["returns"], returns.flatten(), seen.live.flatten(), seam.sums
         )
-        rewards = self._scaled(own, errors)  # [N, T]
+        spread, mean = variance(own["returns"]), own["returns"]["mean"]  # [] both
+        scaled = errors * torch.rsqrt(spread + _EPSILON).to(errors.dtype)  # [N, T]
+        # As long as all returns are equal there is no scale yet. A NaN is passed on.
+        rewards = torch.where(spread <= _ROUNDING * mean.square(), 0.0, scaled)  # [N, T]
         changed, targets = self._with_bonus(state["inner"], own, sample, seen, everything, rewards)
-        own, found = self._trained(own, everything, seen, targets, seam)
+        losses = partial(self._losses, everything, seen, targets)
+        names = ("predictor_loss", "intrinsic_value_loss")[: 1 if targets is None else 2]
+        own, means = self.networks.trained(
+            own, self.inner.passes(), seen.live.numel(), losses, len(names), self.own.lr, seam
+        )
         metrics = {
             "intrinsic_reward": LiveMean(seen.live)(rewards),
             "novelty": LiveMean(seen.known)(errors),
         }
-        return own, changed, {**metrics, **found}
+        return own, changed, {**metrics, **dict(zip(names, means.unbind(), strict=True))}
 
-    def _watched(self, observed: dict[str, Any], seen: Seen, seam: Seam) -> dict[str, Any]:
-        """The moments of observations, with those that live steps led to and that are known."""
-        known = seen.known.flatten()  # [N T]
-        return {
-            name: with_live(observed[name], x[seen.after.flatten()], known, seam.sums)
-            for name, x in self._explorer.leaves(seen.observations).items()
-        }
-
-    def _errors(self, own: dict[str, Any], everything: Any, seen: Seen) -> Tensor:
-        """The predictor's error at the observation that each step led to [N, T]; 0 where it is not
-        known."""
-        errors = self._explorer.networks.in_chunks(own, everything, "errors")
-        return torch.where(seen.known, errors[seen.after], 0.0)  # [N, T]
-
-    def _scaled(self, own: dict[str, Any], errors: Tensor) -> Tensor:
-        """Intrinsic rewards [N, T]; 0 as long as all returns are equal, since there is no scale
-        yet."""
-        spread, mean = variance(own["returns"]), own["returns"]["mean"]  # [] both
-        scale = torch.rsqrt(spread + _EPSILON).to(errors.dtype)  # []
-        # A NaN is passed on, and not taken for equal returns.
-        return torch.where(spread <= _ROUNDING * mean.square(), 0.0, errors * scale)  # [N, T]
+    def _normalized(self, observed: Mapping[str, TensorMoments], observations: Any) -> Any:
+        """Observations [B, ...] with mean 0 and deviation 1, clipped."""
+        leaves = {}
+        for name, path in self._paths.items():
+            moments, x = observed[name], at(observations, path).float()  # [B, ...]
+            scale = torch.rsqrt(variance(moments) + _EPSILON)  # [...]
+            apart = (x - moments["mean"].float()) * scale.float()  # [B, ...]
+            leaves[path] = apart.clamp(-self.own.clip, self.own.clip)  # [B, ...]
+        return replaced(observations, leaves) if leaves else observations
 
     @torch.no_grad()
     def _with_bonus(
@@ -157,13 +172,15 @@ class Rnd(AroundCore):
         everything: Any,
         rewards: Tensor,
     ) -> tuple[Columns, _Targets | None]:
-        """The columns with the bonus for these intrinsic rewards [N, T], and the targets of their
-        value function, if they have one."""
+        """Add the bonus of intrinsic rewards [N, T] to the columns.
+
+        Also returns the targets of the intrinsic value function, if there is one.
+        """
         weight = self.own.coefficient
         if self._estimator is None:
             bonus = weight * rewards / self.config.reward_scale  # [N, T]
             return {**columns, c.REWARDS: columns[c.REWARDS] + bonus}, None
-        values = self._explorer.networks.in_chunks(own, everything, "values")  # [M]
+        values = self.networks.in_chunks(own, everything, "values")  # [M]
         forward = self.inner.forward(inner).in_chunks()
         log_ratios, live = self._estimator.log_ratios(forward, columns)  # [N, T] both
         stream = Stream.of(live, seen, values)
@@ -181,44 +198,21 @@ class Rnd(AroundCore):
         targets = _Targets(stream.unpacked(estimates.targets), live)
         return {**columns, EXTRA_ADVANTAGES: advantages}, targets
 
-    def _trained(
-        self,
-        own: dict[str, Any],
-        everything: Any,
-        seen: Seen,
-        targets: _Targets | None,
-        seam: Seam,
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The state after steps of the optimizer, as many as the algorithm makes of a sample, and
-        metrics."""
-        minibatches, epochs = self.inner.passes()
-        networks, each = self._explorer.networks, []
-        nothing = [networks.nothing(own)] * (1 if self._estimator is None else 2)
-        for _ in range(epochs):
-            order = uniform(mixed(own["key"]), (seen.live.numel(),)).argsort()  # [N T]
-            for part in order.tensor_split(minibatches):  # [B] each
-                losses = nothing
-                if part.numel():
-                    losses = self._losses(own, everything, seen, targets, part)
-                own, means = networks.stepped(own, losses, self.own.lr, seam)
-                each.append(means)  # [1] or [2]
-        names = ("predictor_loss", "intrinsic_value_loss")
-        return own, dict(zip(names, torch.stack(each).mean(0).unbind(), strict=False))
-
     def _losses(
         self,
-        own: dict[str, Any],
         everything: Any,
         seen: Seen,
         targets: _Targets | None,
+        own: dict[str, Any],
         part: Tensor,
+        key: Tensor,
+        number: int,
     ) -> list[LossSum]:
-        """On these of the N T steps: the loss of the predictor, and that of the values."""
-        networks = self._explorer.networks
+        """Losses of predictor and values on some of the N T steps."""
+        networks = self.networks
         after = tree_map(lambda x: x[seen.after.flatten()[part]], everything)  # [B, ...]
-        share = self.own.predictor_share
-        known = seen.known.flatten()[part]  # [B]
-        counted = known & (uniform(mixed(own["key"]) ^ 1, (len(part),)) < share)  # [B]
+        share = uniform(mixed(own["key"]) ^ 1, (len(part),))  # [B]
+        counted = seen.known.flatten()[part] & (share < self.own.predictor_share)  # [B]
 
         def errors(trained: Tensor) -> Tensor:
             found = networks(own, trained, after, "errors")  # [B]
@@ -266,52 +260,10 @@ class Networks(nn.Module):
         return errors
 
 
-class Explorer:
-    """These networks, and how observations are normalized for them.
-
-    In a state, `observed` has the moments of each leaf of the observations, by name.
-    """
-
-    def __init__(self, space: Space[Any], config: IntrinsicConfig, *, with_values: bool) -> None:
-        self._clip = config.clip
-        self._leaves: dict[Path, spaces.Box] = {
-            path: leaf
-            for path, leaf in observed_leaves(space).items()
-            if isinstance(leaf, spaces.Box)
-        }
-        normalized = {
-            path: spaces.Box(-self._clip, self._clip, leaf.shape, np.float32)
-            for path, leaf in self._leaves.items()
-        }
-        make = partial(Networks, space_with(space, normalized), config, with_values=with_values)
-        self.networks = OwnNetwork(f"{DEFAULT_MODULE} intrinsic", make, constant="target.")
-
-    def beginning(self, seed: int) -> dict[str, Any]:
-        """The state before the first sample."""
-        observed = {_name(path): no_moments(leaf.shape) for path, leaf in self._leaves.items()}
-        return {**self.networks.beginning(seed), "observed": observed}
-
-    def leaves(self, observations: Any) -> dict[str, Tensor]:
-        """The leaves of observations [B, ...] that are normalized, by name."""
-        return {_name(path): at(observations, path) for path in self._leaves}
-
-    def normalized(self, observed: Mapping[str, TensorMoments], observations: Any) -> Any:
-        """Observations [B, ...] with mean 0 and deviation 1, clipped."""
-        if not self._leaves:
-            return observations
-        leaves = {}
-        for path in self._leaves:
-            moments, x = observed[_name(path)], at(observations, path).float()  # [B, ...]
-            scale = torch.rsqrt(variance(moments) + _EPSILON)  # [...]
-            apart = (x - moments["mean"].float()) * scale.float()  # [B, ...]
-            leaves[path] = apart.clamp(-self._clip, self._clip)  # [B, ...]
-        return replaced(observations, leaves)
-
-
 def _headed(
     space: Space[Any], model: ModelConfig, outputs: int, *, hidden: bool = False
 ) -> nn.Sequential:
-    """An encoder and a linear layer -> [B, outputs]; perhaps with a hidden layer between them."""
+    """An encoder, an optional hidden layer, a linear layer -> [B, outputs]."""
     encoder = build_encoder(space, model)
     size = feature_size(encoder)
     layers: list[nn.Module] = [encoder]
@@ -320,19 +272,14 @@ def _headed(
     return nn.Sequential(*layers, initialized(nn.Linear(size, outputs), model.initializer, 1.0))
 
 
-def _name(path: Path) -> str:
-    """What a state calls a leaf of the observations."""
-    return ".".join(path) or "observation"
-
-
 class Seen(NamedTuple):
-    """Every observation of a sample once, and where each step's are among them."""
+    """Each observation of a sample once, and the index of each step's."""
 
     observations: Any  # [M, ...]
     before: Tensor  # [N, T] int64
     after: Tensor  # [N, T] int64; where it is not known, any other one
     live: Tensor  # [N, T] bool
-    known: Tensor  # [N, T] bool, live steps but those that terminate
+    known: Tensor  # [N, T] bool, live steps that do not terminate
 
     @classmethod
     def of(cls, columns: Columns) -> Seen:
@@ -351,7 +298,7 @@ class Seen(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """The live steps of each row, one behind the other, as if nothing ended or was reset."""
+    """Live steps of each row, concatenated across episode ends."""
 
     order: Tensor  # [N, T] int64: which step of the row is at each place
     live: Tensor  # [N, T] bool
@@ -360,16 +307,12 @@ class Stream(NamedTuple):
 
     @classmethod
     def of(cls, live: Tensor, seen: Seen, values: Tensor) -> Stream:
-        """Args:
-        live: [N, T] bool, the steps to learn from.
-        seen: of a sample.
-        values: [M], of all its observations.
-        """
+        """Make it from `live` [N, T] and all observations' values [M]."""
         order = (~live).to(torch.int8).argsort(dim=1, stable=True)  # [N, T]
         places = torch.arange(live.shape[1], device=live.device)  # [T]
         count = live.sum(1, keepdim=True)  # [N, 1]
         # If the last live step terminated, the row may lack the beginning of the next episode, of
-        # which nothing is better known than that the return goes on.
+        # which nothing is better known than that the return continues.
         after = torch.where(seen.known, seen.after, seen.before)  # [N, T]
         last = values[after].gather(1, order).gather(1, (count - 1).clamp(min=0))  # [N, 1]
         packed = values[seen.before].gather(1, order)  # [N, T]
@@ -377,7 +320,7 @@ class Stream(NamedTuple):
         return cls(order, places < count, packed, torch.where(places == count - 1, last, behind))
 
     def packed(self, x: Tensor) -> Tensor:
-        """Numbers of the steps of a sample [N, T], in the order of the stream."""
+        """Gather numbers [N, T] in the stream's order."""
         return x.gather(1, self.order)
 
     def unpacked(self, x: Tensor) -> Tensor:
@@ -386,8 +329,10 @@ class Stream(NamedTuple):
 
 
 def along_rows(rewards: Tensor, live: Tensor, gamma: float) -> Tensor:
-    """Discounted sums of rewards [N, T] up to each step of a row -> [N, T]. They begin at 0 with
-    the row, and go on from one episode to the next."""
+    """Running discounted sums of rewards [N, T] -> [N, T].
+
+    A sum starts at 0 in each row and continues across episode ends.
+    """
     carried = torch.where(live, gamma, 1.0).to(rewards.dtype)  # [N, T]
     # linear_recurrence runs backwards in time.
     return linear_recurrence(

@@ -1,7 +1,8 @@
-"""IQL, implicit Q-learning: Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit
-Q-Learning".
+"""IQL, implicit Q-learning (Kostrikov et al. 2021).
 
-Nobody ever asks for the value of an action that the data set does not have. With
+"Offline Reinforcement Learning with Implicit Q-Learning".
+
+No value of an action outside the data set is ever asked for. With
 u = min Q'(x, a) - V(x), where two target networks Q' value the action a that was taken in x, and x'
 is what it led to, the loss on steps of the data set is the mean of
 
@@ -16,24 +17,25 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor
 
-from juggler.learner.algorithms.iql.config import IqlConfig
+from juggler.learner.algorithms.iql import IqlConfig
 from juggler.learner.algorithms.off_policy.core import (
     OffPolicyCore,
     importance_weights,
+    place_of,
 )
 from juggler.learner.core.gradient_core import Forward, Loss, TrainState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.live_mean import LiveMean
 from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.actor_critics import Q_VALUES
 from juggler.runtime.modules.rl_module import Batch
-from juggler.runtime.modules.twin_critics import Q_VALUES
 from juggler.runtime.wire.structures import tree_map
 
 _MOST_WEIGHT = 100.0  # of an action in the policy's loss
 
 
 class Iql(OffPolicyCore):
-    """The core of IQL, for modules with a policy, values, and two critics."""
+    """IQL's core, for modules with a policy, values and two critics."""
 
     name = "iql"
     config: IqlConfig
@@ -87,8 +89,7 @@ def expectile_loss(gains: Tensor, expectile: float) -> Tensor:
 def _of_taken(forward: Forward, taken: Batch) -> Tensor:
     """Both values [B, 2] of actions that were taken."""
     values: Tensor = forward(taken)[Q_VALUES]  # [B, 2], or [B, 2, n]
-    space = forward.module.action_space
-    if not isinstance(space, Discrete):
+    if not isinstance(forward.module.action_space, Discrete):
         return values
-    places = (taken[c.ACTIONS].long() - int(space.start)).view(-1, 1, 1).expand(-1, 2, 1)
+    places = place_of(forward.module, taken[c.ACTIONS]).view(-1, 1, 1).expand(-1, 2, 1)
     return values.gather(-1, places).squeeze(-1)  # [B, 2]

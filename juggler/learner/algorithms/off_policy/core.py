@@ -1,4 +1,4 @@
-"""What cores share that keep what arrives: a replay, and a target network that follows."""
+"""Shared parts of cores with a replay and a target network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor
 
-from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
+from juggler.learner.algorithms.off_policy import OffPolicyConfig
 from juggler.learner.core.gradient_core import (
     GradientCore,
     MakeModule,
@@ -19,20 +19,26 @@ from juggler.learner.core.gradient_core import (
 )
 from juggler.learner.core.hashing import content_key, uniform
 from juggler.learner.core.learner_core import Aux, Columns
-from juggler.learner.core.sequences import all_observations
-from juggler.learner.core.transitions import DISCOUNTS, rows_of_transitions, transitions
+from juggler.learner.core.sequences import (
+    DISCOUNTS,
+    all_observations,
+    rows_of_transitions,
+    transitions,
+)
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, Replay
 from juggler.learner.data.sources import DataSource
+from juggler.learner.optim.schedules import Schedule
 from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.q_network import EPSILON, must_explore
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import tree_map
 
 
 class TargetNetworkCore(GradientCore, ABC):
-    """The core of an algorithm that keeps what arrives, and has a target network.
+    """Base of cores with a replay and a target network.
 
-    Its state also has the target network's parameters, and the optimizer steps since they moved.
-    `steps` count each step that arrived once, however often it is drawn.
+    Its state adds the target network's parameters, and the optimizer steps since they moved.
+    `steps` counts each arriving step once, however often it is drawn.
     """
 
     learns_from_episodes = True
@@ -57,7 +63,7 @@ class TargetNetworkCore(GradientCore, ABC):
         return {**extra, "target": torch.lerp(target, new["parameters"], share)}  # [P]
 
     def target_moves(self, state: TrainState) -> Tensor:
-        """Whether the target network moves in the optimizer step that follows -> [] bool."""
+        """Whether the target network moves in the next optimizer step, bool []."""
         return state["extra"]["since_move"] + 1 >= self.config.target_period  # []
 
     def replay(
@@ -67,7 +73,7 @@ class TargetNetworkCore(GradientCore, ABC):
         *,
         episodes: bool = False,
     ) -> Replay:
-        """A replay of such rows, by the keys of the config; the arguments are those of `Replay`."""
+        """Make the configured replay; the arguments are `Replay`'s."""
         config = self.config
         return Replay(
             rows,
@@ -75,7 +81,7 @@ class TargetNetworkCore(GradientCore, ABC):
             size=config.replay_batch_size,
             ratio=config.replay_ratio,
             begin=config.replay_begin,
-            **config.replay_rules()._asdict(),
+            priority_exponent=config.priority_exponent,
             importance_exponent=config.importance_exponent,
             saved=config.save_replay,
             seed=seed,
@@ -86,7 +92,7 @@ class TargetNetworkCore(GradientCore, ABC):
 
 
 class OffPolicyCore(TargetNetworkCore, ABC):
-    """The core of an algorithm that learns from n-step transitions, which it keeps."""
+    """Base of cores that learn from replayed n-step transitions."""
 
     def __init__(self, make_module: MakeModule, config: OffPolicyConfig) -> None:
         super().__init__(make_module, config)
@@ -97,14 +103,6 @@ class OffPolicyCore(TargetNetworkCore, ABC):
             )
 
     def must_keep_each_step(self, table: str) -> None:
-        """For a core around this one that gives each step a reward of its own when it is drawn.
-
-        Args:
-            table: the keys of that core.
-
-        Raises:
-            ValueError: what is kept does not tell steps apart, or not those that terminate.
-        """
         if self.config.n_step != 1:
             raise ValueError(
                 f"{table} with n_step = {self.config.n_step}: of n steps whose rewards are summed, "
@@ -122,8 +120,10 @@ class OffPolicyCore(TargetNetworkCore, ABC):
         return self.replay(partial(rows_of_transitions, n=config.n_step, gamma=config.gamma), seed)
 
     def led_to(self, columns: Columns) -> tuple[Tensor, Tensor, Any]:
-        """Scaled sums of rewards and discounts [N, T], and observations [N T, ...], of n-step
-        transitions: those that were drawn, or those of the rows of a batch of episodes."""
+        """Rewards and discounts [N, T], and next observations [N T, ...].
+
+        They are of n-step transitions, drawn or from a batch of episodes. Rewards are scaled.
+        """
         scale = self.config.reward_scale
         if DISCOUNTS in columns:
             rewards = columns[c.REWARDS] * scale  # [N, T]
@@ -134,10 +134,36 @@ class OffPolicyCore(TargetNetworkCore, ABC):
         return found.rewards * scale, found.discounts, following
 
 
+class EpsilonGreedyCore(GradientCore, ABC):
+    """Base of cores that learn action values and explore ε-greedily."""
+
+    learns_from_episodes = True
+    learns_returns = False  # whether it learns the probabilities of returns
+
+    def __init__(self, make_module: MakeModule, config: Any) -> None:
+        super().__init__(make_module, config)
+        self.schedules["exploration_epsilon"] = Schedule(config.exploration_epsilon)
+        must_explore(self.name, self.module, self.learns_returns)
+
+    def exploration(self, state: TrainState) -> dict[str, Tensor]:
+        return {EPSILON: self.schedules["exploration_epsilon"](state["steps"])}  # []
+
+    def acting_parameters(self, state: TrainState) -> Tensor:
+        acts = getattr(self.config, "target_acts", False)
+        return state["extra"]["target"] if acts else state["parameters"]  # [P]
+
+
+def place_of(module: RLModule, actions: Tensor) -> Tensor:
+    """Discrete actions [...] as indices from 0 on, int64."""
+    assert isinstance(module.action_space, Discrete)
+    return actions.long() - int(module.action_space.start)
+
+
 def action_noise(module: RLModule, key: Tensor, columns: Columns, draws: int) -> Tensor:
-    """Noise [draws, N T, M] for actions in N T observations; for Discrete actions, which need none,
-    M is 0. It is a hash of the key and the actions: other samples get other noise, as parts of one
-    do.
+    """Noise [draws, N T, M] for sampling actions in N T observations.
+
+    M is 0 for Discrete actions. The noise hashes the key and the actions, so parts of a sample get
+    different noise.
 
     Args:
         module: chooses the actions.
@@ -154,15 +180,13 @@ def action_noise(module: RLModule, key: Tensor, columns: Columns, draws: int) ->
 
 
 def importance_weights(columns: Columns, like: Tensor) -> Tensor:
-    """The weight of each row of a sample in a loss, which makes up for rows that a replay draws
-    more often than others by their priorities; 1 where it draws all alike, or there is none.
+    """Weights [N, 1] that correct the loss for prioritized draws.
+
+    They are 1 where a replay draws uniformly, or there is none.
 
     Args:
         columns: of the sample.
         like: a tensor [N, ...] of the dtype of the loss, on its device.
-
-    Returns:
-        Weights [N, 1], for losses [N, T].
     """
     weights: Tensor = columns.get(IMPORTANCE_WEIGHTS, like.new_ones(len(like)))  # [N]
     return weights.to(like.dtype).unsqueeze(1)  # [N, 1]

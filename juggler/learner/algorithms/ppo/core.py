@@ -19,13 +19,12 @@ which KL(μ || π) is more than 1.5 times `target_kl`.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from juggler.learner.algorithms.actor_critic.core import (
     ActorCriticCore,
@@ -35,8 +34,7 @@ from juggler.learner.algorithms.actor_critic.core import (
     inputs_and_values,
     with_extra,
 )
-from juggler.learner.algorithms.ppo.config import PpoConfig
-from juggler.learner.algorithms.ppo.minibatches import Table
+from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.core.gradient_core import (
     Forward,
     Loss,
@@ -57,8 +55,9 @@ from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.metrics import mean_metrics
 from juggler.learner.core.returns import Estimates, gae
 from juggler.runtime.modules import columns as c
+from juggler.runtime.wire.structures import tree_map
 
-# Columns that are computed for a sample, beside its own.
+# Columns that are computed for a sample, besides its own.
 ADVANTAGES: Final = "advantages"
 TARGETS: Final = "targets"
 OLD_VALUES: Final = "old_values"
@@ -114,25 +113,8 @@ class Ppo(ActorCriticCore):
         found["explained_variance"] = mean.explained_variance(targets, errors)
         return StepOutput(state, found)
 
-    def step_in_parts(
-        self,
-        state: TrainState,
-        sample: Columns,
-        seam: Seam,
-        minibatches: int | None,
-        epochs: int | None,
-    ) -> StepOutput[TrainState]:
-        config = self.config
-        other = copy.copy(self)
-        other.config = replace(
-            config,
-            minibatches=minibatches or config.minibatches,
-            epochs=epochs or config.epochs,
-        )
-        return other.step(state, sample, seam)
-
     def grads(self, state: TrainState, sample: Columns) -> tuple[Grads, Aux]:
-        """Gradients of a first optimizer step with the whole sample as its minibatch."""
+        """Gradients of the first optimizer step, on the whole sample."""
         table, _ = self._prepared(state, sample, ALONE)
         return super().grads(state, table.columns)
 
@@ -178,7 +160,7 @@ class Ppo(ActorCriticCore):
 
     @torch.no_grad()
     def _prepared(self, state: TrainState, sample: Columns, seam: Seam) -> tuple[Table, Tensor]:
-        """The table of a sample, and the number of live steps [] in the samples of all learners."""
+        """Build a sample's table, and count live steps [] of all learners."""
         columns = self._estimated(self.forward(state).in_chunks(), sample)
         advantages, live_steps = _normalized(columns[ADVANTAGES], columns[c.LIVE], seam)
         if self.config.normalize_advantages:
@@ -189,8 +171,10 @@ class Ppo(ActorCriticCore):
         return Table.of_steps(of_steps), live_steps
 
     def _estimated(self, forward: Forward, columns: Columns) -> Columns:
-        """The columns of a sample with advantages, targets and old values; `live` marks the steps
-        to learn from. Training passes are of bounded size."""
+        """Add advantages, targets and old values to the columns.
+
+        `live` marks the steps to learn from. Training passes are of bounded size.
+        """
         seen = actor_critic_pass(forward, columns, self.config.burn_in)
         estimates = self.estimates(columns, seen, torch.zeros_like(seen.values))
         return {
@@ -223,21 +207,121 @@ class Ppo(ActorCriticCore):
             live = actor_critic_pass(forward, columns, self.config.burn_in).live
         return torch.zeros_like(columns[c.REWARDS]), live
 
-    def passes(self) -> tuple[int, int]:
-        return self.config.minibatches, self.config.epochs
-
     def _minibatches(self, key: Tensor, table: Table) -> Iterator[Columns]:
         """The minibatches of all epochs; each epoch deals the table out again."""
-        for epoch in range(self.config.epochs):
-            yield from table.minibatches(mixed(mixed(key) ^ epoch), self.config.minibatches)
+        minibatches, epochs = self.passes()
+        for epoch in range(epochs):
+            yield from table.minibatches(mixed(mixed(key) ^ epoch), minibatches)
 
 
 def _normalized(advantages: Tensor, live: Tensor, seam: Seam) -> tuple[Tensor, Tensor]:
-    """Advantages [N, T] of mean 0 and variance 1 over the live steps of all learners, and the
-    number of these steps []."""
+    """Normalize advantages [N, T] across learners; also count live steps []."""
     doubles = advantages.double() * live  # [N, T]
     sums = seam.sums(torch.stack([live.sum(), doubles.sum(), doubles.square().sum()]))  # [3]
     mean, mean_square = sums[1:] / sums[0].clamp(min=1)  # []
     deviation = (mean_square - mean.square()).clamp(min=0).sqrt()  # []
     normalized = ((advantages - mean) / (deviation + 1e-8)).to(advantages.dtype)  # [N, T]
     return normalized, sums[0].long()
+
+
+_32_BITS = 2**32 - 1
+
+
+def row_keys(contents: Tensor, live: Tensor) -> Tensor:
+    """Hash the live steps of each row -> [N], as for `mixed`.
+
+    A row has the same hash in every sample, so that a sample and its parts at several learners are
+    dealt out alike.
+
+    Args:
+        contents: [N, T] floats that differ between rows, such as log-probabilities of actions.
+        live: [N, T] bool
+    """
+    numbers = (contents * 2**20).to(torch.int64) & _32_BITS  # [N, T]
+    steps = torch.arange(live.shape[1], device=live.device)  # [T]
+    return (mixed(numbers ^ mixed(steps)) * live).sum(1) & _32_BITS  # [N]
+
+
+def deal(key: Tensor, rows: Tensor, present: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Deal the entries of a table out to `count` minibatches.
+
+    Every minibatch gets an equal part of every row, at random: of the entries that are present, and
+    of the others. If a row does not divide evenly, some places of minibatches stay empty.
+
+    Args:
+        key: [], in the range of `mixed`; each key gives another deal.
+        rows: [N], the keys of the rows, in the same range.
+        present: [N, T] bool.
+        count: k.
+
+    Returns:
+        The indices of each minibatch's entries in the flattened table, [k, B] int64, and whether an
+        entry is present there, [k, B] bool. B is N T / k or a little more.
+    """
+    n, t = present.shape
+    width = -(-t // count)
+    steps = torch.arange(t, device=present.device)  # [T]
+    row_draws = mixed(rows ^ key)  # [N]
+    draws = mixed(row_draws.unsqueeze(1) ^ steps)  # [N, T]
+    order = (draws + (~present << 32)).argsort(1)  # [N, T] present entries first
+    order = pad(order, (0, width * count - t), value=-1).view(n, width, count)  # -1: in no row
+    # Each row deals in turns, beginning with another minibatch. Otherwise rows that do not divide
+    # evenly would all leave the last minibatches short.
+    turns = torch.arange(count, device=present.device) + row_draws.unsqueeze(1)  # [N, k]
+    turns = (turns % count).unsqueeze(1).expand(-1, width, -1)  # [N, width, k]
+    dealt = order.gather(2, turns)  # [N, width, k]
+    places = dealt.clamp(min=0) + t * torch.arange(n, device=present.device).view(n, 1, 1)
+    places = places.movedim(2, 0).flatten(1)  # [k, B]
+    there = (dealt >= 0).movedim(2, 0).flatten(1)  # [k, B]
+    return places, present.flatten()[places] & there
+
+
+class Table(NamedTuple):
+    """A sample's steps, or segments of a stateful module, for minibatches."""
+
+    columns: Columns  # of steps [N T, ...], or of a sample with segments [N, T, ...]
+    rows: Tensor  # [R] keys of rows of steps, or of one row of segments
+    present: Tensor  # [R, I] bool: entries to learn from
+
+    @classmethod
+    def of_steps(cls, columns: Columns) -> Table:
+        """
+        Args:
+            columns: [N, T, ...].
+        """
+        flat = tree_map(lambda x: x.flatten(0, 1), columns)  # [N T, ...]
+        return cls(flat, row_keys(columns[c.ACTION_LOGP], columns[c.LIVE]), columns[c.LIVE])
+
+    @classmethod
+    def of_segments(cls, columns: Columns) -> Table:
+        """
+        Args:
+            columns: of a sample.
+        """
+        rows = columns[c.SEGMENT_ROWS]  # [S]
+        present = torch.ones((1, len(rows)), dtype=torch.bool, device=rows.device)  # [1, S]
+        return cls(columns, rows.new_zeros(1), present)
+
+    def minibatches(self, key: Tensor, count: int) -> Iterator[Columns]:
+        """Yield minibatches: steps [B, ...], or all columns of some segments."""
+        dealt, all_there = deal(key, self.rows, self.present, count)  # [k, B] both
+        if c.SEGMENT_ROWS in self.columns:
+            for places, there in zip(dealt, all_there, strict=True):
+                segments = {name: self.columns[name][places] for name in c.SEGMENTS}  # [B]
+                segments[c.SEGMENT_LENGTHS] = segments[c.SEGMENT_LENGTHS] * there  # [B]
+                yield {**self.columns, **segments}
+            return
+        # Numbers are gathered for all minibatches at once; what may be large, such as images, when
+        # its minibatch is due.
+        numbers = {name: each for name, each in self.columns.items() if _is_number(each)}
+        large = {name: each for name, each in self.columns.items() if name not in numbers}
+        gathered = {name: each[dealt].unbind() for name, each in numbers.items()}  # k x [B]
+        gathered[c.LIVE] = all_there.unbind()  # k x [B]
+        for place, at in enumerate(dealt.unbind()):
+            steps = tree_map(lambda x, at=at: x.index_select(0, at), large)  # [B, ...]
+            yield {**steps, **{name: each[place] for name, each in gathered.items()}}
+
+
+def _is_number(column: Any) -> bool:
+    """Whether it holds one number for each step [N T]."""
+    return isinstance(column, Tensor) and column.ndim == 1

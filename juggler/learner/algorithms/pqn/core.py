@@ -18,27 +18,22 @@ Here each optimizer step is on whole rows, with targets from the newest weights.
 from __future__ import annotations
 
 import torch
-from gymnasium.spaces import Discrete
-from torch import Tensor
 
 from juggler.learner.algorithms.actor_critic.core import actor_critic_pass
-from juggler.learner.algorithms.pqn.config import PqnConfig
+from juggler.learner.algorithms.off_policy.core import EpsilonGreedyCore, place_of
+from juggler.learner.algorithms.pqn import PqnConfig
 from juggler.learner.core.gradient_core import (
     Forward,
-    GradientCore,
     Loss,
-    MakeModule,
     TrainState,
 )
-from juggler.learner.core.learner_core import ALONE, Columns, Seam, StepOutput
+from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.returns import gae
-from juggler.learner.optim.schedules import Schedule
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.q_network import EPSILON, must_explore
 
 
-class Pqn(GradientCore):
+class Pqn(EpsilonGreedyCore):
     """The core of PQN.
 
     Modules need a buffer "epsilon" to act with. In training they return the values of all actions
@@ -46,32 +41,13 @@ class Pqn(GradientCore):
     """
 
     name = "pqn"
-    learns_from_episodes = True
     config: PqnConfig
-
-    def __init__(self, make_module: MakeModule, config: PqnConfig) -> None:
-        super().__init__(make_module, config)
-        self.schedules["exploration_epsilon"] = Schedule(config.exploration_epsilon)
-        must_explore(self.name, self.module)
-
-    def step(
-        self, state: TrainState, sample: Columns, seam: Seam = ALONE
-    ) -> StepOutput[TrainState]:
-        return self.step_in_parts(state, sample, seam, None, None)
-
-    def passes(self) -> tuple[int, int]:
-        return self.config.minibatches, self.config.epochs
-
-    def exploration(self, state: TrainState) -> dict[str, Tensor]:
-        return {EPSILON: self.schedules["exploration_epsilon"](state["steps"])}  # []
 
     def loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
         config = self.config
         values, best, next_best, live = actor_critic_pass(forward, columns)  # [N, T, n], 3 [N, T]
         mean = LiveMean(live)
-        space = forward.module.action_space
-        assert isinstance(space, Discrete)  # QNetwork requires it
-        actions = (columns[c.ACTIONS].long() - int(space.start)).unsqueeze(-1)  # [N, T, 1]
+        actions = place_of(forward.module, columns[c.ACTIONS]).unsqueeze(-1)  # [N, T, 1]
         chosen = values.gather(-1, actions).squeeze(-1)  # [N, T] Q(x_t, a_t)
         # The action of a step that is not live may be illegal, with the value -1e18.
         chosen = torch.where(live, chosen, 0.0)  # [N, T]

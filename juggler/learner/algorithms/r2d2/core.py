@@ -28,39 +28,35 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from juggler.learner.algorithms.off_policy.core import (
+    EpsilonGreedyCore,
     TargetNetworkCore,
     importance_weights,
+    place_of,
 )
-from juggler.learner.algorithms.r2d2.config import R2d2Config
+from juggler.learner.algorithms.r2d2 import R2d2Config
 from juggler.learner.core.gradient_core import Forward, Loss, MakeModule, TrainState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.live_mean import LiveMean
-from juggler.learner.core.transitions import transitions
-from juggler.learner.core.unrolling import Unrolled, unrolled
+from juggler.learner.core.sequences import Unrolled, transitions, unrolled
 from juggler.learner.data.replay.episode_rows import living_rows
 from juggler.learner.data.sources import DataSource
-from juggler.learner.optim.schedules import Schedule
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.q_network import EPSILON, must_explore
 
 _ETA = 0.9  # the weight of the largest error in a priority
 _SCALE_EPSILON = 1e-3
 
 
-class R2d2(TargetNetworkCore):
-    """The core of R2D2, for modules like those of DQN that have a state."""
+class R2d2(EpsilonGreedyCore, TargetNetworkCore):
+    """R2D2's core, for DQN modules with a state."""
 
     name = "r2d2"
     config: R2d2Config
 
     def __init__(self, make_module: MakeModule, config: R2d2Config) -> None:
         super().__init__(make_module, config)
-        self.schedules["exploration_epsilon"] = Schedule(config.exploration_epsilon)
-        must_explore(self.name, self.module)
         if not self.module.get_initial_state():
             raise ValueError(
                 f"{self.name} trains a memory, and {type(self.module).__name__} has none: set "
@@ -70,18 +66,10 @@ class R2d2(TargetNetworkCore):
     def data_source(self, seed: int = 0) -> DataSource:
         return self.replay(living_rows, seed, episodes=True)
 
-    def acting_parameters(self, state: TrainState) -> Tensor:
-        return state["extra"]["target"] if self.config.target_acts else state["parameters"]  # [P]
-
-    def exploration(self, state: TrainState) -> dict[str, Tensor]:
-        return {EPSILON: self.schedules["exploration_epsilon"](state["steps"])}  # []
-
     def loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
         weights = importance_weights(columns, columns[c.REWARDS])  # [N, 1]
         own = unrolled(forward, columns, self.config.burn_in)
-        space = forward.module.action_space
-        assert isinstance(space, Discrete)  # QNetwork requires it
-        actions = (columns[c.ACTIONS].long() - int(space.start)).unsqueeze(-1)  # [N, T, 1]
+        actions = place_of(forward.module, columns[c.ACTIONS]).unsqueeze(-1)  # [N, T, 1]
         chosen = _values(own)[own.places].gather(-1, actions).squeeze(-1)  # [N, T]
         # The action of a step that is not live may be illegal, with the value -1e18.
         chosen = torch.where(own.live, chosen, 0.0)  # [N, T]

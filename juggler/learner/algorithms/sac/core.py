@@ -34,16 +34,16 @@ from juggler.learner.algorithms.off_policy.core import (
     OffPolicyCore,
     action_noise,
     importance_weights,
+    place_of,
 )
-from juggler.learner.algorithms.sac.config import SacConfig
+from juggler.learner.algorithms.sac import SacConfig
 from juggler.learner.core.gradient_core import Forward, Loss, MakeModule, TrainState
 from juggler.learner.core.learner_core import Aux, Columns
 from juggler.learner.core.live_mean import LiveMean
 from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.actor_critics import LOG_TEMPERATURE, Q_VALUES, SoftActorCritic
 from juggler.runtime.modules.distributions import SquashedGaussianSpec
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.modules.soft_actor_critic import LOG_TEMPERATURE, SoftActorCritic
-from juggler.runtime.modules.twin_critics import Q_VALUES
 from juggler.runtime.wire.structures import tree_map
 
 
@@ -138,7 +138,7 @@ class Sac(OffPolicyCore):
 
 
 def _acted(policy: Forward, critic: Forward, observations: Any, noise: Tensor) -> _Acted:
-    """What the policy of one pass gets by the values of another, for B observations.
+    """Sample actions for B observations, and value them.
 
     Args:
         policy: acts.
@@ -185,21 +185,21 @@ def _learned_of(
         columns: columns of the sample, with the actions.
         noise: as in `_acted`.
     """
-    space, taken = forward.module.action_space, columns[c.ACTIONS].flatten(0, 1)  # [B, ...]
-    if not isinstance(space, Discrete):
+    taken = columns[c.ACTIONS].flatten(0, 1)  # [B, ...]
+    if not isinstance(forward.module.action_space, Discrete):
         valued = forward({c.OBSERVATIONS: observations, c.ACTIONS: taken})[Q_VALUES]  # [B, 2]
         return valued, _acted(forward, forward.frozen(), observations, noise)
     outputs = forward({c.OBSERVATIONS: observations})  # values of all actions, for both
     values = outputs[Q_VALUES]  # [B, 2, n]
     acted = _expected(forward, outputs[c.ACTION_DIST_INPUTS], values.detach())
-    places = (taken.long() - int(space.start)).view(-1, 1, 1).expand(-1, 2, 1)  # [B, 2, 1]
+    places = place_of(forward.module, taken).view(-1, 1, 1).expand(-1, 2, 1)  # [B, 2, 1]
     return values.gather(-1, places).squeeze(-1), acted
 
 
 def _must_be_reachable(module: RLModule, target_entropy: float | None) -> None:
-    """
-    Raises:
-        ValueError: no policy has such an entropy, and so a temperature would grow for ever.
+    """Raise ValueError if no policy reaches the target entropy.
+
+    The temperature would grow for ever.
     """
     spec, most = module.action_distribution(), math.inf
     if isinstance(module.action_space, Discrete):

@@ -1,5 +1,6 @@
-"""TD3: Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods"
-(arXiv:1802.09477).
+"""TD3 (Fujimoto et al. 2018, arXiv:1802.09477).
+
+"Addressing Function Approximation Error in Actor-Critic Methods".
 
 A policy π chooses one action for each observation. Two networks Q_1 and Q_2 estimate what an action
 is worth. A learner keeps the steps that arrive, draws some of them for each optimizer step, and
@@ -32,7 +33,7 @@ from juggler.learner.algorithms.off_policy.core import (
     action_noise,
     importance_weights,
 )
-from juggler.learner.algorithms.td3.config import Td3Config
+from juggler.learner.algorithms.td3 import Td3Config
 from juggler.learner.core.gradient_core import (
     Forward,
     Loss,
@@ -44,13 +45,13 @@ from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.optim.optimizers import chosen
 from juggler.learner.optim.schedules import Schedule
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.deterministic_actor_critic import (
+from juggler.runtime.modules.actor_critics import (
     EXPLORATION_NOISE,
+    Q_VALUES,
     DeterministicActorCritic,
 )
 from juggler.runtime.modules.distributions import ClippedGaussian
 from juggler.runtime.modules.distributions.base import Constants
-from juggler.runtime.modules.twin_critics import Q_VALUES
 from juggler.runtime.wire.structures import tree_map
 
 
@@ -142,7 +143,7 @@ class Td3(OffPolicyCore):
         return Loss(total, mean.live_steps, metrics, means={}, priorities=priorities)
 
     def _policy_moves(self, state: TrainState) -> Tensor:
-        """Whether the policy moves in the optimizer step that follows -> [] bool."""
+        """Whether the policy moves in the next optimizer step, bool []."""
         return state["extra"]["since_policy_move"] + 1 >= self.config.policy_period  # []
 
     def _target_noise(self, forward: Forward, key: Tensor, columns: Columns) -> Tensor:
@@ -157,7 +158,7 @@ def _policy(forward: Forward, observations: Any) -> ClippedGaussian:
     """What a policy does in B observations [B, ...]."""
     inputs = forward({c.OBSERVATIONS: observations})[c.ACTION_DIST_INPUTS]  # [B, 2 M]
     module = forward.module
-    assert isinstance(module, DeterministicActorCritic)  # Td3 has only such
+    assert isinstance(module, DeterministicActorCritic)  # the only kind that Td3 builds
     return module.action_distribution()(inputs)
 
 

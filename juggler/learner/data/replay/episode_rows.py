@@ -1,4 +1,4 @@
-"""The rows of a sample of episodes as rows of one size, which a table can keep, and back."""
+"""Converts rows of sampled episodes to equal-sized table rows, and back."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Size(NamedTuple):
 
 
 def rows_of_episodes(columns: Columns) -> dict[str, Any]:
-    """The N rows of a sample as rows of a table: by name, tensors [N, ...] or trees of them.
+    """Convert a sample's N rows to table rows, trees [N, ...].
 
-    The host waits for the device here, since the most entries in a row are a dimension of tensors.
+    The host waits for the device, since the most entries in a row are a dimension of tensors.
 
     Args:
         columns: as `collate` makes them.
@@ -68,7 +68,7 @@ def rows_of_episodes(columns: Columns) -> dict[str, Any]:
 
 
 def living_rows(columns: Columns) -> dict[str, Any]:
-    """The same of those rows that have a live step; {}: none has."""
+    """As `rows_of_episodes`, for rows with live steps; {}: none."""
     rows = rows_of_episodes(columns)
     living = rows[c.LIVE].any(1).nonzero().squeeze(1)  # [n]
     return tree_map(lambda x: x[living], rows) if len(living) else {}
@@ -97,11 +97,13 @@ def size_of(rows: Mapping[str, Any]) -> Size:
 
 
 def resized(rows: Mapping[str, Any], size: Size, before: Size) -> dict[str, Any]:
-    """The same rows with room for more. Steps that are added are as `collate` pads rows: not live,
-    with the row's last observation and action.
+    """Give rows room for more.
+
+    Steps that are added are as `collate` pads rows: not live, with the row's last observation and
+    action.
 
     Args:
-        rows: all their columns; or some, of which those in `LAST` need what it names.
+        rows: all columns, or some of them with what `LAST` names.
         size: what they get room for.
         before: what they have room for.
     """
@@ -126,12 +128,12 @@ def resized(rows: Mapping[str, Any], size: Size, before: Size) -> dict[str, Any]
 def _spread(
     order: Tensor, places: tuple[Tensor, Tensor], shape: tuple[int, int], x: Tensor
 ) -> Tensor:
-    """Entries x [K, ...] in this order, at these places of [N, W, ...] zeros."""
+    """Scatter entries x [K, ...] into zeros [N, W, ...]."""
     return x.new_zeros(shape + x.shape[1:]).index_put_(places, x[order])  # [N, W, ...]
 
 
 def _padded(x: Tensor, count: int, fill: Tensor) -> Tensor:
-    """x [N, W, ...] with so many further entries in each row, each of them `fill` [N, ...]."""
+    """x [N, W, ...] with `count` more entries `fill` per row."""
     if not count:
         return x
     more = fill.unsqueeze(1).expand(len(x), count, *x.shape[2:])  # [N, count, ...]

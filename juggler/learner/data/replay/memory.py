@@ -1,4 +1,4 @@
-"""Memory for kept rows, on the host, on a device or on disk: columns, and how many rows fit."""
+"""Memory for replayed rows on host, device or disk, and its size."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from juggler.runtime.actors.resources import usable_memory
-from juggler.runtime.connectors.frame_stack import FRAMES
+from juggler.runtime.connectors.contexts import FRAMES
 from juggler.runtime.modules.columns import LIVE
 from juggler.runtime.wire.structures import tree_leaves, tree_map
 
 
 class Columns:
-    """Columns [capacity, ...] by name, or trees of them, for rows like the first ones.
+    """Columns [capacity, ...] by name, or trees of them.
 
     Args:
         like: rows by name, tensors [n, ...] or trees of them.
@@ -38,9 +38,7 @@ class Columns:
         self.tree: dict[str, Any] = tree_map(lambda x: make(x, capacity, directory), dict(like))
 
     def check(self, rows: Mapping[str, Any]) -> None:
-        """Raises:
-        ValueError: these rows are unlike the first ones.
-        """
+        """Raise ValueError if rows differ from the first ones."""
         if rows.keys() != self.tree.keys():
             raise unlike(f"only one side has {sorted(rows.keys() ^ self.tree.keys())}")
         try:
@@ -48,13 +46,13 @@ class Columns:
         except (KeyError, TypeError) as error:
             raise unlike(f"it has {error}, and they have not") from None
 
-    def write(self, slots: NDArray[np.intp], runs: list[slice], rows: Mapping[str, Any]) -> None:
-        """Copy rows [n, ...], which were checked, into different slots [n] with these `runs_of`."""
-        places = self._places(slots)
+    def write(self, slots: NDArray[np.intp], rows: Mapping[str, Any]) -> None:
+        """Copy rows [n, ...], which were checked, into different slots [n]."""
+        places, runs = self._places(slots), _runs_of(slots)
         self._map(lambda column, x: column.write(places, runs, x), rows)
 
     def take(self, slots: NDArray[np.intp], names: Collection[str] = ()) -> dict[str, Any]:
-        """Copies of the rows in slots [B] -> by name, tensors [B, ...]; (): of all names."""
+        """Copy the rows in slots [B], by name; (): all names."""
         places = self._places(slots)
         if names:
             some = {name: self.tree[name] for name in names}
@@ -67,11 +65,11 @@ class Columns:
         return self._map(lambda column: column.first(count))
 
     def grow(self, capacity: int) -> None:
-        """Have more slots."""
+        """Add slots."""
         self._map(lambda column: column.grow(capacity))
 
     def _places(self, slots: NDArray[np.intp]) -> Any:
-        """Slots [n] where the columns are: sent to a device once for all of them."""
+        """Move slots [n] to the columns' device, once for all columns."""
         if self._device is None:
             return slots
         return torch.from_numpy(slots).to(self._device, non_blocking=True)  # [n]
@@ -148,7 +146,7 @@ class _HostColumn(_Column):
             self._data.resize((capacity, *self.shape), refcheck=False)  # mostly without a copy
 
     def _made(self, capacity: int) -> NDArray[Any]:
-        """Memory is taken as the slots are filled; room on disk at once."""
+        """Allocate: in memory as slots fill, on disk at once."""
         shape, dtype = (capacity, *self.shape), self._like.cpu().numpy().dtype
         if not self._directory or not prod(shape):
             return np.empty(shape, dtype)
@@ -156,7 +154,7 @@ class _HostColumn(_Column):
 
 
 def _on_disk(directory: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array in a file without a name, of which nothing is left when the process ends."""
+    """An array in an unnamed file, which vanishes with the process."""
     size = prod(shape) * dtype.itemsize
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -166,9 +164,8 @@ def _on_disk(directory: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ND
         raise no_room_on_disk(directory, size, error.strerror or str(error)) from error
 
 
-def runs_of(slots: NDArray[np.intp]) -> list[slice]:
-    """Slots [n] as at most two runs of successive ones; [] if there are more. A ring has one, or
-    two where it wraps."""
+def _runs_of(slots: NDArray[np.intp]) -> list[slice]:
+    """Slots [n] as at most two slices; [] if more are needed."""
     breaks = (slots[1:] - slots[:-1] != 1).nonzero()[0]
     if len(breaks) > 1 or not len(slots):
         return []
@@ -190,9 +187,9 @@ def count_of(rows: Mapping[str, Any]) -> int:
 
 
 def must_be_rows(rows: Mapping[str, Any]) -> None:
-    """Raises:
-    ValueError: these are not tensors [n, ...], or trees of them, of one n. A tensor with one entry
-        would be broadcast to all rows.
+    """Raise ValueError unless rows are trees of tensors [n, ...].
+
+    A tensor with one entry would be broadcast to all rows.
     """
     leaves = {"/".join(path): x for path, x in tree_leaves(rows)}
     for name, x in leaves.items():
@@ -210,7 +207,7 @@ def must_be_rows(rows: Mapping[str, Any]) -> None:
 
 
 class Room(NamedTuple):
-    """Where steps are kept, and how many.
+    """Place and number of kept steps.
 
     Attributes:
         capacity: the most steps.
@@ -227,7 +224,7 @@ class Room(NamedTuple):
     saved: bool = False
 
     def steps_of(self, each: float, row_steps: int = 1) -> int:
-        """How many steps are kept, of so many bytes each.
+        """Number of steps kept, by the bytes of each.
 
         Args:
             each: bytes of a step.
@@ -270,7 +267,7 @@ class Room(NamedTuple):
         if free is not None and steps * each > free:
             whose = "this host's memory" if on_host else f"the memory of {device}"
             raise ValueError(
-                f"replay_capacity = {steps}: so many kept steps, of {each:.0f} bytes each, take "
+                f"replay_capacity = {steps}: that many steps of {each:.0f} bytes take "
                 f"{steps * each / 1e9:.1f} GB, and {free / 1e9:.1f} GB of {whose} are free. "
                 f"Set it to {int(free * 0.9 / each)} or less, or keep the steps on disk with "
                 "replay_directory"
@@ -299,7 +296,7 @@ class Room(NamedTuple):
 
 
 def memory_of(device: torch.device) -> int | None:
-    """Bytes of a device's memory that are free for this process; None: torch does not say."""
+    """Free bytes of a device's memory; None: torch cannot say."""
     if device.type != "cuda":
         return None
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -307,8 +304,7 @@ def memory_of(device: torch.device) -> int | None:
 
 
 def bytes_of_step(rows: Mapping[str, Any]) -> float:
-    """The memory that each step of some rows [n, ...] takes. FRAMES [P, ...] are those of all n
-    rows."""
+    """Memory per step of rows [n, ...], with their FRAMES [P, ...]."""
     rest = {name: column for name, column in rows.items() if name != FRAMES}
     size: float = sum(prod(x.shape[1:]) * x.element_size() for _, x in tree_leaves(rest))
     frames = [x for _, x in tree_leaves(rows.get(FRAMES, {}))]
@@ -317,20 +313,20 @@ def bytes_of_step(rows: Mapping[str, Any]) -> float:
 
 
 def steps_of_row(rows: Mapping[str, Any]) -> int:
-    """T of some rows [n, ...]; rows without live steps [n, T] are a step each."""
+    """T of rows [n, ...]; without live steps [n, T], 1."""
     return max(1, rows[LIVE].shape[1]) if LIVE in rows else 1
 
 
 def unlike(how: str) -> ValueError:
     """An error that says how rows are unlike those of their table."""
     return ValueError(
-        f"these rows do not fit those in the replay table: {how}. If the run goes on with other "
+        f"these rows do not fit those in the replay table: {how}. If the run continues with other "
         "connectors than it began with, set save_replay = false"
     )
 
 
 def no_room_on_disk(directory: str, size: float, why: str) -> ValueError:
-    """An error that says that so many bytes of kept steps have no room there."""
+    """Make the error for a replay that does not fit on disk."""
     return ValueError(
         f"replay_directory = {directory!r}: there is no room for {size / 1e9:.1f} GB of kept "
         f"steps: {why}. Lower replay_capacity, or name another directory"

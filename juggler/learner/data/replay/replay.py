@@ -1,8 +1,8 @@
-"""Sources that keep what arrives: `Replay`, which draws from it, and `MixInReplay`, which adds old
-rows to what another source gives."""
+"""Replay draws from kept rows; MixInReplay adds them to new samples."""
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass
@@ -29,10 +29,9 @@ from juggler.learner.data.replay.memory import (
     must_be_rows,
     steps_of_row,
 )
-from juggler.learner.data.replay.rules import Remover, Rules, Selector
 from juggler.learner.data.replay.table import Drawn, EpisodeTable, FrameTable, Slots, Table
 from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sums, alone
-from juggler.runtime.connectors.frame_stack import FRAMES
+from juggler.runtime.connectors.contexts import FRAMES
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
@@ -41,191 +40,173 @@ from juggler.runtime.wire.trees import Tree
 #: A column of a drawn sample: the weight of each row in a loss [B].
 IMPORTANCE_WEIGHTS: Final = "importance_weights"
 
-_FORMAT = 3  # of `state`
-_WORD = (1 << 64) - 1
+_FORMAT = 4  # of `state`
+_OLDEST_FORMAT = 3
 _NONE = np.zeros(0, np.intp)
-
-
-class Draws:
-    """The random numbers of a replay, which begin anew whenever it discards all rows.
-
-    They follow from a seed, from how often they have begun, and from the learner's rank in its
-    group. A state has the first two. So a run that is resumed, whose processes have other seeds,
-    draws what the run that continued draws.
-
-    Attributes:
-        generator: of the numbers; another one each time that they begin.
-    """
-
-    generator: np.random.Generator
-
-    def __init__(self, seed: int, beginnings: int = 0, rank: int = 0) -> None:
-        self._seed, self._beginnings, self._rank = seed, beginnings, rank
-        self._begin()
-
-    def begin_anew(self) -> None:
-        """Begin with other numbers than each time before."""
-        self._beginnings += 1
-        self._begin()
-
-    def draw_apart(self, rank: int, *, going_on: bool) -> None:
-        """Draw other numbers than learners of other ranks: from here on, or from the beginning
-        where nothing was drawn yet."""
-        self._rank = rank
-        if going_on:
-            draw_apart(self.generator, rank)
-        else:
-            self._begin()
-
-    def state(self, *, anew: bool) -> dict[str, Tree]:
-        """What `restored` needs; `anew`: it is to begin as after `begin_anew`."""
-        return {"seed": np.array(self._seed), "beginnings": np.array(self._beginnings + anew)}
-
-    def restored(self, state: Mapping[str, Any]) -> Draws:
-        """Those of such a state, for a learner of this rank; older versions say less in it."""
-        seed = int(state.get("seed", self._seed))
-        return Draws(seed, int(state.get("beginnings", 0)), self._rank)
-
-    def words(self) -> NDArray[np.uint64]:
-        """Where the generator, a PCG64, is in its sequence: numbers [6]."""
-        found: Any = self.generator.bit_generator.state
-        state, increment = found["state"]["state"], found["state"]["inc"]
-        words = [state & _WORD, state >> 64, increment & _WORD, increment >> 64]
-        return np.array([*words, found["has_uint32"], found["uinteger"]], np.uint64)
-
-    def resume(self, words: NDArray[np.uint64]) -> None:
-        """Continue where the generator was when it gave these `words`."""
-        low, high, increment_low, increment_high, has_uint32, uinteger = map(int, words)
-        self.generator.bit_generator.state = {
-            "bit_generator": "PCG64",
-            "state": {"state": high << 64 | low, "inc": increment_high << 64 | increment_low},
-            "has_uint32": has_uint32,
-            "uinteger": uinteger,
-        }
-
-    def _begin(self) -> None:
-        self.generator = np.random.Generator(np.random.PCG64([self._seed, self._beginnings]))
-        draw_apart(self.generator, self._rank)
-
-
-def draw_apart(generator: np.random.Generator, rank: int) -> None:
-    """Have a PCG64 continue elsewhere in its sequence: as far apart for each rank, so that those
-    that had one state do not draw alike. That of rank 0 continues as it would."""
-    found: Any = generator.bit_generator
-    if rank:  # a jump, even by nothing, would discard half of a number that is left from a draw
-        found.state = found.jumped(rank).state
 
 
 class _Keeper(DataSource):
     """A source that keeps rows in one table.
+
+    Its random numbers follow from a seed, from how often it has discarded all rows, and from the
+    learner's rank in its group. A state has the first two. So a run that is resumed, whose
+    processes have other seeds, draws what the run that continued draws.
 
     Attributes:
         table: the rows; of no capacity before the first ones, which say how many there may be.
     """
 
     _marks: tuple[str, ...] = ()  # of the table
-    _oldest_format = 1  # of states that do not name theirs
 
-    def __init__(self, room: Room, rules: Rules, seed: int, *, episodes: bool) -> None:
-        self._room, self._rules, self._draws = room, rules, Draws(seed)
-        self._saved, self._episodes = room.saved, episodes
+    def __init__(self, room: Room, alpha: float, seed: int, *, episodes: bool) -> None:
+        self._room, self._alpha, self._saved, self._episodes = room, alpha, room.saved, episodes
+        self._seed, self._beginnings, self._rank = seed, 0, 0
         self._forget()
 
     def _forget(self) -> None:
-        """Have no rows."""
+        """Discard all rows, and restart the draws."""
         self._step_bytes, self._began = 0.0, False
-        self.table = self._table(0, framed=False, draws=self._draws)
+        seeds = [self._seed, self._beginnings]
+        self._generator = apart(np.random.Generator(np.random.PCG64(seeds)), self._rank)
+        self.table = self._table(0, framed=False)
 
     @abstractmethod
     def _own_state(self) -> dict[str, Tree]:
-        """What a checkpoint holds beside the table."""
+        """What a checkpoint holds besides the table."""
 
     @abstractmethod
-    def _read(self, own: Mapping[str, Any], state: Mapping[str, Any]) -> Any:
-        """The same, of a checkpoint, and of the rest of its state."""
+    def _read(self, own: Mapping[str, Any]) -> Any:
+        """The same, of a checkpoint."""
 
     @abstractmethod
     def _resume(self, read: Any) -> None:
         """Continue from what was read."""
 
     def draw_apart(self, rank: int) -> None:
-        self._draws.draw_apart(rank, going_on=self._began)
+        self._rank = rank
+        if self._began:
+            apart(self._generator, rank)
+        else:
+            self._forget()
 
     def clear(self) -> None:
         if not self._saved:
             self._discard()
 
     def state(self) -> dict[str, Tree]:
-        """Without rows, a source that continues from here draws as this one does after `clear`."""
-        if not self._saved or not self._began:
-            return self._draws.state(anew=self._began)
+        """State of the draws without rows, as `clear` leaves them."""
+        whole = self._saved and self._began
+        beginnings = self._beginnings + (self._began and not whole)
+        seeds: dict[str, Tree] = {"seed": np.array(self._seed), "beginnings": np.array(beginnings)}
+        if not whole:
+            return seeds
         kept = {**self.table.state(), "step_bytes": np.array(self._step_bytes), **self._own_state()}
+        place = json.dumps(self._generator.bit_generator.state).encode()
         return {
-            **self._draws.state(anew=False),
+            **seeds,
             "format": np.array(_FORMAT),
-            "generator": self._draws.words(),
+            "generator": np.frombuffer(place, np.uint8),
             "modules": {DEFAULT_MODULE: kept},
         }
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
         if not state:
             return self._discard()
+        own: dict[str, Any] = {}
+        before, generator = self._generator, np.random.Generator(np.random.PCG64())
         try:
-            own: dict[str, Any] = {}
-            draws, read = self._draws.restored(state), None
-            table, step_bytes = self._table(0, framed=False, draws=draws), 0.0
+            # Older versions say less.
+            seeds = int(state.get("seed", self._seed)), int(state.get("beginnings", 0))
             if self._saved and "modules" in state:
-                found = int(state["format"]) if "format" in state else self._oldest_format
-                if found != _FORMAT:
+                if not _OLDEST_FORMAT <= (found := int(state.get("format", 1))) <= _FORMAT:
                     raise ValueError(
                         f"the checkpoint's replay table is of format {found}, and this version of "
-                        f"Juggler reads format {_FORMAT}: resume with save_replay = false, which "
-                        "begins with an empty one"
+                        f"Juggler reads formats {_OLDEST_FORMAT} to {_FORMAT}: resume with "
+                        "save_replay = false, which begins with an empty one"
                     )
-                draws.resume(state["generator"])
+                generator.bit_generator.state = _place_of(state["generator"])
                 own = next(iter(state["modules"].values()), {})
+                if own and found < _FORMAT:
+                    own = {**_not_in_format_3(own), "count": state.get("arrived", 0), **own}
             if own:
-                if step_bytes := float(own["step_bytes"]):
-                    steps, framed = self._room.steps_of(step_bytes), FRAMES in own["table"]
-                    table = self._table(steps, framed=framed, draws=draws)
+                self._generator, step_bytes = generator, float(own["step_bytes"])
+                steps = self._room.steps_of(step_bytes) if step_bytes else 0
+                table = self._table(steps, framed=FRAMES in own["table"])
+                if step_bytes:
                     table.prepare(own)
-                read = self._read(own, state)
+                read = self._read(own)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the checkpoint holds no replay table: {error!r}") from None
-        self._draws = draws
+        finally:
+            self._generator = before
+        self._seed, self._beginnings = seeds
         self._forget()  # there is no memory for rows from before as well
         if own:
             if step_bytes:
                 table.restore(own, device)
-            self.table, self._step_bytes, self._began = table, step_bytes, True
+            self._generator, self.table, self._step_bytes = generator, table, step_bytes
+            self._began = True
             self._resume(read)
 
     def _discard(self) -> None:
-        """Keep no rows, and draw others than from those that were kept."""
+        """Discard all rows, and change what is drawn next."""
         if self._began:
-            self._draws.begin_anew()
+            self._beginnings += 1
             self._forget()
 
     def _make_table(self, rows: dict[str, Any]) -> None:
-        """Have a table for rows like these, if there is none."""
+        """Make a table for rows like these, if there is none."""
         if self._step_bytes:
             return
         self._room.taken_by(rows)
         each = bytes_of_step(rows)
         steps = self._room.steps_of(each, steps_of_row(rows))
-        self.table = self._table(steps, framed=FRAMES in rows, draws=self._draws)
+        self.table = self._table(steps, framed=FRAMES in rows)
         self._step_bytes = each
 
-    def _table(self, steps: int, *, framed: bool, draws: Draws) -> Table:
+    def _table(self, steps: int, *, framed: bool) -> Table:
         kind = FrameTable if framed else EpisodeTable if self._episodes else Table
-        return kind(steps, self._rules, draws.generator, self._room.directory, self._marks)
+        return kind(steps, self._alpha, self._generator, self._room.directory, self._marks)
+
+
+def _not_in_format_3(own: Mapping[str, Any]) -> dict[str, Any]:
+    """What tables of that format may lack, as it was then."""
+    size = int(np.count_nonzero(own["table"]["generations"]))
+    selection = {
+        "times": np.zeros(size, np.uint8),
+        "weights": np.zeros(0),
+        "numbers": np.array([0.0, 1.0]),
+        "rows": np.zeros(3, np.int64),
+    }
+    return {"stale_priorities": 0, "selection": selection}
+
+
+def _place_of(saved: NDArray[Any]) -> Any:
+    """Position of a PCG64: JSON, or in format 3 numbers [6]."""
+    if saved.dtype == np.uint8:
+        return json.loads(saved.tobytes())
+    low, high, increment_low, increment_high, has_uint32, uinteger = map(int, saved)
+    return {
+        "bit_generator": "PCG64",
+        "state": {"state": high << 64 | low, "inc": increment_high << 64 | increment_low},
+        "has_uint32": has_uint32,
+        "uinteger": uinteger,
+    }
+
+
+def apart(generator: np.random.Generator, rank: int) -> np.random.Generator:
+    """Jump a PCG64 ahead by rank, so learners draw differently."""
+    found: Any = generator.bit_generator
+    if rank:  # a jump, even by nothing, would discard half of a number that is left from a draw
+        found.state = found.jumped(rank).state
+    return generator
 
 
 @dataclass
 class _Pace:
-    """How many rows are due, and what was counted."""
+    """Counts of arrivals and draws, and the rows due."""
 
-    due: float = 0.0  # rows that are still to be drawn for those that arrived
+    due: float = 0.0  # rows still to be drawn for past arrivals
     new_steps: float = 0.0  # at all learners, that no draw has had
     waiting: float = 0.0  # steps that arrived, also before the first draw
     # Since draws may begin: rows that arrived, as this learner's share of those at all learners of
@@ -237,20 +218,15 @@ class _Pace:
 
 
 class Replay(_Keeper):
-    """Keeps rows in a table, and draws samples from it at a fixed ratio to what arrives.
+    """Keeps rows in a table, and samples them at a fixed ratio.
 
     Samples arrive as fast as they are learned from. So the ratio holds exactly, and nothing is
-    thrown away for it. What is left of an arrival that is no whole sample is carried over to the
-    next one. Only if each row may be drawn a limited number of times, and no row is left, are draws
-    not made up for later.
+    discarded for it. The fraction of a sample that an arrival leaves is carried over.
 
-    At random, rows are drawn independently, with replacement: uniformly or, with a priority
-    exponent α above 0, with probability P(i) = p_i^α / Σ p_k^α, where p is the priority that the
-    last step gave a row (Schaul et al. 2016, "Prioritized Experience Replay"). A new row has the
-    largest priority that was ever given. Importance weights are (N P(i))^-β, divided by the largest
-    in the sample.
-
-    With the oldest rows first, each of them once, it is a queue.
+    Rows are drawn independently, with replacement: uniformly or, with a priority exponent α above
+    0, with probability P(i) = p_i^α / Σ p_k^α, where p is the priority that the last step gave a
+    row (Schaul et al. 2016, "Prioritized Experience Replay"). A new row has the largest priority
+    that was ever given. Importance weights are (N P(i))^-β, divided by the largest in the sample.
 
     Args:
         rows: what is kept of an arriving sample: by name, tensors [n, ...] or trees of them; {}:
@@ -259,12 +235,7 @@ class Replay(_Keeper):
         size: B, rows in a drawn sample.
         ratio: how often a row is drawn on average, if it stays for long.
         begin: how many live steps must have arrived before the first draw, at all learners of a
-            group; with `max_times_sampled`, also how many must be there at each draw, with those
-            that are not live, unless the table is full.
-        selector: which rows are drawn: at random, or the oldest ("fifo") or newest ("lifo") first.
-        remover: which rows leave a full table: the oldest ("fifo"), the newest ("lifo"), any
-            ("random"), or those of the lowest priority ("lowest_priority").
-        max_times_sampled: how often a row is drawn before it leaves; 0: any number of times.
+            group.
         priority_exponent: α.
         importance_exponent: β.
         saved: whether `state` holds the table. Else a restored replay begins with an empty one.
@@ -285,9 +256,6 @@ class Replay(_Keeper):
         size: int,
         ratio: float,
         begin: int = 0,
-        selector: Selector = "random",
-        remover: Remover = "fifo",
-        max_times_sampled: int = 0,
         priority_exponent: float = 0.0,
         importance_exponent: float = 0.0,
         saved: bool = True,
@@ -296,8 +264,6 @@ class Replay(_Keeper):
         directory: str = "",
         memory: float | None = None,
     ) -> None:
-        rules = Rules(selector, remover, max_times_sampled, priority_exponent)
-        rules.check()
         for name, count in (("capacity", capacity), ("size", size)):
             if count < 1:
                 raise ValueError(f"{name} = {count} of a replay: must be at least 1")
@@ -305,13 +271,10 @@ class Replay(_Keeper):
             raise ValueError(f"ratio = {ratio} of a replay: must be above 0 and finite")
         self._rows, self._size, self._ratio, self._beta = rows, size, ratio, importance_exponent
         self.keeps_frames, self.keeps_rows = not episodes, episodes
-        # If draws remove rows, there may be fewer of them than learning began with.
-        self._least_steps = begin if max_times_sampled else 0
         self._taken_in, self._is_trial = 0, False
         self._ones = torch.ones(size)  # [B]
-        super().__init__(
-            Room(capacity, memory, directory, begin, saved), rules, seed, episodes=episodes
-        )
+        room = Room(capacity, memory, directory, begin, saved)
+        super().__init__(room, priority_exponent, seed, episodes=episodes)
 
     def _forget(self) -> None:
         super()._forget()
@@ -319,8 +282,7 @@ class Replay(_Keeper):
         self._drawn = Drawn({}, _NONE, _NONE)
 
     def add(self, sample: Columns, sums: Sums = alone) -> Iterator[Columns]:
-        """Take a sample, and draw others, each one when it is asked for: so each draw knows the
-        priorities of those before it."""
+        """Insert a sample and yield draws, each with current priorities."""
         rows = self._rows_of(sample)
         self._began, count = True, count_of(rows)
         if count:
@@ -343,11 +305,11 @@ class Replay(_Keeper):
             pace.rows += arrived / learners
             pace.steps += round(live)
         if self._is_trial:
-            if there := min(self._size, self.table.may_draw()):
-                yield self._draw(int(there))
+            if self.table.size:
+                yield self._draw()
             return
-        while self._may_draw():
-            yield self._draw(self._size)
+        while self.table.size and pace.due >= self._size:
+            yield self._draw()
 
     def try_out(self) -> None:
         self._is_trial = True
@@ -356,14 +318,12 @@ class Replay(_Keeper):
         return self._room.taken_by(self._rows_of(sample))
 
     def update_priorities(self, priorities: Tensor | None) -> None:
-        """Set the priorities [B] of the rows drawn last. Those of rows that have left since are
-        ignored.
+        """Set the priorities [B] of the last draw's remaining rows.
 
         Raises:
-            ValueError: the replay is tried out and draws by priority, and the loss gave none, or
-                such that rows cannot be drawn by.
+            ValueError: in a trial, the loss gave no priorities or unusable ones.
         """
-        if not self._rules.priority_exponent:
+        if not self._alpha:
             return
         if self._is_trial and len(self._drawn.slots):
             self._check(priorities)
@@ -372,7 +332,7 @@ class Replay(_Keeper):
             self._stale += self.table.update_priorities(self._drawn, values)
 
     def _check(self, given: Tensor | None) -> None:
-        """Those of a trial. A run ignores the ones that are no numbers."""
+        """Check a trial's priorities. A run ignores the ones not finite."""
         if given is None:
             found = "no priorities"
         elif (wrong := given[~(given >= 0) | given.isinf()]).numel():
@@ -380,18 +340,9 @@ class Replay(_Keeper):
         else:
             return
         raise ValueError(
-            f"priority_exponent = {self._rules.priority_exponent:g}, and the loss gave {found}: "
+            f"priority_exponent = {self._alpha:g}, and the loss gave {found}: "
             "return juggler.Loss(..., priorities=...) with a finite number of at least 0 for each "
             "row, such as its largest error, or set priority_exponent = 0"
-        )
-
-    def why_alone(self) -> str:
-        if not (most := self._rules.max_times_sampled):
-            return ""
-        return (
-            f"max_times_sampled = {most} with several learners: they would run out of steps at "
-            "different times, but have to make every step of the optimizer together; set it to 0, "
-            "or num_learners to 1"
         )
 
     def taken_in(self) -> int:
@@ -401,12 +352,12 @@ class Replay(_Keeper):
         return self.books()
 
     def books(self) -> Mapping[str, float]:
-        """What became of all rows that arrived: each was drawn, is waiting, or has left unused."""
+        """Counts of rows that were drawn, wait, or left unused."""
         pace, table = self._pace, self.table
         if not self._began:
             return {}
         # The other learners of a group wait for the first row of each.
-        missing = max(self._room.begin - pace.waiting, self._lacks(), not table.came_rows)
+        missing = max(self._room.begin - pace.waiting, 0, not table.came_rows)
         return {
             "replay_rows": float(table.size),
             "replay_rows_drawn": float(table.drawn_rows),
@@ -424,44 +375,31 @@ class Replay(_Keeper):
             "stale_priorities": np.array(self._stale),
         }
 
-    def _read(self, own: Mapping[str, Any], state: Mapping[str, Any]) -> Any:
+    def _read(self, own: Mapping[str, Any]) -> Any:
         if own["counts"].shape != (7,):
             raise ValueError(f"the checkpoint's replay has {len(own['counts'])} counts, not 7")
-        # Older ones do not say how many priorities were stale.
-        return _Pace(*own["counts"].tolist()), int(own.get("stale_priorities", 0))
+        return _Pace(*own["counts"].tolist()), int(own["stale_priorities"])
 
     def _resume(self, read: Any) -> None:
         self._pace, self._stale = read
 
     def _rows_of(self, columns: Columns) -> dict[str, Any]:
-        """What is kept of columns; frames that come once stay as they are."""
+        """Columns as table rows; frames that come once stay so."""
         rest = {name: column for name, column in columns.items() if name != FRAMES}
         rows = self._rows(rest)
         must_be_rows(rows)
         return {**rows, FRAMES: columns[FRAMES]} if rows and FRAMES in columns else rows
 
-    def _lacks(self) -> int:
-        """How many steps are missing until there are as many as each draw needs, or no room."""
-        table = self.table
-        missing = self._least_steps - table.size * table.row_steps
-        return 0 if table.size == table.capacity else max(0, missing)
-
-    def _may_draw(self) -> bool:
-        """Whether a sample is due, and there are enough rows."""
-        self._pace.due = min(self._pace.due, self.table.may_draw())
-        return self._pace.due >= self._size and not self._lacks()
-
-    def _draw(self, size: int) -> dict[str, Any]:
-        drawn, pace = self.table.sample(size), self._pace
+    def _draw(self) -> dict[str, Any]:
+        drawn, pace = self.table.sample(self._size), self._pace
         self._drawn = drawn._replace(rows={})
         rows = episodes_of_rows(drawn.rows) if self._episodes else drawn.rows
-        pace.due -= size
-        pace.drawn += size
+        pace.due -= self._size
+        pace.drawn += self._size
         pace.samples += 1
         device = any_leaf(rows).device
         if drawn.shares is None:
-            self._ones = self._ones.to(device)  # [size]
-            weights = self._ones[:size]  # [B]
+            weights = self._ones = self._ones.to(device)  # [B]
         else:
             of_rows = (drawn.shares.min() / drawn.shares) ** self._beta  # [B]
             weights = torch.from_numpy(of_rows.astype(np.float32)).to(device, non_blocking=True)
@@ -472,13 +410,13 @@ class Replay(_Keeper):
 
 
 class MixInReplay(_Keeper):
-    """Gives the samples of another source, each with older rows beside its own.
+    """Adds old rows to each sample of another source.
 
-    A sample that arrives is given as that source gives it, and put into a table afterwards. So its
-    steps are learned from once as new ones, before they are old. Old rows are drawn uniformly, each
-    at most once for a sample, among those that arrived before. They are the given share of the
-    steps, exactly in the long run: what one draw has too much is left out of the next. While the
-    table has too few rows, there are fewer old ones, and none are added later to make up for it.
+    An arriving sample is given as its source gives it, and inserted into a table afterwards, so its
+    steps are learned from first as new ones. Old rows are drawn uniformly among earlier arrivals,
+    each at most once per sample. They make up the given share of the steps, exactly in the long
+    run: an excess is subtracted from the next draw. While the table has too few rows there are
+    fewer old ones, which is not made up for later.
 
     Rows are kept as they arrived, with the behaviour policy's log-probabilities and the
     observations to bootstrap from (Wang et al. 2017, "Sample Efficient Actor-Critic with Experience
@@ -497,7 +435,6 @@ class MixInReplay(_Keeper):
 
     keeps_rows = True
     _marks = ("steps", "arrived")  # live steps; how many samples had arrived before
-    _oldest_format = _FORMAT
 
     def __init__(
         self,
@@ -511,9 +448,7 @@ class MixInReplay(_Keeper):
         memory: float | None = None,
     ) -> None:
         self._source, self._old_per_new = source, share / (1 - share)
-        super().__init__(
-            Room(capacity, memory, directory, saved=saved), Rules(), seed, episodes=True
-        )
+        super().__init__(Room(capacity, memory, directory, saved=saved), 0.0, seed, episodes=True)
 
     def _forget(self) -> None:
         super()._forget()
@@ -522,7 +457,7 @@ class MixInReplay(_Keeper):
         self._told: dict[str, float] = {}
 
     def add(self, sample: Columns, sums: Sums = alone) -> Iterator[Columns]:
-        """Take a sample, and give those that are due, with old rows added to each."""
+        """Insert a sample; yield due samples with old rows added."""
         for due in self._source.add(sample, sums):
             new = sums(due[c.LIVE].sum().double()).round().long()  # [] at all learners
             yield {**self._mixed(due), NEW_STEPS: new}
@@ -539,9 +474,6 @@ class MixInReplay(_Keeper):
 
     def try_out(self) -> None:
         self._source.try_out()
-
-    def why_alone(self) -> str:
-        return self._source.why_alone()
 
     def taken_in(self) -> int:
         return self._source.taken_in()
@@ -561,15 +493,11 @@ class MixInReplay(_Keeper):
         super().restore(state, device)
         self._source.clear()
 
-    def state(self) -> dict[str, Tree]:
-        found = super().state()
-        return {**found, "arrived": np.array(self._arrived)} if "modules" in found else found
-
     def _own_state(self) -> dict[str, Tree]:
-        return {"due": np.array(self._due)}
+        return {"due": np.array(self._due), "count": np.array(self._arrived)}
 
-    def _read(self, own: Mapping[str, Any], state: Mapping[str, Any]) -> Any:
-        return float(own["due"]), int(state["arrived"])
+    def _read(self, own: Mapping[str, Any]) -> Any:
+        return float(own["due"]), int(own["count"])
 
     def _resume(self, read: Any) -> None:
         self._due, self._arrived = read
@@ -597,12 +525,12 @@ class MixInReplay(_Keeper):
         return episodes_of_rows(tree_map(lambda *xs: torch.cat(xs), *both))
 
     def _slots_due(self) -> Slots:
-        """Slots [B] of different rows with as many live steps as are due, or a part of a row more;
-        all that there are if these are fewer."""
+        """Draw slots [B] of different rows with the due live steps.
+
+        The last row may exceed them; all rows are drawn if they have fewer.
+        """
         most = min(self.table.size, max(ceil(self._due), 0))  # a row has at least one live step
-        slots = (
-            self._draws.generator.choice(self.table.size, most, replace=False) if most else _NONE
-        )
+        slots = self._generator.choice(self.table.size, most, replace=False) if most else _NONE
         sums = self.table.marks["steps"][slots].cumsum()  # [B]
         count = int(np.searchsorted(sums, self._due)) + 1
         if count > most:  # there are too few

@@ -1,4 +1,4 @@
-"""Tables of rows: which slots new rows take, which rows are drawn, and which leave.
+"""Ring buffers of rows, drawn uniformly or by priority.
 
 A table keeps rows of one size. A frame table keeps each frame of stacked observations once, and an
 episode table keeps whole rows of episodes, which may become longer.
@@ -6,10 +6,11 @@ episode table keeps whole rows of episodes, which may become longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
+from itertools import pairwise
 from math import prod
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -17,10 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from juggler.learner.data.replay.episode_rows import LAST, WITHOUT_STEPS, Size, resized, size_of
-from juggler.learner.data.replay.memory import Columns, any_leaf, count_of, runs_of, unlike
-from juggler.learner.data.replay.rules import Rules
-from juggler.learner.data.replay.slot_trees import LeastTree, SumTree
-from juggler.runtime.connectors.frame_stack import FRAMES
+from juggler.learner.data.replay.memory import Columns, any_leaf, count_of, unlike
+from juggler.runtime.connectors.contexts import FRAMES
 from juggler.runtime.connectors.leaves import at, replaced
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_leaves, tree_map
@@ -32,17 +31,75 @@ _NONE = np.zeros(0, np.intp)
 _BYTES_AT_ONCE = 2**26  # of rows that are restored together
 _FRAMES_AT_ONCE, _EPISODES_AT_ONCE = 4096, 64  # that are copied together
 
-#: Of a row that was learned from: with a priority of 0 it would never be drawn again, and its error
-#: would stay that of weights from long ago.
+#: Smallest priority: with 0 a row would never be drawn again, and its error would stay that of old
+#: weights.
 _MIN_PRIORITY = 1e-6
 
-#: The keys of rows by the orders that they may be in, of which the least comes first: of their
-#: generations and of their weights.
-_ORDERS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
-    "fifo": lambda generations, weights: generations,
-    "lifo": lambda generations, weights: -generations,
-    "lowest_priority": lambda generations, weights: weights,
-}
+#: Children of an inner node. NumPy adds up sixteen in little more time than two, and the tree has
+#: few levels: five for a million slots, where pairs would have twenty.
+_WIDTH = 16
+
+
+class SumTree:
+    """Weights by slot, as leaves of a tree of sums.
+
+    An inner node is added up again whenever one of its children changes, so rounding errors do not
+    accumulate. All methods take whole arrays of slots, and cost the logarithm of the capacity.
+
+    Args:
+        capacity: number of slots, whose weights are 0 at first.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._levels: list[NDArray[np.float64]] = []  # [n] each, of which the last has the root
+        count = max(1, capacity)
+        while count > 1 or not self._levels:
+            count = -(-count // _WIDTH)  # nodes above these
+            self._levels.append(np.zeros(count * _WIDTH))  # memory is taken as slots are used
+        self._levels.append(np.zeros(1))
+
+    def __getitem__(self, slots: NDArray[np.intp]) -> NDArray[np.float64]:
+        """The weights [B] of slots [B]."""
+        return self._levels[0][slots]
+
+    def __setitem__(self, slots: NDArray[np.intp], weights: NDArray[np.float64] | float) -> None:
+        """Set weights [B] of slots [B]; a repeated slot's last one counts."""
+        self._levels[0][slots] = weights
+        nodes, of_runs = slots, True
+        for below, level in pairwise(self._levels):
+            nodes = nodes // _WIDTH  # [b]
+            if of_runs:  # successive slots have the same parents
+                differs = np.ones(len(nodes), np.bool_)  # [b]
+                np.not_equal(nodes[1:], nodes[:-1], out=differs[1:])
+                before, nodes = len(nodes), nodes[differs]
+                of_runs = len(nodes) < before
+            children = below.reshape(-1, _WIDTH).take(nodes, 0)  # [b, W]
+            level[nodes] = np.add.reduce(children.T.copy(), axis=0)  # faster than axis 1
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights."""
+        return float(self._levels[-1][0])
+
+    def find(self, sums: NDArray[np.float64]) -> NDArray[np.intp]:
+        """Find the slots [B] of running sums [B] in [0, total).
+
+        A slot without weight is never found, as long as there is one with weight.
+        """
+        rest, rows = sums.copy(), np.arange(len(sums))  # [B] both
+        nodes = np.zeros(len(sums), np.intp)  # [B]
+        running = np.zeros((_WIDTH + 1, len(sums)))  # [W + 1, B] sums of the children before each
+        for level in reversed(self._levels[:-1]):
+            children = level.reshape(-1, _WIDTH).take(nodes, 0).T  # [W, B]
+            for place in range(_WIDTH):  # faster than `cumsum`
+                np.add(running[place], children[place], out=running[place + 1])
+            places = (running[1:] <= rest).sum(0)  # [B]
+            # Rounding may leave a little more than there is: then it is the last one with weight.
+            for row in np.flatnonzero(places == _WIDTH):
+                places[row] = np.flatnonzero(children[:, row])[-1:].sum()
+            rest -= running[places, rows]
+            nodes = nodes * _WIDTH + places
+        return nodes
 
 
 class Drawn(NamedTuple):
@@ -51,8 +108,7 @@ class Drawn(NamedTuple):
     Attributes:
         rows: by name, tensors [B, ...] or trees of them.
         slots: [B]
-        generations: [B] of these slots; 0: the row left with this draw, its last one. [0] without
-            priorities, which alone need them.
+        generations: [B] of these slots; [0] without priorities, which alone need them.
         shares: [B] how likely each was to be drawn, up to a factor; none: all were alike.
     """
 
@@ -63,56 +119,51 @@ class Drawn(NamedTuple):
 
 
 class Table:
-    """Keeps rows in slots, and draws them by rules.
-
-    New rows take slots that were freed, then those that were never used, then those of rows that
-    leave for them. As long as nothing is freed and the oldest rows leave, slots form a ring.
+    """Keeps the newest rows in a ring, and draws from them.
 
     Args:
         capacity: the most rows.
-        rules: how rows are drawn and leave.
-        generator: of what is random.
+        alpha: exponent of priorities; 0: all rows are drawn alike.
+        generator: of the draws.
         directory: where the rows lie on disk; "": in memory.
         marks: names of numbers that the caller keeps for each row.
 
     Attributes:
         capacity: as given.
-        row_steps: steps in each row.
-        size: rows in the table.
-        used: slots that were ever used, the first ones.
+        size: rows in the table, which are in the first slots.
         generations: int64 [capacity], the number of the row in each slot, counted from 1 as they
             came; 0: there is none. A slot that has another generation than it had when it was drawn
-            holds another row by now, or none.
-        times: [capacity] how often the row was drawn; without a limit, whether it was.
+            holds another row by now.
+        drawn: [capacity] uint8, 1: the row was drawn.
         marks: by name, int64 [capacity].
         came_rows: rows that came.
-        drawn_rows: those of them that were drawn at least once.
-        unused_rows: those that left without, or found no room.
+        drawn_rows: rows of them that were drawn at least once.
+        unused_rows: rows of them that left without, or found no room.
     """
 
     def __init__(
         self,
         capacity: int,
-        rules: Rules,
+        alpha: float,
         generator: np.random.Generator,
         directory: str = "",
         marks: Collection[str] = (),
     ) -> None:
-        self._rules, self._generator, self._directory = rules, generator, directory
-        self._alpha, self._most = rules.priority_exponent, rules.max_times_sampled
-        self.row_steps = 1
+        self._alpha, self._generator, self._directory = alpha, generator, directory
         self.came_rows = self.drawn_rows = self.unused_rows = 0
         self._highest = 1.0  # of all priorities that were given
         self._came = 0  # generations so far
         self._columns: Columns | None = None
         self.marks: dict[str, NDArray[np.int64]] = dict.fromkeys(marks, _NONE)
+        self.capacity, self.size, self._next = capacity, 0, 0
+        self._weights: SumTree | None = None
         self._empty(capacity)
 
     def insert(self, rows: dict[str, Any]) -> Slots:
-        """Copy rows into the table, for which others may leave -> the slots [n] that they took.
+        """Copy rows in, evicting the oldest; return their slots [n].
 
-        Of more rows than the table can hold, the last ones are taken. A new row has the largest
-        priority that any row was given.
+        Of more rows than fit, the last are inserted. A new row gets the largest priority ever
+        given.
 
         Args:
             rows: by name, tensors [n, ...] or trees of them; the same names every time.
@@ -127,279 +178,185 @@ class Table:
         if self._columns is None:
             self._columns = Columns(rows, self.capacity, self._directory)
         self._columns.check(rows)
-        slots = self._slots_for(count)
-        runs = runs_of(slots)
-        here = runs[0] if len(runs) == 1 else slots  # a slice is faster
-        # Until its row is whole, a slot has none: whatever fails here, half a row is never drawn.
-        held = self.generations[here] > 0  # [n]
-        self._leave(slots if held.all() else slots[held])
-        self._columns.write(slots, runs, rows)
+        slots = self._next + np.arange(count)  # [n]
+        wraps = self._next + count > self.capacity
+        if wraps:
+            slots %= self.capacity
+        here = slots if wraps else slice(self._next, self._next + count)  # a slice is faster
+        excess = max(0, self.size + count - self.capacity)
+        self._leave(slots[count - excess :])
+        try:
+            self._columns.write(slots, rows)
+        except BaseException:  # half a row is never drawn
+            self._lose_all()
+            raise
         self.generations[here] = np.arange(self._came + 1, self._came + count + 1)
+        self.drawn[here] = 0
         self._came += count
+        self._next = (self._next + count) % self.capacity
         self.size += count
         self.came_rows += came
         self.unused_rows += came - count  # there was no room for these
-        self.times[here] = 0
-        self._set(slots, self._highest**self._alpha)
+        if self._weights is not None:
+            self._weights[slots] = self._highest**self._alpha
         return slots
 
-    def may_draw(self) -> float:
-        """How many rows can be drawn now."""
-        if not self._most:
-            return np.inf if self.size else 0
-        return self._most * self.size - self._times_sum
-
     def sample(self, count: int) -> Drawn:
-        """Draw rows, no more than `may_draw`. Rows that were drawn as often as they may leave."""
+        """Draw rows, with replacement, of a table that has some."""
         shares = None
-        if self._rules.selector != "random":
-            slots = self._orders[self._rules.selector].least(count)  # [b]
-            slots = slots.repeat(self._most - self.times[slots])[:count]  # [B]
-            self._note(slots)
-        elif self._weights is None:
+        if self._weights is None:
             slots = self._generator.integers(self.size, size=count)  # [B]
-            self._note(slots)
         else:
-            slots, shares = self._by_weight(self._weights, count)  # [B] both
-        rows = self.rows(slots)
-        if self._most:
-            self._free_spent(slots)
+            total = self._weights.total
+            slots = self._weights.find(self._generator.random(count) * total)  # [B]
+            shares = self._weights[slots] / total  # [B]
+        first = slots[self.drawn[slots] == 0]  # [b], some of them more than once
+        if len(first):
+            first.sort()
+            self.drawn_rows += 1 + int(np.count_nonzero(first[1:] != first[:-1]))
+            self.drawn[first] = 1
         generations = self.generations[slots] if self._alpha else _NONE
-        return Drawn(rows, slots, generations, shares)
+        return Drawn(self.rows(slots), slots, generations, shares)
 
     def update_priorities(self, drawn: Drawn, priorities: NDArray[np.float64]) -> int:
-        """Give drawn rows priorities [B]. Those that are no numbers are ignored, as are those of
-        rows that have left. Of the latter, this returns how many left since they were drawn, and
-        not by being drawn."""
-        if not self._alpha:
+        """Set drawn rows' priorities [B]; return how many rows have left.
+
+        Priorities of these are ignored, and so are those not finite.
+        """
+        if not self._alpha or self._weights is None:
             return 0
-        stayed = drawn.generations > 0  # [B]
-        here = stayed & (self.generations[drawn.slots] == drawn.generations)  # [B]
+        here = self.generations[drawn.slots] == drawn.generations  # [B]
         usable = here & np.isfinite(priorities)  # [B]
         slots = drawn.slots[usable]  # [b]
         if len(slots):
             values = np.maximum(priorities[usable], _MIN_PRIORITY)  # [b]
             self._highest = max(self._highest, float(values.max()))
-            self._set(slots, values**self._alpha)
-        return int((stayed & ~here).sum())
+            self._weights[slots] = values**self._alpha
+        return int((~here).sum())
 
     def rows(self, slots: Slots) -> dict[str, Any]:
-        """Copies of the rows in slots [B] -> by name, tensors [B, ...]."""
+        """Copies of the rows in slots [B], by name."""
         assert self._columns is not None  # there are slots only if there are rows
         return self._columns.take(slots)
 
     def oldest_first(self) -> Slots:
         """The slots [size] in the order in which their rows came."""
-        slots = np.flatnonzero(self.generations[: self.used])  # [size]
-        return slots[np.argsort(self.generations[slots])]
+        return _in_order(self.generations[: self.size])
 
     def state(self) -> dict[str, Tree]:
-        """All rows as arrays on the host, and how they are drawn and leave."""
-        slots = self.oldest_first()  # [size]
-        table = {
-            "columns": self._columns.first(self.used) if self._columns and self.used else {},
-            "generations": self.generations[: self.used].copy(),  # [u]
-            "free": self._free.copy(),
+        """All rows as arrays on the host, and how they are drawn."""
+        slots, size = self.oldest_first(), self.size  # [size]
+        table: dict[str, Tree] = {
+            "columns": self._columns.first(size) if self._columns and size else {},
+            "generations": self.generations[:size].copy(),  # [size]
             "counts": np.array([self._came, self._next]),
         }
-        selection = {
-            "times": self.times[slots],
+        selection: dict[str, Tree] = {
+            "times": self.drawn[slots],
             # With this run's exponent.
             "weights": np.zeros(0) if self._weights is None else self._weights[slots],
             "numbers": np.array([self._alpha, self._highest]),
             "rows": np.array([self.came_rows, self.drawn_rows, self.unused_rows]),
         }
-        marks = {name: each[: self.used].copy() for name, each in self.marks.items()}  # [u]
+        marks = {name: each[:size].copy() for name, each in self.marks.items()}  # [size]
         return {"table": table, "selection": selection, **marks}
 
     def prepare(self, state: Mapping[str, Any]) -> None:
-        """Check that this empty table can have a saved state, before it takes memory for it.
+        """Check that this empty table fits a saved state, before allocation.
 
         Raises:
-            ValueError: it is not the state of such a table, as KeyErrors and the like say, too.
+            ValueError: the state is not this table's; KeyError and the like mean the same.
         """
-        table, selection = state["table"], state.get("selection")
-        generations, free = table["generations"], table["free"]  # [u], [f]
-        (came, following), used = table["counts"].tolist(), len(generations)
-        empty = np.flatnonzero(generations == 0)  # [f]
+        table, selection = state["table"], state["selection"]
+        generations, used = table["generations"], len(table["generations"])
+        (came, following), size = table["counts"].tolist(), int(np.count_nonzero(generations))
         whole = (
             all(len(x) == used for _, x in tree_leaves(table["columns"]))
             and bool(table["columns"]) == bool(used)
-            and used <= self.capacity
-            and np.array_equal(np.sort(free), empty)
-            and len(np.unique(generations)) == used - len(empty) + bool(len(empty))
+            and size <= self.capacity
+            and len(np.unique(generations[generations > 0])) == size
             and 0 <= generations.min(initial=0) <= generations.max(initial=0) <= came
-            and 0 <= following <= min(used, self.capacity - 1)
+            and 0 <= following <= used
         )
         if not whole:
             raise ValueError(
-                f"the checkpoint's replay table has {used} rows, and cannot go on in one of "
+                f"the checkpoint's replay table has {used} rows, and cannot continue in one of "
                 f"{self.capacity}: set replay_capacity and replay_memory as they were, or "
                 "save_replay = false"
             )
-        size = used - len(free)
         shapes = dict.fromkeys(self.marks, (used,))
         found = {name: state[name].shape for name in shapes}
-        if selection is not None or not self.marks:  # older versions saved none beside marks
-            shapes |= {"times": (size,), "weights": (size,), "numbers": (2,), "rows": (3,)}
-            found |= {name: state["selection"][name].shape for name in shapes if name not in found}
+        shapes |= {"times": (size,), "weights": (size,), "numbers": (2,), "rows": (3,)}
+        found |= {name: selection[name].shape for name in shapes if name not in found}
         if found != shapes and found != {**shapes, "weights": (0,)}:  # 0: without priorities
             raise ValueError(f"the checkpoint's replay has other numbers than those of {size} rows")
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Have the rows of a saved state, for which this was prepared, on a device. They are copied
-        a part at a time. They may have left a table of another capacity, and by other rules."""
-        table, selection = state["table"], state.get("selection")
+        """Restore the prepared state's rows on a device, part by part."""
+        table, selection = state["table"], state["selection"]
         columns, used = table["columns"], len(table["generations"])
+        order, slots, self._next = self._placed(state)  # [size] both
         each = sum(x.nbytes for _, x in tree_leaves(columns)) // max(1, used)  # bytes of a row
         at_once = max(1, _BYTES_AT_ONCE // max(1, each))
-        for first in range(0, used, at_once):
-            rows = tree_map(partial(_part, slice(first, first + at_once), device), columns)
+        for first in range(0, len(order), at_once):
+            part = slice(first, first + at_once)
+            rows = tree_map(partial(_part, order[part], device), columns)
             if self._columns is None:
                 self._columns = Columns(rows, self.capacity, self._directory)
-            slots = np.arange(first, min(first + at_once, used))
-            self._columns.write(slots, runs_of(slots), rows)
-        self.generations[:used] = table["generations"]
-        self._free, self.used = table["free"].astype(np.intp), used
-        self.size = used - len(self._free)
-        self._came, self._next = table["counts"].tolist()
-        self._index()
+            self._columns.write(slots[part], rows)
+        self.size, self._came = len(order), int(table["counts"][0])
+        self.generations[slots] = table["generations"][order]
         for name in self.marks:
-            self.marks[name][:used] = state[name]
-        slots, weights = self.oldest_first(), 1.0  # [size]
-        if selection is not None:
-            before, self._highest = selection["numbers"].tolist()
-            self.came_rows, self.drawn_rows, self.unused_rows = selection["rows"].tolist()
-            # Without a limit they are of a type with less room, of which 256 would be 0.
-            self.times[slots] = np.minimum(selection["times"], np.iinfo(self.times.dtype).max)
-            weights = self._highest**self._alpha
-            if self._alpha and before:  # else rows had no priorities
-                weights = selection["weights"] ** (self._alpha / before)  # [size]
-        self._times_sum = int(self.times[slots].sum())
-        self._set(slots, weights)
-        if self._most:  # they may have been drawn too often for a limit that is a new one
-            self._free_spent(slots)
-
-    def _empty(self, capacity: int) -> None:
-        """Have no rows, and slots for so many."""
-        self.capacity, self.size, self.used = capacity, 0, 0
-        self.generations: NDArray[np.int64] = np.zeros(capacity, np.int64)  # [capacity]
-        self._next = 0  # behind the slot of the last row, in a ring
-        self._free = _NONE  # slots that were freed, and not used again
-        self.marks = {name: np.zeros(capacity, np.int64) for name in self.marks}
-        self._index()
-
-    def _index(self) -> None:
-        """Make trees over the rows that are there, which have neither draws nor weights yet: no
-        more trees than the rules need."""
-        capacity, rules = self.capacity, self._rules
-        # Of a ring, the oldest rows are known.
-        places = self._next - self.size + np.arange(self.size)  # [size]
-        self._is_ring = (
-            rules.remover == "fifo"
-            and not self._most
-            and self.size == self.used
-            and np.array_equal(self.oldest_first(), places % max(1, capacity))
-        )
-        self.times: NDArray[Any] = np.zeros(capacity, np.int32 if self._most else np.uint8)
-        self._times_sum = 0  # of all rows in the table
-        # Draws by weight pass over slots without a row.
-        gaps = self._most > 0 or self.size < self.used
-        by_weight = self._alpha > 0 or (rules.selector == "random" and gaps)
-        self._weights = SumTree(capacity) if by_weight else None
-        wanted = {rules.selector, *([] if self._is_ring else [rules.remover])}
-        self._orders = {name: LeastTree(capacity) for name in sorted(wanted & _ORDERS.keys())}
-
-    def _set(self, slots: Slots, weights: Any) -> None:
-        """Rows in slots [n] have these weights [n], or this one."""
+            self.marks[name][slots] = state[name][order]
+        before, self._highest = selection["numbers"].tolist()
+        self.came_rows, self.drawn_rows, self.unused_rows = selection["rows"].tolist()
+        self.drawn[slots] = np.minimum(selection["times"], 1)  # older versions counted draws
+        weights: Any = self._highest**self._alpha
+        if self._alpha and before:  # else rows had no priorities
+            weights = selection["weights"] ** (self._alpha / before)  # [size]
         if self._weights is not None:
             self._weights[slots] = weights
-        for name, order in self._orders.items():
-            order[slots] = _ORDERS[name](self.generations[slots], weights)
 
-    def _slots_for(self, count: int) -> Slots:
-        """Slots [count] for new rows; those whose rows leave are still in use."""
-        parts: list[Slots] = []
-        freed = min(count, len(self._free))
-        if freed:
-            keep = len(self._free) - freed
-            parts.append(self._free[keep:])
-            self._free = self._free[:keep]
-        new = min(count - freed, self.capacity - self.used)
-        if new:
-            parts.append(np.arange(self.used, self.used + new))
-            self.used += new
-            self._next = self.used % self.capacity
-        if short := count - freed - new:
-            parts.append(self._leaving(short))
-            if self._is_ring:
-                self._next = (self._next + short) % self.capacity
-        return parts[0] if len(parts) == 1 else np.concatenate([_NONE, *parts])
+    def _placed(self, state: Mapping[str, Any]) -> tuple[Slots, Slots, int]:
+        """Rows of a saved state to restore, their slots, the next slot.
 
-    def _leaving(self, count: int) -> Slots:
-        """Different slots [count] of the rows that leave first."""
-        if self._is_ring:
-            oldest: Slots = (self._next - self.used + np.arange(count)) % self.capacity
-            return oldest
-        if self._rules.remover != "random":
-            return self._orders[self._rules.remover].least(count)
-        empty = self.used - self.size
-        slots = self._generator.choice(self.used, count + empty, replace=False)  # [count + empty]
-        return slots[self.generations[slots] > 0][:count]
+        Rows are ordered from the oldest on. They stay in their slots if they form a ring here,
+        which they do not with another capacity or in an older version's order.
+        """
+        order = _in_order(state["table"]["generations"])  # [size]
+        following, size = int(state["table"]["counts"][1]), len(order)
+        slots = (following - size + np.arange(size)) % max(1, self.capacity)  # [size]
+        is_ring = following < self.capacity and size in (following, self.capacity)
+        if is_ring and np.array_equal(order, slots):
+            return order, slots, following
+        return order, np.arange(size), size % max(1, self.capacity)
+
+    def _empty(self, capacity: int) -> None:
+        """Discard all rows, and keep this number of slots."""
+        self.capacity, self.size = capacity, 0
+        self._next = 0  # the slot of the next row
+        self.generations: NDArray[np.int64] = np.zeros(capacity, np.int64)  # [capacity]
+        self.drawn: NDArray[np.uint8] = np.zeros(capacity, np.uint8)  # [capacity]
+        self.marks = {name: np.zeros(capacity, np.int64) for name in self.marks}
+        self._weights = SumTree(capacity) if self._alpha else None
+
+    def _lose_all(self) -> None:
+        """Discard all rows and their memory."""
+        self._leave(self.oldest_first())
+        self._columns = None
+        self._empty(self.capacity)
 
     def _leave(self, slots: Slots) -> None:
-        """Have no rows in different slots [n] any more."""
-        times = self.times[slots]  # [n]
-        self.unused_rows += len(slots) - int(np.count_nonzero(times))
-        if self._most:
-            self._times_sum -= int(times.sum())
+        """Remove the rows in different slots [n]."""
+        self.unused_rows += len(slots) - int(np.count_nonzero(self.drawn[slots]))
         self.generations[slots] = 0
         self.size -= len(slots)
-
-    def _free_spent(self, slots: Slots) -> None:
-        """Free those of the slots [B] whose rows were drawn as often as they may."""
-        free = np.unique(slots[self.times[slots] >= self._most])  # [n]
-        self._leave(free)
-        self._free = np.concatenate([self._free, free])
-        if self._weights is not None:
-            self._weights[free] = 0.0
-        for order in self._orders.values():
-            order[free] = np.inf
-
-    def _note(self, slots: Slots) -> None:
-        """Note draws of the rows in slots [B]."""
-        first = slots[self.times[slots] == 0]  # [b], some of them more than once
-        if len(first):
-            first.sort()
-            self.drawn_rows += 1 + int(np.count_nonzero(first[1:] != first[:-1]))
-        if self._most:
-            np.add.at(self.times, slots, 1)
-            self._times_sum += len(slots)
-        else:
-            self.times[slots] = 1
-
-    def _by_weight(self, weights: SumTree, count: int) -> tuple[Slots, NDArray[np.float64]]:
-        """Draw slots in proportion to their weights -> slots [B], and their shares [B]."""
-        found: list[Slots] = []
-        shares: list[NDArray[np.float64]] = []
-        while count:
-            slots = weights.find(self._generator.random(count) * weights.total)  # [b]
-            if self._most:
-                # As if rows were drawn one by one: a row that has had all its draws is skipped.
-                slots = slots[self.times[slots] + _earlier(slots) < self._most]
-            found.append(slots)
-            shares.append(weights[slots] / weights.total)
-            self._note(slots)
-            if self._most:
-                weights[slots[self.times[slots] >= self._most]] = 0.0
-            count -= len(slots)
-        return np.concatenate(found), np.concatenate(shares)
 
 
 class FrameTable(Table):
     """Keeps transitions, whose stacks share frames with those of their neighbours.
 
-    Rows come with FRAMES [P, ...], and with the numbers of k frames in place of each stack. They
+    Rows come with FRAMES [P, ...], and with the numbers of k frames instead of each stack. They
     are drawn as frames [n, 1, k, ...] and [n, k, ...]. A frame is kept as long as any row has it in
     a stack.
     """
@@ -445,12 +402,15 @@ class FrameTable(Table):
     def state(self) -> dict[str, Tree]:
         found: dict[str, Any] = super().state()
         frames = {} if self._frames is None else self._frames.first(self._frames_used)[FRAMES]
-        table = {**found["table"], "stacks": self._stacks[: self.used].copy(), FRAMES: frames}
+        table = {**found["table"], "stacks": self._stacks[: self.size].copy(), FRAMES: frames}
         return {**found, "table": table}
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         table = state["table"]
-        stacks, count = table["stacks"], len(any_leaf({FRAMES: table[FRAMES]}))
+        stacks, count = (
+            table["stacks"],
+            min((len(x) for _, x in tree_leaves(table[FRAMES])), default=0),
+        )
         if stacks.shape[:1] != table["generations"].shape or not np.all(
             (stacks >= 0) & (stacks < count)
         ):
@@ -459,14 +419,17 @@ class FrameTable(Table):
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
         stacks, frames = state["table"]["stacks"], state["table"][FRAMES]
-        live = np.flatnonzero(state["table"]["generations"])  # [size]
+        order, slots, _ = self._placed(state)  # [size] both
         self._stacks = np.zeros((self.capacity, stacks.shape[1]), np.int64)
-        self._stacks[live] = self._keep(tree_map(torch.from_numpy, frames), stacks[live], device)
+        if len(order):
+            frames = tree_map(torch.from_numpy, frames)
+            self._stacks[slots] = self._keep(frames, stacks[order], device)
         super().restore(state, device)
 
     def _keep(self, frames: Any, stacks: NDArray[np.int64], device: torch.device) -> Any:
-        """Keep, on a device, those of the frames [P, ...] that stacks [n, w] name -> their slots
-        [n, w]. They are copied a part at a time: those of a checkpoint may be most of the memory.
+        """Insert the frames that stacks [n, w] name; return their slots.
+
+        They are copied in parts: a checkpoint's may be most of the memory.
         """
         held = np.bincount(stacks.ravel(), minlength=len(any_leaf({FRAMES: frames})))  # [P]
         wanted = held.nonzero()[0]  # [f]
@@ -478,14 +441,14 @@ class FrameTable(Table):
             if self._frames is None:
                 self._frames = Columns(rows, len(self._holds), self._directory)
             self._frames.check(rows)
-            self._frames.write(slots[part], runs_of(slots[part]), rows)
+            self._frames.write(slots[part], rows)
         self._holds[slots] = held[wanted]
         places = np.zeros(len(held), np.int64)  # [P]
         places[wanted] = slots
         return places[stacks]
 
     def _slots_of_frames(self, count: int) -> Slots:
-        """Slots [count] for new frames, of which there may be more than usual."""
+        """Slots [count] for new frames, possibly more than usual."""
         keep = max(0, len(self._frames_free) - count)
         slots, self._frames_free = self._frames_free[keep:], self._frames_free[:keep]
         new = np.arange(self._frames_used, self._frames_used + count - len(slots))
@@ -522,7 +485,7 @@ class EpisodeTable(Table):
         super().__init__(steps, *given, **keys)
 
     def insert(self, rows: dict[str, Any]) -> Slots:
-        """As of a `Table`.
+        """Insert rows as `Table.insert` does.
 
         Raises:
             Exception: there is no memory for longer rows. All rows stay if there is none for the
@@ -541,7 +504,6 @@ class EpisodeTable(Table):
     def prepare(self, state: Mapping[str, Any]) -> None:
         if state["table"]["columns"]:
             self._size = size_of(state["table"]["columns"])
-            self.row_steps = self._size.steps
             self._empty(self._capacity_for(self._size))
         super().prepare(state)
 
@@ -549,36 +511,34 @@ class EpisodeTable(Table):
         return max(1, self._steps // max(1, size.steps))
 
     def _lengthen(self, size: Size) -> None:
-        """Have room for more steps in each row, and for fewer rows: they go to the first slots."""
-        capacity, kept = self._capacity_for(size), self.oldest_first()  # [size]
-        gone = _NONE
-        if self.size > capacity:
-            gone = self._leaving(self.size - capacity)  # [g]
-            kept = kept[~np.isin(kept, gone)]  # [n]
+        """Make rows longer and fewer, moved to the first slots."""
+        capacity, ordered = self._capacity_for(size), self.oldest_first()  # [size]
+        excess = max(0, self.size - capacity)
+        gone, kept = ordered[:excess], ordered[excess:]  # [g], [n]
         slots = np.arange(len(kept))  # [n]
         self._remake((), size, kept, slots, capacity)
         self._leave(gone)
-        times, marks = self.times[kept], self.marks  # [n]
-        weights: Any = 1.0 if self._weights is None else self._weights[kept]  # [n]
-        self.row_steps = size.steps
+        drawn, marks = self.drawn[kept], self.marks  # [n]
+        weights = None if self._weights is None else self._weights[kept]  # [n]
         self._empty(capacity)
-        self.size = self.used = len(kept)
-        self._next = self.used % capacity
+        self.size, self._next = len(kept), len(kept) % capacity
         # Other numbers than before: what was drawn by then is in no slot any more.
         self.generations[slots] = self._came + 1 + slots
         self._came += len(kept)
-        self._index()
-        self.times[slots], self._times_sum = times, int(times.sum())
+        self.drawn[slots] = drawn
         for name, each in self.marks.items():
             each[slots] = marks[name][kept]
-        self._set(slots, weights)
+        if self._weights is not None and weights is not None:
+            self._weights[slots] = weights
 
     def _remake(
         self, names: Collection[str], size: Size, slots: Slots, places: Slots, capacity: int
     ) -> None:
-        """Make columns of these names, or (): all, with room for so much in each row, and with the
-        rows of slots [n] in places [n]: one after the other, the largest first as far as possible,
-        so that no more than one is there twice."""
+        """Rebuild columns with another size, and move their rows.
+
+        Columns go one by one, the largest first if possible, so that no more than one is there
+        twice.
+        """
         tree = {} if self._columns is None else self._columns.tree
         sizes = {name: _bytes_of(tree[name]) for name in (names or tree) if name in tree}
         begun = False
@@ -590,9 +550,7 @@ class EpisodeTable(Table):
                 tree[name] = self._remade(name, size, slots, places, capacity)
             except BaseException:
                 if begun:
-                    self._leave(self.oldest_first())
-                    self._columns = None
-                    self._empty(self.capacity)
+                    self._lose_all()
                 raise
             begun = True
         self._size = size
@@ -607,32 +565,27 @@ class EpisodeTable(Table):
         made = Columns(rows(_NONE), capacity, self._directory)
         for first in range(0, len(slots), _EPISODES_AT_ONCE):  # those on disk may be too many
             part = slice(first, first + _EPISODES_AT_ONCE)
-            made.write(places[part], runs_of(places[part]), rows(slots[part]))
+            made.write(places[part], rows(slots[part]))
         found: Columns = made.tree[name]
         return found
 
 
+def _in_order(generations: NDArray[np.int64]) -> Slots:
+    """Occupied slots [n], from the oldest row on."""
+    slots = np.flatnonzero(generations)  # [n]
+    return slots[np.argsort(generations[slots])]
+
+
 def _bytes_of(column: Any) -> int:
-    """The bytes of a row in a column, or in a tree of them; 0: it has none."""
+    """Bytes of a row in a column or tree of them."""
     return sum(max(1, prod(x.shape) * x.dtype.itemsize) for _, x in tree_leaves(column))
 
 
-def _part(part: slice, device: torch.device, column: NDArray[Any]) -> Tensor:
+def _part(slots: Slots, device: torch.device, column: NDArray[Any]) -> Tensor:
     """Rows of a column of a checkpoint, which torch may write to."""
-    return torch.from_numpy(column[part].copy()).to(device)
+    return torch.from_numpy(column[slots]).to(device)
 
 
 def _chosen(index: Tensor, device: torch.device, frames: Tensor) -> Tensor:
     """Some of the frames [P, ...], on a device."""
     return frames.index_select(0, index.to(frames.device)).to(device)
-
-
-def _earlier(slots: Slots) -> NDArray[np.intp]:
-    """How often each of some slots [B] stands before it among them, [B]."""
-    order = slots.argsort(kind="stable")  # [B]
-    ordered = slots[order]  # [B]
-    places = np.arange(len(slots))
-    starts = np.where(np.append(True, ordered[1:] != ordered[:-1]), places, 0)  # [B]
-    found = np.empty(len(slots), np.intp)
-    found[order] = places - np.maximum.accumulate(starts)
-    return found

@@ -6,23 +6,27 @@ one forward pass. Sampling is a function of outputs and noise, so that an EnvRun
 noise of a whole fragment at once.
 """
 
-from juggler.runtime.modules.distributions.base import ActionDistribution, Actions, DistributionSpec
-from juggler.runtime.modules.distributions.bernoulli import Bernoulli, BernoulliSpec
-from juggler.runtime.modules.distributions.categorical import Categorical, CategoricalSpec
-from juggler.runtime.modules.distributions.clipped_gaussian import (
+from juggler.runtime.modules.distributions.base import (
+    ActionDistribution,
+    Actions,
     ClippedGaussian,
     ClippedGaussianSpec,
-)
-from juggler.runtime.modules.distributions.composite import Composite, CompositeSpec
-from juggler.runtime.modules.distributions.for_space import distribution_for
-from juggler.runtime.modules.distributions.gaussian import DiagGaussian, GaussianSpec
-from juggler.runtime.modules.distributions.multi_categorical import (
-    MultiCategorical,
-    MultiCategoricalSpec,
-)
-from juggler.runtime.modules.distributions.squashed_gaussian import (
+    DiagGaussian,
+    DistributionSpec,
+    GaussianSpec,
     SquashedGaussian,
     SquashedGaussianSpec,
+)
+from juggler.runtime.modules.distributions.for_space import (
+    Bernoulli,
+    BernoulliSpec,
+    Categorical,
+    CategoricalSpec,
+    Composite,
+    CompositeSpec,
+    MultiCategorical,
+    MultiCategoricalSpec,
+    distribution_for,
 )
 
 __all__ = [

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$juggler/runtime/wire/v1/attach.proto\x12\njuggler.v1\x1a\x19google/protobuf/any.proto\"\xcb\x01\n\nFromWorker\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x11.juggler.v1.Hello\x12(\n\theartbeat\x18\x02 \x01(\x0b\x32\x15.juggler.v1.Heartbeat\x12\"\n\x07replies\x18\x03 \x03(\x0b\x32\x11.juggler.v1.Reply\x12%\n\x07reports\x18\x04 \x03(\x0b\x32\x14.google.protobuf.Any\x12&\n\x08\x66\x61rewell\x18\x05 \x01(\x0b\x32\x14.juggler.v1.Farewell\"\xf5\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x05\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\r\n\x05token\x18\x06 \x01(\t\x12\x0c\n\x04host\x18\x07 \x01(\t\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x0f\n\x07\x64\x65vices\x18\t \x03(\t\x12\x16\n\x0e\x64\x61ta_addresses\x18\n \x03(\t\x12\x19\n\x11\x65pisode_addresses\x18\r \x03(\t\x12\r\n\x05local\x18\x0b \x01(\x08\x12\x13\n\x0bpredecessor\x18\x0c \x01(\t\"\x91\x01\n\tHeartbeat\x12\x1e\n\x16seconds_since_progress\x18\x01 \x01(\x01\x12\x16\n\x0eresident_bytes\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x65vice_bytes\x18\x03 \x01(\x04\x12\x12\n\nheld_up_by\x18\x04 \x01(\t\x12\r\n\x05stack\x18\x05 \x01(\t\x12\x13\n\x0b\x63pu_seconds\x18\x06 \x01(\x01\"k\n\x05Reply\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\"\n\x04\x62ody\x18\x03 \x01(\x0b\x32\x14.google.protobuf.Any\x12$\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x13.juggler.v1.Failure\">\n\x07\x46\x61ilure\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x11\n\ttraceback\x18\x02 \x01(\t\x12\x0f\n\x07lasting\x18\x03 \x01(\x08\"T\n\x08\x46\x61rewell\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12$\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x13.juggler.v1.Failure\x12\x12\n\nunanswered\x18\x03 \x03(\x04\"}\n\x08ToWorker\x12$\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.juggler.v1.Welcome\x12$\n\x07refusal\x18\x02 \x01(\x0b\x32\x13.juggler.v1.Refusal\x12%\n\x08\x63ommands\x18\x03 \x03(\x0b\x32\x13.juggler.v1.Command\"G\n\x07Welcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x19\n\x11heartbeat_seconds\x18\x03 \x01(\x01\"\x19\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\"9\n\x07\x43ommand\x12\n\n\x02id\x18\x01 \x01(\x04\x12\"\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x14.google.protobuf.Any\"\x17\n\x04Stop\x12\x0f\n\x07\x66\x61ilure\x18\x01 \x01(\t\"\x06\n\x04\x44one2D\n\x06\x44river\x12:\n\x06\x41ttach\x12\x16.juggler.v1.FromWorker\x1a\x14.juggler.v1.ToWorker(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$juggler/runtime/wire/v1/attach.proto\x12\njuggler.v1\x1a\x19google/protobuf/any.proto\"\xcb\x01\n\nFromWorker\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x11.juggler.v1.Hello\x12(\n\theartbeat\x18\x02 \x01(\x0b\x32\x15.juggler.v1.Heartbeat\x12\"\n\x07replies\x18\x03 \x03(\x0b\x32\x11.juggler.v1.Reply\x12%\n\x07reports\x18\x04 \x03(\x0b\x32\x14.google.protobuf.Any\x12&\n\x08\x66\x61rewell\x18\x05 \x01(\x0b\x32\x14.juggler.v1.Farewell\"\xe0\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x05\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\r\n\x05token\x18\x06 \x01(\t\x12\x0c\n\x04host\x18\x07 \x01(\t\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x0f\n\x07\x64\x65vices\x18\t \x03(\t\x12\x16\n\x0e\x64\x61ta_addresses\x18\n \x03(\t\x12\r\n\x05local\x18\x0b \x01(\x08\x12\x13\n\x0bpredecessor\x18\x0c \x01(\tJ\x04\x08\r\x10\x0e\"\x91\x01\n\tHeartbeat\x12\x1e\n\x16seconds_since_progress\x18\x01 \x01(\x01\x12\x16\n\x0eresident_bytes\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x65vice_bytes\x18\x03 \x01(\x04\x12\x12\n\nheld_up_by\x18\x04 \x01(\t\x12\r\n\x05stack\x18\x05 \x01(\t\x12\x13\n\x0b\x63pu_seconds\x18\x06 \x01(\x01\"k\n\x05Reply\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\"\n\x04\x62ody\x18\x03 \x01(\x0b\x32\x14.google.protobuf.Any\x12$\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x13.juggler.v1.Failure\">\n\x07\x46\x61ilure\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x11\n\ttraceback\x18\x02 \x01(\t\x12\x0f\n\x07lasting\x18\x03 \x01(\x08\"T\n\x08\x46\x61rewell\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12$\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x13.juggler.v1.Failure\x12\x12\n\nunanswered\x18\x03 \x03(\x04\"}\n\x08ToWorker\x12$\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.juggler.v1.Welcome\x12$\n\x07refusal\x18\x02 \x01(\x0b\x32\x13.juggler.v1.Refusal\x12%\n\x08\x63ommands\x18\x03 \x03(\x0b\x32\x13.juggler.v1.Command\"G\n\x07Welcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x19\n\x11heartbeat_seconds\x18\x03 \x01(\x01\"\x19\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\"9\n\x07\x43ommand\x12\n\n\x02id\x18\x01 \x01(\x04\x12\"\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x14.google.protobuf.Any\"\x17\n\x04Stop\x12\x0f\n\x07\x66\x61ilure\x18\x01 \x01(\t\"\x06\n\x04\x44one2D\n\x06\x44river\x12:\n\x06\x41ttach\x12\x16.juggler.v1.FromWorker\x1a\x14.juggler.v1.ToWorker(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,27 +35,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FROMWORKER']._serialized_start=80
   _globals['_FROMWORKER']._serialized_end=283
   _globals['_HELLO']._serialized_start=286
-  _globals['_HELLO']._serialized_end=531
-  _globals['_HEARTBEAT']._serialized_start=534
-  _globals['_HEARTBEAT']._serialized_end=679
-  _globals['_REPLY']._serialized_start=681
-  _globals['_REPLY']._serialized_end=788
-  _globals['_FAILURE']._serialized_start=790
-  _globals['_FAILURE']._serialized_end=852
-  _globals['_FAREWELL']._serialized_start=854
-  _globals['_FAREWELL']._serialized_end=938
-  _globals['_TOWORKER']._serialized_start=940
-  _globals['_TOWORKER']._serialized_end=1065
-  _globals['_WELCOME']._serialized_start=1067
-  _globals['_WELCOME']._serialized_end=1138
-  _globals['_REFUSAL']._serialized_start=1140
-  _globals['_REFUSAL']._serialized_end=1165
-  _globals['_COMMAND']._serialized_start=1167
-  _globals['_COMMAND']._serialized_end=1224
-  _globals['_STOP']._serialized_start=1226
-  _globals['_STOP']._serialized_end=1249
-  _globals['_DONE']._serialized_start=1251
-  _globals['_DONE']._serialized_end=1257
-  _globals['_DRIVER']._serialized_start=1259
-  _globals['_DRIVER']._serialized_end=1327
+  _globals['_HELLO']._serialized_end=510
+  _globals['_HEARTBEAT']._serialized_start=513
+  _globals['_HEARTBEAT']._serialized_end=658
+  _globals['_REPLY']._serialized_start=660
+  _globals['_REPLY']._serialized_end=767
+  _globals['_FAILURE']._serialized_start=769
+  _globals['_FAILURE']._serialized_end=831
+  _globals['_FAREWELL']._serialized_start=833
+  _globals['_FAREWELL']._serialized_end=917
+  _globals['_TOWORKER']._serialized_start=919
+  _globals['_TOWORKER']._serialized_end=1044
+  _globals['_WELCOME']._serialized_start=1046
+  _globals['_WELCOME']._serialized_end=1117
+  _globals['_REFUSAL']._serialized_start=1119
+  _globals['_REFUSAL']._serialized_end=1144
+  _globals['_COMMAND']._serialized_start=1146
+  _globals['_COMMAND']._serialized_end=1203
+  _globals['_STOP']._serialized_start=1205
+  _globals['_STOP']._serialized_end=1228
+  _globals['_DONE']._serialized_start=1230
+  _globals['_DONE']._serialized_end=1236
+  _globals['_DRIVER']._serialized_start=1238
+  _globals['_DRIVER']._serialized_end=1306
 # @@protoc_insertion_point(module_scope)

@@ -22,7 +22,7 @@ class FromWorker(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., reports: _Optional[_Iterable[_Union[_any_pb2.Any, _Mapping]]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "role", "index", "incarnation", "run_id", "token", "host", "pid", "devices", "data_addresses", "episode_addresses", "local", "predecessor")
+    __slots__ = ("protocol_version", "role", "index", "incarnation", "run_id", "token", "host", "pid", "devices", "data_addresses", "local", "predecessor")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -33,7 +33,6 @@ class Hello(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     DATA_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
-    EPISODE_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     PREDECESSOR_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
@@ -46,10 +45,9 @@ class Hello(_message.Message):
     pid: int
     devices: _containers.RepeatedScalarFieldContainer[str]
     data_addresses: _containers.RepeatedScalarFieldContainer[str]
-    episode_addresses: _containers.RepeatedScalarFieldContainer[str]
     local: bool
     predecessor: str
-    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., index: _Optional[int] = ..., incarnation: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., data_addresses: _Optional[_Iterable[str]] = ..., episode_addresses: _Optional[_Iterable[str]] = ..., local: bool = ..., predecessor: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., index: _Optional[int] = ..., incarnation: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., data_addresses: _Optional[_Iterable[str]] = ..., local: bool = ..., predecessor: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("seconds_since_progress", "resident_bytes", "device_bytes", "held_up_by", "stack", "cpu_seconds")

@@ -26,22 +26,20 @@ class EpisodeChunk(_message.Message):
     def __init__(self, header: _Optional[_Union[BatchHeader, _Mapping]] = ..., tree: _Optional[_Union[_tensors_pb2.TreeInfo, _Mapping]] = ..., offset: _Optional[int] = ..., digest: _Optional[int] = ..., slot: _Optional[int] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
-    __slots__ = ("module_id", "batch_id", "envrunner", "generation", "live_steps", "version", "permit")
+    __slots__ = ("module_id", "batch_id", "envrunner", "generation", "live_steps", "version")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     ENVRUNNER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LIVE_STEPS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    PERMIT_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     batch_id: int
     envrunner: str
     generation: int
     live_steps: int
     version: _training_pb2.WeightsVersion
-    permit: bytes
-    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., envrunner: _Optional[str] = ..., generation: _Optional[int] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ..., permit: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., envrunner: _Optional[str] = ..., generation: _Optional[int] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ...) -> None: ...
 
 class Acknowledgement(_message.Message):
     __slots__ = ("batch_id", "refused")

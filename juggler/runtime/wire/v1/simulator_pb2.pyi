@@ -133,7 +133,7 @@ class StepBatch(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[Rows, _Mapping]]] = ..., continuing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Rows(_message.Message):
-    __slots__ = ("agent", "environments", "rewards", "terminated", "truncated", "observations", "final_rows", "final_observations", "paused", "infos")
+    __slots__ = ("agent", "environments", "rewards", "terminated", "truncated", "observations", "final_rows", "final_observations", "paused", "infos", "early_rewards")
     AGENT_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENTS_FIELD_NUMBER: _ClassVar[int]
     REWARDS_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class Rows(_message.Message):
     FINAL_OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     INFOS_FIELD_NUMBER: _ClassVar[int]
+    EARLY_REWARDS_FIELD_NUMBER: _ClassVar[int]
     agent: int
     environments: _containers.RepeatedScalarFieldContainer[int]
     rewards: _containers.RepeatedScalarFieldContainer[float]
@@ -154,7 +155,8 @@ class Rows(_message.Message):
     final_observations: _containers.RepeatedCompositeFieldContainer[NamedTensor]
     paused: _containers.RepeatedScalarFieldContainer[bool]
     infos: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, agent: _Optional[int] = ..., environments: _Optional[_Iterable[int]] = ..., rewards: _Optional[_Iterable[float]] = ..., terminated: _Optional[_Iterable[bool]] = ..., truncated: _Optional[_Iterable[bool]] = ..., observations: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., final_rows: _Optional[_Iterable[int]] = ..., final_observations: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., paused: _Optional[_Iterable[bool]] = ..., infos: _Optional[_Iterable[float]] = ...) -> None: ...
+    early_rewards: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, agent: _Optional[int] = ..., environments: _Optional[_Iterable[int]] = ..., rewards: _Optional[_Iterable[float]] = ..., terminated: _Optional[_Iterable[bool]] = ..., truncated: _Optional[_Iterable[bool]] = ..., observations: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., final_rows: _Optional[_Iterable[int]] = ..., final_observations: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., paused: _Optional[_Iterable[bool]] = ..., infos: _Optional[_Iterable[float]] = ..., early_rewards: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ActionBatch(_message.Message):
     __slots__ = ("seq", "agents")

@@ -17,14 +17,12 @@ class WeightsVersion(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., update: _Optional[int] = ...) -> None: ...
 
 class Setup(_message.Message):
-    __slots__ = ("config", "seed", "permits_key")
+    __slots__ = ("config", "seed")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
-    PERMITS_KEY_FIELD_NUMBER: _ClassVar[int]
     config: str
     seed: int
-    permits_key: bytes
-    def __init__(self, config: _Optional[str] = ..., seed: _Optional[int] = ..., permits_key: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, config: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("modules",)
@@ -96,16 +94,14 @@ class RemoveModule(_message.Message):
 class Learners(_message.Message):
     __slots__ = ("module_id", "generation", "learners")
     class Learner(_message.Message):
-        __slots__ = ("worker_id", "incarnation", "addresses", "episode_addresses")
+        __slots__ = ("worker_id", "incarnation", "addresses")
         WORKER_ID_FIELD_NUMBER: _ClassVar[int]
         INCARNATION_FIELD_NUMBER: _ClassVar[int]
         ADDRESSES_FIELD_NUMBER: _ClassVar[int]
-        EPISODE_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
         worker_id: str
         incarnation: str
         addresses: _containers.RepeatedScalarFieldContainer[str]
-        episode_addresses: _containers.RepeatedScalarFieldContainer[str]
-        def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., episode_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+        def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LEARNERS_FIELD_NUMBER: _ClassVar[int]
@@ -115,7 +111,7 @@ class Learners(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., generation: _Optional[int] = ..., learners: _Optional[_Iterable[_Union[Learners.Learner, _Mapping]]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("module_id", "batch_id", "learner", "generation", "at_least", "connector_state", "seed", "permit", "round", "requests_in_round", "line_ups")
+    __slots__ = ("module_id", "batch_id", "learner", "generation", "at_least", "connector_state", "seed", "round", "requests_in_round", "line_ups")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     LEARNER_FIELD_NUMBER: _ClassVar[int]
@@ -123,7 +119,6 @@ class SampleRequest(_message.Message):
     AT_LEAST_FIELD_NUMBER: _ClassVar[int]
     CONNECTOR_STATE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
-    PERMIT_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_IN_ROUND_FIELD_NUMBER: _ClassVar[int]
     LINE_UPS_FIELD_NUMBER: _ClassVar[int]
@@ -134,11 +129,10 @@ class SampleRequest(_message.Message):
     at_least: WeightsVersion
     connector_state: bytes
     seed: int
-    permit: bytes
     round: int
     requests_in_round: int
     line_ups: _containers.RepeatedCompositeFieldContainer[LineUp]
-    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ..., connector_state: _Optional[bytes] = ..., seed: _Optional[int] = ..., permit: _Optional[bytes] = ..., round: _Optional[int] = ..., requests_in_round: _Optional[int] = ..., line_ups: _Optional[_Iterable[_Union[LineUp, _Mapping]]] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ..., connector_state: _Optional[bytes] = ..., seed: _Optional[int] = ..., round: _Optional[int] = ..., requests_in_round: _Optional[int] = ..., line_ups: _Optional[_Iterable[_Union[LineUp, _Mapping]]] = ...) -> None: ...
 
 class LineUp(_message.Message):
     __slots__ = ("match_id", "attempt", "players")

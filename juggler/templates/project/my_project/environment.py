@@ -1,4 +1,4 @@
-"""The environment: what an agent observes, what it may do, and what it is rewarded for."""
+"""The environment: its observations, actions and rewards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Observation = NDArray[np.float32]
 
 
 class Thermostat(gymnasium.Env[Observation, np.int64]):
-    """Keep a room at 20 °C by heating or not, minute after minute, whatever the weather.
+    """Keep a room at 20 °C by switching the heating.
 
     Args:
         minutes: the length of an episode.
@@ -30,7 +30,7 @@ class Thermostat(gymnasium.Env[Observation, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode. Randomness comes from `self.np_random`, so that a seed repeats it."""
+        """Begin an episode, with randomness from the seeded `self.np_random`."""
         super().reset(seed=seed)
         self.inside, self.outside = self.np_random.uniform([10, -10], [30, 15])
         self.minute = 0

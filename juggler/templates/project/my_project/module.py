@@ -1,4 +1,4 @@
-"""The module: the network that acts, and that learns what a situation is worth."""
+"""The module: the network for policy and value function."""
 
 from __future__ import annotations
 

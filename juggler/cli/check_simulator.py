@@ -1,0 +1,422 @@
+"""`juggler check-simulator`: play with a simulator, and report what it sends."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+from gymnasium import Space
+from gymnasium.spaces import Box
+from numpy.typing import NDArray
+
+from juggler.cli.arguments import Flag, parse, report_errors
+from juggler.cli.findings import Finding, State, print_finding, status_of
+from juggler.driver.config import ConfigError
+from juggler.driver.signals import as_exception, signals_become
+from juggler.envrunner.setup import RANDOM, may_play
+from juggler.gateway.agents import Casting
+from juggler.gateway.gateway_server import GatewayServer
+from juggler.gateway.player import Player
+from juggler.gateway.session_manager import LOST, GatewaySettings
+from juggler.gateway.sessions import Code, Session, SessionError
+from juggler.gateway.step_batches import Steps
+from juggler.gateway.transport import GatewayStream, Transport
+from juggler.runtime.acting.actor import Actor, RandomActions
+from juggler.runtime.actors.credentials import read_token
+from juggler.runtime.actors.tls import read_tls
+from juggler.runtime.connectors.building import EnvToModule
+from juggler.runtime.wire.structures import space_leaves, take
+from juggler.runtime.wire.trees import Path, Tree, flatten, path_name
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+_ADDRESS = "{address}"
+_FEW_STEPS = 20  # after a cut, or to see whether observations change
+_RESUME_SECONDS = 15.0
+_FEW, _FEW_SECONDS = 3, 10.0  # episodes, and how long to wait for more of them
+_LINE_SECONDS = 5.0
+_LOOK_SECONDS = 0.1
+_END_SECONDS = 5.0
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """Play with a simulator as a gateway does.
+
+    It reports what the simulator sends.
+
+    Actions are random. The command exits with 1 if the simulator breaks a rule of the protocol, or
+    if observations are outside of their space.
+    """
+
+    simulator: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="HOST:PORT|COMMAND")]
+    """HOST:PORT, or unix:PATH, to listen at for a simulator that you start; or a command that
+    starts it, with {address} in the place of the address to dial, as in "./game {address}"."""
+
+    steps: int = 1000
+    """Number of steps to play, of all agents together."""
+
+    seconds: float = 60.0
+    """Maximum duration of the check, in seconds."""
+
+    insecure: Flag = False
+    """Listen beyond loopback even without TLS or without a token."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    given = parse(Arguments, arguments, "check-simulator")
+    return report_errors("check-simulator", lambda: _report(given))
+
+
+def _report(given: Arguments) -> int:
+    found = check(given, lambda text: print(text, flush=True))
+    print()
+    for each in found:
+        print_finding(each)
+    return status_of(found)
+
+
+def check(given: Arguments, say: Callable[[str], None]) -> list[Finding]:
+    """Play with the simulator, and return what was found.
+
+    Args:
+        given: the options.
+        say: called with each line about what happens.
+
+    Raises:
+        ConfigError: the command cannot be started, or takes no address.
+        EndpointError: the gateway cannot listen there.
+        KeyboardInterrupt: Ctrl-C ended the check, and the command.
+    """
+    command = _words(given.simulator) if _ADDRESS in given.simulator else []
+    if not command and " " in given.simulator:
+        rule = f'put {_ADDRESS} where the command takes the address, as in "./game {_ADDRESS}"'
+        raise ConfigError(f"{given.simulator!r}: {rule}")
+    work, process, ended = Check(given.steps, say), None, True
+    # Random actions are cheap, so each message is answered at once.
+    settings = GatewaySettings(
+        1 << 12, 0.0, "check", Watched.ROW_STEPS, _RESUME_SECONDS, casting=AnyAgents()
+    )
+    tls = read_tls(None)
+    work.server = GatewayServer(Transport(read_token(None, tls)), work, settings, work.failed)
+    address = "127.0.0.1:0" if command else given.simulator
+    address = work.server.start(address, tls, given.insecure)
+    # A command in a session of its own would outlive a check that a signal ends.
+    with signals_become(lambda why: work.over.set()) as caught:
+        try:
+            say(f"takes simulators at {address}")
+            if command:
+                process = _started([word.replace(_ADDRESS, address) for word in command])
+            _wait(work, process, given.seconds)
+            status = None if process is None else process.poll()
+        finally:
+            caught.no_more()
+            work.server.close("the check is over")
+            if process is not None:
+                ended = _end(process, 0.0 if caught.number else _END_SECONDS)
+    if caught.number:
+        raise as_exception(caught.number)
+    if work.failure is not None:
+        raise work.failure
+    found = [*work.findings()]
+    if status and not work.was_cut:
+        found.append(Finding("command", "problem", f"it ended by itself, with status {status}"))
+    elif not ended:
+        said = f"it ran for {_END_SECONDS:.0f} s after the check, and was killed"
+        found.append(Finding("command", "warning", said, "end it after the error ENDED"))
+    return found
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:  # an open quotation mark
+        raise ConfigError(f"{command!r}: {error}") from error
+
+
+def _started(command: list[str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    except OSError as error:
+        raise ConfigError(f"{command[0]} does not start: {error}") from error
+
+
+def _end(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait for a command, then kill it; return whether it ended."""
+    by_itself = True
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        by_itself = False
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # with what it has started
+    process.wait()
+    return by_itself
+
+
+def _wait(work: Check, process: subprocess.Popen[bytes] | None, seconds: float) -> None:
+    """Wait for the end of the check, and report progress."""
+    began = shown = time.monotonic()
+    while not work.over.wait(_LOOK_SECONDS) and (now := time.monotonic()) < began + seconds:
+        if process is not None and process.poll() is not None:
+            work.over.wait(1.0)  # for its last messages
+            return
+        if now > shown + _LINE_SECONDS:
+            shown = now
+            work.say(work.progress())
+
+
+class AnyAgents(Casting):
+    """Lets random actions play all agents of the first simulator."""
+
+    def cast(self, hello: pb.Hello) -> list[tuple[str, ...]]:
+        if hello.mode != pb.REMOTE_INFERENCE:
+            text = "a check chooses the actions: use the mode REMOTE_INFERENCE"
+            raise SessionError(Code.NOT_SERVED, text)
+        if not self.table and (len(hello.agents) > 1 or any(each.policy for each in hello.agents)):
+            self.table = {each.id: may_play(each.policy or RANDOM) for each in hello.agents}
+        return super().cast(hello)
+
+
+class Watched(Player):
+    """A player that acts at random, and watches its simulators.
+
+    Args:
+        name: of its agent, for people.
+        observation_space: the simulators'.
+        action_space: the simulators'.
+
+    Attributes:
+        name: as given.
+        ends: how many episodes terminated, and how many were truncated.
+        session: the first that has sent steps.
+    """
+
+    ROW_STEPS = 32
+    session: Session | None = None
+
+    def __init__(self, name: str, observation_space: Space[Any], action_space: Space[Any]) -> None:
+        policy = Actor(RandomActions(action_space))
+        connectors = EnvToModule({}, {}, observation_space)
+        super().__init__(observation_space, action_space, policy, connectors, self.ROW_STEPS, 0)
+        self.ends = [0, 0]
+        self.name, self._spaces = name, (observation_space, action_space)
+        self._boxes = {p: x for p, x in space_leaves(observation_space) if isinstance(x, Box)}
+        self._outside, self._many_outside = "", 0  # the first number, and rows
+        self._first: dict[Path, NDArray[Any]] = {}  # [...] of the first row
+        self._changed: dict[Path, NDArray[np.bool_]] = {}  # [...]
+
+    def arrive(self, arrivals: list[Steps]) -> list[tuple[Steps, SessionError]]:
+        refused = super().arrive(arrivals)
+        bad = [steps for steps, _ in refused]
+        for steps in (each for each in arrivals if each not in bad):
+            self.session = self.session or steps.session
+            self.ends[0] += len(steps.terminated)
+            self.ends[1] += len(steps.truncated)
+            acting = np.delete(np.arange(steps.rows), steps.paused)
+            if len(acting):
+                self._look(take(steps.observations, steps.begin + acting), steps, acting)
+        return refused
+
+    def _look(self, shown: Tree, steps: Steps, rows: NDArray[np.intp]) -> None:
+        """Look at the observations [R, ...] of some rows."""
+        for path, array in flatten(shown):
+            first = self._first.setdefault(path, array[0].copy())  # [...]
+            changed = self._changed.setdefault(path, np.zeros(first.shape, np.bool_))
+            self._changed[path] = changed | (array != first).any(0)
+            if (box := self._boxes.get(path)) is None:
+                continue
+            low, high = box.low.astype(array.dtype), box.high.astype(array.dtype)
+            wrong = (array < low) | (array > high)  # [R, ...]
+            self._many_outside += int(wrong.reshape(len(array), -1).any(1).sum())
+            if wrong.any() and not self._outside:
+                row, *rest = np.argwhere(wrong)[0].tolist()
+                at = tuple(rest)
+                number, ends = array[row][at], (low[at], high[at])
+                where = steps.agent.at(steps.environments[rows[row]])
+                self._outside = (
+                    f"{where}: the number{_at(path)} at {rest} is {number:g}, outside of "
+                    f"{ends[0]:g} to {ends[1]:g}"
+                )
+
+    def findings(self) -> Iterator[Finding]:
+        """What was seen of the agent's observations."""
+        observed, acted = (" ".join(str(space).split())[:200] for space in self._spaces)
+        yield Finding(self.name, "ok", f"observes {observed}, acts in {acted}")
+        if self._outside:
+            said = f"{self._many_outside:,} are outside of their space. {self._outside}"
+            yield Finding("bounds", "problem", said, "scale them, or widen the space")
+        for path, changed in self._changed.items():
+            if not changed.all() and self.environments.counts["steps"] >= _FEW_STEPS:
+                same, first = int((~changed).sum()), np.argwhere(~changed)[0].tolist()
+                said = f"{same} of {changed.size} numbers{_at(path)}, such as the one at {first}"
+                yield Finding("observations", "warning", f"{self.name}: {said}, never changed")
+
+
+def _at(path: Path) -> str:
+    return f" of {path_name(path)!r}" if path else ""
+
+
+class Check:
+    """Has all steps answered, and none recorded.
+
+    Args:
+        steps: to play before the connection is cut.
+        say: called with each line about what happens.
+
+    Attributes:
+        server: the gateway.
+        say: as given.
+        over: there is nothing more to see.
+        failure: an error of the gateway itself.
+    """
+
+    server: GatewayServer
+
+    def __init__(self, steps: int, say: Callable[[str], None]) -> None:
+        self.say, self.over = say, threading.Event()
+        self.failure: BaseException | None = None
+        self._wanted = steps
+        self._players: list[Watched] = []
+        self._began = self._last = 0.0  # when the first and the last steps came, seconds
+        self._looked_at = self._cut_at = 0.0  # likewise, the last turn and the cut
+        self._counts: dict[str, float] = defaultdict(float)
+        self._before: dict[str, float] = self._counts  # of the cut
+        self._rule = self._left = self._afterwards = ""
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether it has cut the connection."""
+        return self._cut_at > 0
+
+    def progress(self) -> str:
+        """Word how far the check is."""
+        counts = self._counts
+        return f"{counts['steps']:,.0f} steps, {counts['episodes']:,.0f} episodes"
+
+    # -- called by the gateway --------------------------------------------------------------------
+
+    def prepare(
+        self, key: str, agents: int, observation_space: Space[Any], action_space: Space[Any]
+    ) -> Watched:
+        module, _, agent = key.partition(":")
+        player = Watched(agent or module, observation_space, action_space)
+        self._players.append(player)
+        return player
+
+    def wanted(self, key: str) -> int:
+        return 0
+
+    def holds_up(self, key: str) -> bool:
+        return False
+
+    def patience(self) -> float:
+        return _LOOK_SECONDS
+
+    def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
+        self.say(text)
+        why = text.partition(": ")[2]
+        if text.startswith("refused"):
+            self._rule = self._rule or why
+        elif text.startswith("no longer has"):
+            self._left = why
+
+    def failed(self, error: BaseException) -> None:
+        self.failure = error
+        self.over.set()
+
+    def go_on(self) -> None:
+        before, counts, now = self._counts, self.server.counts(), time.monotonic()
+        if counts["steps"] > before["steps"]:
+            self._began, self._last = self._began or now, now
+        self._counts, self._looked_at = counts, now
+        if counts["sessions_failed"]:
+            self._rule = self._rule or self._left
+        if self._rule or (self._left and not counts["sessions"]) or self._is_over(counts, now):
+            self.over.set()
+
+    def _is_over(self, counts: dict[str, float], now: float) -> bool:
+        """Cut the connection after enough steps, and see what follows."""
+        if self.was_cut:
+            new = {name: counts[name] - self._before[name] for name in counts}
+            if new.get("sessions_begun"):
+                self._afterwards = "it began a new session: the episodes of the old one were cut"
+            elif new.get("sessions_resumed") and new["steps"] >= _FEW_STEPS:
+                self._afterwards = "resumed"
+            return bool(self._afterwards) or now > self._cut_at + _RESUME_SECONDS
+        enough = counts["episodes"] >= _FEW or now > self._began + _FEW_SECONDS
+        if counts["steps"] >= self._wanted and enough:
+            session = next(each.session for each in self._players if each.session)
+            if isinstance(session.stream, GatewayStream):
+                self.say("cuts the connection, to see whether the simulator resumes its session")
+                self._cut_at, self._before = now, counts
+                session.stream.cut()
+        return False
+
+    # -- what was seen, once the gateway has ended -------------------------------------------------
+
+    def findings(self) -> Iterator[Finding]:
+        """All findings."""
+        for player in self._players:
+            yield from player.findings()
+        if self._counts["steps"]:
+            yield from self._steps()
+            yield from self._episodes()
+        elif not self._rule:
+            said = "a session began, and" if self._players else "no simulator came:"
+            yield Finding("steps", "problem", f"{said} no step was taken")
+        if self._rule:
+            yield Finding("protocol", "problem", self._rule)
+        elif self._counts["steps"]:
+            yield Finding("protocol", "ok", "no rule was broken")
+        if self._left == LOST and not self.was_cut:
+            said = f"it broke, and the simulator did not come back in {_RESUME_SECONDS:.0f} s"
+            yield Finding("connection", "problem", said, "send a Goodbye at the end")
+        elif self._afterwards == "resumed":
+            yield Finding("cut connection", "ok", "the simulator resumed its session")
+        elif self.was_cut:
+            said = self._afterwards or "the simulator did not come back"
+            advice = "send Hello.resume_token in a new stream within Welcome.resume_seconds"
+            yield Finding("cut connection", "warning", said, advice)
+
+    def _steps(self) -> Iterator[Finding]:
+        steps, seconds = self._counts["steps"], max(self._last - self._began, 1e-3)
+        said = f"{steps:,.0f} in {seconds:.1f} s, {steps / seconds:,.0f}/s"
+        silent = self._looked_at - self._last
+        if steps >= self._wanted or self._left or self._rule:
+            yield Finding("steps", "ok", said)
+        else:
+            said += f"; each had its answer, and none came in the last {silent:.0f} s"
+            yield Finding("steps", "problem" if silent > _END_SECONDS else "warning", said)
+
+    def _episodes(self) -> Iterator[Finding]:
+        played = self.server.take_played()
+        of_agents = {player.name: player.take_ended() for player in self._players}
+        lengths = played.env_lengths or [each[1] for ended in of_agents.values() for each in ended]
+        if not lengths:
+            advice = "end them with terminated, or with truncated after a number of steps"
+            yield Finding("episodes", "warning", "none ended", advice)
+            return
+        terminated, truncated = np.sum([player.ends for player in self._players], 0)
+        share = 100 * terminated / (terminated + truncated)
+        ends = f"{share:.0f} % terminated, {100 - share:.0f} % truncated"
+        yield Finding("episodes", "ok", f"{len(lengths):,} of {_spread(lengths)} steps; {ends}")
+        for name, ended in of_agents.items():
+            if returns := [each[0] for each in ended]:
+                advice = "" if any(returns) else "nothing is learned from rewards of 0"
+                state: State = "warning" if advice else "ok"
+                yield Finding("returns", state, f"{name}: {_spread(returns)}", advice)
+
+
+def _spread(numbers: Sequence[float]) -> str:
+    return f"{min(numbers):g} to {max(numbers):g}, mean {sum(numbers) / len(numbers):.4g}"

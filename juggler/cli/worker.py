@@ -1,0 +1,186 @@
+"""`juggler worker ROLE`: works for a driver on another host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from juggler.cli.arguments import PREDECESSOR, Flag, WorkerArguments, parse, report_errors
+from juggler.runtime.actors.endpoints import split_address
+from juggler.runtime.actors.logs import WorkerLog
+from juggler.runtime.actors.processes import must_end
+from juggler.runtime.actors.worker import Contact, LostTheDriver, attempts, heeded_signals
+from juggler.runtime.nearest import nearest
+
+_USAGE: Final = """\
+usage: juggler worker ROLE --driver HOST:PORT [OPTIONS]
+
+  envrunner    sample for the driver of a run; or, with --gateway, take in simulators
+  learner      learn from what EnvRunners sample
+  evaluator    play whole episodes with the newest weights
+
+juggler worker ROLE --help shows the options. `juggler ROLE` is the same."""
+_LINE_SECONDS: Final = 30.0
+_LEAVE_SECONDS: Final = 20.0  # for finalizers, which take their time on a busy machine
+
+
+@dataclass(kw_only=True)
+class EnvRunnerArguments(WorkerArguments):
+    """Sample for the driver of a run, until the driver ends it."""
+
+    gateway: str = ""
+    """Accept simulators at exactly this address, HOST:PORT or unix:PATH, instead of making
+    environments. PORT 0: any free port."""
+
+    insecure: Flag = False
+    """With --gateway: listen beyond loopback without TLS or without a token."""
+
+
+@dataclass(kw_only=True)
+class LearnerArguments(WorkerArguments):
+    """Learn for the driver of a run, until the driver ends it."""
+
+    bind: str = "127.0.0.1:0"
+    """Address to listen on for EnvRunners, HOST:PORT. Port 0: any free port."""
+
+    advertise: str = ""
+    """Address at which EnvRunners dial this learner, if it differs from --bind. Port 0: the bound
+    port. none: the name of this host, if --bind is 0.0.0.0."""
+
+    insecure: Flag = False
+    """Listen beyond loopback without TLS or without a token, or, with or without TLS, as one of
+    several learners, whose connections to each other are not encrypted: only on a network that you
+    trust."""
+
+    reflection: Flag = False
+    """Let tools such as grpcurl list the services of this learner."""
+
+
+@dataclass(kw_only=True)
+class EvaluatorArguments(WorkerArguments):
+    """Play whole episodes with the newest weights of a run.
+
+    The key evaluation_seconds says how often. Several evaluators share the episodes, until the
+    driver ends them.
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_USAGE)
+        return 0
+    role, *rest = arguments
+    match role:
+        case "envrunner":
+            env_runner = parse(EnvRunnerArguments, rest, role)
+            return report_errors(role, lambda: _sample(env_runner))
+        case "learner":
+            learner = parse(LearnerArguments, rest, role)
+            return report_errors(role, lambda: _learn(learner))
+        case "evaluator":
+            evaluator = parse(EvaluatorArguments, rest, role)
+            return report_errors(role, lambda: _play(evaluator))
+    roles = ("envrunner", "learner", "evaluator")
+    print(f"juggler worker: no role {role!r}{nearest(role, roles)}", file=sys.stderr)
+    return 2
+
+
+def _sample(given: EnvRunnerArguments) -> int:
+    from juggler.envrunner.program import EnvRunnerProgram, GatewayAddress
+
+    gateway = None
+    if given.gateway:
+        from juggler.gateway.runner import main
+
+        if not given.gateway.startswith("unix:"):
+            split_address(given.gateway)
+        gateway = GatewayAddress(given.gateway, given.insecure)
+    else:
+        from juggler.envrunner.envrunner_worker import main
+    contact = given.contact("envrunner")
+    program = EnvRunnerProgram(contact, gateway=gateway)
+    work(contact, lambda: main(program))
+    return 0
+
+
+def _learn(given: LearnerArguments) -> int:
+    from juggler.learner.process.learner_worker import main
+    from juggler.learner.process.program import LearnerProgram
+
+    contact = given.contact("learner")
+    advertise = given.advertise
+    if not advertise and split_address(given.bind)[0] in ("0.0.0.0", "::"):
+        advertise = f"{socket.gethostname()}:0"
+    program = LearnerProgram(contact, given.bind, advertise, given.insecure, given.reflection)
+    work(contact, lambda: main(program))
+    return 0
+
+
+def _play(given: EvaluatorArguments) -> int:
+    from juggler.envrunner.envrunner_worker import main
+    from juggler.envrunner.program import EVALUATOR, EnvRunnerProgram
+
+    contact = given.contact(EVALUATOR)
+    program = EnvRunnerProgram(contact, EVALUATOR)
+    work(contact, lambda: main(program))
+    return 0
+
+
+def work(contact: Contact, main: Callable[[], None]) -> None:
+    """Work until the run is over; restart if the driver is lost.
+
+    The new program gets nothing of the old one but a learner's state.
+
+    Raises:
+        LostTheDriver: no driver came back.
+    """
+    try:
+        main()
+    except LostTheDriver as lost:
+        if not contact.reattach_seconds or not _is_back(contact):
+            raise
+        os.environ[PREDECESSOR] = lost.incarnation
+        _begin_anew()
+    except BaseException:
+        must_end(_LEAVE_SECONDS)
+        raise
+
+
+def _is_back(contact: Contact) -> bool:
+    """Wait until a driver listens at its address."""
+    driver, log = contact.address, contact.log or WorkerLog("worker")
+    for number in heeded_signals():  # nothing is left to end in order
+        signal.signal(number, _end)
+    said = time.monotonic()
+    log.info(f"waiting up to {contact.reattach_seconds:.0f} s for a driver at {driver}")
+    for _ in attempts(contact.reattach_seconds):
+        try:
+            socket.create_connection(split_address(driver), timeout=5.0).close()
+        except OSError as error:
+            if time.monotonic() - said > _LINE_SECONDS:
+                said = time.monotonic()
+                log.info(f"no driver at {driver} yet ({error})")
+        else:
+            return True
+    log.error(f"no driver came back within {contact.reattach_seconds:.0f} s")
+    return False
+
+
+def _end(number: int, _: object) -> NoReturn:
+    """End this process by a signal, also as process 1."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)
+
+
+def _begin_anew() -> NoReturn:
+    """Replace this process by the same command."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -1,1 +1,0 @@
-"""Learners for a script: many modules on many devices."""

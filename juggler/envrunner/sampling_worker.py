@@ -1,0 +1,157 @@
+"""What the workers of EnvRunners and gateways have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import FrameType
+from typing import Protocol
+
+from juggler.envrunner.deliveries import Deliveries
+from juggler.envrunner.environments.seeding import seed_process
+from juggler.envrunner.frozen_weights import FrozenWeights
+from juggler.envrunner.learner_streams import LearnerStreams
+from juggler.envrunner.process import index_of
+from juggler.envrunner.rounds import RequestedRound
+from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
+from juggler.envrunner.stage import OwnCode
+from juggler.runtime.actors.attachment import Attachment
+from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, from_json
+from juggler.runtime.checkpoints.checkpoint import read
+from juggler.runtime.checkpoints.weights import playing_trees
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+
+
+class _HeldUpBy(Protocol):
+    def __call__(self, frame: FrameType | None) -> str: ...
+
+
+class SamplingWorker(ABC):
+    """Carries out the driver's commands to a worker that samples.
+
+    Args:
+        attachment: to the driver.
+        inbox: has the commands.
+        contact: of this worker.
+        own_code: of the run.
+        held_up_by: names what a thread does, for people, from its innermost frame.
+    """
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        inbox: Inbox,
+        contact: Contact,
+        own_code: OwnCode,
+        held_up_by: _HeldUpBy,
+    ) -> None:
+        attachment.held_up_by = held_up_by
+        self._attachment, self._contact, self._own_code = attachment, contact, own_code
+        self._index = index_of(attachment)
+        self._said: set[str] = set()  # to the driver, by the streams of any module
+        self._frozen = FrozenWeights()
+        self._streams: dict[str, LearnerStreams] = {}  # by module that is trained
+        self._deliveries = Deliveries(attachment)
+        self._round = RequestedRound()
+        self._loop = CommandLoop(attachment, inbox)
+        self._loop.on(training_pb2.Restore, self._restore)
+        self._loop.on(training_pb2.Setup, self._setup)
+        self._loop.on(training_pb2.Learners, self._learners)
+        self._loop.on(training_pb2.SampleRequest, self._sample)
+        self._loop.on(training_pb2.AddPlayer, self._add_player)
+        self._loop.on(training_pb2.RemovePlayer, self._remove_player)
+
+    def run(self) -> str:
+        try:
+            return self._loop.run()
+        finally:
+            for command_id, request in self._round.requests.items():
+                self._deliveries.no_learner(command_id, request)  # the others will not come
+            self._deliveries.settle(self._streams.values())
+
+    # -- what workers do differently --------------------------------------------------------------
+
+    @abstractmethod
+    def _begin(self, command_id: int, told: EnvRunnerSetup, seed: int) -> training_pb2.Ready | None:
+        """Build what the setup names. None: the reply follows."""
+
+    @abstractmethod
+    def _play(self, requests: Mapping[int, training_pb2.SampleRequest]) -> None:
+        """Sample for the requests of a round, by command id."""
+
+    @abstractmethod
+    def _let_in(self, module_id: str, acting: ActingSetup) -> None:
+        """Let a player of a league be in line-ups from now on."""
+
+    @abstractmethod
+    def _let_go(self, module_id: str) -> None:
+        """Forget a player, once no running episode has it."""
+
+    # -- commands ---------------------------------------------------------------------------------
+
+    def _restore(self, _: int, part: training_pb2.Restore) -> attach_pb2.Done:
+        """Take a part of what a module plays with."""
+        self._frozen.take(part)
+        return attach_pb2.Done()
+
+    def _setup(self, command_id: int, setup: training_pb2.Setup) -> training_pb2.Ready | None:
+        told = from_json(setup.config, EnvRunnerSetup)
+        seed_process(setup.seed)
+        for module_id, acting in told.modules.items():
+            self._acts_with(module_id, acting)
+        return self._begin(command_id, told, setup.seed)
+
+    def _add_player(self, _: int, command: training_pb2.AddPlayer) -> attach_pb2.Done:
+        acting = from_json(command.config, ActingSetup)
+        self._acts_with(command.module_id, acting)
+        self._let_in(command.module_id, acting)
+        return attach_pb2.Done()
+
+    def _remove_player(self, _: int, command: training_pb2.RemovePlayer) -> attach_pb2.Done:
+        self._let_go(command.module_id)
+        if (streams := self._streams.pop(command.module_id, None)) is not None:
+            streams.close()
+        return attach_pb2.Done()
+
+    def _learners(self, _: int, message: training_pb2.Learners) -> attach_pb2.Done:
+        """Dial the learners that train a module now, and no others."""
+        if streams := self._streams.get(message.module_id):
+            streams.connect(message.learners)
+        return attach_pb2.Done()
+
+    def _sample(self, command_id: int, request: training_pb2.SampleRequest) -> None:
+        if request.module_id not in self._streams:
+            raise ValueError(
+                f"asked for a batch of module {request.module_id!r}, and acts with "
+                f"{', '.join(map(repr, self._streams))}"
+            )
+        if self._round.add(command_id, request):  # else others of the round follow
+            requests, self._round = self._round.requests, RequestedRound()
+            self._play(requests)
+
+    def _checkpoint(self, command: training_pb2.Evaluate) -> tuple[Mapping[str, Tree], Version]:
+        """What the modules of a checkpoint play with, and its version."""
+        if command.HasField("version"):
+            return self._frozen.take_all(), Version.of(command.version)
+        saved = read(command.checkpoint)
+        return playing_trees(saved), Version(*saved.version)
+
+    def _acts_with(self, module_id: str, acting: ActingSetup) -> None:
+        if not acting.digest:  # the others have no learner
+            self._streams[module_id] = LearnerStreams(
+                module_id,
+                self._index,
+                self._attachment,
+                self._contact,
+                self._deliveries.settled,
+                self._said,
+            )
+
+    def _note(self, text: str, *, warning: bool = False) -> None:
+        """Report a note."""
+        self._attachment.report(training_pb2.Note(text=text, warning=warning))
+
+    def _warn(self, text: str) -> None:
+        self._note(text, warning=True)

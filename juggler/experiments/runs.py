@@ -1,0 +1,348 @@
+"""Several runs beside each other: their processes, directory and display."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from numbers import Integral
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from juggler.driver.callbacks import MetricsLine
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.given_config import load_given
+from juggler.driver.record.metrics_file import LineFile, parse_line
+from juggler.driver.record.progress import is_capable
+from juggler.driver.record.run_directory import (
+    METRICS_FILE,
+    SUMMARY_FILE,
+    RunDirectoryError,
+    flat,
+    has_checkpoint,
+    lock,
+    must_be_free,
+)
+from juggler.driver.record.wording import here, plain
+from juggler.driver.signals import as_exception, signals_become
+from juggler.runtime.actors.resources import usable_cores
+from juggler.runtime.checkpoints.checkpoint import write_synced
+from juggler.runtime.importing import must_not_be_imported
+from juggler.runtime.plain_files import read_json
+
+_LOOK_SECONDS: Final = 0.25
+_LINE_SECONDS: Final = 5.0  # between lines about runs at work, without a terminal
+_WIDTH: Final = 120  # of tables, likewise
+
+#: `juggler ARGUMENTS`, for a parent whose process id comes first. If the parent is killed, the run
+#: ends in order, as it does at SIGTERM.
+_PROGRAM: Final = """
+import os, signal, sys
+from juggler.runtime.actors.processes import die_with_parent
+die_with_parent(signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+from juggler.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How the process of a run ended."""
+
+    summary: MetricsLine  # the content of `summary.json`, flat; {}: there is none
+    interrupted: bool  # `stop` ended it, and it can be resumed
+    problem: str  # what went wrong, for people; "": nothing did
+
+
+class RunProcess:
+    """`juggler train` in a process of its own.
+
+    Attributes:
+        newest: its newest line of metrics, flat; {} before the first one.
+    """
+
+    def __init__(self, config_file: Path, run_dir: Path) -> None:
+        """Start a run, or resume it if it has a checkpoint.
+
+        Args:
+            run_dir: its directory. What is left there of a run without a checkpoint is deleted.
+        """
+        self.run_dir = run_dir
+        self.newest: MetricsLine = {}
+        self._log = run_dir.with_suffix(".log")
+        self._metrics = LineFile(run_dir / METRICS_FILE)
+        self._stopped = False
+        if has_checkpoint(run_dir):
+            arguments = ["--resume", str(run_dir)]
+        else:
+            shutil.rmtree(run_dir, ignore_errors=True)
+            arguments = [str(config_file), "--run-dir", str(run_dir)]
+        command = [sys.executable, "-c", _PROGRAM, str(os.getpid()), "train", *arguments]
+        with self._log.open("ab") as log:
+            # In a session of its own, since a terminal sends Ctrl-C to all processes of one.
+            self._process = subprocess.Popen(
+                [*command, "--progress", "plain"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id of the run's driver."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def new_lines(self) -> Sequence[MetricsLine]:
+        """Return the lines of metrics since the last call, flat."""
+        found: list[MetricsLine] = []
+        with suppress(OSError):  # it has written none yet
+            self._metrics.begins_anew()
+            lines = map(parse_line, self._metrics.new_lines())
+            found = [flat(line) for line in lines if line]
+        if found:
+            self.newest = found[-1]
+        return found
+
+    def stop(self) -> None:
+        """End the run in order, without waiting."""
+        if not self._stopped:
+            self._stopped = True
+            self._process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """End it at once, with its workers."""
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> RunEnd:
+        """Return how it ended, once it has."""
+        status = self._process.wait()
+        summary: dict[str, Any] = {}
+        with suppress(OSError, ValueError):  # it came to no end of its own
+            summary = flat(read_json(self.run_dir / SUMMARY_FILE))
+        number = -status if status < 0 else max(0, status - 128)  # of the signal that ended it
+        if number == signal.SIGINT and self._stopped:
+            return RunEnd(summary, interrupted=True, problem="")
+        if number in signal.valid_signals():
+            return RunEnd(summary, False, f"ended by {signal.Signals(number).name}")
+        if status or not summary:
+            lines = self._log.read_text(errors="replace").split("\n")
+            last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+            return RunEnd(summary, False, last or f"exit status {status}")
+        return RunEnd(summary, False, "")
+
+
+class Runs(ABC):
+    """Several runs, as many at once as cores allow.
+
+    Args:
+        jobs: how many run at once; None: as many as there are cores for.
+        going_on: the command that resumes them.
+    """
+
+    #: The file of the directory that says what its runs are, which a process locks.
+    file: ClassVar[str]
+
+    def __init__(self, directory: Path, config: RunConfig, jobs: int | None, going_on: str) -> None:
+        self.directory = directory
+        self._going_on = going_on
+        workers = config.driver.num_env_runners + config.driver.learners
+        self._jobs = jobs or max(1, int(usable_cores() // workers))
+        kind = config.driver.progress
+        is_live = kind == "live" or (kind == "auto" and is_capable(sys.stdout))
+        self._off = kind == "off"
+        self._console = Console(highlight=False, width=None if is_live else _WIDTH)
+        self._live = (
+            Live(console=self._console, auto_refresh=False, transient=True) if is_live else None
+        )
+        self._line_due = 0.0
+
+    @abstractmethod
+    def next(self) -> RunProcess | None:
+        """Start the next run; None: there is no other."""
+
+    def heard(self, run: RunProcess) -> None:
+        """Read what is new of a run, which may be stopped."""
+        run.new_lines()
+
+    @abstractmethod
+    def over(self, run: RunProcess, end: RunEnd) -> None:
+        """Note how a run has ended."""
+
+    @abstractmethod
+    def table(self, running: Sequence[RunProcess], title: str) -> Table:
+        """Show the runs at work in a terminal."""
+
+    def line(self, running: Sequence[RunProcess]) -> str:
+        """Show them elsewhere, in one line; "": not at all."""
+        return ""
+
+    def say(self, text: str, style: str = "") -> None:
+        """Show a message."""
+        self.show(Text(plain(text), style=style))
+
+    def show(self, shown: RenderableType) -> None:
+        """Show text or a table, above the runs at work."""
+        if not self._off:
+            self._console.print(shown, soft_wrap=isinstance(shown, Text))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Lock the directory; say how to resume after an interruption.
+
+        Raises:
+            RunDirectoryError: another process has it, or it is no directory of these runs.
+        """
+        must_not_be_imported()
+        must_have(self.directory, self.file)
+        with (self.directory / self.file).open("rb") as locked:
+            if not lock(locked):
+                raise RunDirectoryError(
+                    f"another process is at work in {self.directory}; stop it before you go on "
+                    "there"
+                )
+            try:
+                yield
+            except (KeyboardInterrupt, SystemExit) as end:
+                self.say(f"interrupted; to go on: {self._going_on}")
+                end.result = None  # type: ignore[union-attr]  # it ended in order, and said so
+                raise
+
+    def run_all(self, what: str) -> None:
+        """Run until there are no more runs.
+
+        Ctrl-C and SIGTERM end all of them in order, and are raised when they have ended; the second
+        signal kills them.
+
+        Raises:
+            KeyboardInterrupt: on Ctrl-C.
+            SystemExit: on SIGTERM or SIGHUP.
+        """
+        running: list[RunProcess] = []
+        stopping = threading.Event()
+        at_once = f", {self._jobs} at once" if self._jobs > 1 else ""
+        self.say(f"{what}{at_once}, in {here(self.directory)}")
+        try:
+            with self._live or nullcontext(), signals_become(lambda _: stopping.set()) as caught:
+                while True:
+                    while len(running) < self._jobs and not stopping.is_set():
+                        if (run := self.next()) is None:
+                            break
+                        running.append(run)
+                    if not running:
+                        break
+                    self._look(running, stopping)
+            if caught.number:
+                raise as_exception(caught.number)
+        finally:
+            for run in running:
+                run.kill()
+
+    def _look(self, running: list[RunProcess], stopping: threading.Event) -> None:
+        """Read what is new of every run, and wait a little."""
+        for run in [*running]:
+            ended = not run.running  # asked first, so that no last line is missed
+            self.heard(run)
+            if ended:
+                running.remove(run)
+                self.over(run, run.end())
+            elif stopping.is_set():
+                run.stop()
+        if self._live is not None:
+            ending = ", running ones are ending (Ctrl-C again kills them)"
+            self._live.update(self.table(running, ending * stopping.is_set()), refresh=True)
+        elif time.monotonic() >= self._line_due:
+            self._line_due = time.monotonic() + _LINE_SECONDS
+            if text := self.line(running):
+                self.say(text)
+        if running:
+            time.sleep(_LOOK_SECONDS)
+
+
+def must_be_some(what: str, number: object) -> None:
+    """Check that a number of runs is at least 1."""
+    if number is not None and (not isinstance(number, Integral) or number < 1):
+        raise ConfigError(f"{what} = {number!r}: must be a whole number of at least 1")
+
+
+def configured(
+    config: str | Path | RunConfig | None, keys: Mapping[str, Any]
+) -> tuple[RunConfig, RunConfig, frozenset[str]]:
+    """Return what a script has given for its runs.
+
+    Returns:
+        The configuration without these keys, the complete one, and the keys that were given.
+    """
+    for key in ("env", "module"):
+        if callable(keys.get(key)):
+            raise ConfigError(
+                f"{key}: each run is a process of its own, which has to import it: give its name, "
+                f'such as "my_file:{getattr(keys[key], "__name__", "Mine")}"'
+            )
+    if isinstance(config, RunConfig):
+        base, given = config, frozenset(config.flat())
+    else:
+        base, given = load_given(config, keys.get("algorithm"))
+    return base, RunConfig.from_flat({**base.flat(), **keys}), given | keys.keys()
+
+
+def must_not_record(config: RunConfig) -> None:
+    """Check that several runs do not record into the same directory."""
+    if config.env_runner.record:
+        raise ConfigError(
+            f"record = {config.env_runner.record!r}: several runs would record into the same "
+            "directory: leave it out here, and record a run by itself, with juggler train"
+        )
+
+
+def make_directory(
+    path: Path | None, kind: str, env: str, file: str, content: bytes, going_on: str
+) -> Path:
+    """Make a directory, with a file that says what its runs are.
+
+    Args:
+        path: where nothing is yet; None: a new directory under runs/.
+        kind: "sweep" or "seeds", with which the name of a new one begins.
+        going_on: the command that resumes the runs of the directory.
+    """
+    must_not_be_imported()
+    name = re.sub(r"[^\w.-]+", "-", env.rpartition(":")[2])
+    path = path or Path("runs") / f"{kind}-{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    must_be_free(path, going_on=going_on)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        write_synced(path / file, content)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot make the directory {path}: {error}") from error
+    return path
+
+
+def must_have(directory: Path, file: str) -> None:
+    """Check that `make_directory` has made this directory."""
+    if not (directory / file).is_file():
+        raise RunDirectoryError(
+            f"{directory} has no {file}: give the directory that was made for this"
+        )

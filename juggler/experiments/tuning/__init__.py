@@ -1,1 +1,0 @@
-"""`juggler tune`: what a machine can do, and which sizes suit it."""

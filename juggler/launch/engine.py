@@ -1,0 +1,541 @@
+"""Launches a run on an engine, scales it, and ends it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from juggler.driver.monitoring import MOST_WORKERS
+from juggler.driver.signals import ending_signals
+from juggler.envrunner.program import ENVRUNNER, EVALUATOR
+from juggler.learner.process.program import LEARNER
+from juggler.runtime.actors.tls import AUTHORITY, CERTIFICATE, KEY, TLS_VARIABLE, TOKEN
+from juggler.runtime.installing import installing
+from juggler.runtime.plain_files import open_plain, read_plain, try_lock
+
+Say = Callable[[str], None]
+
+#: By the role of workers, the option that says how many there are to be.
+OPTIONS = {LEARNER: "--learners", ENVRUNNER: "--env-runners", EVALUATOR: "--evaluators"}
+ROLES = tuple(OPTIONS)
+#: The words that start Juggler here.
+JUGGLER = [sys.executable, "-m", "juggler"]
+#: Of the directory of certificates.
+FILES = (AUTHORITY, CERTIFICATE, KEY, TOKEN)
+#: Names that Kubernetes takes: labels of RFC 1123.
+LABEL = re.compile("(?!.{64})[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+#: Exit status of a container that a signal ended, at least.
+SIGNALLED = 128
+
+_MOST_BYTES = 128  # of a file with a number, or the name of an engine
+_ANSWER_SECONDS = 60.0  # of an engine
+_LOOK_SECONDS = 1.0
+_ASK_SECONDS = 5.0  # between questions to the engine
+_LAST_LINES_SECONDS = 3.0  # for a command that shows what a process prints
+_REMOVED_SECONDS = 90.0  # for an engine, to end all processes
+
+
+class LaunchError(RuntimeError):
+    """A run cannot be launched; the message says what to do."""
+
+
+class NoAnswer(LaunchError):
+    """An engine gave no answer, or an error; it may recover."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One run that is launched."""
+
+    run_dir: Path
+    config: str = ""  # a shipped configuration or a file; "": the defaults and `options` alone
+    options: Sequence[str] = ()  # of `juggler driver`, besides the engine's
+    insecure: bool = False  # without TLS and tokens
+    # Several learners add up gradients without encryption, which is faster
+    plain_gradients: bool = False
+    gateway: str = ""  # the key of its configuration; "": EnvRunners make environments
+
+    @property
+    def tag(self) -> str:
+        """A name for this run alone, by its whole path."""
+        whole = str(self.run_dir.absolute()).encode()
+        return f"{self.run_dir.name}-{hashlib.blake2b(whole, digest_size=4).hexdigest()}"
+
+    @property
+    def label(self) -> str:
+        """The tag as engines take names: of lower-case letters, digits and hyphens."""
+        name, _, digest = self.tag.rpartition("-")
+        words = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")[:24].strip("-")
+        return f"juggler-{words}-{digest}" if words else f"juggler-{digest}"
+
+    def name(self, role: str) -> str:
+        """Name a role's jobs or pods at an engine."""
+        return f"{self.label}-{role}"
+
+    @property
+    def config_file(self) -> Path | None:
+        """The file of the configuration, if it is one."""
+        path = Path(self.config)
+        return path if path.suffix == ".toml" or (self.config and path.exists()) else None
+
+    @property
+    def directory(self) -> Path:
+        """Certificates, scripts and logs of the launch, next to the run's directory."""
+        return self.run_dir.with_name(f"{self.run_dir.name}.launch")
+
+    @property
+    def tls(self) -> Path:
+        return self.directory / "tls"
+
+    # -- commands -------------------------------------------------------------------------------
+
+    def driver(self, bind: str, juggler: Sequence[str], learners: int) -> list[str]:
+        """The driver's command.
+
+        Args:
+            bind: where it listens, HOST:PORT.
+        """
+        insecure = ["--insecure"] if self.insecure else ["--tls", str(self.tls)]
+        words = self.driver_there(str(self.run_dir), self.config, learners, *insecure, bind=bind)
+        return [*juggler, *words]
+
+    def driver_there(
+        self, run_dir: str, config: str, learners: int, *more: str, bind: str = "0.0.0.0:5005"
+    ) -> list[str]:
+        """Return the words of a driver, such as one in a container.
+
+        Args:
+            run_dir: the directory of the run there.
+            config: the file of the configuration there, if it is a file.
+        """
+        name = config if self.config_file else self.config
+        given = any(each.partition("=")[0] == "--num-learners" for each in self.options)
+        options = [*self.options, *([] if given else ["--num-learners", str(learners)])]
+        own = ["--run-dir", run_dir, "--go-on", "--bind", bind, *more]
+        return ["driver", *([name] if name else []), *own, *options]
+
+    def worker(
+        self, role: str, driver: str, juggler: Sequence[str] = (), index: int = -1, host: str = ""
+    ) -> list[str]:
+        """The command of a worker.
+
+        Args:
+            driver: the driver's address, or the directory of the run on a shared file system.
+            index: of this worker; -1: the driver chooses.
+            host: by which EnvRunners dial a learner; "": as the host calls itself.
+        """
+        words = [*juggler, role, "--driver", driver, "--index", str(index)]
+        if role != LEARNER:
+            return words
+        words += ["--bind", "0.0.0.0:0", *(["--advertise", f"{host}:0"] if host else [])]
+        return [*words, *self.of_learners]
+
+    @property
+    def of_learners(self) -> list[str]:
+        """Options of `juggler learner` that all learners have."""
+        return ["--insecure"] if self.plain_gradients or self.insecure else []
+
+    def config_there(self) -> str:
+        """The text of the file of the configuration, for a container."""
+        if self.config_file is None:
+            return "# The driver takes the configuration that its command names.\n"
+        try:
+            return self.config_file.read_text()
+        except OSError as error:
+            raise LaunchError(f"cannot read {self.config}: {error.strerror}") from error
+
+    def make_certificates(self, hosts: Sequence[str]) -> None:
+        """Make certificates and token, unless an earlier launch did.
+
+        Args:
+            hosts: names and addresses by which the driver and the learners are dialed.
+        """
+        # A launch that resumes a run may use other hosts than the one before.
+        known = self.tls / "hosts"
+        text = "".join(f"{host}\n" for host in sorted(set(hosts)))
+        if self.insecure or (known.is_file() and known.read_text() == text):
+            return
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.chmod(0o700)
+            new_certificates(self.tls, hosts, days=365.0, replace=True)
+            known.write_text(text)
+        except (OSError, ValueError) as error:
+            raise LaunchError(f"cannot make certificates in {self.tls}: {error}") from error
+
+    # -- numbers of workers ---------------------------------------------------------------------
+
+    def count_file(self, role: str) -> Path:
+        """Return the file with a role's wanted number of workers."""
+        return self.directory / f"{role}.count"
+
+    @property
+    def _engine_file(self) -> Path:
+        """File that names the scaling engine; none: a process reads counts."""
+        return self.directory / "engine"
+
+    @property
+    def _reader_file(self) -> Path:
+        """The file that the process which reads the counts locks."""
+        return self.directory / "reader.lock"
+
+    @property
+    def is_running(self) -> bool:
+        return all(self.count_file(role).is_file() for role in ROLES)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the process that should read the counts is gone."""
+        try:
+            with open_plain(self._reader_file) as file:
+                return try_lock(file, shared=True) is True
+        except OSError:  # without a reader process, the engine reads the files
+            return False
+
+    @contextmanager
+    def read_here(self) -> Iterator[None]:
+        """Have this process read the counts, and remove them at the end."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.fdopen(os.open(self._reader_file, flags, 0o666), "w")
+        except OSError as error:
+            raise LaunchError(f"cannot write {self._reader_file}: {error.strerror}") from error
+        with file:
+            if try_lock(file) is False:
+                said = f"another `juggler launch` has started the run of {self.directory} already"
+                raise LaunchError(said)
+            try:
+                yield
+            finally:
+                self.forget_counts()
+
+    def begin_counts(self, numbers: Mapping[str, int], engine: str = "") -> None:
+        """Note what a run begins with.
+
+        Args:
+            engine: "swarm", or "kubernetes" and the namespace; "": a process reads the counts.
+        """
+        self._engine_file.unlink(missing_ok=True)
+        if engine:
+            self._reader_file.unlink(missing_ok=True)  # of an earlier launch over SSH
+            _write_new(self._engine_file, engine)
+        for role, number in numbers.items():
+            _write_new(self.count_file(role), f"{number}\n")
+
+    def count(self, role: str) -> int:
+        """Read the number of workers of a role that are wanted."""
+        path = self.count_file(role)
+        try:
+            return int(read_plain(path, _MOST_BYTES))
+        except (OSError, ValueError) as error:
+            raise LaunchError(f"cannot read {path}: {error}") from error
+
+    def scale(self, role: str, number: int) -> str:
+        """Set the number of workers, and return a report."""
+        before = self.count(role)
+        if (self.directory / f"{role}.scale").exists():
+            raise LaunchError(
+                f"{self.directory} is of an earlier version of Juggler: launch the run again"
+            )
+        if self._engine_file.exists():
+            ask(*self._scaling(role, number), advice="scale the run where it was launched")
+        _write_new(self.count_file(role), f"{number}\n")
+        return f"{role}: {number} instead of {before}"
+
+    def _scaling(self, role: str, number: int) -> list[str]:
+        try:
+            told = read_plain(self._engine_file, _MOST_BYTES).decode().split()
+        except (OSError, ValueError) as error:
+            raise LaunchError(f"cannot read {self._engine_file}: {error}") from error
+        match told:
+            case ["swarm"]:
+                return ["docker", "service", "scale", "--detach", f"{self.label}_{role}={number}"]
+            case ["kubernetes", namespace] if LABEL.fullmatch(namespace):
+                kind = "statefulset" if role == LEARNER else "deployment"
+                what = [f"{kind}/{self.name(role)}", f"--replicas={number}"]
+                return ["kubectl", "scale", "-n", namespace, *what]
+        raise LaunchError(f"{self._engine_file} names no engine: launch the run again")
+
+    def forget_counts(self) -> None:
+        """Remove the files, because the run is over."""
+        for role in ROLES:
+            self.count_file(role).unlink(missing_ok=True)
+        self._engine_file.unlink(missing_ok=True)
+        self._reader_file.unlink(missing_ok=True)
+
+
+def new_certificates(
+    directory: Path, hosts: Sequence[str], days: float, *, replace: bool = False
+) -> list[Path]:
+    """Make certificates and a token, and return their files.
+
+    Args:
+        replace: delete the files of the directory first.
+
+    Raises:
+        LaunchError: the package that makes them is not installed.
+        OSError: the disk refuses.
+        ValueError: a host is neither a name nor an IP address.
+    """
+    try:
+        from juggler.runtime.actors.certificates import make_certificates
+    except ImportError as error:
+        raise LaunchError(
+            f"certificates need a package that is not installed ({error}): {installing('certs')}; "
+            "or run without them, with --insecure, on a network that you trust"
+        ) from error
+    for file in directory.iterdir() if replace and directory.is_dir() else ():
+        file.unlink()
+    return make_certificates(directory, hosts, days)
+
+
+def must_allow(numbers: Mapping[str, int | None]) -> None:
+    """Check numbers of workers by role; None: as many as there are."""
+    for role, number in numbers.items():
+        least = 0 if role == EVALUATOR else 1
+        if number is not None and not least <= number <= MOST_WORKERS:
+            what = OPTIONS[role]
+            raise LaunchError(f"{what} {number}: must be from {least} to {MOST_WORKERS}")
+
+
+def shell(words: Sequence[str], tls: str = "") -> str:
+    """Return a shell command, with its certificates in the environment."""
+    command = shlex.join(words)
+    return f"{TLS_VARIABLE}={tls} {command}" if tls else command
+
+
+def launch_directory(run_dir: str, config: str) -> Path:
+    """Return the given directory, or one named after the configuration."""
+    if run_dir:
+        return Path(run_dir)
+    stem = Path(config).stem or "run"
+    return Path("runs", f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+
+
+def ask(*command: str, advice: str) -> str:
+    """Run a command of an engine, and return what it prints.
+
+    Args:
+        advice: what to do if there is no such command.
+
+    Raises:
+        LaunchError: there is no such command.
+        NoAnswer: it does not end, or fails.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_SECONDS,
+            check=False,
+            start_new_session=True,  # Ctrl-C is for the run
+        )
+    except FileNotFoundError:
+        raise LaunchError(f"there is no command `{command[0]}` here: {advice}") from None
+    except subprocess.TimeoutExpired:
+        said = f"`{command[0]}` gave no answer in {_ANSWER_SECONDS:.0f} s"
+        raise NoAnswer(said) from None
+    if done.returncode:
+        raise NoAnswer(f"`{shlex.join(command)}` failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Replace a file, whole or not at all; never follow a link."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        new.unlink(missing_ok=True)
+        with new.open("x") as file:
+            file.write(text)
+        new.rename(path)
+    except OSError as error:
+        raise LaunchError(f"cannot write {path}: {error.strerror}") from error
+
+
+# -- a run until its end --------------------------------------------------------------------------
+
+
+class Tail:
+    """An engine's command that shows a process's output."""
+
+    def __init__(self, *command: str) -> None:
+        # A group of its own: Ctrl-C is for the run, the end of which is to be shown.
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """Wait for the last lines, and end the command."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_LINES_SECONDS)
+        self._process.terminate()
+        self._process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class DriverState:
+    """What an engine says of the process of a driver."""
+
+    said: str = ""  # its state and the reason, in words; "": nothing to report
+    running: bool = False  # it runs now
+    # The exit status with which the run has ended; -1: it has ended as it was asked to, and the
+    # engine knows no more; None: it is running
+    status: int | None = None
+
+
+class EngineRun(ABC):
+    """A run whose processes an engine keeps.
+
+    Args:
+        numbers: of workers, by role.
+        say: reports to people.
+
+    Attributes:
+        signals: that have come while the run is followed.
+    """
+
+    ask_seconds: float | None = None  # between two questions about the driver; None: as usual
+    end_seconds: float = 90.0  # for the driver to end in order
+
+    def __init__(self, launch: Launch, numbers: Mapping[str, int], say: Say) -> None:
+        must_allow(numbers)
+        self._launch, self._numbers, self._say = launch, dict(numbers), say
+        self._tail: Tail | None = None  # shows what the driver prints
+        self.signals: list[int] = []
+
+    @abstractmethod
+    def plan(self) -> str:
+        """What would be started or submitted, in words."""
+
+    @abstractmethod
+    def submit(self) -> None:
+        """Hand everything to the engine."""
+
+    @abstractmethod
+    def driver_state(self, ending: bool) -> DriverState:
+        """Return the state of the driver.
+
+        Args:
+            ending: the run was asked to end.
+
+        Raises:
+            NoAnswer: the engine gave none.
+            LaunchError: the run is gone.
+        """
+
+    def look(self) -> None:
+        """Do what is due every second."""
+        return
+
+    @abstractmethod
+    def end(self) -> None:
+        """Ask the driver to end in order."""
+
+    @abstractmethod
+    def take_down(self) -> None:
+        """End all processes at once, and remove the run."""
+
+    @contextmanager
+    def taken_down(self) -> Iterator[None]:
+        """Take the run down if something goes wrong within, such as Ctrl-C."""
+        try:
+            yield
+        except BaseException:
+            with suppress(LaunchError):  # the first error is the one to report
+                self.take_down()
+            raise
+
+
+def follow(run: EngineRun, say: Say) -> int:
+    """Follow a run to its end; return the driver's exit status.
+
+    A signal ends the run in order; a second one ends all processes at once.
+    """
+
+    def note(number: int, frame: FrameType | None) -> None:
+        run.signals.append(number)
+
+    with ExitStack() as last:
+        for number in ending_signals():
+            last.callback(signal.signal, number, signal.signal(number, note))
+        with run.taken_down():
+            status = _follow(run, say)
+            run.look()
+        run.take_down()
+    return status
+
+
+def _follow(run: EngineRun, say: Say) -> int:
+    state, due, silent = DriverState(), 0.0, False
+    first, end, handled = 0, float("inf"), 0
+    while True:
+        run.look()
+        now = time.monotonic()
+        asked_to_end = handled < len(run.signals)
+        if (asked_to_end and handled) or now > end:
+            say("ending all processes at once")
+            return 128 + first
+        # A driver that was pending seconds ago may run by now, and then it is to end in order.
+        if asked_to_end or now >= due:
+            due = now + (_ASK_SECONDS if run.ask_seconds is None else run.ask_seconds)
+            before = state
+            try:
+                state, silent = run.driver_state(bool(first)), False
+            except NoAnswer as error:
+                if not silent:
+                    say(f"{error}; the run continues, and this command asks again")
+                silent = True
+            if state.status is not None:
+                return state.status if state.status >= 0 else 128 + first
+            if state.said and state.said != before.said:
+                say(f"the driver: {state.said}")
+        if asked_to_end:
+            first, handled = run.signals[0], len(run.signals)
+            if not state.running:
+                say("ending all processes at once")
+                return 128 + first
+            say("ending the run; another signal ends all processes at once")
+            end = now + run.end_seconds
+            try:
+                run.end()
+            except NoAnswer as error:
+                say(str(error))
+        time.sleep(_LOOK_SECONDS)
+
+
+def wait_until_removed(there: Callable[[], object], advice: str) -> None:
+    """Wait until an engine has removed a run.
+
+    Args:
+        advice: what to look at if that takes too long.
+    """
+    end = time.monotonic() + _REMOVED_SECONDS
+    while True:
+        why = ""
+        try:
+            if not there():
+                return
+        except NoAnswer as error:
+            why = f" ({error})"
+        if time.monotonic() > end:
+            said = f"what was launched is not removed within {_REMOVED_SECONDS:.0f} s{why}"
+            raise LaunchError(f"{said}: see {advice}")
+        time.sleep(_LOOK_SECONDS)

@@ -1,0 +1,426 @@
+"""EnvPool's environments and games, with a stand-in; and with EnvPool, where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.pools import STONES, TOGETHER_STEPS, Pools
+from support.scripted_agents import Halves, Scaled, sampler_of
+
+import juggler
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments.vector import make_vector_env
+from juggler.envrunner.evaluation import play_whole_episodes
+from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.info_numbers import InfoNumber, InfoNumbers
+from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
+from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
+from juggler.envrunner.rounds import Recorded
+from juggler.envrunner.sampler import Sampler
+from juggler.runtime.acting.actor import Actor
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.modules.building import build_module
+from juggler.runtime.wire.structures import tree_leaves
+
+needs_envpool = pytest.mark.skipif(
+    importlib.util.find_spec("envpool") is None, reason="needs juggler[envpool]"
+)
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
+    made = Pools()
+    monkeypatch.setitem(sys.modules, "envpool", made)
+    return made
+
+
+def made(name: str, num_envs: int = 5, **keys: Any) -> MultiAgentEnvs:
+    return make_multi_agent_envs(EnvRunnerConfig(env=name, envs_per_runner=num_envs, **keys))
+
+
+def drawn(turn: Turn, random: np.random.Generator) -> Any:
+    """A legal move of each agent on turn."""
+    (group,) = turn.groups
+    masks = group.observations["action_mask"]
+    return np.array([random.choice(np.flatnonzero(mask)) for mask in masks], np.int64)
+
+
+def test_every_player_is_told_what_its_own_moves_led_to(pools: Pools) -> None:
+    envs = made("envpool:Stones-v1")
+    random = np.random.default_rng(0)
+    turn = envs.reset(seed=7)
+    left = np.full(5, STONES)
+    moves, finished = np.zeros(5, int), 0
+    running = np.ones(5, bool)
+    for _ in range(200):
+        (group,) = turn.groups
+        env, player = np.divmod(group.acting, 2)
+        assert env.tolist() == np.flatnonzero(running).tolist(), "one player of each running game"
+        seen: Any = group.observations
+        assert seen["observation"].argmax(1).tolist() == left[env].tolist()
+        assert seen["action_mask"].sum(1).tolist() == np.minimum(left[env], 2).tolist()
+        assert group.first.tolist() == [moves[e] < 2 for e in env]
+        assert not group.rewards.any(), "only an end has rewards"
+        actions = drawn(turn, random)
+        left[env] -= actions + 1
+        moves[env] += 1
+        turn = envs.step([actions])
+        over = env[left[env] == 0]
+        assert turn.over.tolist() == over.tolist()
+        assert turn.began.tolist() == np.flatnonzero(~running).tolist(), "a step after the end"
+        assert turn.env_lengths.tolist() == moves[over].tolist()
+        winner = dict(zip(env.tolist(), player.tolist(), strict=True))
+        expected = [[1.0, -1.0] if winner[e] == 0 else [-1.0, 1.0] for e in over.tolist()]
+        assert turn.agent_returns.tolist() == expected
+        (group,) = turn.groups
+        assert group.last_rewards.tolist() == [each for both in expected for each in both]
+        assert group.terminated.all()
+        assert len(group.ended) == 2 * len(over)
+        running = left > 0
+        left[turn.began], running[turn.began], moves[turn.began] = STONES, True, 0
+        finished += len(over)
+    assert finished > 100
+    envs.close()
+    assert all(pool.closed for pool in pools.made)
+
+
+def test_everybody_acts_in_a_game_that_has_no_turns(pools: Pools) -> None:
+    envs = made("envpool:Together-v1", num_envs=2)
+    turn = envs.reset(seed=1)
+    assert turn.groups[0].acting.tolist() == [0, 1, 2, 3]
+    for step in range(TOGETHER_STEPS):
+        turn = envs.step([np.array([0, 1, 1, step])])
+    (group,) = turn.groups
+    assert len(group.acting) == 0
+    assert not group.terminated.any(), "truncated"
+    assert turn.agent_returns.tolist() == [[0, 3], [3, 3]]
+    turn = envs.step([np.zeros(0, np.int64)])
+    assert turn.began.tolist() == [0, 1]
+    assert turn.groups[0].acting.tolist() == [0, 1, 2, 3]
+
+
+def test_the_step_that_begins_a_game_counts_in_no_episode(pools: Pools) -> None:
+    envs = made("envpool:Together-v1", num_envs=2)
+    played_by = dict.fromkeys(envs.agents, "both")
+    sampler = sampler_of(envs, played_by, steps=2 * TOGETHER_STEPS + 2, module=Halves)
+    played = sampler.sample(["both"], {"both": Version(1, 1)})
+    assert played.env_lengths == [TOGETHER_STEPS] * 4
+    modules = list(sampler._modules.values())
+    _, lengths, _ = play_whole_episodes(envs, modules, 5, seed=0)
+    assert lengths == [TOGETHER_STEPS] * 5
+    _, lengths, _ = play_whole_episodes(envs, modules, 6, seed=0, most_steps=2)
+    assert lengths == [2, 1, 2, 2, 1, 2], "two halves of each game"
+
+
+def test_games_follow_from_the_seed(pools: Pools) -> None:
+    envs, again = made("envpool:Stones-v1"), made("envpool:Stones-v1")
+    assert envs.reset(3).groups[0].acting.tolist() == again.reset(3).groups[0].acting.tolist()
+    assert pools.made[-1].seed == pools.made[-2].seed != 0
+    begun = {tuple(envs.reset(seed).groups[0].acting.tolist()) for seed in range(5)}
+    assert len(begun) > 1
+
+
+def test_envpool_says_which_of_its_environments_have_several_agents(pools: Pools) -> None:
+    assert has_several_agents(EnvRunnerConfig(env="envpool:Stones-v1"))
+    assert not has_several_agents(EnvRunnerConfig(env="envpool:Pong-v5"))
+    with pytest.raises(ValueError, match="no such environment: did you mean"):
+        has_several_agents(EnvRunnerConfig(env="envpool:Stone-v1"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"env_kwargs": {"num_envs": 3}}, "set envs_per_runner instead"),
+        ({"env_kwargs": {"seed": 3}}, "cannot have seed: set"),
+        ({"vectorize": "async"}, "use auto or native"),
+        ({"max_episode_steps": 9}, "have them truncate their episodes"),
+    ],
+)
+def test_keys_that_it_does_not_have_are_told(pools: Pools, keys: Any, words: str) -> None:
+    with pytest.raises((ValueError, EnvironmentFailed), match=words):
+        made("envpool:Stones-v1", **keys)
+
+
+def test_without_envpool_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(ValueError, match="needs the package envpool"):
+        has_several_agents(EnvRunnerConfig(env="envpool:KuhnPoker-v1"))
+
+
+@needs_envpool
+@pytest.mark.parametrize(
+    ("name", "players", "lengths"),
+    [("KuhnPoker-v1", 2, (2, 3)), ("ConnectFour-v1", 2, (7, 42)), ("TicTacToe-v1", 2, (5, 9))],
+)
+def test_a_game_of_envpool_plays_by_its_rules(
+    name: str, players: int, lengths: tuple[int, int]
+) -> None:
+    envs = made(f"envpool:{name}", num_envs=8)
+    assert len(envs.agents) == players
+    random, turn, played = np.random.default_rng(0), envs.reset(seed=1), 0
+    for _ in range(300):
+        turn = envs.step([drawn(turn, random)])
+        played += len(turn.over)
+        assert not turn.env_returns.any(), "a zero-sum game"
+        assert not np.isnan(turn.agent_returns).any()
+        if len(turn.over):
+            assert lengths[0] <= turn.env_lengths.min() <= turn.env_lengths.max() <= lengths[1]
+    assert played > 30
+    envs.close()
+
+
+# -- at their own pace
+
+
+def at_own_pace(
+    name: str = "Walks-v1", num_envs: int = 6, ready: Any = 2, **keys: Any
+) -> MultiAgentEnvs:
+    kwargs = {"batch_size": ready, **keys.pop("env_kwargs", {})}
+    config = EnvRunnerConfig(
+        env=f"envpool:{name}", envs_per_runner=num_envs, env_kwargs=kwargs, **keys
+    )
+    return make_multi_agent_envs(config)
+
+
+def length_of(env: int) -> int:
+    return 3 + env % 3
+
+
+def test_each_turn_has_those_that_were_ready_and_tells_each_what_its_action_led_to(
+    pools: Pools,
+) -> None:
+    envs = at_own_pace()
+    random, turn = np.random.default_rng(0), envs.reset(seed=4)
+    steps = np.full(6, -1)  # of the running walk; -1: the next turn begins one
+    chosen, returns, over, turns = np.zeros(6), np.zeros(6), Counter[int](), Counter[int]()
+    for _ in range(600):
+        (group,) = turn.groups
+        present = np.concatenate((group.acting, group.ended))
+        assert len({*present.tolist()}) == 2, "two are ready, each of them once"
+        turns.update(present.tolist())
+        for env, seen, first, reward in zip(
+            group.acting.tolist(), group.observations, group.first, group.rewards, strict=True
+        ):
+            assert first == (steps[env] == -1)
+            steps[env] += 1
+            assert seen.tolist() == [env, steps[env]]
+            assert reward == pytest.approx(0 if first else chosen[env] + 0.1)
+            returns[env] = 0 if first else returns[env] + reward
+        for k, env in enumerate(group.ended.tolist()):
+            assert group.last_observations[k].tolist() == [env, length_of(env)]
+            assert steps[env] == length_of(env) - 1
+            assert group.terminated[k] == (env % 2 == 0)
+            assert group.last_rewards[k] == pytest.approx(chosen[env] + 0.1)
+            assert turn.env_returns[k] == pytest.approx(returns[env] + group.last_rewards[k])
+            assert turn.env_lengths[k] == length_of(env)
+            steps[env] = -1
+            over[env] += 1
+        assert turn.over.tolist() == group.ended.tolist() == sorted(group.ended.tolist())
+        assert group.acting.tolist() == sorted(group.acting.tolist())
+        assert turn.began.tolist() == group.acting[group.first].tolist()
+        actions = random.integers(2, size=len(group.acting))
+        chosen[group.acting] = actions
+        turn = envs.step([actions])
+    assert min(over[env] for env in range(6)) > 10
+    assert turns[0] < 0.7 * min(turns[env] for env in range(1, 6)), "who is slow holds nobody up"
+    envs.close()
+    assert all(pool.closed for pool in pools.made)
+
+
+def test_rows_hold_whole_walks_and_every_step_once(pools: Pools) -> None:
+    envs = at_own_pace()
+    sampler = sampler_of(envs, {"agent": "default"}, steps=4, module=Halves)
+    seen: dict[int, list[int]] = {env: [] for env in range(6)}
+    ended: list[int] = []
+    for _ in range(150):
+        played = sampler.sample(["default"], {"default": Version(1, 1)})
+        ended += played.env_lengths
+        result = played.modules["default"]
+        assert isinstance(result, Recorded)
+        if result.batch is None:
+            continue
+        batch: Any = result.batch
+        for row in range(batch.rows):
+            of_row, env = batch.observations[row], int(batch.observations[row, 0, 0])
+            assert (of_row[:, 0] == env).all()
+            assert batch.live[row].all()
+            np.testing.assert_allclose(batch.rewards[row], batch.actions[row] + 0.1, rtol=1e-6)
+            done = batch.terminated[row] | batch.truncated[row]
+            assert done.tolist() == (of_row[:, 1] == length_of(env) - 1).tolist()
+            assert batch.truncated[row].any() == (bool(env % 2) and done.any())
+            seen[env] += of_row[:, 1].astype(int).tolist()
+    for env, steps in seen.items():
+        assert steps == [k % length_of(env) for k in range(len(steps))], "none is missing"
+    assert len(seen[1]) > 1.3 * len(seen[0]) > 20, "who is slow fills fewer rows"
+    assert {*ended} == {3, 4, 5}
+
+
+def test_evaluations_count_the_steps_of_each_environment(pools: Pools) -> None:
+    envs = at_own_pace()
+    modules = list(sampler_of(envs, {"agent": "default"}, 4, module=Halves)._modules.values())
+    _, lengths, _ = play_whole_episodes(envs, modules, 12, seed=0)
+    assert lengths == [3, 3, 4, 4, 5, 5] * 2
+    _, lengths, _ = play_whole_episodes(envs, modules, 12, seed=0, most_steps=3)
+    assert lengths == [3, 3, 3, 1, 3, 2] * 2
+
+
+def test_a_walk_without_an_end_is_told(pools: Pools) -> None:
+    envs = at_own_pace()
+    pool: Any = pools.made[-1]
+    assert envs.overdue(100) == ""
+    turn = envs.reset(seed=0)
+    pool = pools.made[-1]
+    for _ in range(200):
+        pool.steps[:] = 0  # so that none of them ends
+        turn = envs.step([np.zeros(len(turn.groups[0].acting), np.int64)])
+    assert "which has not ended within 30 steps of one episode" in envs.overdue(30)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"ready": 6}, "from 1 to below envs_per_runner = 6"),
+        ({"ready": 0}, "env_kwargs.batch_size = 0"),
+        ({"ready": "2"}, "env_kwargs.batch_size = '2'"),
+        ({"name": "Stones-v1"}, "the players of Stones-v1 act together"),
+        ({"autoreset": "disabled"}, "leave it out"),
+    ],
+)
+def test_what_does_not_suit_is_told(pools: Pools, keys: Any, words: str) -> None:
+    with pytest.raises((ValueError, EnvironmentFailed), match=words):
+        at_own_pace(**keys)
+
+
+def test_only_environments_with_the_option_go_at_their_own_pace(pools: Pools) -> None:
+    assert has_several_agents(EnvRunnerConfig(env="envpool:Walks-v1", env_kwargs={"batch_size": 2}))
+    assert not has_several_agents(EnvRunnerConfig(env="envpool:Walks-v1"))
+
+
+def test_where_nobody_named_the_agent_it_is_said(pools: Pools) -> None:
+    config = EnvRunnerConfig(env="envpool:Walks-v1", env_kwargs={"batch_size": 2})
+    with pytest.raises(ValueError, match=r'agents = \{agent = "default"\}'):
+        make_vector_env(config)
+
+
+@needs_envpool
+def test_cartpoles_of_envpool_go_at_their_own_pace() -> None:
+    envs = at_own_pace("CartPole-v1", num_envs=8, ready=3)
+    random, turn = np.random.default_rng(0), envs.reset(seed=1)
+    lengths: list[int] = []
+    for _ in range(1500):
+        (group,) = turn.groups
+        assert len(group.acting) + len(group.ended) == 3
+        assert turn.env_returns.tolist() == turn.env_lengths.tolist(), "1 for each step"
+        lengths += turn.env_lengths.tolist()
+        turn = envs.step([random.integers(2, size=len(group.acting))])
+    assert len(lengths) > 100
+    assert 15 < np.mean(lengths) < 30, "as with random actions"
+    envs.close()
+
+
+@pytest.mark.long
+@needs_envpool
+def test_a_run_learns_from_them(tmp_path: Path) -> None:
+    result = juggler.train(
+        "cartpole",
+        env="envpool:CartPole-v1",
+        env_kwargs={"batch_size": 24},
+        envs_per_runner=64,
+        stop_return=150.0,
+        confirm=False,
+        stop_seconds=120.0,
+        run_dir=str(tmp_path / "run"),
+        progress="off",
+    )
+    assert result.summary["solved"]
+
+
+# -- numbers in infos
+
+
+class Alike(Scaled):
+    """Gives all actions the same inputs."""
+
+    def _forward(self, batch: Any) -> Any:
+        _, seen = next(tree_leaves(batch["observations"]))
+        return {
+            "action_dist_inputs": torch.zeros(len(seen), self.action_distribution().inputs_size)
+        }
+
+
+def of_one_agent(name: str, num_envs: int, steps: int) -> tuple[InfoNumbers, list[int]]:
+    """Numbers and lengths of the episodes of a fragment."""
+    env = make_vector_env(EnvRunnerConfig(env=f"envpool:{name}", envs_per_runner=num_envs))
+    module = build_module(None, env.single_observation_space, env.single_action_space, {})
+    sampler = Sampler(env, Actor(module, num_envs, steps, 0), steps, seed=0)
+    sampled = sampler.sample((1, 0))
+    env.close()
+    return sampled.infos, sampled.episode_lengths
+
+
+def of_rounds(name: str, num_envs: int, steps: int, **kwargs: Any) -> tuple[InfoNumbers, list[int]]:
+    """Numbers and lengths of the episodes of a round."""
+    config = EnvRunnerConfig(env=f"envpool:{name}", envs_per_runner=num_envs, env_kwargs=kwargs)
+    envs = make_multi_agent_envs(config)
+    sampler = sampler_of(envs, dict.fromkeys(envs.agents, "m"), steps, module=Alike)
+    played = sampler.sample(["m"], {"m": Version(1, 1)})
+    envs.close()
+    return played.infos, played.env_lengths
+
+
+def walked(lengths: list[int]) -> list[InfoNumber]:
+    return [InfoNumber((1 + length) / 2, 1.0, float(length)) for length in lengths]
+
+
+def test_numbers_of_environments_that_are_stepped_together_are_told(pools: Pools) -> None:
+    infos, lengths = of_one_agent("Strides-v1", 6, 40)
+    assert infos.keys() == {"walked", "even"}
+    assert infos["walked"] == walked(lengths)
+    assert {*lengths} == {3, 4, 5}
+
+
+def test_numbers_of_environments_at_their_own_pace_are_told(pools: Pools) -> None:
+    infos, lengths = of_rounds("Walks-v1", 6, 120, batch_size=2)
+    assert infos.keys() == {"agent/walked", "agent/even"}
+    assert infos["agent/walked"] == walked(lengths)
+    assert {*infos["agent/even"]} == {InfoNumber(0.0, 0.0, 0.0), InfoNumber(1.0, 1.0, 1.0)}
+    assert {*lengths} == {3, 4, 5}
+
+
+def test_numbers_of_players_and_of_their_games_are_told(pools: Pools) -> None:
+    infos, lengths = of_rounds("Together-v1", 3, 2 * TOGETHER_STEPS + 1)
+    assert lengths == [TOGETHER_STEPS] * 6
+    numbers = ("stones", "place")
+    assert infos.keys() == {f"player_{i}/{number}" for i in range(2) for number in numbers}
+    last = float(STONES - TOGETHER_STEPS)
+    for i in range(2):
+        assert infos[f"player_{i}/stones"] == [InfoNumber(last + 1, last, last + 2)] * 6
+        places = [float(10 * env + i) for env in range(3)] * 2
+        assert infos[f"player_{i}/place"] == [InfoNumber(place, place, place) for place in places]
+
+
+@needs_envpool
+def test_numbers_of_envpool_itself_are_told() -> None:
+    infos, _ = of_one_agent("Hopper-v4", 4, 100)
+    assert {"x_position", "x_velocity"} <= infos.keys()
+    assert not infos.keys() & {"env_id", "elapsed_step"}
+    assert all(each.least <= each.mean <= each.most for each in infos["x_velocity"])
+    assert {each.least < each.most for each in infos["x_velocity"]} == {True}
+    together, _ = of_rounds("Hopper-v4", 4, 200, batch_size=2)
+    assert together.keys() == {f"agent/{name}" for name in infos}
+
+
+@needs_envpool
+def test_numbers_of_a_game_of_envpool_are_told() -> None:
+    infos, lengths = of_rounds("Go9x9-v1", 2, 400)
+    assert infos.keys() >= {f"player_{i}/black_area" for i in range(2)}
+    assert not {name for name in infos if name.endswith(("current_player", "/id", "env_id"))}
+    assert len(infos["player_0/black_area"]) == len(lengths) > 0
+    assert np.isfinite([each.mean for each in infos["player_0/black_area"]]).all()

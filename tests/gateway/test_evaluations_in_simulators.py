@@ -1,0 +1,196 @@
+"""A checkpoint plays whole episodes of simulators, between those that are learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.gateway_world import (
+    SPACES,
+    THREE,
+    TWO_WAYS,
+    AgentsWorld,
+    GatewayWorld,
+    Played,
+    TinyMemory,
+    TinyPolicy,
+    Wandering,
+    assert_recorded,
+    eventually,
+    in_threads,
+    play,
+)
+
+from juggler.client import connect
+from juggler.driver.checkpoint.restoring import restores
+from juggler.envrunner.evaluation import Goal
+from juggler.gateway import runner
+from juggler.gateway.evaluation import GreedyEpisodes
+from juggler.runtime.acting.actor import Actor
+from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+
+
+class Paid(Wandering):
+    """Returns that no other episode has."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, *rest = super().step(action)
+        return observation, reward + float(self.np_random.random()), *rest
+
+
+def evaluate(
+    world: GatewayWorld,
+    episodes: int,
+    module: type[TinyPolicy] = TinyPolicy,
+    most_steps: int = 0,
+    goal: Goal | None = None,
+) -> GreedyEpisodes:
+    """Begin to evaluate weights that are not those of training."""
+    world.connect().close()  # tells the spaces
+    assert world.player is not None
+    config = ConnectorsConfig.parse({})
+    connectors, module_to_env = build_runner_pipelines(config, THREE, TWO_WAYS)
+    greedy = module(THREE, TWO_WAYS)
+    greedy.weight.copy_(torch.cos(torch.arange(6.0)).reshape(3, 2))
+    actor = Actor(greedy, 1, 0, 0, module_to_env, connectors)
+    evaluation = GreedyEpisodes(actor, episodes, most_steps, goal)
+    with world._server.at_work():
+        world.player.environments.evaluate(evaluation)
+    return evaluation
+
+
+def best_actions(episode: Played, module: type[TinyPolicy]) -> list[int]:
+    seen = np.array(episode.observations[: len(episode.actions)])  # [L, 3]
+    if module is TinyMemory:
+        seen = np.cumsum(seen, 0)
+    return (seen @ np.cos(np.arange(6.0)).reshape(3, 2)).argmax(1).tolist()
+
+
+def returns_of(played: list[Played], most: int | None = None) -> Any:
+    return pytest.approx([sum(each.rewards) for each in played][:most], rel=1e-5)
+
+
+@pytest.mark.parametrize("module", [TinyPolicy, TinyMemory])
+def test_the_first_episodes_are_played_without_exploration_and_not_learned_from(
+    module: type[TinyPolicy],
+) -> None:
+    with GatewayWorld(module, rows=1) as world:
+        evaluation = evaluate(world, 5, module)
+        world.ask(1000)
+        played = play(world, 1, 60, kind=Paid)
+        first, others = played[:5], played[5:]
+        assert evaluation.is_over
+        assert evaluation.returns == returns_of(first)
+        assert evaluation.lengths == [len(each.rewards) for each in first]
+        for episode in first:
+            assert [int(each) for each in episode.actions] == best_actions(episode, module)
+        assert any([*map(int, each.actions)] != best_actions(each, module) for each in others)
+        with world._server.at_work():
+            assert world.player is not None
+            assert world.player.environments.take_evaluation(at_once=False) is evaluation
+        assert_recorded([batch for batch, _ in world.batches], others)
+        counted = [total for _, ended in world.batches for total, _ in ended]
+        assert counted == returns_of(others, len(counted))
+
+
+def test_half_of_the_environments_go_on_with_training() -> None:
+    with GatewayWorld(rows=1) as world:
+        evaluation = evaluate(world, 8)
+        world.ask(1000)
+        played = [each for some in in_threads(4, lambda i: play(world, i, 60)) for each in some]
+        assert len(evaluation.returns) == 8
+        assert world.batches
+        assert_recorded([batch for batch, _ in world.batches], played)
+        assert world.count("steps_unrecorded") == sum(evaluation.lengths)
+
+
+def test_steps_wait_for_no_request_while_an_evaluation_plays() -> None:
+    with GatewayWorld(rows=1) as world:
+        evaluation = evaluate(world, 4)
+        with world.connect(environments=2) as session:
+            observations, nothing = np.zeros((2, 3), np.float32), np.zeros(2)
+            session.step(observations, nothing, nothing > 0, nothing > 0)
+            while not evaluation.is_over:
+                session.step(observations, nothing + 1, nothing == 0, nothing > 0)
+        assert evaluation.returns == [1.0] * 4
+
+
+def test_an_episode_that_takes_too_long_counts_as_it_is_and_nowhere_else() -> None:
+    with GatewayWorld(rows=1) as world:
+        evaluation = evaluate(world, 2, most_steps=4)
+        world.ask(1000)
+        played = play(world, 1, 60, kind=Paid)
+        assert evaluation.lengths == [3, 4]
+        assert evaluation.returns[1] == pytest.approx(sum(played[1].rewards[:4]))
+        counted = [total for _, ended in world.batches for total, _ in ended]
+        assert counted == returns_of(played[2:], len(counted))
+
+
+def test_an_episode_that_its_simulator_takes_along_is_played_again() -> None:
+    with GatewayWorld(rows=1) as world:
+        evaluation = evaluate(world, 3)
+        with world.connect() as session:
+            session.step([0.0, 0.0, 0.0])
+        eventually(lambda: world.count("sessions") == 0)
+        world.ask(1000)
+        played = play(world, 1, 30, kind=Paid)
+        assert evaluation.returns == returns_of(played[:3])
+
+
+def test_an_evaluation_ends_once_its_goal_is_out_of_reach() -> None:
+    with GatewayWorld(rows=1) as world:
+        evaluation = evaluate(world, 50, goal=Goal(1e6, 0.0))
+        assert not evaluation.is_over
+        world.ask(1000)
+        play(world, 1, 30)
+        assert len(evaluation.returns) == 1
+
+
+# Commands of the driver.
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[AgentsWorld]:
+    world = AgentsWorld(tmp_path, {"all": "default"}, environments=1, alone=True)
+    yield world
+    world.close()
+
+
+def have_played(world: AgentsWorld, action: int, episodes: int) -> None:
+    """Have the gateway evaluate weights that choose this action."""
+    tree: Any = {"weights": {"scale": np.full((), action, np.float32)}, "connectors": {}}
+    for part in restores("default", tree, {}):
+        world.driver.ask(part, attach_pb2.Done)
+    version = Version(1, action).message()
+    world.driver.tell(training_pb2.Evaluate(episodes=episodes, version=version))
+
+
+def test_a_gateway_plays_one_checkpoint_after_the_other_and_answers(alone: AgentsWorld) -> None:
+    with connect(alone.address, *SPACES, real_time=True) as session:
+        alone.begin()
+        have_played(alone, 2, episodes=3)
+        have_played(alone, 1, episodes=2)
+        nothing = np.zeros(2, np.float32)
+        action = session.step(nothing)
+        while alone.driver._answers.qsize() < 2:
+            action = session.step(nothing, float(action), True, False, nothing)
+    first, second = (alone.driver.hear(training_pb2.Evaluation) for _ in range(2))
+    assert (first.episode_returns, first.version.update) == ([2.0] * 3, 2)
+    assert (second.episode_returns, second.version.update) == ([1.0] * 2, 1)
+
+
+def test_a_gateway_without_simulators_gives_an_evaluation_up(
+    alone: AgentsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "RESUME_SECONDS", 0.0)
+    with connect(alone.address, *SPACES):
+        alone.begin()
+    have_played(alone, 2, episodes=3)
+    assert not alone.driver.hear(training_pb2.Evaluation).episode_returns

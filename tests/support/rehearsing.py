@@ -1,0 +1,35 @@
+"""A rehearsal of a configuration alone, and what it builds, in the process of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from juggler.driver import preflight
+from juggler.driver.agents_found import FoundGroup
+from juggler.driver.config import RunConfig
+from juggler.driver.preflight import GoesOn, Trial
+
+
+def rehearse(
+    config: RunConfig,
+    own_code: bytes = b"",
+    tell: Callable[[str], None] = lambda _: None,
+    before: GoesOn | None = None,
+    warn: Callable[[str], None] = lambda _: None,
+) -> tuple[FoundGroup, ...]:
+    return preflight.rehearse(Trial(config, before), own_code, tell, warn)
+
+
+def learner_of(config: RunConfig, group: Any, critic_space: Any = None) -> Any:
+    from juggler.driver import rehearsal
+    from juggler.envrunner.stage import OwnCode
+
+    return rehearsal.learner_of(config, group, critic_space, OwnCode(None, {}))
+
+
+def stage_of(config: RunConfig) -> Callable[[Any, int], Any]:
+    from juggler.driver import rehearsal
+    from juggler.envrunner.stage import OwnCode
+
+    return lambda env, steps: rehearsal.stage_of(config, env, {}, OwnCode(None, {}), steps)
