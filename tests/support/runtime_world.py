@@ -48,6 +48,7 @@ from juggler.runtime.streams.weights import Weights
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2
 from support.simulation import (
     BY_PROCESS,
+    STARTED,
     Line,
     Process,
     SimulatedLoop,
@@ -208,7 +209,7 @@ class RuntimeWorld:
             self._drive_within(0.5)
 
     def note(self, text: str) -> None:
-        self.happened.append(f"{self.simulation.now - 1000:.2f} {text}")
+        self.happened.append(f"{self.simulation.now - STARTED:.2f} {text}")
 
     # -- faults ----------------------------------------------------------------------------------
 

@@ -67,6 +67,9 @@ class _Thread:
         self.started = self.ended = False
 
 
+# Seconds, far from any real clock: a real time that slips in shows at once.
+STARTED = 1e7
+
 _active: Simulation | None = None
 
 
@@ -89,7 +92,7 @@ class Simulation:
     """
 
     def __init__(self, seed: int) -> None:
-        self.random, self.now, self.wall = Random(seed), 1000.0, 1e9
+        self.random, self.now, self.wall = Random(seed), STARTED, 1e9
         self.errors: list[BaseException] = []
         self.loops: list[SimulatedLoop] = []
         self.current: Process | None = None

@@ -130,9 +130,9 @@ class Connection:
     worker: Worker
     wake: asyncio.Event
     cancel: Callable[[], bool]  # ends the stream
+    last_seen: float  # seconds of `time.monotonic`
     outbox: list[attach_pb2.Command] = field(default_factory=list)
     wake_pending: bool = False
-    last_seen: float = field(default_factory=time.monotonic)
     waited: float | None = None  # seconds it had waited for a processor when it fell silent
     heartbeat: attach_pb2.Heartbeat = field(default_factory=attach_pb2.Heartbeat)
     over: str = ""  # if set, the stream shall end for this reason
@@ -352,7 +352,7 @@ class Hub:
             return
         if worker is None:
             return
-        connection = Connection(worker, asyncio.Event(), handler.cancel)
+        connection = Connection(worker, asyncio.Event(), handler.cancel, time.monotonic())
         self._connections[worker.worker_id] = connection
         welcome = attach_pb2.Welcome(
             worker_id=worker.worker_id,
