@@ -78,8 +78,8 @@ class Waste:
             print(text, file=sys.stderr)
 
     def go_on(self) -> None:
-        while hasattr(self, "player") and len(self.player.environments.rows.complete) >= ROWS:
-            self.player.batch(ROWS)
+        while hasattr(self, "player") and len(self.player.rows.complete) >= ROWS:
+            self.player.take_batch(ROWS)
 
 
 def _fail(error: BaseException) -> None:

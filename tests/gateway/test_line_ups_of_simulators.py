@@ -229,6 +229,34 @@ def test_rewards_from_before_the_first_action_are_in_returns_and_in_no_step(
     assert set(rewards) <= {1.0, 2.0, 0.0}
 
 
+def test_rewards_of_an_agent_that_never_acts_are_in_the_return_of_its_environment(
+    make_world: Make,
+) -> None:
+    world = make_world(dict.fromkeys(("row", "column", "third"), "zero"), steps=2)
+    with world.connect("row", "column", "third") as session:
+        world.begin()
+        world.ask("zero", rounds=9)
+        for _ in range(3):
+            session.step({"row": see(0, 0)})
+            session.step({"row": see(1, 0)}, {"row": 1.0, "column": 5.0, "third": 30.0})
+            third = {"rewards": {"third": 70.0}, "terminated": {"third": True}}
+            session.step({"row": see(2, 0)}, **third)  # without an action
+            both = {"row": 2.0, "column": 3.0}
+            assert session.step(rewards=both, terminated={"row": True, "column": True}) == {}
+        receipt = world.receipts("zero")["zero"]
+    assert {*receipt.env_returns} == {111.0}
+    told = {(each.agent, *each.returns) for each in receipt.agent_returns}
+    assert {name for name, *_ in told} == {"row"}
+    assert {total for _, *totals in told for total in totals} == {3.0}
+
+
+def test_rewards_of_idle_agents_are_checked(make_world: Make) -> None:
+    world = make_world(dict.fromkeys(AGENTS, "zero"))
+    rows = pb.Rows(observations=Values(space_to_message(SEEN)).tensors(see(0, 0)[None]))
+    with world.connect(*AGENTS) as session, pytest.raises(GatewayError, match="NOT_FINITE"):
+        session._exchange([rows], idle=np.inf)
+
+
 @pytest.mark.parametrize(("early", "code"), [([1.0, 2.0], "WRONG_SHAPE"), ([np.nan], "NOT_FINITE")])
 def test_early_rewards_are_checked(make_world: Make, early: list[float], code: str) -> None:
     world = make_world(dict.fromkeys(AGENTS, "zero"))
@@ -344,11 +372,11 @@ def test_players_come_and_go_while_simulators_play(make_world: Make) -> None:
         assert world.receipts("new")["new"].dropped == "learner_lost"
         world.driver.hear(attach_pb2.Done)
         assert session.step({name: see(1, 1) for name in AGENTS}) == {"column": 1, "row": 1}
-        assert "new" in world.runner._modules
+        assert "new" in world.runner._players
         with world.connect(*AGENTS) as late:
             assert episode(late, 2) == {"column": 0, "row": 0}, "nothing else is left"
             assert session.step(rewards=dict.fromkeys(AGENTS, 5.0), terminated=True) == {}
-            eventually(lambda: "new" not in world.runner._modules)
+            eventually(lambda: "new" not in world.runner._players)
             episode(late, 3)
         assert results(world.receipts("main")) == {1: [-3, 3], 2: [5, 5]}
         world.add_player("newer")

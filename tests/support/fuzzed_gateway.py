@@ -16,11 +16,12 @@ from gymnasium import spaces
 
 from juggler.client.spaces import Values
 from juggler.envrunner.finiteness import check_finite
-from juggler.gateway import environments, gateway_server, recordings, sessions, step_batches
+from juggler.envrunner.rounds import Recorded
+from juggler.gateway import gateway_server, player, recordings, sessions, step_batches
 from juggler.gateway.agents import Casting
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
-from juggler.gateway.publisher import Publisher
+from juggler.gateway.recordings import Publisher
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
@@ -275,10 +276,10 @@ def fuzzed_gateway(rng: random.Random, several: bool) -> Iterator[FuzzedGateway]
     """
     time = FakeTime()
     with ExitStack() as stack:
-        for module in (gateway_server, environments, recordings, sessions, step_batches):
+        for module in (gateway_server, player, recordings, sessions, step_batches):
             stack.enter_context(patch.object(module, "time", time))
-        for module in (environments, recordings):
-            stack.enter_context(patch.object(module, "STALL_SECONDS", STALL_SECONDS))
+        stack.enter_context(patch.object(player, "STALL_SECONDS", STALL_SECONDS))
+        stack.enter_context(patch.object(recordings, "Publisher", InstantPublisher))
         stack.enter_context(patch.object(gateway_server, "read_steps", time.read_steps))
         yield FuzzedGateway(rng, time, several)
 
@@ -381,7 +382,6 @@ class FuzzedGateway(Books):
         policy = Actor(module, 1, 0, self.rng.randrange(99), module_to_env, connectors)
         both = observation_space, action_space
         self.player = Player(*both, policy, connectors, self.steps, MOST_UPDATES)
-        self.player.publisher = InstantPublisher(policy, *both)
         return self.player
 
     def holds_up(self, module_id: str) -> bool:
@@ -389,7 +389,7 @@ class FuzzedGateway(Books):
 
     def wanted(self, module_id: str) -> int:
         assert self.player is not None
-        kept = self.player.environments
+        kept = self.player
         return self.asked * self.rows - len(kept.rows.complete) - kept.rows_begun
 
     def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
@@ -403,13 +403,15 @@ class FuzzedGateway(Books):
         if player is None:
             return
         while self._new:
-            player.use(*self._new.pop(0))
+            player.load(*self._new.pop(0))
         self.take_played()
-        while self.asked and len(player.environments.rows.complete) >= self.rows:
+        while self.asked and len(player.rows.complete) >= self.rows:
             self.asked -= 1
-            batch, ended, _ = player.batch(self.rows)
-            self.ended.update(ended)
-            self.check_batch(batch)
+            result = player.take_batch(self.rows)
+            assert isinstance(result, Recorded), result
+            self.ended.update(zip(result.episode_returns, result.episode_lengths, strict=True))
+            if result.batch is not None:
+                self.check_batch(result.batch)
 
     def take_played(self) -> None:
         """Take what came of environments' episodes."""
@@ -427,7 +429,7 @@ class FuzzedGateway(Books):
         pb.Info.FromString(self.server.info())
         if self.player is None:
             return
-        counts, kept = self.server.counts(), self.player.environments
+        counts, kept = self.server.counts(), self.player
         open_rows = kept.of["row"] >= 0
         accounted = (
             self.live
@@ -438,7 +440,7 @@ class FuzzedGateway(Books):
         )
         assert accounted == counts.get("steps", 0) + counts.get("steps_recorded", 0), counts
         assert kept.rows.begun == int(open_rows.sum()), "a row belongs to nobody"
-        everyone = self.server._manager.sessions.by_id.values()
+        everyone = self.server.manager.sessions.by_id.values()
         assert len(kept) == sum(len(s.agents) * s.environments for s in everyone)
 
     def missing(self, counts: dict[str, float]) -> float:
