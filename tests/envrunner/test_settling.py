@@ -219,10 +219,6 @@ def test_who_stays_acts_with_newer_weights_when_who_read_them_leaves(
     assert same(weights, version, SIZE)
 
 
-def test_the_default_config_is_valid() -> None:
-    EnvRunnerConfig().validate()
-
-
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [

@@ -32,16 +32,6 @@ def env_to_module(*pieces, observed=OBSERVED, own=None):
     return build_env_to_module(ConnectorsConfig(env_to_module=list(pieces)), observed, ACTED, own)
 
 
-def test_without_connectors_observations_pass_as_they_are() -> None:
-    pipeline = env_to_module()
-    observations = np.zeros((3, 2), np.float32)
-    assert pipeline(observations) is pipeline.watch(observations) is observations
-    assert not pipeline.rewrites
-    assert not pipeline.contexts
-    assert pipeline.take_delta(np.ones((3, 1), np.bool_)) == {}
-    assert pipeline.observation_space == pipeline.module_observation_space == OBSERVED
-
-
 def test_every_piece_is_built_with_the_spaces_at_its_place() -> None:
     pipeline = env_to_module(
         f"{OWN}:FirstNumber", {"use": f"{OWN}:Halve", "times": 2}, {"use": "frame_stack", "k": 3}
@@ -158,13 +148,6 @@ def parsed(text: str) -> ConnectorsConfig:
 
 def names(config: ConnectorsConfig, place) -> list[str]:
     return [piece.name for piece in config.pipeline(place)]
-
-
-def test_actions_are_clipped_by_default_and_nothing_else_happens() -> None:
-    config = ConnectorsConfig()
-    config.validate()
-    assert names(config, "env_to_module") == names(config, "learner") == []
-    assert names(config, "module_to_env") == ["clip_actions"]
 
 
 def test_a_table_says_what_stands_where() -> None:
