@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -162,6 +163,7 @@ KEYS: list[dict[str, Any]] = [
     {"driver": {"seed": 1}},
     {"algorithm": 3},
     {"frame_stack": 1},
+    {"framestack": 1},
     {"self_play": 1},
     {"optimizer_class": 1},
     {"gae": 1},
@@ -252,6 +254,48 @@ KEYS: list[dict[str, Any]] = [
             {"fixed": "random"},
             {"fixed": ["random", "random"]},
             {"mains": 2},
+        )
+    ),
+    *(
+        {"model": table}
+        for table in (
+            {"zzz": 1},
+            {"hidden_sizes": 64},
+            {"activation": ["tanh"]},
+            {"shared_value_layers": 1},
+            {"free_log_std": 1},
+            {"squash": "no"},
+            {"recurrent_size": 1.5},
+            {"initializer": "xavier"},
+            {"recurrent": "gru", "shared_value_layers": False},
+        )
+    ),
+    {"env": 3},
+    {"env_kwargs": [1]},
+    {"envs_per_runner": True},
+    {"step_deadline_seconds": math.inf},
+    *(
+        {"connectors": {pipeline: pieces}}
+        for pipeline, pieces in (
+            ("learner", "clip_rewards"),
+            ("env_to_module", ["frame_stak"]),
+            ("env_to_module", ["clip_rewards"]),
+            ("learner", [{"use": "clip_rewards", "limt": 1}]),
+            ("learner", [{"limit": 1}]),
+            ("learner", [1]),
+            ("module_to_env", [{"remove": "clip"}]),
+            ("module_to_env", [{"remove": "clip_actions", "use": "rescale_actions"}]),
+            (
+                "module_to_env",
+                [{"use": "rescale_actions", "first": True, "after": "clip_actions"}],
+            ),
+            ("module_to_env", [{"use": "rescale_actions", "before": 1}]),
+            ("env_to_module", ["zzz"]),
+            ("env_to_module", [{"use": "flatten", "k": 4}]),
+            ("env_to_module", [{"use": "flatten", "name": "a/b"}]),
+            ("env_to_module", [{"remove": "x"}]),
+            ("learner", [{"use": "a:B"}, {"use": "a:B", "name": "c"}, {"remove": "a:B"}]),
+            ("env_to_module", ["flatten", "flatten"]),
         )
     ),
     {"record": "sampled", "record_dir": 3},
