@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -96,6 +97,15 @@ sweep cartpole --stop-steps 9 --space lr=1,2 --trials 0
 sweep --resume nowhere
 new runs
 nowhere
+trian
+resume runs/demo
+train CartPole-v1
+train --env CartPole-v1 --save-replay false
+tune cartpole --synchronous=True
+driver cartpole --resume nowhere
+driver cartpole --token-file nowhere
+driver cartpole --evaluation-seconds 5 --num-evaluators 2
+envrunner --driver here
 """.strip().splitlines()
 
 #: Keys that do not go together, or have a value that they cannot have.
@@ -148,6 +158,146 @@ KEYS: list[dict[str, Any]] = [
     {"algorithm": "impala", "rho_bar": 0.0},
     {"algorithm": "impala", "replay_share": 1.0},
     {"intrinsic": {"scalee": 1.0}},
+    {"batchsize": 1},
+    {"Seed": 1},
+    {"driver": {"seed": 1}},
+    {"algorithm": 3},
+    {"frame_stack": 1},
+    {"framestack": 1},
+    {"self_play": 1},
+    {"optimizer_class": 1},
+    {"gae": 1},
+    {"max_norm": 1},
+    {"num_updates": 1},
+    {"optimizer_kwargs": 1},
+    {"training_iteration": 1},
+    {"checkpoint_freq": 1},
+    {"weight_decay": 1},
+    {"num_learners": 65},
+    {"checkpoint_updates": 0},
+    {"evaluation_seconds": -1.0},
+    {"step_deadline_seconds": 0.0},
+    {"rmsprop_decay": 1.0},
+    {"adam_betas": [0.9, 1.0]},
+    {"c_bar": 0.0},
+    {"rho_bar": 0.5},
+    {"lr": [[0, 1e-3], [0, 1e-4]]},
+    {"micro_batches": 0},
+    {"burn_in": 32},
+    {"module": "nowhere"},
+    {"env": ""},
+    {"devices": "gpu"},
+    {"from_parameters": ["encoder.*"]},
+    {"synchronous": True, "weights_interval": 2},
+    {"synchronous": True, "checkpoint_seconds": 5.0},
+    {"checkpoint_updates": 50},
+    {"agents": {"*": "connectors"}},
+    {"modules": {"replay": {}}},
+    {"agents": {"*": "a b"}},
+    {"agents": {"*": 3}},
+    {"agents": {"cat": []}},
+    {"agents": {"cat": "random"}},
+    {"module": {"a": {"gamma": 0.9}}},
+    {"modules": {"a": 3}},
+    {"modules": {"a": {"seed": 1}}},
+    {"modules": {"a": {"num_env_runners": 1}}},
+    {"modules": {"a": {"epochs": 1}}},
+    {"modules": {"a": {"gamma": 2}}},
+    {"modules": {"a": {"algorithm": "pppo"}}},
+    {"modules": {"a": {"hidden_sizes": [1]}}},
+    {"modules": {"a": {"num_learners": 0}}},
+    {"modules": {"a": {"waited_for": 1}}},
+    {"modules": {"a": {"weights_interval": 2}}, "synchronous": True},
+    {"modules": {"a": {}}, "agents": {"x": "b"}},
+    {"modules": {"default": {}}, "env": "dm_env_rpc://h:1"},
+    {"agents": {"x": "b"}, "env": "dm_env_rpc://h:1"},
+    {"modules": {"old": {"train": False}}},
+    {"modules": {"old": {"train": 0}}},
+    {"modules": {"old": {"from": 3}}},
+    {"modules": {"old": {"digest": "ab"}}},
+    {"modules": {"old": {"train": False, "from": "x", "lr": 1.0}}},
+    {"modules": {"old": {"form": "x"}}},
+    {"modules": {"old": {"train": False, "from": "x"}}, "agents": {"*": "old"}},
+    {"modules": {"b": {"num_learners": 2}}, "agents": {"x": "a", "y": "b"}, "num_learners": 2},
+    {"modules": {"b": {"num_learners": 2}}, "agents": {"*": "b"}, "num_learners": 1},
+    {"modules": {"b": {"num_learners": 2}}, "agents": {"*": "b"}, "num_learners": 3},
+    {"modules": {"b": {"num_learners": 2}}, "shared": {"x.*": ["a", "b"]}, "num_learners": 9},
+    {"modules": {"b": {"num_learners": 2}}, "league": {"builder": "rllib"}, "num_learners": 9},
+    {"agents": {"x": "hunter", "y": "prey"}, "shared": {"*": ["hunter", "pray"]}},
+    {"agents": {"x": "a", "y": "b"}, "shared": {"*": ["a"]}},
+    {"agents": {"x": "a", "y": "b"}, "shared": {"*": ["a", "b/c"]}},
+    {"gateway": "127.0.0.1:0", "shared": {"*": ["a", "b"]}},
+    *(
+        {"league": table}
+        for table in (
+            {"bilder": "none"},
+            {"builder": "alpha_star"},
+            {"options": {"main": 2}},
+            {"options": {"mains": 0}},
+            {"options": {"mains": "2"}},
+            {"options": {"mains": 1.5}},
+            {"builder": "alphastar", "options": {"main_above": 2}},
+            {"builder": "alphastar", "options": {"max_phase_steps": 10}},
+            {"builder": "alphastar", "options": {"pfsp_probability": 0.9}},
+            {"builder": "alphastar", "options": {"main_weighting": "sqared"}},
+            {"builder": "alphastar", "options": {"last_copy_steps": "nnoe"}},
+            {"builder": "rllib", "options": {"league_exploiter_probability": 0.7}},
+            {"decay": 0},
+            {"evaluation_probability": 0.6},
+            {"draw_margin": -1},
+            {"min_games": True},
+            {"max_historical": 501},
+            {"max_learning": 65},
+            {"recycled": "odlest"},
+            {"teams": [["a"], ["b", "a"]]},
+            {"teams": ["a"]},
+            {"fixed": "random"},
+            {"fixed": ["random", "random"]},
+            {"mains": 2},
+        )
+    ),
+    *(
+        {"model": table}
+        for table in (
+            {"zzz": 1},
+            {"hidden_sizes": 64},
+            {"activation": ["tanh"]},
+            {"shared_value_layers": 1},
+            {"free_log_std": 1},
+            {"squash": "no"},
+            {"recurrent_size": 1.5},
+            {"initializer": "xavier"},
+            {"recurrent": "gru", "shared_value_layers": False},
+        )
+    ),
+    {"env": 3},
+    {"env_kwargs": [1]},
+    {"envs_per_runner": True},
+    {"step_deadline_seconds": math.inf},
+    *(
+        {"connectors": {pipeline: pieces}}
+        for pipeline, pieces in (
+            ("learner", "clip_rewards"),
+            ("env_to_module", ["frame_stak"]),
+            ("env_to_module", ["clip_rewards"]),
+            ("learner", [{"use": "clip_rewards", "limt": 1}]),
+            ("learner", [{"limit": 1}]),
+            ("learner", [1]),
+            ("module_to_env", [{"remove": "clip"}]),
+            ("module_to_env", [{"remove": "clip_actions", "use": "rescale_actions"}]),
+            (
+                "module_to_env",
+                [{"use": "rescale_actions", "first": True, "after": "clip_actions"}],
+            ),
+            ("module_to_env", [{"use": "rescale_actions", "before": 1}]),
+            ("env_to_module", ["zzz"]),
+            ("env_to_module", [{"use": "flatten", "k": 4}]),
+            ("env_to_module", [{"use": "flatten", "name": "a/b"}]),
+            ("env_to_module", [{"remove": "x"}]),
+            ("learner", [{"use": "a:B"}, {"use": "a:B", "name": "c"}, {"remove": "a:B"}]),
+            ("env_to_module", ["flatten", "flatten"]),
+        )
+    ),
     {"record": "sampled", "record_dir": 3},
 ]
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
-import tomli_w
 
 import juggler
 from juggler.driver.agents_found import FoundGroup, with_agents
@@ -34,13 +31,6 @@ TWO_MODULES: dict[str, Any] = {
 
 def _mapping(groups: list[list[str]], **tables: Any) -> dict[str, Any]:
     return who_plays(AgentsConfig(**tables), groups)
-
-
-def _error(**values: Any) -> str:
-    with pytest.raises(ConfigError) as wrong:
-        RunConfig.from_flat(values)
-    assert "\n" not in str(wrong.value)
-    return str(wrong.value)
 
 
 # -- which module plays which agent ---------------------------------------------------------------
@@ -97,22 +87,7 @@ def test_a_mapping_that_does_not_suit_the_agents_is_an_error(
     assert "\n" not in str(wrong.value)
 
 
-def test_patterns_and_tables_of_modules_without_agents_need_to_know_the_environment() -> None:
-    assert AgentsConfig(agents={"a_*": "x"}).has_patterns
-    assert AgentsConfig(modules={"x": {}}).has_patterns
-    assert not AgentsConfig(agents={"a_0": "x"}, modules={"x": {}}).has_patterns
-    assert not AgentsConfig(modules={"default": {}}).has_patterns
-
-
 # -- what each module has -------------------------------------------------------------------------
-
-
-def test_a_run_with_one_agent_has_one_module_and_no_tables() -> None:
-    config = RunConfig.from_flat({})
-    assert config.module_ids == ("default",)
-    assert config.played_by == {}
-    assert config.of("default") is config
-    assert not config.flat().keys() & {"agents", "modules"}
 
 
 def test_modules_have_algorithms_side_by_side() -> None:
@@ -139,66 +114,6 @@ def test_a_module_has_its_own_staleness_batches_and_weights_interval() -> None:
         for each in cores.values()
     ]
     assert settings == [(128, 4, 2), (1024, 3, 1)]
-
-
-def test_a_module_of_another_algorithm_has_the_class_that_its_algorithm_brings() -> None:
-    for run, other in (("impala", "pqn"), ("pqn", "impala")):
-        tables = {"agents": {"x": "a"}, "modules": {"a": {"algorithm": other}}}
-        config = RunConfig.from_flat({"algorithm": run, **tables})
-        assert config.of("a").module == RunConfig.from_flat({"algorithm": other}).module
-
-
-def test_tables_come_back_from_toml_and_json() -> None:
-    config = RunConfig.from_flat(TWO_MODULES)
-    flat = config.flat()
-    assert RunConfig.from_flat(json.loads(json.dumps(flat))) == config
-    as_toml = {key: "none" if value is None else value for key, value in flat.items()}
-    again = RunConfig.from_flat(tomllib.loads(tomli_w.dumps(as_toml)))
-    assert again == config
-    assert again.of("hunters").learner.grad_clip is None
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"agents": {"*": "connectors"}}, "'connectors' cannot be a"),
-        ({"agents": {"*": "learner_pipelines"}}, "choose another"),
-        ({"modules": {"replay": {}}}, "'replay' cannot be a"),
-        ({"modules": {"rnd": {}}}, "'rnd' cannot be a"),
-        ({"modules": {"imitation": {}}}, "'imitation' cannot be a"),
-        ({"modules": {"random": {}}}, "'random' cannot be a"),
-        ({"agents": {"*": "a b"}}, "'a b' cannot be a"),
-        ({"agents": {"*": ""}}, "'' cannot be a module's id"),
-        ({"agents": {"*": "x" * 65}}, "use 1 to 64 letters"),
-        ({"agents": {"*": 3}}, "expected a table of strings or lists, not"),
-        ({"modules": {"a/b": {}}}, "modules: 'a/b' cannot be a module's id"),
-        ({"module": {"a": {"gamma": 0.9}}}, "module is a name: did you mean"),
-        ({"modules": {"a": 3}}, "expected a table of tables, not"),
-        ({"modules": {"a": {"gama": 1}}}, "modules.a: unknown key 'gama'"),
-        ({"modules": {"a": {"seed": 1}}}, "seed is a key of the run as a"),
-        ({"modules": {"a": {"num_env_runners": 1}}}, "set it outside of [modules.a]"),
-        ({"modules": {"a": {"epochs": 1}}}, "modules.a: 'epochs' is a key of"),
-        ({"modules": {"a": {"gamma": 2}}}, "modules.a: gamma = 2"),
-        ({"modules": {"a": {"gamma": "x"}}}, "modules.a: gamma: expected a number"),
-        ({"modules": {"a": {"algorithm": "pppo"}}}, "modules.a: algorithm = 'pppo' is not known"),
-        ({"modules": {"a": {"hidden_sizes": [1]}}}, "modules.a: unknown key"),
-        ({"modules": {"a": {"num_learners": 0}}}, "num_learners = 0: expected an"),
-        ({"modules": {"a": {"num_learners": True}}}, "modules.a: num_learners = True: expected"),
-        ({"modules": {"a": {"waited_for": 1}}}, "waited_for = 1: expected true or false"),
-        ({"agents": {"x": "b"}, "modules": {"a": {}}}, "no agent is mapped to module 'a'; there"),
-        ({"agents": {"x": "b"}, "env": "dm_env_rpc://h:1"}, "with env = 'dm_env_rpc://h:1': its e"),
-        (
-            {"modules": {"default": {}}, "env": "dm_env_rpc://h:1"},
-            "its environments have one agent",
-        ),
-        (
-            {"synchronous": True, "modules": {"a": {"weights_interval": 2}}},
-            "modules.a: weights_interval = 2",
-        ),
-    ],
-)
-def test_a_wrong_table_is_one_sentence_that_names_it(values: dict[str, Any], words: str) -> None:
-    assert words in _error(**values)
 
 
 def test_the_class_of_an_encoder_is_named_if_workers_can_import_it() -> None:
@@ -237,13 +152,6 @@ def test_a_class_of_a_script_in_a_table_is_named_and_travels() -> None:
 
 FOUR: dict[str, Any] = {"agents": {name: name for name in "abcd"}}
 PAIR = {"encoder.*": ["d", "b"]}
-
-
-def error(**values: Any) -> str:
-    with pytest.raises(ConfigError) as wrong:
-        RunConfig.from_flat(values)
-    assert "\n" not in str(wrong.value)
-    return str(wrong.value)
 
 
 def of_run(learners: int, trained: Iterable[str] = "abcd", **values: Any) -> Hosting:
@@ -295,23 +203,6 @@ def test_a_module_has_as_many_processes_to_itself_as_its_table_says() -> None:
     assert of_run(7, **every).processes_of("b") == 3
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"num_learners": 3}, "modules.b has 2, and at least one"),
-        ({"num_learners": 3}, "the run has 3; set num_learners ="),
-        ({"agents": {"*": "b"}, "num_learners": 1}, "that is 2, and the run has 1"),
-        ({"agents": {"*": "b"}, "num_learners": 3}, "some would train nothing"),
-        ({"shared": {"x.*": ["a", "b"]}, "num_learners": 9}, "are trained by the same processes"),
-        ({"agents": {}, "league": {"builder": "rllib"}, "num_learners": 9}, "with league"),
-    ],
-)
-def test_learners_of_a_module_that_the_run_does_not_have_are_one_sentence(
-    values: dict[str, Any], words: str
-) -> None:
-    assert words in error(**{**FOUR, "modules": {"b": {"num_learners": 2}}, **values})
-
-
 def test_a_further_module_goes_where_the_fewest_are_and_no_other_moves() -> None:
     hosting = of_run(4, shared=PAIR)  # three groups, the first of which two processes train
     hosting.add("new")
@@ -329,17 +220,6 @@ def test_a_further_module_goes_where_the_fewest_are_and_no_other_moves() -> None
     hosting.remove("new")
     again = of_run(4, ["b", "c", "d", "other"], shared=PAIR)
     assert again.modules_of(0) == hosting.modules_of(0) == ["other"]
-
-
-def test_a_table_of_modules_that_are_not_there_names_the_nearest() -> None:
-    text = error(agents={"x": "hunter", "y": "prey"}, shared={"*": ["hunter", "pray"]})
-    assert "shared: '*': there is no module 'pray': did you mean 'prey'" in text
-    assert "name at least two modules" in error(**FOUR, shared={"*": ["a"]})
-    assert "name at least two modules, each once" in error(**FOUR, shared={"*": ["a", "b", "a"]})
-    assert "cannot be a module's id" in error(**FOUR, shared={"*": ["a", "b/c"]})
-    assert "shared with gateway" in error(
-        env="CartPole-v1", gateway="127.0.0.1:0", shared={"*": ["a", "b"]}
-    )
 
 
 def test_the_table_is_kept_where_the_agents_are_found_in_the_environment() -> None:

@@ -133,16 +133,6 @@ def test_what_does_not_suit_the_agents_is_told_with_the_module(
     assert words in str(failed.value)
 
 
-def test_after_preflight_a_configuration_names_every_agent() -> None:
-    config = with_agents(_config(modules={"runner": {"algorithm": "ppo"}}), GROUPS)
-    assert config.played_by == {agent: (module_id,) for agent, module_id in MAPPING.items()}
-    assert config.module_ids == ("adversary", "runner")
-    assert config.of("runner").learner.algorithm == "ppo"
-    again = RunConfig.from_flat(config.flat())
-    assert again == config
-    assert with_agents(again, GROUPS) == config
-
-
 def test_those_who_act_find_the_module_of_each_algorithm_without_the_algorithm() -> None:
     groups = (GROUPS[0], FoundGroup(("other",), GROUPS[0].observation, GROUPS[0].action))
     tables = {"agents": {"a*": "a", "*": "b"}, "modules": {"b": {"algorithm": "impala"}}}
@@ -151,21 +141,6 @@ def test_those_who_act_find_the_module_of_each_algorithm_without_the_algorithm()
     for module_id in ("a", "b"):
         assert acting.of(module_id).module == config.of(module_id).module
     assert acting.of("a").module != acting.of("b").module
-
-
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"agents": {"*": "default"}}, "agents: the environment"),
-        ({"modules": {"main": {}}}, "has one agent, which 'default' plays"),
-    ],
-)
-def test_tables_of_several_agents_suit_no_environment_with_one(
-    keys: dict[str, Any], words: str
-) -> None:
-    config = RunConfig.from_flat({"env": "CartPole-v1", **keys})
-    with pytest.raises(ConfigError, match=words):
-        with_agents(config, [FoundGroup((), None, None)])
 
 
 def test_where_environments_are_elsewhere_agents_are_to_be_named() -> None:

@@ -136,37 +136,26 @@ def test_a_value_that_is_not_a_number_is_refused(tmp_path: Path, value: Any) -> 
         run.record("half", value)
 
 
-def test_what_a_callback_raises_ends_the_run_and_only_the_end_is_told_of(tmp_path: Path) -> None:
-    error, heard = KeyError("mine"), Heard()
+@pytest.mark.parametrize(
+    "error", [KeyError("mine"), SystemExit("hopeless"), KeyboardInterrupt("hopeless")]
+)
+def test_what_a_callback_raises_ends_the_run_in_order_and_only_the_end_is_told_of(
+    tmp_path: Path, error: BaseException
+) -> None:
+    heard = Heard()
     world = world_with(tmp_path, Fails(error), heard)
     told = world.parts.callbacks
     told.metrics({"updates": 1})
     told.metrics({"updates": 2})
     told.tell()
     assert told.error is error
-    text = "the callback Fails.on_metrics raised KeyError: 'mine'"
+    text = f"the callback Fails.on_metrics raised {type(error).__name__}: {error}"
     assert (world.parts.end.reason, world.parts.end.failure) == ("callback_failed", text)
     assert world.told.messages == [text]
     told.tell()
     assert heard.told == []
     told.finish({"updates": 2})
     assert heard.told == [("end", {"updates": 2})]
-
-
-@pytest.mark.parametrize("leave", [SystemExit, KeyboardInterrupt])
-def test_a_callback_that_leaves_the_program_ends_the_run_in_order_too(
-    tmp_path: Path, leave: type[BaseException]
-) -> None:
-    leaves, heard = leave("hopeless"), Heard()
-    world = world_with(tmp_path, Fails(leaves), heard)
-    told = world.parts.callbacks
-    told.metrics({"updates": 1})
-    told.tell()
-    assert told.error is leaves
-    text = f"the callback Fails.on_metrics raised {leave.__name__}: hopeless"
-    assert (world.parts.end.reason, world.parts.end.failure) == ("callback_failed", text)
-    told.finish({"updates": 1})
-    assert heard.told == [("end", {"updates": 1})]
 
 
 def test_ctrl_c_after_the_run_leaves_at_once(tmp_path: Path) -> None:

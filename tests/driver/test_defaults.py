@@ -175,16 +175,6 @@ def test_impala_has_settings_of_its_own_by_what_is_observed() -> None:
     assert settle(VECTOR, lr=3e-3).learner.lr == 3e-3
 
 
-def test_appo_has_settings_of_its_own_for_box_actions() -> None:
-    for given in ({"algorithm": "appo"}, {"algorithm": "appo", "gamma": 0.9}):
-        general = RunConfig.from_flat(given)
-        boxed = settled(general, given.keys(), [group(action=BOX_ACTION)])[0]
-        for key, value in {**SHIPPED["appo"].chosen_for["a Box action"], **given}.items():
-            assert boxed.flat()[key] == value, key
-        rewards = boxed.connectors.connectors["learner"]
-        assert rewards == [{"use": "normalize_rewards", "gamma": boxed.learner.gamma}]
-
-
 BOUNDS = {
     "far": spaces.Box(5, 9, (1,), np.float32),
     "positive": spaces.Box(0, 1, (2,), np.float64),

@@ -248,19 +248,6 @@ def _checkpoint(**counters: float) -> Checkpoint:
     return cast(Checkpoint, cast(Any, SimpleNamespace(counters=counters)))
 
 
-def test_training_counts_from_where_it_begins_and_the_wall_from_the_command(
-    time: SimpleNamespace,
-) -> None:
-    clock = RunClock(990.0)
-    assert clock.now() == (10.0, 0.0)
-    time.now += 5
-    assert not clock.training
-    clock.begin_training()
-    assert clock.training
-    time.now += 7
-    assert clock.now() == (22.0, 7.0)
-
-
 def test_both_go_on_where_a_run_is_resumed(time: SimpleNamespace) -> None:
     clock = RunClock(990.0, _checkpoint(wall_time=500.0, training_time=480.0))
     assert clock.now() == (510.0, 480.0)
@@ -293,17 +280,6 @@ def test_time_is_up_for_a_run_that_cannot_begin_too(
     assert not clock.is_up(stop_seconds, patience=60)
     time.now += 1
     assert clock.is_up(stop_seconds, patience=60)
-
-
-def test_a_run_waits_for_its_workers_however_long_ago_the_command_was_given(
-    time: SimpleNamespace,
-) -> None:
-    clock = RunClock(time.now - 1000)  # imports took long, or the process has had other commands
-    assert not clock.is_up(10, patience=60)
-    time.now += 59
-    assert not clock.is_up(10, patience=60)
-    time.now += 1
-    assert clock.is_up(10, patience=60)
 
 
 def test_the_end_of_an_interrupted_run_says_how_to_go_on() -> None:

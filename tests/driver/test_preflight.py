@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +23,6 @@ from juggler.driver.preflight import PreflightError, _where_it_was
 from juggler.driver.record import run_directory
 from juggler.driver.record.run_directory import CONFIG_FILE, RunDirectoryError
 from juggler.driver.script_classes import pack
-from juggler.runtime.actors.resources import usable_memory
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.modules.by_name import ImportFailed, found
 from juggler.runtime.wire.spaces import space_from_message
@@ -62,54 +60,11 @@ def _config(**keys: Any) -> RunConfig:
 
 
 @pytest.mark.usefixtures("local_workers")
-def test_a_rehearsal_gives_the_spaces_of_the_environment() -> None:
-    (group,) = rehearse(RunConfig.from_flat({"env": "CartPole-v1"}))
-    assert group.agents == ()
-    assert group.observation is not None
-    assert group.action is not None
-    expected = gymnasium.make("CartPole-v1")
-    assert space_from_message(group.observation) == expected.observation_space
-    assert space_from_message(group.action) == expected.action_space
-
-
-@pytest.mark.usefixtures("local_workers")
-def test_simulators_that_dial_in_are_not_waited_for() -> None:
-    config = RunConfig.from_flat({"env": "mine", "gateway": "127.0.0.1:0"})
-    assert rehearse(config) == ()
-
-
-@pytest.mark.usefixtures("local_workers")
-def test_what_learners_keep_must_fit_into_the_memory_of_their_host_together() -> None:
-    # A step of CartPole takes some 60 bytes, of which 0.7 of the free memory is for each learner.
-    keys = {"env": "CartPole-v1", "algorithm": "dqn", "num_learners": 2, "save_replay": False}
-    memory = usable_memory()
-    assert memory is not None
-    capacity = int(0.7 * memory / 62)
-    assert rehearse(RunConfig.from_flat({**keys, "num_learners": 1, "replay_capacity": capacity}))
-    with pytest.raises(PreflightError, match="the 2 learners on this host keep steps of"):
-        rehearse(RunConfig.from_flat({**keys, "replay_capacity": capacity}))
-    assert rehearse(RunConfig.from_flat({**keys, "replay_capacity": capacity // 2}))
-    with pytest.raises(PreflightError, match="are taken by copies of kept steps"):
-        rehearse(
-            RunConfig.from_flat(
-                {**keys, "num_learners": 1, "replay_capacity": capacity, "save_replay": True}
-            )
-        )
-
-
-@pytest.mark.usefixtures("local_workers")
 @pytest.mark.long
 def test_an_environment_that_crashes_says_where() -> None:
     with pytest.raises(PreflightError, match="making the environment") as got:
         rehearse(_config(), _own(_env("os.kill(os.getpid(), 11)")))
     assert "in __init__" in got.value.traceback
-
-
-@pytest.mark.usefixtures("local_workers")
-@pytest.mark.long
-def test_an_environment_that_leaves_says_so() -> None:
-    with pytest.raises(PreflightError, match="making the environment"):
-        rehearse(_config(), _own(_env("os._exit(3)")))
 
 
 @pytest.mark.usefixtures("local_workers")
@@ -184,16 +139,6 @@ def test_env_kwargs_that_a_constructor_does_not_take_are_told_without_calls_of_l
     with pytest.raises(PreflightError, match="got an unexpected keyword argument 'size'") as got:
         rehearse(_config(env=name, env_kwargs={"size": 3}), own)
     assert got.value.traceback == ""
-
-
-@pytest.mark.usefixtures("local_workers")
-@pytest.mark.long
-def test_an_environment_that_is_slow_to_step_is_tried_by_the_run_itself() -> None:
-    told: list[str] = []
-    began = time.monotonic()
-    assert rehearse(_config(), _own(_env("pass", "time.sleep(1000)")), told.append)
-    assert time.monotonic() - began < 15
-    assert "making a few steps of the environment __main__:Env" in told
 
 
 @pytest.mark.usefixtures("local_workers")

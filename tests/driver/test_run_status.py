@@ -256,8 +256,7 @@ def test_the_one_that_waited_begins_with_the_learner_and_people_are_told_anew_of
     world.leave(world.learners[1])
     for _ in range(2):
         world.a_checkpoint_is_due()
-    world.learners[1] = world.join("learner", 1)
-    world.get_ready(world.learners[1])
+    world.learners[1] = world.joined("learner", 1)
     world.turns(due=[])
     assert asked_for_states(world) == [1, 1], "at once"
     world.leave(world.learners[1])

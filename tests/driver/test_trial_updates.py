@@ -233,14 +233,6 @@ def test_an_intrinsic_reward_that_comes_or_goes_is_told(
         world.go_on(config_of("ppo", **now), BOX, acts)
 
 
-def test_another_network_is_told_by_the_module_that_has_it() -> None:
-    table = {"agents": {"adversary_0": "hunters"}}
-    before, acts = config_of("ppo", **table), spaces.Discrete(2)
-    world, other = World(before, BOX, acts, "hunters"), config_of("ppo", **table, model=SMALL)
-    with pytest.raises(ConfigError, match=r"^module 'hunters': .* have shape"):
-        world.go_on(other, BOX, acts, ("adversary_0",))
-
-
 @pytest.mark.parametrize(
     ("before", "now", "told"),
     [

@@ -283,16 +283,6 @@ def _episodes_of(batch: EpisodeBatch, row: int) -> list[tuple[int, int, int]]:
     ]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_reset_gives_up_all_states(mode) -> None:
-    _, sampler = sampler_of(vector_of("in turn", mode, SCRIPTS))
-    sampler.sample((0, 0))
-    sampler.reset(6)
-    state = sampler.sample((0, 0)).batch.states["module"]
-    assert not state["sum"]["of"].any()
-    assert (state["start"] == 0.5).all()
-
-
 def test_states_at_the_start_of_rows_outlive_a_module_that_writes_into_its_own() -> None:
     class InPlace(Summing):
         def _forward(self, batch):
@@ -334,21 +324,6 @@ def test_an_initial_state_that_is_learned_comes_with_the_weights() -> None:
     policy.load(weights)
     # Both episodes that begin the next rows: one starts there, the other one began before.
     assert sampler.sample((0, 0)).batch.states["module"]["h"].tolist() == [[3, 4], [0, 0]]
-
-
-def test_who_plays_deterministically_carries_a_state_too() -> None:
-    env = Scripted()
-    module = Summing(env.observation_space, env.action_space)
-    policy = Actor(module, 2, 1, 0)
-    assert policy.remembers
-    total = torch.zeros(2, 3)
-    for step in range(4):
-        seen = torch.randn(2, 3)
-        first = np.array([step == 0, step in (0, 2)])
-        total = torch.where(torch.from_numpy(first)[:, None], 0.0, total) + seen
-        expected = ((total + 0.5) @ module.weight).argmax(-1)
-        sent = policy.act(seen.numpy(), first=first, explore=False).sent
-        assert sent.tolist() == expected.tolist()
 
 
 # CartPole with hidden velocities is CartPole in everything but what is seen.

@@ -90,29 +90,6 @@ def test_any_script_is_recorded_right(kind, mode, scripts, steps, box) -> None:
     assert_recorded(fragments, scripts, seeds_of(kind, 5, len(scripts)), box)
 
 
-def test_a_reset_starts_episodes_with_ids_of_their_own() -> None:
-    sampler = sampler_of(vector_of("sync", AutoresetMode.NEXT_STEP))
-    before = sampler.sample((0, 0))
-    sampler.reset(5)
-    after = sampler.sample((0, 0))
-    assert not set(before.batch.segment_episodes) & set(after.batch.segment_episodes)
-    assert (after.batch.segment_offsets == 0).all()
-    assert before.batch.truncated[0, -1]
-    assert after.batch.live[:, 0].all()  # nothing is left of the reset that was due
-
-
-def test_the_same_seed_gives_the_same_fragment_and_another_seed_another() -> None:
-    def observations_and_actions(seed: int) -> list[np.ndarray]:
-        sampler = sampler_of(vector_of("sync", AutoresetMode.SAME_STEP), seed=seed)
-        batch = sampler.sample((0, 0)).batch
-        return [batch.observations, batch.actions]
-
-    first, again, other = (observations_and_actions(seed) for seed in (1, 1, 2))
-    for a, b, c in zip(first, again, other, strict=True):
-        np.testing.assert_array_equal(a, b)
-        assert (a != c).any()
-
-
 def with_one(bad: Scripted, mode: AutoresetMode = AutoresetMode.SAME_STEP) -> Sampler:
     return sampler_of(vectors.vector_of_functions("sync", mode, [Scripted, lambda: bad]))
 
@@ -261,19 +238,6 @@ def test_a_part_of_last_observations_that_does_not_fit_is_told(count: Any, words
     with pytest.raises(EnvironmentFailed, match=f"environment 0 .* its observation {words}"):
         sampler_that("truncated").sample((0, 0))
     sampler_that("terminated").sample((0, 0))
-
-
-def test_environments_in_turn_are_held_to_the_same_at_ends() -> None:
-    class Odd(Scripted):
-        def step(self, action):
-            observation, *rest = super().step(action)
-            return observation[:1] if self.over else observation, *rest
-
-    env = vectors.vector_of_functions(
-        "in turn", AutoresetMode.SAME_STEP, [lambda: Odd(((2, "truncated"),))]
-    )
-    with pytest.raises(EnvironmentFailed, match=r"its observation is float32 of shape \[1\]"):
-        sampler_of(env).sample((0, 0))
 
 
 def test_a_fragment_says_where_its_time_went() -> None:

@@ -152,22 +152,3 @@ def test_a_number_that_is_not_finite_is_named_with_its_place_in_the_tree() -> No
     sampler = Sampler(env, policy_of(module, rows=2), STEPS, 5)
     with pytest.raises(NonFinite, match=r"^observations/floats/1/state of environment 1 at step 2"):
         sampler.sample((0, 0))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_in_trees_too_a_simulator_may_end_an_episode_that_is_not_finite(mode) -> None:
-    class Ending(AsTrees):
-        def step(self, action):
-            observation, *rest = super().step(action)
-            if self.unwrapped.over:
-                observation["floats"][0][:] = np.inf
-            return observation, *rest
-
-    functions = [lambda: Ending(Scripted(((3, "terminated"),)))] * 2
-    env = vector_of_functions("in turn", mode, functions)
-    module = LinearPolicy(env.single_observation_space, env.single_action_space)
-    sampler = Sampler(env, policy_of(module, rows=2), STEPS, 5)
-    for _ in range(3):
-        batch = sampler.sample((0, 0)).batch
-        for tree in (batch.observations, batch.last_observations):
-            assert all(np.isfinite(array).all() for _, array in flatten(tree))

@@ -24,26 +24,10 @@ from juggler.learner.optim.config import Scheduled
 from juggler.runtime.annotations import signature, typed_by
 from juggler.runtime.connectors.building import build_env_to_module
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.nearest import all_of, closest, nearest, one_of
+from juggler.runtime.nearest import closest
 from juggler.runtime.own_frames import traceback_of
 from juggler.runtime.wire.structures import space_leaves, tree_map
 from juggler.runtime.wrong_value import expected, shown
-
-
-@pytest.mark.parametrize(
-    ("words", "either", "together"),
-    [
-        ([], "", ""),
-        (["appo"], "appo", "appo"),
-        (["appo", "ppo"], "appo or ppo", "appo and ppo"),
-        (["appo", "impala", "ppo"], "appo, impala or ppo", "appo, impala and ppo"),
-    ],
-)
-def test_several_words_are_listed_as_in_a_sentence(
-    words: list[str], either: str, together: str
-) -> None:
-    assert one_of(words) == either
-    assert all_of(iter(words)) == together
 
 
 @pytest.mark.parametrize(
@@ -65,20 +49,6 @@ def test_the_closest_name_is_one_that_was_probably_meant(
     given: object, known: list[str], meant: str | None
 ) -> None:
     assert closest(given, known) == meant
-
-
-def test_what_can_be_said_instead_of_a_known_name_is_a_sentence_of_its_own_after_a_question() -> (
-    None
-):
-    known, own = ["clip_rewards"], "your own is named as 'package.module:Class'"
-    assert nearest("clip_reward", known, own=own) == (
-        ": did you mean 'clip_rewards'? Your own is named as 'package.module:Class'"
-    )
-    assert nearest("zzz", known, own=own) == f": known are clip_rewards; {own}"
-    # A list behind the question goes on with a semicolon, too.
-    assert nearest("rms", ["rmsprop", "adam"], own=own).endswith(
-        f"? Known are adam, rmsprop; {own}"
-    )
 
 
 # Values of keys in words, as errors about them say.

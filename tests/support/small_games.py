@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -207,7 +206,3 @@ class HiddenBits:
 
 
 _BIT, _ACTIONS = spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2)
-
-
-def unknown_module(agents: Sequence[str], rng: np.random.Generator) -> Mapping[str, str]:
-    return {agents[0]: "main", agents[1]: "mian"}

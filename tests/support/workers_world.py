@@ -176,6 +176,21 @@ class WorkersWorld:
         self.hear(Joined(worker))
         return worker
 
+    def joined(self, role: str = "evaluator", index: int = 0) -> Worker:
+        """A worker that has attached and is ready."""
+        worker = self.join(role, index)
+        self.get_ready(worker)
+        return worker
+
+    def on_disk(self) -> SnapshotWritten:
+        """What the writer says of a state that has come whole; the driver hears of it."""
+        (written,) = self.written.gather(timeout=30)
+        self.snapshots.done(written)
+        return written
+
+    def snapshots_asked(self) -> int:
+        return len(self.asked(self.learner, training_pb2.Snapshot))
+
     def leave(self, worker: Worker, **said: Any) -> None:
         self.hear(Left(worker, "gone", **said))
 
@@ -336,8 +351,7 @@ def begin_an_evaluation(
     evaluations.want()
     evaluations.begin()
     answer_the_snapshot(world, module_id, state)
-    (written,) = world.written.gather(timeout=30)
-    world.snapshots.done(written)
+    written = world.on_disk()
     evaluations.written(written)
     return written
 

@@ -17,62 +17,6 @@ pytestmark = pytest.mark.usefixtures("no_forkserver")
 
 
 @pytest.mark.parametrize(
-    ("toml", "words"),
-    [
-        ('algorithm = "sac"\nalpha = 0.2', "unknown key 'alpha': it is called"),
-        ("train_batch_size = 9", "it is called batch_size here"),
-        ("clip_rewards = true", "it is the connector clip_rewards here"),
-        ("use_sde = true", "there is no such key here"),
-        ("net_arch = [64]", "it is called hidden_sizes here"),
-        ("hidden_sizes = [64]", "it is a key of the table model"),
-        ("[model]\nfcnet_hiddens = [8]", "it is called hidden_sizes here"),
-        ("envs_per_runer = 4", "did you mean 'envs_per_runner'?"),
-        ('lr = "fast"', "lr: expected a number, or a"),
-        ('num_learners = 1\ndevices = "fake:2"', "num_learners = 1: must be at least 2"),
-        ('devices = "tpu"', "devices = 'tpu'"),
-        ("env = ", "not valid TOML"),
-        ("[model]\nhidden_sizes = 128", "a list of positive integers, such"),
-    ],
-)
-def test_a_wrong_configuration_names_the_key_and_what_is_right(
-    in_a_directory: Path, capsys: pytest.CaptureFixture[str], toml: str, words: str
-) -> None:
-    Path("run.toml").write_text(toml)
-    assert status_of("train", "run.toml") == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert "Traceback" not in said
-    assert list(in_a_directory.iterdir()) == [in_a_directory / "run.toml"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("train", "--env", "CartPole-v1", "--save-replay", "false"), "--save-replay false: give"),
-        (("tune", "cartpole", "--synchronous=True"), "and --no-synchronous for false"),
-        (("train", "CartPole-v1"), "give it as `--env CartPole-v1`"),
-        (("trian",), "Did you mean 'juggler train'?"),
-        (("resume", "runs/demo"), "Did you mean 'juggler train --resume RUN'?"),
-        (("driver", "cartpole", "--resume", "nowhere"), "not both"),
-        (("envrunner", "--driver", "here"), "expected HOST:PORT"),
-        (("driver", "cartpole", "--bind", "0.0.0.0:0"), "--insecure"),
-        (
-            ("driver", "cartpole", "--evaluation-seconds", "5", "--num-evaluators", "2"),
-            "this is for evaluators of the",
-        ),
-        (("driver", "cartpole", "--token-file", "nowhere"), "cannot read the token file"),
-    ],
-)
-def test_a_wrong_command_says_what_is_wrong(
-    in_a_directory: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
-) -> None:
-    assert status_of(*arguments) in (1, 2)
-    said = capsys.readouterr().err
-    assert words in said, said
-    assert "Traceback" not in said
-
-
-@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--env", "ALE/Pong-v5"), "Nearest: ale_py:ALE/Pong-v5"),

@@ -254,17 +254,6 @@ def test_enough_steps_of_an_environment_that_always_exits_are_no_success(place: 
 
 
 @pytest.mark.slow
-def test_nan_in_an_observation_is_named_dropped_and_counted(place: Place) -> None:
-    run = place.run("train", *_robot(place.path, "nan", at=5), "--num-env-runners", 1)
-    assert run.status == 1, run.output
-    assert "environment 0" in run.output
-    assert "observations" in run.output
-    assert_books_balance(place.path / "run")
-    assert summary(place.path / "run")["env_steps_dropped"]["nonfinite"] > 0
-    place.assert_nothing_is_left()
-
-
-@pytest.mark.slow
 def test_a_step_that_hangs_is_named_and_its_envrunner_replaced(place: Place) -> None:
     options = ["--num-env-runners", 1, "--hang-seconds", 4, "--stop-steps", 600]
     run = place.run("train", *_robot(place.path, "hang", at=100), *options)
@@ -335,52 +324,6 @@ def test_a_run_whose_sockets_are_removed_says_so_and_ends_in_order(place: Place)
     place.assert_nothing_is_left()
 
 
-BREAKS_A_RULE = """
-import numpy as np
-from gymnasium import spaces
-
-class Game:
-    possible_agents = ["ann", "bob"]
-
-    def observation_space(self, agent):
-        return spaces.Box(0, 1, (2,), np.float32)
-
-    def action_space(self, agent):
-        return spaces.Discrete(2)
-
-    def seen(self):
-        return {agent: np.zeros(2, np.float32) for agent in self.possible_agents}
-
-    def reset(self, seed=None, options=None):
-        self.agents, self.steps = list(self.possible_agents), 0
-        return self.seen(), {}
-
-    def step(self, actions):
-        self.steps += 1
-        rewards = dict.fromkeys(self.possible_agents, 1.0)
-        over = {agent: agent == "bob" and self.steps == 40 for agent in self.agents}
-        if self.steps >= 40:
-            self.agents = ["ann"]
-        return self.seen(), rewards, over, dict.fromkeys(over, False), {}
-"""
-
-
-@pytest.mark.slow
-def test_an_environment_that_breaks_a_rule_in_every_life_ends_the_run_soon(place: Place) -> None:
-    """Bob gets a reward after his end, in every life of every EnvRunner."""
-    place.write("games.py", BREAKS_A_RULE)
-    options = ["--num-env-runners", 2, "--envs-per-runner", 2, "--run-dir", "run"]
-    run = place.run("train", "--env", "games:Game", "--stop-steps", 100_000, *options)
-    assert run.status == 1, run.output
-    said = next(line for line in run.output.splitlines() if line.startswith("juggler train: "))
-    assert "no EnvRunner is left to step games:Game" in said, run.output
-    assert "agent 'bob' got a reward after its episode ended" in said
-    end = summary(place.path / "run")
-    assert end["restarts"] <= 3, "once for each EnvRunner, or while one is being started"
-    assert_books_balance(place.path / "run")
-    place.assert_nothing_is_left()
-
-
 def _forkserver(place: Place) -> psutil.Process | None:
     for process in place.processes():
         with contextlib.suppress(psutil.Error):
@@ -419,21 +362,4 @@ def test_a_run_goes_on_after_its_forkserver_was_killed_with_all_its_workers(plac
     run.interrupt()
     assert run.wait(30) == 130, run.output
     assert_books_balance(place.path / "run")
-    place.assert_nothing_is_left()
-
-
-@pytest.mark.long
-def test_a_run_goes_on_after_ctrl_z(place: Place) -> None:
-    run = _start(place, "--hang-seconds", 8)
-    directory = place.path / "run"
-    trains_on(directory, run)
-    os.killpg(run.process.pid, signal.SIGSTOP)
-    time.sleep(12)  # longer than a worker may be silent
-    reached = trained_steps(directory)
-    os.killpg(run.process.pid, signal.SIGCONT)
-    eventually(lambda: trained_steps(directory) > reached, 30, lambda: run.output)
-    time.sleep(2)
-    run.interrupt()
-    assert run.wait(30) == 130, run.output
-    assert summary(directory)["restarts"] == 0, run.output
     place.assert_nothing_is_left()

@@ -12,7 +12,6 @@ from support.place import (
     eventually,
     first_of,
     metrics,
-    seeds,
     summary,
     trained_steps,
 )
@@ -96,15 +95,3 @@ def test_a_member_that_hangs_is_replaced(place: Place, rank: int) -> None:
     place.assert_nothing_is_left()
     assert_learners_agree(directory)
     assert f"learner-{rank} left: no heartbeat for 6 s" in run.output
-
-
-@pytest.mark.slow
-@seeds
-def test_two_learners_learn_what_one_does_from_the_same_batches(place: Place, seed: int) -> None:
-    options = ["--run-dir", "run", "--seed", seed, "--stop-steps", 2_000_000]
-    run = place.run("train", "cartpole", *options, *HALVES)
-    assert run.status == 0, run.output
-    end = summary(place.path / "run")
-    assert end["solved"], end["episode_return_mean"]
-    assert end["env_steps_trained"] < 1_500_000, "one takes 400 to 800 thousand"
-    assert_learners_agree(place.path / "run")

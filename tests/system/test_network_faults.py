@@ -35,7 +35,7 @@ def _mean(histogram: dict[str, Any], before: dict[str, Any]) -> float:
     return float((histogram["sum"] - before["sum"]) / count)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_goes_on_whatever_the_network_does(place: Place) -> None:
     directory, draws = place.path / "run", random.Random(7)
     options = ["--run-dir", "run", "--stop-return", 501, "--checkpoint-seconds", 1]

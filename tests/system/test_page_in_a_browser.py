@@ -347,14 +347,3 @@ def test_a_token_is_asked_for_and_a_wrong_one_is_refused(tab: Tab, tmp_path: Pat
         tab.wait_for("document.querySelectorAll('#runs tbody tr').length === 1")
         assert "secret" not in tab.value("location.href + document.cookie")
     tab.problems[:] = [each for each in tab.problems if "401" not in each]
-
-
-def test_an_empty_directory_and_damaged_files_are_told_in_words(tab: Tab, tmp_path: Path) -> None:
-    with shown(tab, tmp_path):
-        tab.wait_for("document.querySelector('#problem').innerText.includes('There are no runs')")
-        run = made(tmp_path / "run", lines(5))
-        with (run / "metrics.jsonl").open("a") as file:
-            file.write("no json\n")
-        os.utime(run / "metrics.jsonl")
-        tab.wait_for("document.querySelector('#problem').innerText.includes('1 line of')")
-        tab.wait_for(f"{CHARTS}.length > 3")

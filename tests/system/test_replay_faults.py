@@ -7,120 +7,13 @@ from typing import Any
 
 import pytest
 from support.place import (
-    REPOSITORY,
-    Place,
     assert_books_balance,
     checkpoints,
-    eventually,
     metrics,
     status_of,
-    summary,
-    trained_steps,
 )
 
 from juggler.runtime.checkpoints.checkpoint import read
-
-MARKED = """
-import gymnasium, numpy as np, torch
-
-from juggler.learner.algorithms.dqn import DqnAlgorithm
-from juggler.learner.algorithms.dqn.core import Dqn
-
-
-class Marked(gymnasium.Env):
-    '''Observations and rewards that say of which episode they are, and of which step.'''
-
-    observation_space = gymnasium.spaces.Box(0, 1e7, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.mark, self.steps = int(self.np_random.integers(1, 1 << 20)), 0
-        self.length = int(self.np_random.integers(1, 30))
-        return self.see(), {}
-
-    def step(self, action):
-        self.steps += 1
-        over, terminates = self.steps == self.length, self.mark % 2 == 0
-        return self.see(), float(self.mark), over and terminates, over and not terminates, {}
-
-    def see(self):
-        return np.array([self.mark, self.steps], np.float32)
-
-
-class CheckedDqn(Dqn):
-    '''Refuses a transition that is not of one episode.'''
-
-    def loss(self, forward, columns, state):
-        if "discounts" in columns:
-            before = columns["observations"][:, 0]  # [B, 4]: two frames of a mark and a step
-            after = columns["last_observations"]  # [B, 4]
-            mark, over = before[:, 2], columns["discounts"][:, 0] == 0  # [B]
-            whole = (before[:, 0] == mark) & (columns["rewards"][:, 0] == mark)
-            whole &= (before[:, 1] == before[:, 3] - 1) | (before[:, 3] == 0)
-            follows = (after[:, 2] == mark) & (after[:, 3] == before[:, 3] + 1)
-            follows &= (after[:, 0] == mark) & (after[:, 1] == before[:, 3])
-            if not (whole & (follows | over)).all():
-                raise AssertionError("a transition is of two episodes")
-        return super().loss(forward, columns, state)
-
-
-class Checked(DqnAlgorithm):
-    core = CheckedDqn
-"""
-
-MARKED_SETTINGS = """
-env = "mine:Marked"
-algorithm = "mine:Checked"
-num_env_runners = 2
-envs_per_runner = 4
-fragment_steps = 8
-batch_size = 64
-replay_capacity = 500
-replay_begin = 200
-replay_batch_size = 16
-replay_ratio = 2.0
-n_step = 1
-reward_scale = 1e-6
-priority_exponent = 0.6
-checkpoint_seconds = 1
-[connectors]
-env_to_module = [{use = "frame_stack", k = 2}]
-"""
-
-AGAIN = "killed by SIGKILL. Starting it again"
-
-
-@pytest.mark.long
-def test_no_half_written_row_is_drawn_when_samplers_and_the_learner_are_killed(
-    place: Place,
-) -> None:
-    directory = place.path / "run"
-    place.write("mine.py", MARKED)
-    place.write("run.toml", MARKED_SETTINGS)
-    path = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/tests:{place.path}"}
-    run = place.start("train", "run.toml", "--run-dir", "run", **path)
-
-    def goes_on(steps: int) -> None:
-        reached = trained_steps(directory) + steps
-        eventually(lambda: trained_steps(directory) > reached, 120, lambda: run.output)
-
-    goes_on(2000)  # the table is full
-    eventually(lambda: checkpoints(directory), 60, lambda: run.output)
-    for number, worker in enumerate(["envrunner 0", "learner 0", "envrunner 1", "learner 0"], 1):
-        place.worker(worker).kill()
-        eventually(lambda: run.output.count(AGAIN) >= number, 60, lambda: run.output)  # noqa: B023
-        goes_on(1000)
-    lines = metrics(directory)
-    assert lines[-1]["modules"]["default"]["replay_rows"] == 500.0
-    run.interrupt()
-    assert run.wait(30) == 130, run.output
-    assert "of two episodes" not in run.output
-    assert_books_balance(directory)
-    end = summary(directory)
-    assert end["restarts"] == 4
-    assert end["learner_steps"]["learner-0"]["trained"] == end["env_steps_trained"]
-    place.assert_nothing_is_left()
 
 
 @pytest.mark.usefixtures("local_workers")

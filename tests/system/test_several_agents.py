@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
-from support.place import Place, assert_books_balance, eventually, metrics, status_of, summary
+from support.place import metrics, status_of, summary
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import juggler
 from juggler.runtime.checkpoints.checkpoint import read
 
-MATRIX = "juggler:MatrixGame"
 POLES = "juggler:CartPoles"
 
 TWO_MODULES = f"""
@@ -35,42 +31,6 @@ devices = "fake:2"
 [modules.right]
 algorithm = "ppo"
 """
-
-
-@pytest.mark.slow
-def test_a_module_of_two_learners_goes_on_while_one_of_them_is_killed(place: Place) -> None:
-    place.write("two.toml", f"{TWO_MODULES}num_learners = 2\n".replace("fake:2", "fake:3"))
-    running = place.start("train", "two.toml", "--run-dir", "run", "--stop-steps", 10**9)
-
-    def modules() -> dict[str, Any]:
-        lines = metrics(place.path / "run") if (place.path / "run").exists() else []
-        return lines[-1].get("by_module", {}) if lines else {}
-
-    def all_make_updates_beyond(left: int, right: int) -> bool:
-        now = modules()
-        if [len(now.get(each, {}).get("learners", [])) for each in ("left", "right")] != [1, 2]:
-            return False
-        return now["left"]["updates"] > left and now["right"]["updates"] > right
-
-    eventually(lambda: all_make_updates_beyond(3, 3), 100.0, lambda: running.output)
-    before = modules()["right"]
-    killed: psutil.Process = place.worker(before["learners"][-1].replace("-", " "))
-    os.kill(killed.pid, signal.SIGSTOP)
-    killed.kill()
-
-    def right_goes_on_alone() -> bool:
-        now = modules()["right"]
-        lost = "learner_lost" in now["env_steps_dropped"]
-        return lost and now["weights_version"][1] > before["weights_version"][1]
-
-    eventually(right_goes_on_alone, 100.0, lambda: running.output)
-    then = {module_id: module["updates"] for module_id, module in modules().items()}
-    eventually(lambda: all_make_updates_beyond(**then), 100.0, lambda: running.output)
-    running.process.send_signal(signal.SIGINT)
-    running.wait(60)
-    assert_books_balance(place.path / "run")
-    assert "another state than" not in running.output
-    place.assert_nothing_is_left()
 
 
 @pytest.mark.usefixtures("local_workers")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
-from support.place import Command, Place, assert_books_balance, eventually, summary
+from support.place import Command, Place, assert_books_balance, summary
 
-#: Dice shows a number from 1 to 6, whatever one does: 3.5 on the average. Sure is worth 1. Both are
-#: one step long. In an evaluator, Sure does what the file `evaluator.txt` says.
+#: An episode of one step, worth a number from 1 to 6: 3.5 on the average, whatever one does.
 TOYS = """
-import pathlib, time
-
 import gymnasium, numpy as np
 
 
@@ -24,27 +19,17 @@ class Dice(gymnasium.Env):
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
-        return np.zeros(1, np.float32), self.value(), True, False, {}
+        value = float(self.np_random.integers(1, 7))
+        return np.zeros(1, np.float32), value, True, False, {}
 
-    def value(self):
-        return float(self.np_random.integers(1, 7))
-
-
-class Sure(Dice):
-    def value(self):
-        if "evaluator" in pathlib.Path("/proc/self/cmdline").read_text():
-            for word in pathlib.Path("evaluator.txt").read_text().split():
-                pathlib.Path("plays.txt").touch()
-                time.sleep(float(word))
-        return 1.0
 """
 
 FEW = ("--num-env-runners", 1, "--envs-per-runner", 16, "--batch-size", 256, "--progress", "plain")
 
 
-def start(place: Place, env: str, goal: float, *options: object, run: str = "run") -> Command:
+def start(place: Place, goal: float, *options: object, run: str = "run") -> Command:
     place.write("toys_of_chance.py", TOYS)
-    named = ("--env", f"toys_of_chance:{env}", "--stop-return", goal, "--run-dir", run)
+    named = ("--env", "toys_of_chance:Dice", "--stop-return", goal, "--run-dir", run)
     return place.start("train", *named, *FEW, *options)
 
 
@@ -57,32 +42,19 @@ def state(place: Place, run: str) -> bytes:
 def test_a_lucky_window_does_not_solve_and_leaves_no_trace(place: Place) -> None:
     """The same numbers in all three runs: the dice fall as they fall, and a window gets to 3.8."""
     options = ("--synchronous", "--stop-steps", 60_000)
-    believed = start(place, "Dice", 3.8, *options, "--no-confirm", run="believed")
+    believed = start(place, 3.8, *options, "--no-confirm", run="believed")
     assert believed.wait(110) == 0, believed.output
     assert summary(place.path / "believed")["solved"]
     assert ", not confirmed: confirm = false" in believed.output
-    run = start(place, "Dice", 3.8, *options)
+    run = start(place, 3.8, *options)
     assert run.wait(110) == 0, run.output
     end = summary(place.path / "run")
     assert not end["solved"], run.output
     assert (end["reason_for_stop"], end["confirmation"]) == ("stop_steps", None)
     assert "not confirmed: update " in run.output
     assert_books_balance(place.path / "run")
-    aimless = start(place, "Dice", 6.5, *options, run="aimless")
+    aimless = start(place, 6.5, *options, run="aimless")
     assert aimless.wait(110) == 0, aimless.output
     assert state(place, "run") == state(place, "aimless"), "candidates change nothing"
     assert not (place.path / "run/candidate").exists()
-    place.assert_nothing_is_left()
-
-
-@pytest.mark.slow
-def test_an_evaluator_that_is_killed_is_followed_by_one_that_confirms(place: Place) -> None:
-    place.write("evaluator.txt", "0.1 " * 10_000)
-    run = start(place, "Sure", 1.0)
-    eventually((place.path / "plays.txt").exists, 90, lambda: run.output)
-    place.write("evaluator.txt", "0")
-    place.worker("evaluator 0").send_signal(signal.SIGKILL)
-    assert run.wait(90) == 0, run.output
-    assert summary(place.path / "run")["confirmation"]["confirmed"], run.output
-    assert "evaluator-0 (pid" in run.output
     place.assert_nothing_is_left()

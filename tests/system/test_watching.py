@@ -11,16 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from support.network import free_address
 from support.place import (
     REPOSITORY,
     Command,
     Place,
-    env_runners,
     eventually,
-    status,
     status_of,
     trained_steps,
 )
@@ -155,38 +152,6 @@ def test_every_command_of_the_page_does_what_it_says(place: Place) -> None:
     code, said = page.answer("juggler", "status", "runs/watched")
     assert code == 1
     assert "is not running: it ended (" in said
-
-
-@pytest.mark.slow
-def test_status_tells_of_a_worker_that_was_killed(place: Place) -> None:
-    run_dir = place.path / "run"
-    options = ["--run-dir", "run", "--stop-return", 501, "--num-env-runners", 2]
-    train = place.start("train", "cartpole", *options, "--progress", "json")
-
-    def told(workers: list[dict[str, Any]]) -> dict[str, Any]:
-        (found,) = (each for each in workers if each["worker_id"] == "envrunner-1")
-        return found
-
-    eventually(lambda: env_runners(run_dir) == 2, 60, lambda: train.output)
-    victim: psutil.Process = place.worker("envrunner 1")
-    victim.kill()
-    eventually(lambda: told(status(run_dir)["workers"])["restarts"] == 1, 60, lambda: train.output)
-    shown = place.run("status", "run", "--once", "--json")
-    assert shown.status == 0, shown.output
-    found = told(json.loads(shown.output)["workers"])
-    assert (found["restarts"], found["last_error"]) == (1, "killed by SIGKILL")
-    assert found["pid"] != victim.pid
-    table = place.run("status", "run", "--once", COLUMNS="200")
-    assert "killed by SIGKILL" in table.output
-    assert "warning" in {json.loads(line)["level"] for line in _events(run_dir)}
-    train.interrupt()
-    assert train.wait(30) == 130, train.output
-    for line in train.output.splitlines():
-        assert json.loads(line)["worker"] == "driver"
-
-
-def _events(run_dir: Path) -> list[str]:
-    return (run_dir / "events.jsonl").read_text().splitlines()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from juggler.driver.checkpoint.restoring import core_of, counters_of
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.run_end import Times
-from juggler.runtime.checkpoints.checkpoint import RECORD_FILE, Checkpoint, write
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, write
 from juggler.runtime.connectors.mergeable_state import Moments, from_bytes
 from juggler.runtime.wire.frames import FrameReader
 from juggler.runtime.wire.layouts import Limits
@@ -55,25 +54,6 @@ def restored(world: WorkersWorld, learner: Any) -> tuple[Any, training_pb2.Resto
     frames = [reader.feed(part.chunk) for part in parts]
     assert frames[-1] is not None
     return frames[-1].tree, parts[-1]
-
-
-def test_all_of_a_checkpoint_is_weights_and_what_connectors_have_learned(saved: Path) -> None:
-    beginning = beginning_of(config(saved))
-    assert beginning is not None
-    assert beginning.whole
-    assert beginning.weights["default"].keys() == PARAMETERS.keys()
-    assert beginning.connectors["default"].keys() == LEARNED.keys()
-    assert "update 9 in " in beginning.text
-    assert beginning.warnings == ()
-    assert beginning_of(RunConfig()) is None
-
-
-def test_other_connectors_learn_anew_and_that_is_said(saved: Path) -> None:
-    beginning = beginning_of(config(saved, connectors={}))
-    assert beginning is not None
-    assert beginning.connectors == {"default": {}}
-    (warning,) = beginning.warnings
-    assert "connectors.env_to_module is not the same" in warning
 
 
 @pytest.mark.parametrize("connectors", [{}, RESCALING])
@@ -122,32 +102,13 @@ def test_what_cannot_be_is_known_before_anything_starts(
     assert not run_dir.exists()
 
 
-def test_a_damaged_checkpoint_is_passed_over_or_named(saved: Path) -> None:
-    (good,) = (saved / "checkpoints").iterdir()
-    newer = good.with_name("000000010")
-    shutil.copytree(good, newer)
-    (newer / RECORD_FILE).write_text("{")
-    with pytest.raises(ConfigError, match=re.escape(f"{newer}: {RECORD_FILE} is truncated")):
-        beginning_of(config(newer))
-    beginning = beginning_of(config(saved))
-    assert beginning is not None
-    assert beginning.text.endswith(str(good))
-    assert [str(newer) in warning for warning in beginning.warnings] == [True]
-
-
-def test_parameters_without_a_checkpoint_are_an_error() -> None:
-    with pytest.raises(ConfigError, match="set from_checkpoint"):
-        RunConfig.from_flat({"from_parameters": ["encoder.*"]})
-
-
 def test_every_learner_begins_with_them_until_there_is_a_checkpoint(
     saved: Path, tmp_path: Path
 ) -> None:
     """Also one that takes the place of another: else it would begin with what the seed gives."""
     beginning = beginning_of(config(saved))
     world = WorkersWorld(tmp_path, beginning, num_learners=2)
-    second = world.join("learner", 1)
-    world.get_ready(second)
+    second = world.joined("learner", 1)
     world.leave(world.learner)
     again = world.join("learner", 0)
     for learner in (world.learner, second, again):

@@ -88,36 +88,6 @@ def test_only_the_others_are_trained(before: Path) -> None:
     assert config.played_by == {"cat": ("main", "old"), "mouse": ("old", "random")}
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"modules": {"old": {"train": False}}}, "modules.old: train = false needs"),
-        ({"modules": {"old": {"train": 0}}}, "modules.old: train = 0: expected"),
-        ({"modules": {"old": {"from": 3}}}, "modules.old: from = 3: expected a path"),
-        ({"modules": {"old": {"digest": "ab"}}}, "digest is for a module with train = false"),
-        (
-            {"modules": {"old": {"train": False, "from": "x", "lr": 1.0}}},
-            "modules.old: lr with train =",
-        ),
-        ({"modules": {"old": {"form": "x"}}}, "unknown key 'form': did you mean 'from'?"),
-        ({"agents": {"cat": "random"}}, "no module of this run is trained"),
-        (
-            {"agents": {"*": "old"}, "modules": {"old": {"train": False, "from": "x"}}},
-            "no module of this run is trained",
-        ),
-        ({"modules": {"default": {"train": False, "from": "x"}}, "agents": {}}, "no module of"),
-        ({"agents": {"cat": []}}, "agents: 'cat' ="),
-        ({"agents": {"cat": ["main", "a b"]}}, "'a b' cannot be a module's id"),
-        ({"modules": {"random": {}}}, "it is the module that draws every"),
-    ],
-)
-def test_a_wrong_table_is_one_sentence(keys: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as wrong:
-        RunConfig.from_flat({**TABLES, **keys})
-    assert words in str(wrong.value)
-    assert "\n" not in str(wrong.value)
-
-
 def test_a_list_of_modules_needs_equal_spaces_and_random_fits_all() -> None:
     groups = [GROUP, FoundGroup(("dog",), ACTS, ACTS)]
     tables = {"cat": ["a", "random"], "mouse": "a", "dog": ["b", "random"]}
@@ -263,9 +233,3 @@ def test_a_module_may_begin_with_weights_of_its_own(before: Path, tmp_path: Path
         "old": Source(f"from_checkpoint = '{tmp_path / 'other'}'", selectable=True),
         "main": Source(said, selectable=False),
     }
-
-
-def test_weights_to_begin_with_that_are_not_there_are_one_sentence(before: Path) -> None:
-    config = RunConfig.from_flat({**TABLES, "modules": {"main": {"from": f"{before}:cat"}}})
-    with pytest.raises(ConfigError, match="module 'cat'"):
-        beginning_of(config)

@@ -18,7 +18,6 @@ from juggler.driver.checkpoint.restoring import (
     core_of,
     metrics_of,
     must_be_sound,
-    restore_commands,
 )
 from juggler.driver.checkpoint.snapshots import (
     Checkpointing,
@@ -160,37 +159,7 @@ def test_every_module_is_restored_at_its_own_version_with_its_own_books(world: W
     assert metrics_of(saved).episodes == 0
 
 
-@pytest.mark.parametrize(("module_id", "value"), [("red", 1.0), ("blue", 2.0)])
-def test_a_learner_gets_the_state_of_its_module_alone(
-    world: World, module_id: str, value: float
-) -> None:
-    saved = _saved(world)
-    reader = state_reader()
-    frames = [reader.feed(command.chunk) for command in restore_commands(module_id, saved)]
-    assert frames[-1] is not None
-    tree: Any = frames[-1].tree
-    assert tree.keys() == {"default", "learner_pipelines"}
-    assert (tree["default"]["parameters"]["w"] == value).all()
-    assert tree["learner_pipelines"]["default"]["seen"] == [value]
-    assert f'"updates": {value}' in frames[-1].header.extra
-
-
-def test_connectors_have_learned_module_by_module(world: World) -> None:
-    saved = _saved(world)
-    for module_id, value in (("red", 1.0), ("blue", 2.0)):
-        merged = connectors_of(saved, module_id=module_id).merged
-        assert Moments.from_tree(merged["mean_std_filter"]).mean == [value]
-
-
 # -- learners that die ----------------------------------------------------------------------------
-
-
-def test_a_state_that_is_there_outlives_its_learner(world: World) -> None:
-    world.writer.begin(TRAINED)
-    world.take("blue", _chunks("blue", (1, 1), 2.0))
-    world.writer.abandon("blue")
-    world.take("red", _chunks("red", (1, 2), 1.0))
-    assert world.written().version == (2, 3)
 
 
 # -- asking ---------------------------------------------------------------------------------------
@@ -271,32 +240,12 @@ def test_a_process_that_hosts_all_modules_is_asked_for_each(world: World) -> Non
     assert not world.writer.under_way
 
 
-def test_in_synchronous_mode_every_module_begins_anew_behind_a_checkpoint(world: World) -> None:
-    checkpointing, commands = _checkpointing(world)
-    for learner, module_id in (("learner-0", "red"), ("learner-1", "blue")):
-        _joins(world, learner, module_id)
-    modules = world.core.modules.values()
-    for update in (1, 2):
-        for module in modules:
-            module.weights_version = Version(1, update)
-        assert checkpointing.holds_up(world.core.updates) == (update == 2), "rounds count"
-    assert commands.anew == [4]
-    assert [message.seed for _, message in commands.told] == [4, 4]
-    assert checkpointing.holds_up(4), "until it is on the disk"
-
-
 # -- what is refused ------------------------------------------------------------------------------
 
 
 def _changed(saved: Checkpoint, module_id: str, **changes: Any) -> Checkpoint:
     saved.modules[module_id]["counters"] |= changes
     return saved
-
-
-def test_books_of_a_module_that_nobody_has_kept_are_refused(world: World) -> None:
-    saved = _saved(world)
-    with pytest.raises(CheckpointError, match="module 'blue'"):
-        must_be_sound(_changed(saved, "blue", trained=8))
 
 
 def test_books_of_modules_that_do_not_add_up_are_refused(world: World) -> None:

@@ -101,24 +101,6 @@ def test_a_snapshot_becomes_a_checkpoint(world: World, tmp_path: Path) -> None:
     assert RunConfig.from_flat(found.config) == CONFIG
 
 
-def test_the_books_are_those_of_the_moment_when_the_first_chunk_came(world: World) -> None:
-    world.writer.begin(TRAINED)
-    world.metrics.episodes_ended([1.0], [10])  # after the question, before the answer
-    first, *others = _chunks(size=200)
-    world.take([first], whole=False)
-    world.metrics.episodes_ended([2.0, 3.0], [20, 30])
-    ledger = world.core.modules["default"].ledger
-    ledger.dropped["shutdown"] += 5
-    ledger.sampled += 5
-    world.take(others)
-    path = world.written().path
-    assert path is not None
-    counters = read(path).counters
-    assert (counters["episodes"], counters["returns"], counters["lengths"]) == (1, [1.0], [10])
-    assert (counters["sampled"], counters["dropped"]["shutdown"]) == (0, 0)
-    assert 60 <= counters["wall_time"] < 60 + PATIENCE
-
-
 def test_what_connectors_had_learned_when_the_first_chunk_came_is_part_of_it(world: World) -> None:
     world.writer.begin(TRAINED)
     world.connectors = {"filter": Moments.of(np.array([[1.0], [3.0]])).to_tree()}

@@ -42,19 +42,6 @@ def test_a_runner_gets_requests_up_to_its_cap() -> None:
     assert requests[0] == Request("envrunner-0", "R", 1, "learner-0", 1, Version(0, 0))
 
 
-def test_a_reported_request_makes_room_for_the_next() -> None:
-    core = make(max_open_updates=10)
-    first, _ = join(core)
-    assert len(only(Request, step(core, receipt(first)))) == 1
-
-
-def test_the_learners_report_makes_room_as_well() -> None:
-    core = make(max_open_updates=10)
-    first, _ = join(core)
-    assert len(only(Request, step(core, Arrived("learner-0", "L", first.batch_id, 50)))) == 1
-    assert step(core, receipt(first)) == []
-
-
 def test_requests_stop_where_max_open_updates_updates_are_open() -> None:
     core = make(batch_size=100, max_open_updates=2, requests_per_runner=10)
     assert len(join(core, steps=60)) == 4  # 180 open < 200: one more
@@ -63,12 +50,6 @@ def test_requests_stop_where_max_open_updates_updates_are_open() -> None:
 
 def test_one_request_goes_out_however_large_it_is() -> None:
     assert len(join(make(batch_size=10, max_open_updates=1), steps=5000)) == 1
-
-
-def test_fewer_live_steps_than_estimated_let_more_requests_out() -> None:
-    core = make(batch_size=100, max_open_updates=1, requests_per_runner=4)
-    first, _ = join(core, steps=50)
-    assert len(only(Request, step(core, receipt(first, steps=20)))) == 1
 
 
 def test_steps_in_an_update_still_count_as_open() -> None:
@@ -176,15 +157,6 @@ def test_a_batch_that_arrived_stays_though_its_runner_thinks_it_lost() -> None:
     step(core, receipt(first, dropped="learner_lost"))
     assert core.held_steps == 50
     assert sum(core.ledger.dropped.values()) == 0
-
-
-def test_a_batch_at_another_learner_than_asked_is_discarded() -> None:
-    core = make(learners=2)
-    first, _ = join(core)
-    assert first.learner == "learner-0"
-    commands = step(core, Arrived("learner-1", "L", first.batch_id, 50))
-    assert only(Discard, commands) == [Discard("learner-1", (first.batch_id,))]
-    assert core.ledger.dropped["learner_lost"] == 50
 
 
 def test_a_receipt_from_another_learner_than_asked_means_that_the_batch_is_lost() -> None:

@@ -63,11 +63,6 @@ def test_a_round_asks_every_runner_in_turn_until_the_batch_is_full() -> None:
     assert [r.runner for r in requests] == [f"envrunner-{i}" for i in (0, 1, 2, 0)]
 
 
-def test_a_round_asks_every_runner_even_if_fewer_would_do() -> None:
-    _, requests = start(runners=3, steps=100, batch_size=100)
-    assert [r.runner for r in requests] == [f"envrunner-{i}" for i in range(3)]
-
-
 def test_runners_are_in_order_of_their_number() -> None:
     _, requests = start(runners=11, steps=10, batch_size=100)
     assert [r.runner for r in requests] == [f"envrunner-{i}" for i in range(11)]
@@ -84,13 +79,6 @@ def test_a_runner_gets_the_rest_of_its_round_when_it_has_room() -> None:
     (update,) = step(core, receipt(fourth, 30))
     assert isinstance(update, IssueUpdate)
     assert update.shares == (Share("learner-0", (1, 2, 3, 4)),)
-
-
-def test_no_update_before_every_request_of_the_round_is_reported() -> None:
-    core, requests = start(runners=3, steps=100, batch_size=100)
-    assert deliver(core, requests[:2], 100) == []
-    (update,) = step(core, receipt(requests[2], 100))
-    assert isinstance(update, IssueUpdate)
 
 
 def test_the_order_of_arrival_does_not_matter() -> None:
@@ -149,12 +137,6 @@ def test_a_round_that_yields_nothing_is_followed_by_a_new_one() -> None:
     assert step(core, receipt(requests[0], 50, dropped="nonfinite")) == []
     again = step(core, receipt(requests[1], 50, dropped="nonfinite"))
     assert [type(command) for command in again] == [Request, Request]
-
-
-def test_a_round_that_lost_all_of_its_runners_goes_on_with_the_next_runner() -> None:
-    core, _ = start(runners=1, steps=50)
-    assert step(core, RunnerLeft("envrunner-0", "R", "killed")) == []
-    assert len(step(core, joined(0, 50, "R2"))) == 2
 
 
 def test_a_learner_that_got_nothing_has_its_share_asked_for_anew() -> None:

@@ -65,16 +65,6 @@ def two_updates_apart() -> tuple[OneModule, IssueUpdate]:
     return core, update
 
 
-def test_an_update_is_closed_when_all_of_its_learners_answered() -> None:
-    core, update = two_updates_apart()
-    step(core, answer(update, "learner-0", 1))
-    assert not core.idle
-    step(core, answer(update, "learner-1", 1))
-    assert core.idle
-    assert core.ledger.trained == 100
-    assert core.weights_version == Version(1, 1)
-
-
 def test_a_learner_that_is_back_with_its_weights_tells_what_it_had_trained_on() -> None:
     core, update = two_updates_apart()
     unheard = answer(update, "learner-0", 1)
@@ -256,17 +246,6 @@ def test_the_end_closes_everything_and_hears_nothing_more() -> None:
     assert (core.idle, core.ledger.requested, counters.in_flight) == (True, {}, 0)
     assert step(core, Arrived("learner-0", "L", 3, 50)) == []
     assert core.ledger.counters() == counters
-
-
-def test_the_views_tell_what_is_going_on() -> None:
-    core = make(learners=2)
-    first, second = join(core)
-    join(core, index=1)
-    step(core, receipt(first))
-    step(core, receipt(second, steps=30, dropped="nonfinite"))
-    assert core.members == ("learner-0", "learner-1")
-    assert core.num_runners == 2
-    assert core.held_steps == 50
 
 
 @pytest.mark.parametrize("name", ["batch_size", "max_open_updates", "requests_per_runner"])

@@ -17,18 +17,15 @@ from juggler.driver.league.events import (
     CancelMatch,
     FreezePlayer,
     MatchFinished,
-    MatchLost,
     MatchRequested,
     PlayerLost,
     PlayerReady,
-    PlayerRemoved,
     ResetPlayer,
     RetirePlayer,
     StepsTrained,
 )
 from juggler.driver.league.league import League
 from juggler.driver.league.rllib import Rllib
-from juggler.driver.league.roster import Player
 from juggler.driver.league.self_play import Fictitious, SelfPlay, SelfPlayWindow
 
 
@@ -38,17 +35,6 @@ def the_other(assigned: AssignLineUp) -> str:
 
 
 # Matches.
-
-
-def test_an_outcome_counts_once() -> None:
-    league, _ = asking()
-    assigned = line_up(league)
-    league.book(finished(assigned, 1, -1))
-    league.book(finished(assigned, 1, -1))
-    row, column = (assigned.players[agent] for agent in AGENTS)
-    assert league.payoffs.games(row, column) == 1
-    assert league.payoffs.win_rate(row, column) == 1.0
-    assert league.payoffs.means[column].return_mean == -1
 
 
 def test_returns_within_the_margin_are_a_draw() -> None:
@@ -79,42 +65,6 @@ def test_every_two_teams_have_an_outcome() -> None:
     assert league.payoffs.kinds["main", "main"].draws == 1
 
 
-def test_a_player_that_meets_itself_has_no_payoff() -> None:
-    league = begun()
-    league.book(finished(line_up(league), 1, -1))
-    assert league.payoffs.pairs == {}
-    assert league.payoffs.means["main-0"].matches == 2
-
-
-def test_a_lost_match_is_drawn_anew_and_counted_once() -> None:
-    league, _ = asking()
-    first = line_up(league)
-    (second,) = league.book(MatchLost(first.match_id))
-    assert isinstance(second, AssignLineUp)
-    assert (second.match_id, second.attempt) == (first.match_id, 1)
-
-    league.book(finished(first, 1, -1))
-    assert league.payoffs.games("main-0", "main-1") == 0
-    league.book(finished(second, 1, -1))
-    assert league.payoffs.games("main-0", "main-1") == 1
-    assert league.book(MatchLost(first.match_id)) == []
-
-
-@pytest.mark.parametrize("gone", [PlayerLost("main-0"), PlayerRemoved("main-0")])
-def test_matches_of_a_player_that_cannot_play_are_drawn_anew(gone) -> None:
-    league = begun(LeagueConfig(), LeagueBuilder(mains=3))
-    open_matches = [line_up(league) for _ in range(30)]
-    hit = [each.match_id for each in open_matches if "main-0" in each.players.values()]
-    assert 0 < len(hit) < 30
-
-    commands = league.book(gone)
-
-    assert [command.match_id for command in commands] == hit  # type: ignore[union-attr]
-    for command in [*commands, *(line_up(league) for _ in range(20))]:
-        assert isinstance(command, AssignLineUp)
-        assert set(command.players.values()) == {"main-1", "main-2"}
-
-
 def test_matches_that_nobody_can_play_are_cancelled_until_somebody_is_back() -> None:
     league = begun()
     assigned = line_up(league)
@@ -122,20 +72,6 @@ def test_matches_that_nobody_can_play_are_cancelled_until_somebody_is_back() -> 
     assert league.book(MatchRequested()) == []
     league.book(PlayerReady("main-0"))
     assert line_up(league).match_id == assigned.match_id + 1
-
-
-def test_what_comes_of_a_player_before_its_reset_does_not_count() -> None:
-    league, builder = asking()
-    assigned, home = line_up(league), "main-0"
-    book_games(league, home, "main-1", wins=5, losses=0)
-    league.book(StepsTrained(home, 10))
-
-    assert builder.change(league, ResetPlayer(home)) == [ResetPlayer(home)]
-    league.book(finished(assigned, 1, -1))
-
-    assert league.payoffs.games(home, "main-1") == 0
-    assert league.payoffs.means.keys() == {"main-1"}
-    assert league.roster[home].life == 1
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -175,31 +111,6 @@ def test_the_number_of_copies_is_bounded(keys) -> None:
     assert retired == (["main-0-v0", "main-0-v1"] if oldest else ["main-0-v1", "main-0-v2"])
     assert league.roster.players["main-0-v1"].parent == "main-0"  # the lineage is kept
     assert all("main-0-v1" not in pair for pair in league.payoffs.pairs)
-
-
-@pytest.mark.parametrize("saved", [False, True])
-def test_a_match_does_not_look_at_players_that_are_gone(
-    monkeypatch: pytest.MonkeyPatch, saved: bool
-) -> None:
-    looked: list[str] = []
-    plays = Player.plays.fget  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        Player, "plays", property(lambda self: looked.append(self.player_id) or plays(self))
-    )
-    league, builder = asking(LeagueBuilder(), max_historical=2)
-    for _ in range(6):
-        league.book(StepsTrained("main-0", 10))
-        builder.change(league, FreezePlayer("main-0"))
-    if saved:
-        config = LeagueConfig(max_historical=2, evaluation_probability=0.0)
-        league = League.from_state(league.to_state(), config, AGENTS, builder)
-    there = {player.player_id for player in league.roster.present()}
-    assert len(there) == 3
-    assert len(league.roster.players) == 7
-    looked.clear()
-    line_up(league)
-    league.build()
-    assert set(looked) == there
 
 
 def test_an_exploiter_is_copied_before_it_is_reset() -> None:

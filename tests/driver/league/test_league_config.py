@@ -34,55 +34,6 @@ def test_the_name_of_a_builder_stands_for_a_table_with_it() -> None:
     assert by_name.agents.league == {"builder": "rllib"}
 
 
-@pytest.mark.parametrize(
-    ("table", "told"),
-    [
-        ({"bilder": "none"}, "league has no key 'bilder': did you mean 'builder'?"),
-        ({"builder": "alpha_star"}, "builder = 'alpha_star' is not known: did you mean"),
-        ({"options": {"main": 2}}, "options has no key 'main': did you mean 'mains'?"),
-        ({"options": {"mains": 0}}, "options: mains = 0: must be a whole number of at least 1"),
-        ({"options": {"mains": "2"}}, 'options: mains: expected a whole number, not "2"'),
-        ({"builder": "alphastar", "options": {"main_above": 2}}, "main_above = 2: must be a num"),
-        (
-            {"builder": "alphastar", "options": {"max_phase_steps": 10}},
-            "max_phase_steps = 10: must be a whole number of at least 500000",
-        ),
-        (
-            {"builder": "alphastar", "options": {"pfsp_probability": 0.9}},
-            "pfsp_probability = 0.9: must be at most 1 with verification_probability = 0.15",
-        ),
-        (
-            {"builder": "alphastar", "options": {"main_weighting": "sqared"}},
-            "weighting = 'sqared' is not known: did you mean 'squared'",
-        ),
-        ({"builder": "rllib", "options": {"league_exploiter_probability": 0.7}}, "must be at most"),
-        ({"decay": 0}, "decay = 0: must be above 0"),
-        ({"decay": float("nan")}, "decay = nan"),
-        ({"evaluation_probability": 0.6}, "evaluation_probability = 0.6: must be from 0 to 0.5"),
-        ({"draw_margin": -1}, "draw_margin = -1: must be at least 0"),
-        ({"min_games": True}, "min_games = True: must be a whole number"),
-        ({"max_historical": 0}, "max_historical = 0"),
-        ({"max_historical": 501}, "max_historical = 501: must be at most 500"),
-        ({"max_learning": 65}, "max_learning = 65: must be at most 64"),
-        ({"recycled": "odlest"}, "did you mean 'oldest'"),
-        ({"teams": [["a"], ["b", "a"]]}, "no agent is in two"),
-        ({"fixed": "random"}, 'fixed: expected a list of strings, not "random"'),
-        ({"teams": ["a"]}, "expected a list of lists, not"),
-        ({"mains": 2}, "league has no key 'mains': it is a key of its table options"),
-        (
-            {"builder": "alphastar", "options": {"last_copy_steps": "nnoe"}},
-            'options: last_copy_steps: expected a whole number, or "none", not "nnoe"',
-        ),
-        ({"options": {"mains": "none"}}, 'options: mains: expected a whole number, not "none"'),
-        ({"options": {"mains": 1.5}}, "options: mains: expected a whole number, not 1.5"),
-        ({"fixed": ["random", "random"]}, "names a player twice"),
-    ],
-)
-def test_a_key_that_is_wrong_is_named(table, told) -> None:
-    with pytest.raises(ValueError, match=told.replace("[", r"\[")):
-        LeagueConfig.from_table(table)
-
-
 def test_a_team_has_agents_of_the_environment() -> None:
     config = LeagueConfig(teams=[["red_0", "red_1"]])
     assert config.sides(("red_0", "blue", "red_1")) == (("red_0", "red_1"), ("blue",))

@@ -20,7 +20,6 @@ from juggler.driver.league.events import (
     MatchRequested,
     PlayerLost,
     PlayerReady,
-    PlayerRemoved,
     Report,
     ResetPlayer,
     RetirePlayer,
@@ -171,16 +170,6 @@ def test_a_player_without_a_learner_is_reset_once_it_has_one() -> None:
     assert league.roster["main-0"].life == 0
     league.book(PlayerReady("main-0"))
     assert builder.change(league, ResetPlayer("main-0")) == [ResetPlayer("main-0")]
-
-
-def test_a_copy_that_could_not_be_made_leaves_the_league_as_it_was() -> None:
-    league, builder = asking()
-    builder.wanted = [FreezePlayer("main-0")]
-    league.build()
-    assert league.book(PlayerRemoved("main-0-v0")) == []
-    assert set(line_up(league).players.values()) == {"main-0", "main-1"}
-    league.book(StepsTrained("main-0", 1))
-    assert builder.change(league, FreezePlayer("main-0")) == [FreezePlayer("main-0", "main-0-v1")]
 
 
 def test_a_league_that_nobody_learns_in_is_refused() -> None:

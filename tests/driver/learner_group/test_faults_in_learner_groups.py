@@ -160,9 +160,6 @@ def test_what_makes_no_sense_is_refused(group: juggler.LearnerGroup, make_batch:
 # Learner groups of which each test makes its own.
 
 
-LEARNER_GROUP_ALONE_PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
-
-
 @pytest.mark.usefixtures("one_forkserver")
 @pytest.mark.parametrize(
     ("keys", "message"),
@@ -179,35 +176,6 @@ def test_a_group_that_cannot_be_is_refused(keys: dict[str, Any], message: str) -
         juggler.LearnerGroup({"main": spec()}, **keys)
     with pytest.raises(juggler.ConfigError, match="at least one module"):
         juggler.LearnerGroup({})
-
-
-@pytest.mark.usefixtures("one_forkserver")
-@pytest.mark.long
-def test_a_killed_learner_of_one_module_does_not_hold_up_the_updates_of_another(
-    make_batch: MakeBatch,
-) -> None:
-    with juggler.LearnerGroup({"main": spec(), "rival": spec()}, devices="fake:2") as group:
-        assert [place.shard for place in group.placement.values()] == [0, 1]
-        group.update_from_episodes({"main": [make_batch()], "rival": [make_batch()]})
-        ours, theirs = group._shards
-        worker, victim = ours.worker, theirs.worker
-        assert victim is not None
-        psutil.Process(victim.pid).kill()
-        with group._changed:
-            assert group._changed.wait_for(lambda: not theirs.set_up, LEARNER_GROUP_ALONE_PATIENCE)
-        meanwhile = 0
-        for update in range(2, 7):
-            done = group.update_from_episodes({"main": [make_batch(seed=update)]})
-            assert done["main"].updates == update
-            meanwhile += not theirs.set_up
-        assert meanwhile >= 1, "while the rival had no process, or one that was not set up"
-        done = group.update_from_episodes({"main": [make_batch()], "rival": [make_batch()]})
-        assert (done["main"].updates, done["rival"].updates) == (7, 1)
-        assert ours.worker is worker
-        assert "by SIGKILL. Module 'rival' goes back to update 0 of 1." in theirs.lost
-        group.close()
-        with pytest.raises(RuntimeError, match="the learner group is closed"):
-            group.update_from_episodes({"main": [make_batch()]})
 
 
 @pytest.mark.usefixtures("one_forkserver")

@@ -104,24 +104,6 @@ def test_one_update_too_many_waits_and_the_other_shards_are_asked_meanwhile(
     assert all(handle.done() for handle in in_flight)
 
 
-def test_modules_come_and_go_while_others_are_in_the_middle_of_an_update(
-    group: juggler.LearnerGroup, make_batch: MakeBatch, gate: Path
-) -> None:
-    handle = group.update_from_episodes({"gated": [make_batch()]}, async_update=True)
-    wait_for(gate.with_suffix(".waiting"))
-    group.remove_module("epochs")
-    group.add_module("exploiter", spec(algorithm="appo"))
-    assert group.placement["exploiter"].shard == 0  # where there is room now
-    assert group.update_from_episodes({"exploiter": [make_batch()]})["exploiter"].updates == 1
-    with pytest.raises(ValueError, match="no module 'epochs'"):
-        group.update_from_episodes({"epochs": [make_batch()]})
-    group.remove_module("exploiter")
-    group.add_module("epochs", spec(**LEARNERS["epochs"]))
-    assert not handle.done()
-    gate.touch()
-    assert handle.result(PATIENCE)["gated"].updates == 1
-
-
 def test_a_module_begins_with_the_weights_or_goes_on_from_the_state_of_another(
     group: juggler.LearnerGroup, make_batch: MakeBatch
 ) -> None:

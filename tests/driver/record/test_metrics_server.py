@@ -20,7 +20,7 @@ from support.network import free_address
 from juggler.cli.arguments import MonitoringArguments
 from juggler.driver.record.prometheus import serve_metrics
 from juggler.runtime.actors.certificates import make_certificates
-from juggler.runtime.actors.endpoints import EndpointError, split_address
+from juggler.runtime.actors.endpoints import split_address
 from juggler.runtime.actors.tls import Tls, read_tls
 from juggler.runtime.wire.v1 import status_pb2
 
@@ -106,20 +106,6 @@ def test_a_certificate_that_is_renewed_is_the_one_that_the_next_scrape_sees(tmp_
             scrape(url, context=before)
 
 
-def test_beyond_loopback_it_wants_both_or_to_be_told_otherwise(tls: Tls) -> None:
-    for options, lacking in (
-        ({}, "nothing would be encrypted"),
-        ({"token": "a secret"}, "nothing would be encrypted"),
-        ({"tls": tls}, "there is no token"),
-    ):
-        refused = pytest.raises(EndpointError, match=f"{lacking}.*--insecure")
-        with refused, serve_metrics("0.0.0.0:0", status, **options):
-            pass
-    for options in ({"token": "a secret", "tls": tls}, {"insecure": True}):
-        with serve_metrics("0.0.0.0:0", status, **options):
-            pass
-
-
 def test_who_has_shown_the_token_is_not_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, answers = threading.Event(), threading.Event()
 
@@ -142,25 +128,6 @@ def test_who_has_shown_the_token_is_not_hung_up_on(monkeypatch: pytest.MonkeyPat
         monkeypatch.undo()
         answers.set()
         assert "juggler_driver_up" in scraped.result(30)
-
-
-def test_a_site_that_gives_its_own_name_to_this_host_reads_nothing() -> None:
-    def asked(address: str, host: str, token: str = "") -> int:
-        headers = {"Host": host, "Authorization": f"Bearer {token}"}
-        try:
-            with urlopen(
-                Request(f"http://{address}/metrics", headers=headers), timeout=10
-            ) as found:
-                return int(found.status)
-        except HTTPError as error:
-            return error.code
-
-    with metrics() as address:
-        assert [asked(address, host) for host in ("evil.example", "localhost:1")] == [403, 200]
-    with metrics(token="secret") as address:
-        assert asked(address, "gpu1", "secret") == 200, "a site does not have the token"
-    with metrics(insecure=True) as address:
-        assert asked(address, "gpu1") == 200
 
 
 def test_metrics_of_a_run_of_this_host_have_the_token_of_the_environment(

@@ -75,21 +75,6 @@ def test_totals_go_on_where_another_process_takes_the_place() -> None:
     assert (record.steps, record.restarts) == (15, 1)
 
 
-def test_time_is_summed_by_role_however_many_workers_there_are() -> None:
-    records = WorkerRecords()
-    for index in range(3):
-        name = f"envrunner-{index}"
-        records.joined(_worker("a", name))
-        records.spent(name, {"inference": 2.0, f"only {index}": 1.0})
-    records.joined(_worker("a", "learner-0"))
-    records.spent("learner-0", {"update": 4.0})
-    records.joined(_worker("a", "evaluator-0"))
-    assert records.seconds() == {
-        "envrunner": {"inference": 6.0, "only 0": 1.0, "only 1": 1.0, "only 2": 1.0},
-        "learner": {"update": 4.0},
-    }
-
-
 def test_who_is_here_and_who_is_started_again_is_never_forgotten() -> None:
     records = WorkerRecords()
     for index in range(2 * MOST_GONE):

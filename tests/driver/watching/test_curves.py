@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -141,51 +137,3 @@ def test_a_run_without_a_league_has_none_and_a_damaged_one_is_refused(tmp_path: 
 
 
 # How the page words numbers and tells what they are of, in its own JavaScript.
-
-
-NODE = shutil.which("node")
-DURATIONS = {
-    0: "0.0 s",
-    9.94: "9.9 s",
-    9.96: "10 s",
-    59.4: "59 s",
-    59.6: "1 min 0 s",
-    119.7: "2 min 0 s",
-    3599.4: "59 min 59 s",
-    3599.6: "1 h 0 min",
-    7259: "2 h 1 min",
-    172_800: "2 days",
-}
-
-
-@pytest.mark.long
-@pytest.mark.skipif(NODE is None, reason="Node is not installed")
-def test_a_duration_is_rounded_before_it_is_split() -> None:
-    code = f"{json.dumps(list(DURATIONS))}.map(duration)"
-    assert dict(zip(DURATIONS, said("words.js", "duration", code), strict=True)) == DURATIONS
-
-
-@pytest.mark.long
-@pytest.mark.skipif(NODE is None, reason="Node is not installed")
-def test_a_number_of_the_environment_is_told_apart_from_the_agent_that_gave_it() -> None:
-    keys = ["by_agent/b/10/x", "by_agent/b/9/x", "info/b/10/far/off/mean", "info/b/9/far/off/mean"]
-    told = {"seen": "", "all": True, "keys": [*keys, "info/a/b/mean"], "rows": [[1, 1, 1, 1, 1]]}
-    code = f"(() => {{ const c = new Curves(); c.take({json.dumps(told)}); return c.numbers() }})()"
-    assert said("curves.js", "Curves", code) == [
-        {"key": "b/10/far/off", "title": "far/off", "agent": "b/10", "part": 1},
-        {"key": "b/9/far/off", "title": "far/off", "agent": "b/9", "part": 0},
-        {"key": "a/b", "title": "a/b"},
-    ]
-
-
-def said(file: str, name: str, code: str) -> Any:
-    """What an expression is, with a name that a file of the page exports."""
-    path = resources.files("juggler") / "driver/watching/page" / file
-    code = (
-        f"const {{ {name} }} = await import({json.dumps(str(path))});"
-        f"console.log(JSON.stringify({code}));"
-    )
-    command = [NODE or "", "--input-type=module", "--eval", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)

@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 from urllib.request import urlopen
 
 import psutil
 import pytest
-from support.made_files import line, made
+from support.made_files import made
 
 from juggler.driver.callbacks import Run
 from juggler.driver.watching.serving import PageBeside
@@ -66,20 +65,6 @@ def begun(page: PageBeside, run: Run, shown: Shown) -> str:
     found = re.fullmatch(r"page: (http://127\.0\.0\.1:\d+/)", text)
     assert found, text
     return found[1]
-
-
-@pytest.mark.long
-def test_it_shows_the_run_and_ends_with_it(tmp_path: Path) -> None:
-    run, shown = a_run(made(tmp_path / "run", [line(100, 1.0)]))
-    page = PageBeside()
-    page.on_start(run)
-    url = begun(page, run, shown)
-    assert b'"name":"run"' in urlopen(f"{url}api/runs", timeout=10).read()
-    page.on_end(run, {})
-    assert children() == []
-    with pytest.raises(URLError):
-        urlopen(url, timeout=10)
-    assert len(shown.said) == 1
 
 
 @pytest.mark.long

@@ -53,17 +53,10 @@ def train(world: WorkersWorld, returns: list[float] = LUCKY) -> None:
 def cut(world: WorkersWorld) -> SnapshotWritten:
     """The learner sends its state, which gets on the disk."""
     answer_the_snapshot(world)
-    (written,) = world.written.gather(timeout=30)
-    world.snapshots.done(written)
+    written = world.on_disk()
     world.parts.confirmation.written(written)
     world.turn()
     return written
-
-
-def evaluator(world: WorkersWorld, role: str = "evaluator") -> Worker:
-    worker = world.join(role)
-    world.get_ready(worker)
-    return worker
 
 
 def asked(world: WorkersWorld, player: Worker) -> list[tuple[int, training_pb2.Evaluate]]:
@@ -76,13 +69,9 @@ def play(world: WorkersWorld, player: Worker, returns: list[float]) -> None:
     world.reply(player, command_id, done)
 
 
-def snapshots(world: WorkersWorld) -> int:
-    return len(world.asked(world.learner, training_pb2.Snapshot))
-
-
 def test_weights_that_play_as_well_as_was_asked_end_the_run_and_are_kept(tmp_path: Path) -> None:
     world = asynchronous(tmp_path)
-    player = evaluator(world)
+    player = world.joined()
     train(world)
     assert world.parts.end.reason == "", "a window may be lucky"
     written = cut(world)
@@ -109,7 +98,7 @@ def test_weights_that_play_as_well_as_was_asked_end_the_run_and_are_kept(tmp_pat
 
 def test_weights_that_play_worse_are_refused_and_training_goes_on(tmp_path: Path) -> None:
     world = asynchronous(tmp_path)
-    player = evaluator(world)
+    player = world.joined()
     train(world)
     written = cut(world)
     play(world, player, [422.0] * 40)
@@ -121,29 +110,18 @@ def test_weights_that_play_worse_are_refused_and_training_goes_on(tmp_path: Path
     assert written.path is not None
     assert not written.path.parent.exists(), "nothing of it is left"
     train(world, [480.0] * 99)
-    assert snapshots(world) == 1, "what proposes the next one is new"
+    assert world.snapshots_asked() == 1, "what proposes the next one is new"
     train(world, [480.0])
-    assert snapshots(world) == 2
+    assert world.snapshots_asked() == 2
     cut(world)
     assert asked(world, player)[-1][1].episodes == 200, "to be lucky again is harder"
     play(world, player, [480.0] * 200)
     assert world.parts.end.reason == "solved"
 
 
-def test_one_candidate_is_evaluated_at_a_time(tmp_path: Path) -> None:
-    world = asynchronous(tmp_path)
-    player = evaluator(world)
-    for _ in range(5):
-        train(world)
-    cut(world)
-    for _ in range(5):
-        train(world)
-    assert (snapshots(world), len(asked(world, player))) == (1, 1)
-
-
 def test_a_candidate_is_no_checkpoint_to_go_on_from(tmp_path: Path) -> None:
     world = asynchronous(tmp_path, keep_checkpoints=1)
-    evaluator(world)
+    world.joined()
     train(world)
     candidate = cut(world).path
     assert candidate is not None
@@ -159,7 +137,7 @@ def test_another_evaluation_that_was_under_way_says_nothing_of_the_candidate(
     tmp_path: Path,
 ) -> None:
     world = asynchronous(tmp_path, evaluation_seconds=1.0, evaluation_episodes=100)
-    player = evaluator(world)
+    player = world.joined()
     begin_an_evaluation(world)
     train(world)
     cut(world)
@@ -177,11 +155,11 @@ def test_whoever_takes_the_place_of_an_evaluator_plays_the_candidate(tmp_path: P
     train(world)
     written = cut(world)  # before there is one at all
     for _ in range(2):
-        player = evaluator(world)
+        player = world.joined()
         (_, command) = asked(world, player)[-1]
         assert command.checkpoint == str(written.path)
         world.leave(player)
-    player = evaluator(world)
+    player = world.joined()
     play(world, player, [500.0] * 100)
     assert world.parts.end.reason == "solved"
 
@@ -194,18 +172,17 @@ def test_people_hear_of_a_candidate_that_waits_for_an_evaluator_in_vain(tmp_path
     cut(world)
     assert confirmation.overdue() == "", "it has not waited for long"
     assert "waits for evaluator-0" in confirmation.overdue()
-    evaluator(world)
+    world.joined()
     assert confirmation.overdue() == ""
 
 
 def test_a_candidate_whose_learner_goes_is_given_up_and_another_one_comes(tmp_path: Path) -> None:
     world = asynchronous(tmp_path)
-    player = evaluator(world)
+    player = world.joined()
     train(world)
     world.leave(world.learner)
     assert not world.parts.confirmation.under_way
-    world.learner = world.join("learner")
-    world.get_ready(world.learner)
+    world.learner = world.joined("learner")
     train(world)
     cut(world)
     play(world, player, [500.0] * 100)
@@ -234,7 +211,7 @@ def test_a_candidate_that_was_given_up_leaves_nothing_on_the_disk(tmp_path: Path
 
 def test_the_next_candidate_after_a_resume_is_due_when_it_would_have_been(tmp_path: Path) -> None:
     world = asynchronous(tmp_path)
-    player = evaluator(world)
+    player = world.joined()
     train(world)
     cut(world)
     play(world, player, [400.0] * 100)
@@ -266,14 +243,14 @@ def test_where_nobody_can_confirm_it_the_run_is_solved_and_says_why_not(
     assert outcome is not None
     assert outcome["confirmed"] is False
     assert why in outcome["why_not"]
-    assert snapshots(world) == 0
+    assert world.snapshots_asked() == 0
 
 
 def test_an_evaluator_that_dials_in_confirms_as_long_as_it_is_here(tmp_path: Path) -> None:
     world = WorkersWorld(tmp_path / "checkpoints", stop_return=GOAL, batch_size=1000)
     confirmation = world.parts.confirmation
     assert not confirmation.wants_evaluator, "the driver starts none"
-    player = evaluator(world)
+    player = world.joined()
     train(world)
     assert world.parts.end.reason == ""
     cut(world)
@@ -297,7 +274,7 @@ def test_a_gateway_confirms_while_it_has_simulators(tmp_path: Path) -> None:
     world.leave(world.runner)
     assert confirmation.overdue() == ""
     assert "waits for a gateway with simulators" in confirmation.overdue()
-    world.runner = evaluator(world, "envrunner")
+    world.runner = world.joined("envrunner")
     play(world, world.runner, [])
     assert not confirmation.under_way
     train(world)
@@ -331,20 +308,6 @@ def test_a_candidate_whose_simulators_leave_is_put_off_and_not_refused(tmp_path:
     assert any("played 3 of 100 episodes" in text for text in world.told.messages)
 
 
-def test_a_run_whose_gateways_are_gone_says_so(tmp_path: Path) -> None:
-    keys = {"stop_return": GOAL, "gateway": "127.0.0.1:0", "evaluation_seconds": 1000.0}
-    world = WorkersWorld(tmp_path / "checkpoints", **keys)
-    train(world)
-    cut(world)
-    world.leave(world.runner)
-    assert world.parts.confirmation.overdue() == ""
-    assert "no gateway with simulators is here" in world.parts.confirmation.overdue()
-    world.parts.evaluations.want()
-    world.parts.evaluations.begin()
-    told = "there are no evaluations while no gateway with simulators is here"
-    assert told in world.told.messages
-
-
 @pytest.mark.parametrize("how", [asynchronous, synchronous])
 def test_an_evaluator_that_stays_down_leaves_what_training_says(tmp_path: Path, how: Any) -> None:
     keys = {} if how is asynchronous else {"stop_return": GOAL, "only_local": True}
@@ -354,7 +317,7 @@ def test_an_evaluator_that_stays_down_leaves_what_training_says(tmp_path: Path, 
     else:
         play_a_round(world, episode_returns=LUCKY, episode_lengths=[10] * 100)
     cut(world)
-    player = evaluator(world)
+    player = world.joined()
     world.leave(player)
     world.end_process(Exited("evaluator-0", 1, "exit status 1", None))
     if how is asynchronous:
@@ -366,7 +329,7 @@ def test_an_evaluator_that_stays_down_leaves_what_training_says(tmp_path: Path, 
 
 def test_a_synchronous_run_begins_no_round_before_the_verdict(tmp_path: Path) -> None:
     world = synchronous(tmp_path / "checkpoints", only_local=True, stop_return=GOAL)
-    player = evaluator(world)
+    player = world.joined()
     play_a_round(world, episode_returns=LUCKY, episode_lengths=[10] * 100)
     before = len(requests(world))
     cut(world)
@@ -389,7 +352,7 @@ def test_a_synchronous_run_begins_no_round_before_the_verdict(tmp_path: Path) ->
 
 def test_what_is_kept_is_the_newest_checkpoint_of_the_run(tmp_path: Path) -> None:
     world = asynchronous(tmp_path)
-    player = evaluator(world)
+    player = world.joined()
     train(world)
     cut(world)
     play(world, player, [500.0] * 100)

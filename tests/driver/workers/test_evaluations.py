@@ -38,18 +38,8 @@ def world(tmp_path: Path) -> WorkersWorld:
     return WorkersWorld(tmp_path / "run", only_local=True, evaluation_seconds=1000.0)
 
 
-def evaluator(world: WorkersWorld) -> Worker:
-    worker = world.join("evaluator")
-    world.get_ready(worker)
-    return worker
-
-
 def asked(world: WorkersWorld, player: Worker) -> list[tuple[int, training_pb2.Evaluate]]:
     return world.asked(player, training_pb2.Evaluate)
-
-
-def snapshots(world: WorkersWorld) -> int:
-    return len(world.asked(world.learner, training_pb2.Snapshot))
 
 
 def evaluate(world: WorkersWorld, player: Worker, *returns: float) -> SnapshotWritten:
@@ -60,20 +50,8 @@ def evaluate(world: WorkersWorld, player: Worker, *returns: float) -> SnapshotWr
     return written
 
 
-def test_an_evaluation_plays_a_checkpoint_that_lies_aside(world: WorkersWorld) -> None:
-    player = evaluator(world)
-    written = begin_an_evaluation(world)
-    assert written.path is not None
-    assert written.path.parent.name == "evaluated"
-    ((_, command),) = asked(world, player)
-    assert (command.checkpoint, command.episodes) == (str(written.path), 10)
-    assert world.snapshots.newest is None, "it is none of those that a run goes on from"
-    world.parts.evaluations.give_up()
-    assert not written.path.parent.exists()
-
-
 def test_a_first_evaluation_that_does_not_end_is_told_once(world: WorkersWorld) -> None:
-    evaluator(world)
+    world.joined()
     begin_an_evaluation(world)
     for _ in range(3):
         world.parts.evaluations.want()
@@ -87,7 +65,7 @@ def test_the_best_checkpoint_is_kept_and_a_worse_one_is_not(tmp_path: Path) -> N
     keys = {"evaluation_seconds": 1000.0, "only_local": True}
     world, heard = synchronous_world(tmp_path / "run", **keys), Heard()
     world.parts.callbacks.callbacks = [heard]
-    player, best = evaluator(world), world.parts.evaluations.best
+    player, best = world.joined(), world.parts.evaluations.best
     evaluate(world, player, 1.0, 3.0)
     assert best.summary is not None
     assert best.summary["update"] == 0
@@ -122,30 +100,21 @@ def test_the_best_checkpoint_is_kept_and_a_worse_one_is_not(tmp_path: Path) -> N
 
 
 def test_one_that_is_due_waits_for_a_checkpoint_that_is_on_its_way(world: WorkersWorld) -> None:
-    player = evaluator(world)
+    player = world.joined()
     world.ask_for_a_snapshot()
     world.parts.evaluations.want()
     world.parts.evaluations.begin()
-    assert snapshots(world) == 1
+    assert world.snapshots_asked() == 1
     answer_the_snapshot(world)
-    (written,) = world.written.gather(timeout=30)
-    world.snapshots.done(written)
+    written = world.on_disk()
     world.parts.evaluations.written(written)
     assert asked(world, player) == [], "that was a checkpoint"
     world.parts.evaluations.begin()
-    assert snapshots(world) == 2
-
-
-def test_without_an_evaluator_nothing_is_written(world: WorkersWorld) -> None:
-    world.parts.evaluations.want()
-    world.parts.evaluations.begin()
-    evaluator(world)
-    world.parts.evaluations.begin()
-    assert snapshots(world) == 0, "the next one is due after an interval"
+    assert world.snapshots_asked() == 2
 
 
 def test_people_are_told_once_that_evaluations_wait_for_a_learner(world: WorkersWorld) -> None:
-    player = evaluator(world)
+    player = world.joined()
     evaluations = world.parts.evaluations
     world.leave(world.learner)
 
@@ -157,9 +126,8 @@ def test_people_are_told_once_that_evaluations_wait_for_a_learner(world: Workers
         evaluations.want()
         evaluations.begin()
     assert told() == ["there are no evaluations while these modules have no learner: 'default'"]
-    assert snapshots(world) == 0
-    world.learner = world.join("learner")
-    world.get_ready(world.learner)
+    assert world.snapshots_asked() == 0
+    world.learner = world.joined("learner")
     evaluations.begin()
     evaluate(world, player, 1.0)
     assert evaluations.best.summary is not None, "the one that waited"
@@ -168,17 +136,6 @@ def test_people_are_told_once_that_evaluations_wait_for_a_learner(world: Workers
         evaluations.want()
         evaluations.begin()
     assert len(told()) == 2, "once each time"
-
-
-def test_an_evaluator_that_dies_leaves_nothing_behind(world: WorkersWorld) -> None:
-    player = evaluator(world)
-    written = begin_an_evaluation(world)
-    world.leave(player)
-    assert written.path is not None
-    assert not written.path.parent.exists()
-    successor = evaluator(world)
-    evaluate(world, successor, 1.0)
-    assert world.parts.evaluations.best.summary is not None
 
 
 def two_evaluators(tmp_path: Path, heard: Heard, **keys: Any) -> tuple[WorkersWorld, list[Worker]]:
@@ -242,7 +199,7 @@ def test_evaluators_that_dial_in_are_sent_the_checkpoint_and_the_best_is_kept(
         evaluations.begin()
     told = [each for each in world.told.messages if "evaluator` is here: start one" in each]
     assert len(told) == 1
-    player = evaluator(world)
+    player = world.joined()
     state = {"default": {"parameters": {"w": np.arange(3.0)}, "buffers": {}}, "optimizer": {}}
     written = begin_an_evaluation(world, state=state)
     assert written.path is not None
@@ -265,7 +222,7 @@ def test_evaluators_that_dial_in_are_sent_the_checkpoint_and_the_best_is_kept(
 
 
 def test_a_state_that_the_disk_refuses_is_not_tried_again_at_once(world: WorkersWorld) -> None:
-    evaluator(world)
+    world.joined()
     world.parts.evaluations.want()
     world.parts.evaluations.begin()
     answer_the_snapshot(world)
@@ -274,7 +231,7 @@ def test_a_state_that_the_disk_refuses_is_not_tried_again_at_once(world: Workers
     world.snapshots.done(refused)
     world.parts.evaluations.written(refused)
     world.parts.evaluations.begin()
-    assert snapshots(world) == 1
+    assert world.snapshots_asked() == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"return_mean": "x"}'])
@@ -311,15 +268,6 @@ def test_a_run_without_a_best_checkpoint_says_why(tmp_path: Path) -> None:
 def of_simulators(tmp_path: Path) -> WorkersWorld:
     keys = {"evaluation_seconds": 1000.0, "gateway": "127.0.0.1:0"}
     return WorkersWorld(tmp_path / "run", only_local=True, **keys)
-
-
-def test_a_gateway_evaluates_with_the_environments_of_its_simulators(
-    of_simulators: WorkersWorld,
-) -> None:
-    evaluate(of_simulators, of_simulators.runner, 1.0, 3.0)
-    best = of_simulators.parts.evaluations.best.summary
-    assert best is not None
-    assert best["return_mean"] == 2.0
 
 
 def test_an_evaluation_ends_with_its_gateway_or_without_simulators(

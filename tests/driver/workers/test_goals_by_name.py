@@ -61,8 +61,7 @@ def train(world: WorkersWorld, a: float, b: float, episodes: int = 100, **said: 
 
 def cut(world: WorkersWorld) -> None:
     answer_the_snapshot(world, "main")
-    (written,) = world.written.gather(timeout=30)
-    world.snapshots.done(written)
+    written = world.on_disk()
     world.parts.confirmation.written(written)
     world.turn()
 
@@ -83,8 +82,7 @@ def test_a_run_is_solved_when_modules_and_agents_with_a_goal_reach_it(
     tmp_path: Path, stop_return: dict[str, float]
 ) -> None:
     world = world_of_one(tmp_path, stop_return=stop_return)
-    player = world.join("evaluator")
-    world.get_ready(player)
+    player = world.joined("evaluator")
     train(world, 30.0, 5.0)
     assert not world.asked(world.learner, training_pb2.Snapshot)
     train(world, 19.0, 21.0)
@@ -154,8 +152,7 @@ def test_a_run_that_goes_on_has_what_modules_and_agents_had_got(
 
 def test_an_evaluation_tells_modules_and_agents_apart(tmp_path: Path) -> None:
     world = world_of_one(tmp_path, evaluation_seconds=1000.0)
-    player = world.join("evaluator")
-    world.get_ready(player)
+    player = world.joined("evaluator")
     train(world, 1.0, -1.0, episodes=1)
     begin_an_evaluation(world, "main")
     play(world, player, 4.0, -4.0)
@@ -169,8 +166,7 @@ def test_an_evaluation_tells_modules_and_agents_apart(tmp_path: Path) -> None:
 def test_an_evaluation_tells_of_each_module_that_played(tmp_path: Path, module_id: str) -> None:
     agents = {"a": "main", "b": ["old", "random"]}
     world = world_of_one(tmp_path, agents=agents, modules=OLD, evaluation_seconds=1000.0)
-    player = world.join("evaluator")
-    world.get_ready(player)
+    player = world.joined("evaluator")
     begin_an_evaluation(world, "main")
     command_id, command = world.asked(player, training_pb2.Evaluate)[-1]
     told = training_pb2.AgentReturns(agent="b", module_id=module_id, returns=[1.0])

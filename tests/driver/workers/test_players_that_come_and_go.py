@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from pathlib import Path
@@ -48,16 +47,6 @@ def test_a_player_plays_once_it_has_a_learner_and_every_envrunner_has_it(world: 
     assert world.parts.registry.spaces["new"] == world.parts.registry.spaces["main-0"]
 
 
-def test_nobody_waits_for_an_evaluator_to_have_a_player(world: Changing) -> None:
-    world.join("evaluator")
-    world.want(AddPlayer("new", "exploiter"), FreezePlayer("main-0"))
-    world.has_been_added("new")
-    assert world.plays("new")
-    world.send_weights(world.copies_asked_for()[-1])
-    world.take_parts()
-    assert world.plays("main-0-v0")
-
-
 def test_a_player_begins_with_what_another_one_has_at_that_moment(world: Changing) -> None:
     world.want(AddPlayer("new", "main", source="main-0"))
     assert list(world.modules_asked_for()) == ["main-0"], "its weights are not here yet"
@@ -71,54 +60,6 @@ def test_a_player_begins_with_what_another_one_has_at_that_moment(world: Changin
     assert any(
         "new is new, and learns from the weights of main-0" in t for t in world.told.messages
     )
-
-
-def test_a_player_begins_with_a_copy(world: Changing) -> None:
-    world.want(FreezePlayer("main-0"))
-    (asked,) = world.copies_asked_for()
-    world.send_weights(asked)
-    world.take_parts()
-    world.want(AddPlayer("new", "main", source="main-0-v0"))
-    assert world.copies_asked_for() == [asked], "no learner has to send anything"
-    assert set(world.told_to(world.learner, training_pb2.Restore)) == {"new"}
-
-
-def test_the_next_learner_is_told_the_same_if_one_dies_with_a_player_on_its_way(
-    world: Changing,
-) -> None:
-    world.want(AddPlayer("new", "main"), AddPlayer("second", "main", source="main-0"))
-    before = world.modules_asked_for()["new"]
-    world.leave(world.learner)
-    world.learner = world.join("learner")
-    now = world.modules_asked_for()
-    assert list(now) == ["main-0", "new"]
-    assert now["new"].seed == before.seed, "it is the same player"
-    world.get_ready(world.learner)
-    world.meet()
-    world.send_weights(world.copies_asked_for()[-1])
-    for player in ("new", "second"):
-        world.has_been_added(player)
-        assert world.plays(player)
-
-
-def test_an_envrunner_that_comes_at_that_moment_has_a_player_by_its_setup_or_behind_it(
-    world: Changing,
-) -> None:
-    early = world.join("envrunner", 1)
-    world.want(AddPlayer("new", "main"))
-    late = world.join("envrunner", 2)
-    (_, setup) = world.asked(late, training_pb2.Setup)[0]
-    assert list(json.loads(setup.config)["modules"]) == ["main-0", "new"]
-    assert not world.asked(early, training_pb2.AddPlayer), "it comes behind its setup"
-    world.has_been_added("new")
-    assert not world.plays("new")
-    world.get_ready(early, "main-0")
-    world.take_parts(early)
-    assert world.plays("new")
-    world.get_ready(late)
-    for worker in (early, late):
-        assert "new" in world.told_to(worker, training_pb2.Learners)
-    assert not world.why_dismissed(world.runner)
 
 
 def test_players_that_come_and_go_in_a_cycle_leave_nothing_but_their_books(world: Changing) -> None:
@@ -215,25 +156,6 @@ def test_what_a_player_did_that_leaves_during_a_checkpoint_is_counted_once(
     assert list(world.parts.core.modules) == ["main-0"]
 
 
-def test_a_player_is_not_forgotten_before_its_last_receipt_is_here(world: Changing) -> None:
-    world.want(AddPlayer("new", "main"))
-    world.has_been_added("new")
-    for _ in range(2):
-        world.play()
-        world.train()
-    world.want(RetirePlayer("new"))
-    for _, request in world.requests():
-        came = training_pb2.Arrivals(module_id=request.module_id)
-        came.arrivals.add(batch_id=request.batch_id, live_steps=20)
-        world.report(world.learner, came)
-    world.train()
-    assert not world.parts.core.modules["new"].ledger.requested, "its learner was faster"
-    assert "new" in world.parts.core.modules
-    world.play()
-    assert "new" not in world.parts.core.modules
-    assert not world.why_dismissed(world.runner)
-
-
 def test_a_player_that_was_added_just_before_a_checkpoint_begins_again(
     world: Changing, tmp_path: Path
 ) -> None:
@@ -291,13 +213,6 @@ def test_a_player_whose_source_is_lost_is_told_to_begin_with_new_weights(
     assert told.startswith("league: heir begins again with new weights, since those of main-0-v0")
 
 
-def test_a_checkpoint_does_not_wait_for_a_player_that_has_no_learner_yet(world: Changing) -> None:
-    world.want(AddPlayer("new", "main"))
-    assert world.checkpoint().module_ids == ("main-0",)
-    world.has_been_added("new")
-    assert world.checkpoint().module_ids == ("main-0", "new")
-
-
 def test_a_player_that_cannot_learn_is_told_and_the_league_goes_on(world: Changing) -> None:
     world.want(AddPlayer("lost", "main", source="main-0"))
     (asked,) = world.copies_asked_for()
@@ -345,15 +260,6 @@ def test_a_player_that_was_reset_plays_again_once_envrunners_get_its_new_weights
     world.train()
     _, request = world.requests()[-1]
     assert request.at_least.generation == before.generation + 1
-
-
-def test_a_player_that_was_reset_does_not_play_because_others_have_come(world: Changing) -> None:
-    world.want(AddPlayer("new", "main"), ResetPlayer("main-0"))
-    world.get_ready(world.learner)
-    world.meet("new")
-    world.take_parts()
-    assert world.plays("new")
-    assert not world.plays("main-0")
 
 
 def test_the_next_learner_resets_a_player_again_that_was_reset_behind_the_checkpoint(
@@ -470,12 +376,3 @@ def test_a_reset_to_a_copy_is_repeated_with_the_weights_of_that_copy(
     assert without.told_in_order(without.learner) == ["Restore", "Reset", "Group"]
     why = "since the weights of main-0-v0 are lost"
     assert f"league: main-0 is reset to what it began with, {why}" in without.told.messages
-
-
-def test_a_reset_that_came_before_the_cut_of_a_checkpoint_is_not_repeated(
-    world: Changing, tmp_path: Path
-) -> None:
-    world.want(ResetPlayer("main-0"))
-    world.meet()
-    again = resumed(tmp_path / "again", world.checkpoint())
-    assert again.told_in_order(again.learner) == ["Restore", "Group"]

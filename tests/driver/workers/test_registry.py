@@ -82,38 +82,6 @@ def test_a_learner_waits_for_the_spaces_of_the_first_runner(first: str) -> None:
     assert space_from_message(module.action_space) == TWO
 
 
-def test_a_learner_that_comes_later_is_set_up_at_once() -> None:
-    registry = _registry()
-    _with_runner(registry)
-    assert _set_up(registry, _worker("learner")).config
-
-
-def test_learners_are_set_up_once() -> None:
-    registry = _registry()
-    learners = [_worker("learner", index) for index in (0, 1)]
-    for learner in learners:
-        assert registry.joined(learner) == []
-    first, second = _worker("envrunner", 0), _worker("envrunner", 1)
-    _set_up(registry, first)
-    _set_up(registry, second)
-    told = [worker for worker, _ in registry.runner_ready(first, _ready())]
-    assert told == learners
-    assert registry.runner_ready(second, _ready()) == []
-
-
-def test_a_learner_that_left_while_it_waited_is_not_set_up() -> None:
-    registry = _registry()
-    learner, successor = _worker("learner"), _worker("learner", incarnation="b")
-    registry.joined(learner)
-    registry.left(learner)
-    registry.joined(successor)
-    registry.left(learner)  # heard of once more, and late
-    runner = _worker("envrunner")
-    _set_up(registry, runner)
-    ((told, _),) = registry.runner_ready(runner, _ready())
-    assert told is successor
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -195,21 +163,6 @@ def test_an_evaluator_has_no_more_environments_than_episodes_to_play(
     for role, expected in (("evaluator", rows), ("envrunner", envs_per_runner)):
         setup = from_json(_set_up(registry, _worker(role)).config, EnvRunnerSetup)
         assert setup.env_runner.envs_per_runner == expected
-
-
-def test_runners_are_told_where_the_ready_learners_are() -> None:
-    registry = _registry()
-    _with_runner(registry)
-    learners = [_worker("learner", index) for index in (0, 1)]
-    for learner in learners:
-        _set_up(registry, learner)
-    assert list(registry.learners_message("default", 3).learners) == []
-    registry.learner_ready(learners[1], training_pb2.ModuleReady(module_id="default"))
-    message = registry.learners_message("default", 3)
-    (told,) = message.learners
-    assert (message.module_id, message.generation) == ("default", 3)
-    assert (told.worker_id, told.incarnation) == ("learner-1", "a")
-    assert tuple(told.addresses) == learners[1].data_addresses
 
 
 # -- who is here ----------------------------------------------------------------------------------

@@ -79,8 +79,7 @@ def test_a_copy_waits_for_the_next_learner_if_its_learner_dies(world: World) -> 
     world.want(FreezePlayer("main-0"))
     world.leave(world.learner)
     assert not world.plays("main-0")
-    world.learner = world.join("learner")
-    world.get_ready(world.learner)
+    world.learner = world.joined("learner")
     world.meet()
     (asked,) = world.copies_asked_for()
     world.send_weights(asked)
@@ -119,13 +118,6 @@ def test_a_copy_that_the_disk_refuses_is_told_and_the_league_goes_on(
     world.send_weights(world.copies_asked_for()[-1])
     world.take_parts()
     assert world.plays("main-0-v1")
-
-
-def test_a_builder_that_fails_at_a_match_is_told(world: World) -> None:
-    Asked.fails = True
-    assert world.league.line_ups(world.join("envrunner", 1), 1), "somebody plays nevertheless"
-    (told,) = [text for text in world.told.messages if "Asked.match failed" in text]
-    assert "KeyError" in told
 
 
 def test_a_receipt_tells_of_as_many_matches_as_an_envrunner_with_many_environments_plays(
@@ -208,20 +200,6 @@ def test_a_reset_gives_a_player_a_new_optimizer_and_then_the_weights_of_another_
     assert last.whole
     np.testing.assert_array_equal(weights, np.full(300, 1.0 if source == "main-0-v0" else 7.0))
     assert world.league.league.roster.players["main-0"].life == 1
-
-
-def test_a_new_player_begins_with_what_a_player_plays_with_that_does_not_learn(
-    tmp_path: Path,
-) -> None:
-    Asked.wanted.clear()
-    world = World(tmp_path)
-    world.parts.registry.frozen["rock"] = frozen_rock(7.0)
-    stone = AddPlayer("stone", "fixed", learning=False, source="rock")
-    world.want(stone, AddPlayer("heir", "main", source="stone"))
-    last, weights = weights_given(world)
-    assert last.module_id == "heir"
-    assert last.source == "league: heir, new with the weights of stone"
-    np.testing.assert_array_equal(weights, np.full(300, 7.0))
 
 
 @pytest.mark.parametrize(

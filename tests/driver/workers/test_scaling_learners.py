@@ -348,16 +348,6 @@ def test_a_learner_whose_steps_have_no_room_is_not_started(
     assert world.scale(learners=2).result() == (0, 1)
 
 
-def test_copies_of_steps_that_checkpoints_hold_are_counted_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(learners_here, "usable_memory", lambda: 15 * 10**9)
-    world = Keeping(tmp_path, algorithm="dqn")
-    refusal = world.refusal(learners=2)
-    assert "8.0 GB in all (4.0, 4.0); while a checkpoint is made, 8.0 GB are taken by" in refusal
-    assert "or set save_replay = false" in refusal
-
-
 def test_memory_that_learners_have_taken_for_their_steps_is_not_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

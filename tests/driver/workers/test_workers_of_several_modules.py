@@ -12,7 +12,6 @@ from google.protobuf import any_pb2
 from google.protobuf.json_format import MessageToDict
 from support.workers_world import ROWS, SPACE, STEPS, WorkersWorld, ready_message
 
-from juggler.driver import parts as frozen_parts
 from juggler.driver.checkpoint.frozen_modules import frozen_modules
 from juggler.driver.checkpoint.restoring import counters_of, metrics_of
 from juggler.driver.config import RunConfig
@@ -84,30 +83,6 @@ def finish(world: WorkersWorld, learner: int, number: int) -> None:
     world.reply(world.learners[learner], command_id, done)
 
 
-def test_an_envrunner_is_told_of_every_module_and_who_plays_which_agent(tmp_path: Path) -> None:
-    world = world_of_two(tmp_path, modules={"red": {"algorithm": "ppo"}})
-    ((_, setup),) = world.asked(world.runner, training_pb2.Setup)
-    told = from_json(setup.config, EnvRunnerSetup)
-    assert told.agents == AGENTS
-    assert {name: each.algorithm for name, each in told.modules.items()} == {
-        "blue": "impala",
-        "red": "ppo",
-    }
-
-
-def test_a_learner_process_is_set_up_once_and_then_told_of_each_module(tmp_path: Path) -> None:
-    world = world_of_two(tmp_path)
-    ((_, _),) = world.asked(world.learner, training_pb2.Setup)
-    modules = [module for _, module in world.asked(world.learner, training_pb2.AddModule)]
-    assert [module.module_id for module in modules] == BOTH
-    assert modules[0].seed != modules[1].seed, "equal networks would begin with equal weights"
-    groups = world.asked(world.learner, training_pb2.Group)
-    assert [(group.module_id, list(group.members)) for _, group in groups] == [
-        ("blue", ["learner-0"]),
-        ("red", ["learner-0"]),
-    ]
-
-
 @pytest.mark.parametrize("named", [["blue"], ["blue", "green"], []])
 def test_an_envrunner_that_acts_with_other_modules_is_let_go(
     tmp_path: Path, named: list[str]
@@ -121,15 +96,6 @@ def test_an_envrunner_that_acts_with_other_modules_is_let_go(
         ready = training_pb2.Ready()
     world.reply(stranger, command_id, ready)
     assert "the run's modules: blue, red" in world.why_dismissed(stranger)
-
-
-def test_the_requests_of_a_round_name_it_and_follow_each_other(tmp_path: Path) -> None:
-    world = world_of_two(tmp_path)
-    requests = [all_requests(world)[index][1] for index in indices(world)]
-    assert [request.module_id for request in requests] == BOTH * 2
-    first, second = requests[0].batch_id, requests[2].batch_id
-    assert [request.round for request in requests] == [first, first, second, second]
-    assert {request.requests_in_round for request in requests} == {2}
 
 
 def test_the_runs_return_is_that_of_environments_and_modules_have_their_agents(
@@ -367,27 +333,6 @@ def test_an_envrunner_gets_the_weights_before_its_setup(
     assert list(told.modules) == ["main", "old"]
     assert not told.modules["main"].digest
     assert weights._trees["old"][1] == told.modules["old"].digest
-
-
-def test_each_part_waits_for_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts = [training_pb2.Restore(module_id="old", chunk=bytes([k])) for k in range(3)]
-    monkeypatch.setattr(frozen_parts, "restores", lambda *_: parts)
-    world_of_modules_that_only_play = world_of(tmp_path)
-    late = world_of_modules_that_only_play.join("envrunner", 1)
-    for count in (1, 2, 3):
-        sent = world_of_modules_that_only_play.asked(late, training_pb2.Restore)
-        assert [part.chunk[0] for _, part in sent] == list(range(count))
-        assert not world_of_modules_that_only_play.asked(late, training_pb2.Setup)
-        world_of_modules_that_only_play.reply(late, sent[-1][0], attach_pb2.Done())
-    assert len(world_of_modules_that_only_play.asked(late, training_pb2.Setup)) == 1
-    gone = world_of_modules_that_only_play.join("envrunner", 2)
-    world_of_modules_that_only_play.leave(gone)
-    again = world_of_modules_that_only_play.join("envrunner", 2)
-    assert len(world_of_modules_that_only_play.asked(again, training_pb2.Restore)) == 1, (
-        "a new process gets all of them"
-    )
 
 
 def test_an_envrunner_is_ready_with_what_is_trained_alone(

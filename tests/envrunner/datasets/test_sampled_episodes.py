@@ -161,24 +161,6 @@ def test_a_part_is_complete_when_its_first_episode_is_old(
     assert sorted(each.name for each in tmp_path.iterdir())[-1] == "envrunner-0-part-2-v0"
 
 
-def test_parts_that_nobody_has_completed_are_told(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"and no parts that a run .* has completed$"):
-        Dataset(str(tmp_path))
-    episodes = recorder(tmp_path, [])
-    for episode in random_episodes([2] * 64):
-        episodes.add(episode)
-    words = (
-        r"completed\. .*/\.envrunner-0-part-1-v0\.partial-\w+ cannot be read: it is being written"
-    )
-    with pytest.raises(DatasetError, match=words):
-        Dataset(str(tmp_path))
-    (tmp_path / ".mine.partial-77").mkdir()
-    with pytest.raises(DatasetError, match=r"no data set .*\.mine\.partial-77"):
-        Dataset(str(tmp_path / "mine"))
-    episodes.complete()
-    assert len(lengths_in(tmp_path)) == 64
-
-
 def bytes_in(place: Path) -> int:
     return sum(file.stat().st_size for file in place.glob("*/data/*"))
 
@@ -204,21 +186,6 @@ def test_no_more_is_recorded_than_was_asked_for(tmp_path: Path, few_at_once: int
     again.add(each)
     again.complete()
     assert len(Dataset(str(tmp_path))) == count, "what there was before counts"
-
-
-def test_as_much_is_recorded_when_an_env_runner_is_started_again(
-    tmp_path: Path, few_at_once: int
-) -> None:
-    each, counts = random_episodes([2])[0], []
-    for place, starts in ((tmp_path / "once", 1), (tmp_path / "again", 3)):
-        for _ in range(starts):
-            episodes = recorder(place, [], record_gb=0.001)
-            for _ in range(150 // starts):
-                episodes.add(each)
-            episodes.complete()
-        counts.append(len(Dataset(str(place))))
-    assert abs(counts[0] - counts[1]) <= few_at_once
-    assert max(counts) < 150
 
 
 @pytest.mark.parametrize("key", ["a/b", "", "."])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -71,14 +70,6 @@ def test_minari_itself_reads_what_is_written(
             episode.truncations, [False] * (len(expected) - 1) + [not expected.terminated]
         )
     assert len(Dataset("juggler/random-v0")) == 2
-
-
-def test_a_truncated_file_is_named(tmp_path: Path) -> None:
-    place = write(tmp_path / "mine", random_episodes([50, 50]))
-    file = place / "data" / "main_data.hdf5"
-    os.truncate(file, file.stat().st_size // 2)
-    with pytest.raises(DatasetError, match="episode 1 of the data set in"):
-        Dataset(str(place)).episode(1)
 
 
 @pytest.mark.parametrize(
@@ -233,18 +224,3 @@ def test_what_a_killed_process_leaves_is_never_read_and_goes_with_the_next(tmp_p
         Dataset(str(left))
     write(place, random_episodes([2]))
     assert [each.name for each in tmp_path.iterdir()] == ["mine"]
-
-
-@pytest.mark.long
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
-    def little_space() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    with endless(tmp_path / "mine", preexec_fn=little_space) as process:
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
-    last = errors.strip().splitlines()[-1]
-    assert last.startswith("juggler.runtime.datasets.finding.DatasetError: cannot write the data")
-    assert last.endswith("mine, of which nothing is kept: File too large")
-    assert not list(tmp_path.iterdir())

@@ -108,26 +108,6 @@ def test_worlds_are_left_and_destroyed(connect: Any, arena: Arena) -> None:
     assert arena.calls.count("leave_world") == 3
 
 
-def test_a_world_that_is_there_is_joined_and_stays(connect: Any, arena: Arena) -> None:
-    worlds = {arena.new_world(), arena.new_world()}
-    assert worlds == {"arena 1", "arena 2"}
-    shared = connect(world="arena 1", join_world={"team": "red"})
-    shared.reset()
-    shared.close()
-    with pytest.raises(EnvironmentFailed, match=r"environment 0 .* refused"):
-        connect(world="arena {index}")
-    assert arena.worlds == worlds
-    assert "create_world" not in arena.calls
-
-
-def test_several_servers_take_turns(connect: Any, arena: Arena, served: Served) -> None:
-    other = Served(second := Arena())
-    env = connect(count=3, where=f"{served.address},{other.address}")
-    assert (len(arena.worlds), len(second.worlds)) == (2, 1)
-    env.close()
-    other.close()
-
-
 def test_env_runners_share_servers_among_them(arena: Arena, served: Served) -> None:
     other = Served(second := Arena())
     both = EnvRunnerConfig(

@@ -45,14 +45,6 @@ def test_what_cannot_be_used_is_named(connect: Any, options: Any, words: str) ->
         connect(**options)
 
 
-def test_a_dimension_that_varies_is_named(connect: Any, arena: Arena) -> None:
-    actions, observations = arena_specs()
-    observations[20] = tensor_spec("points", dm_env_rpc_pb2.FLOAT, (-1, 3))
-    arena.specs = lambda: (actions, observations)
-    with pytest.raises(EnvironmentFailed, match=r"'points' has the shape \[-1, 3\]"):
-        connect(observations=["points"])
-
-
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
@@ -181,14 +173,6 @@ def test_a_reply_that_is_too_large_is_told_with_what_to_leave_out(
     monkeypatch.setattr(vector_env, "OPTIONS", [limit])
     with pytest.raises(EnvironmentFailed, match=r"RESOURCE_EXHAUSTED.*env_kwargs\.observations"):
         connect(count=1)
-
-
-def test_a_simulator_that_dies_is_told(connect: Any, served: Served) -> None:
-    env = connect(count=2)
-    env.reset()
-    served.close()
-    with pytest.raises(EnvironmentFailed, match=r"environment 0 .*the stream to the"):
-        env.step(act(2))
 
 
 def test_a_simulator_that_comes_late_is_waited_for(

@@ -86,14 +86,6 @@ def test_a_step_is_not_that_of_one_environment_for_all(place: int, given: Any, w
 
 
 @pytest.mark.parametrize(
-    ("place", "given"),
-    [(0, np.zeros((N, 3))), (1, [1] * N), (1, np.ones(N, int)), (2, np.zeros(N, np.uint8))],
-)
-def test_numbers_of_the_same_kind_may_have_another_width(place: int, given: Any) -> None:
-    begin(Giving(place, given))
-
-
-@pytest.mark.parametrize(
     "dtype", [np.float32, np.float64, np.uint8, np.bool_, object, torch.float32, torch.bfloat16]
 )
 @pytest.mark.parametrize("place", [2, 3])
@@ -250,14 +242,3 @@ def test_other_spaces_stay_as_they_are(space: Space[Any]) -> None:
     check_actions_faster(env)
     assert env.action_space is space
     assert type(space) is before
-
-
-def test_cartpoles_own_vector_still_refuses_an_action_that_it_does_not_have() -> None:
-    env = make_vector_env(EnvRunnerConfig(env="CartPole-v1", envs_per_runner=3))
-    assert type(env.unwrapped.action_space) is EqualChoices
-    env.reset(seed=0)
-    env.step(np.array([0, 1, 0]))
-    for actions in ([0, 1, 2], [0, -1, 0], [0, 1]):
-        with pytest.raises(EnvironmentFailed, match=r"AssertionError: .* invalid"):
-            env.step(np.array(actions))
-    env.close()

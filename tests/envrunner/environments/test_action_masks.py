@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -16,10 +15,8 @@ from support.scripted_environments import MaskedParts, Scripted, mask_of, masked
 from support.scripted_modules import LinearPolicy
 from support.vectors import MODES, vector_of_functions
 
-from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.action_masks import observe_masks
 from juggler.envrunner.environments.legal_actions import LegalActions
-from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.sampler import Sampler
@@ -107,28 +104,6 @@ def test_each_part_of_an_action_has_a_mask_of_its_own_or_none(kind, mode) -> Non
     env.close()
 
 
-def test_an_environments_own_id_is_enough_to_have_its_masks_honoured() -> None:
-    taxi = next(name for name in gymnasium.registry if name.startswith("Taxi-"))
-    env = make_vector_env(EnvRunnerConfig(env=taxi, envs_per_runner=2))
-    assert env.single_observation_space == spaces.Dict(
-        {"observation": spaces.Discrete(500), "action_mask": spaces.MultiBinary(6)}
-    )
-    observations, infos = env.reset(seed=[1, 2])
-    np.testing.assert_array_equal(observations["action_mask"], infos["action_mask"])
-
-
-def test_dict_observations_get_one_key_more() -> None:
-    class InDict(gymnasium.Wrapper):
-        observation_space = spaces.Dict({"place": Scripted().observation_space})
-
-        def reset(self, **options):
-            observation, info = self.env.reset(**options)
-            return {"place": observation}, info
-
-    env = vector_of_functions("in turn", MODES[0], [lambda: InDict(masked(SCRIPTS[0]))])
-    assert sorted(observe_masks(env).single_observation_space) == ["action_mask", "place"]
-
-
 # -- what is wrong with a mask --------------------------------------------------------------------
 
 
@@ -163,23 +138,6 @@ def test_where_an_episode_has_ended_no_action_needs_to_be_legal(mode) -> None:
     assert len(finals) > 4
     assert not finals.any()
     assert evaluate(env, policy_of(env), 4, seed=0)[1] == [3, 3, 3, 3]
-
-
-@pytest.mark.parametrize("last", [None, [], -np.ones(3, np.int8)], ids=["None", "empty", "-1"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["in turn", "async"])
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_mask_with_which_one_of_several_terminates_is_read_by_nobody(
-    kind, place, mode, last
-) -> None:
-    goes_on, ends = ((30, "terminated"),), ((3, "terminated"),)
-    scripts = [ends, goes_on] if place == 0 else [goes_on, ends]
-    made = [functools.partial(LastMask, script, last) for script in scripts]
-    with closing(observe_masks(vector_of_functions(kind, mode, made))) as env:
-        sampler = sampler_of(env)
-        for _ in range(3):
-            batch = sampler.sample((0, 0)).batch
-            assert (batch.observations["action_mask"] == 1).all()
 
 
 @pytest.mark.parametrize("last", [None, [], -np.ones(3, np.int8)], ids=["None", "empty", "-1"])
@@ -306,28 +264,3 @@ def test_masks_in_observations_must_fit_actions() -> None:
         LegalActions(spaces.Dict({"a": spaces.MultiBinary(4)}), actions, "a fragment")
     with pytest.raises(ValueError, match="action mask for 'c', and no such action"):
         LegalActions(spaces.Dict({"c": spaces.MultiBinary(2)}), actions, "a fragment")
-
-
-def test_every_number_of_an_action_needs_something_legal() -> None:
-    actions = spaces.Dict({"a": spaces.MultiDiscrete([2, 3]), "b": spaces.Box(0, 1)})
-    legal = LegalActions(spaces.Dict({"a": spaces.MultiBinary(5)}), actions, "a fragment")
-    masks = np.array([[1, 0, 0, 0, 1], [0, 1, 0, 0, 0]], np.int8)
-    with pytest.raises(EnvironmentFailed, match=r"environment 1 .* step 7 .* legal"):
-        legal.require({"a": masks}, 7)
-    legal.require({"a": masks}, 7, over=np.array([False, True]))
-    legal.require({"a": masks[:1].astype(bool)}, 7)
-
-
-def test_a_failing_first_reset_leaves_no_environment_open() -> None:
-    closed = []
-
-    class Closing(Scripted):
-        def reset(self, **options):
-            raise RuntimeError("no reset")
-
-        def close(self):
-            closed.append(self)
-
-    with pytest.raises(EnvironmentFailed, match="no reset"):
-        make_vector_env(EnvRunnerConfig(envs_per_runner=2), Closing)
-    assert len(closed) == 2

@@ -81,16 +81,6 @@ class Reporting(Scripted):
         return os.getppid(), "torch" in sys.modules
 
 
-@pytest.mark.long
-def test_an_interrupt_from_the_terminal_does_not_reach_environments() -> None:
-    env = processes_of(Scripted)
-    env.reset(seed=[1])
-    os.kill(env.processes[0].pid, signal.SIGINT)
-    env.step(np.zeros(1, int))
-    env.close()
-    assert env.processes[0].exitcode == 0
-
-
 def test_a_constructor_that_fails_only_in_its_process_keeps_its_traceback() -> None:
     before = set(multiprocessing.active_children())
     with pytest.raises(EnvironmentFailed, match="environment 1 ") as caught:
@@ -144,20 +134,6 @@ def test_an_environment_that_hangs_is_named_and_killed(call) -> None:
     assert time.monotonic() - started < 10
     assert_ended(env)
     assert env.processes[1].exitcode == -signal.SIGKILL
-
-
-def test_an_observation_of_the_wrong_shape_is_reported_with_a_traceback() -> None:
-    env = processes_of(WrongShape)
-    with pytest.raises(EnvironmentFailed, match=r"environment 0 \(toy\) failed in reset") as caught:
-        env.reset(seed=[1])
-    assert "shared_memory" in caught.value.traceback
-    env.close()
-    assert_ended(env)
-
-
-class WrongShape(Scripted):
-    def observation(self):
-        return np.zeros(5, np.float32)
 
 
 class Pixels(Scripted):
@@ -265,43 +241,8 @@ def test_environments_die_with_their_runner_however_it_dies(scratch: Path) -> No
         os.close(descriptor)
 
 
-@pytest.mark.long
-def test_who_comes_after_its_owners_death_ends_at_once() -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    late = f"from juggler.runtime.actors.processes import *; die_with({gone.pid}); print('?')"
-    result = subprocess.run([sys.executable, "-c", late], capture_output=True, check=False)
-    assert (result.returncode, result.stdout) == (1, b"")
-
-
 def ended(descriptor: int, seconds: float) -> bool:
     return bool(select.select([descriptor], [], [], seconds)[0])
-
-
-class Parallel(Scripted):
-    """Steps with processes of its own."""
-
-    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        with multiprocessing.get_context("fork").Pool(1) as pool:
-            pool.map(abs, [-1])
-        return super().reset(**arguments)
-
-
-@pytest.mark.long
-def test_an_environment_may_start_processes_of_its_own() -> None:
-    env = processes_of(Parallel)
-    env.reset(seed=[1])
-    env.close()
-    assert_ended(env)
-
-
-@pytest.mark.long
-def test_no_semaphore_has_a_name_that_would_outlive_a_killed_owner() -> None:
-    before = set(Path("/dev/shm").glob("sem.*"))
-    env = processes_of(Scripted)
-    after = set(Path("/dev/shm").glob("sem.*"))
-    env.close()
-    assert after <= before
 
 
 # Steps of environments in processes of their own, beside those of environments in turn.

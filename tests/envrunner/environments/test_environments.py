@@ -21,7 +21,6 @@ from support.scripted_environments import NativeScripted, Scripted
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.script_classes import is_of_a_script, own_classes, pack
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
 from juggler.envrunner.environments.extras import EXTRAS, extra_for
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.environments.vector import (
@@ -84,13 +83,6 @@ def test_gymnasiums_checks_run_in_the_first_environment_alone() -> None:
         assert [check in name for name in names] == [True, False, False]
     assert all("TimeLimit" in name for name in names)
     envs.close()
-
-
-def test_registered_arguments_reach_environments_and_their_vector(registered) -> None:
-    env = make_vector_env(config("ScriptedPlain-v0"))
-    assert isinstance(env.single_action_space, gymnasium.spaces.Box)
-    env = make_vector_env(config("CartPole-v1", env_kwargs={"max_episode_steps": 7}))
-    assert env.unwrapped.max_episode_steps == 7
 
 
 def test_wrappers_stand_in_the_way_of_a_vector_entry_point(registered) -> None:
@@ -168,17 +160,6 @@ def test_a_factory_makes_each_environment_once() -> None:
     env = make_vector_env(config(envs_per_runner=3, env_kwargs={"box": True}), factory)
     assert [single.unwrapped for single in env.unwrapped.envs] == made
     assert isinstance(env.single_action_space, gymnasium.spaces.Box)
-
-
-def test_a_factory_of_a_notebook_reaches_other_processes() -> None:
-    class Local(Scripted):
-        def observation(self):
-            return np.array([7, 7, 7], np.float32)
-
-    env = make_vector_env(config(vectorize="async"), lambda: Local())
-    assert isinstance(env, EnvironmentProcesses)
-    assert (reset_environments(env, 0) == 7).all()
-    env.close()
 
 
 def test_a_factory_must_make_environments() -> None:
@@ -267,12 +248,6 @@ def test_a_vector_that_raises_is_reported_too() -> None:
     with pytest.raises(EnvironmentFailed, match="KeyError: 'wheel'") as caught:
         env.step(np.zeros(2, int))
     assert 'raise KeyError("wheel")' in caught.value.traceback
-
-
-def test_wrong_arguments_of_an_environment_are_its_constructors_error() -> None:
-    for name in ("CartPole-v1", "Pendulum-v1", SCRIPTED):
-        with pytest.raises(EnvironmentFailed, match=r"constructor.*unexpected keyword argument"):
-            make_vector_env(config(name, env_kwargs={"gravitas": 3}))
 
 
 def test_a_failure_survives_pickling() -> None:

@@ -15,7 +15,6 @@ from gymnasium import spaces
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from support.scripted_environments import AsTrees, Failing, Masked, Scripted
-from support.scripted_games import ScriptedParallel, drawn, play
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.step_infos import keep_own_finals
@@ -25,8 +24,6 @@ from juggler.envrunner.environments.vector import (
     make_vector_env,
 )
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.multi_agent.games import ParallelGame
-from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
 
 SCRIPTS = [
     ((3, "terminated"), (1, "truncated"), (2, "both")),
@@ -261,39 +258,6 @@ def test_a_failure_says_which_environment_failed_in_what(
     assert "in the_guilty_line" in caught.value.traceback
 
 
-class TwoKeys(Scripted):
-    """Forgets the info of its second reset, which returns the two parts of its observation."""
-
-    def __init__(self) -> None:
-        super().__init__(((1, "truncated"),))
-        self.observation_space = spaces.Dict({"a": self.observation_space, "b": spaces.Discrete(2)})
-
-    def reset(self, **options: Any) -> Any:
-        observation, info = super().reset(**options)
-        parts = {"a": observation, "b": 0}
-        return parts if self.episode == 1 else (parts, info)
-
-    def step(self, action: Any) -> Any:
-        observation, *rest = super().step(action)
-        return {"a": observation, "b": 0}, *rest
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_late_reset_that_returns_an_observation_of_two_parts_alone_is_named(mode) -> None:
-    env = EnvironmentsInTurn([TwoKeys], mode, "two keys")
-    env.reset()
-
-    def go_on() -> None:
-        for _ in range(2):
-            env.step(np.array([0]))
-            if mode is AutoresetMode.DISABLED:
-                env.reset(options={"reset_mask": np.array([True])})
-
-    words = r"environment 0 \(two keys\) failed in reset: it must return \(observation, info\)"
-    with pytest.raises(EnvironmentFailed, match=words):
-        go_on()
-
-
 # What holds an EnvRunner up is read off its stack.
 
 
@@ -340,23 +304,6 @@ def test_the_environment_and_its_call_are_named(call: str) -> None:
     env.step(np.zeros(2, np.int64))
     assert set(seen) == {f"{call} of environment 1 (Looking)"}
     assert len(seen) == (1 if call == "step" else 2), "at the start, and at an episode's end"
-
-
-class LookingWithOthers(ScriptedParallel):
-    def __init__(self, seen: list[str]) -> None:
-        super().__init__(drawn(0, "parallel"))
-        self.seen = seen
-
-    def step(self, actions: Any) -> Any:
-        self.seen.append(environment_in(_here()))
-        return super().step(actions)
-
-
-def test_an_environment_with_several_agents_is_named_too() -> None:
-    seen: list[str] = []
-    games = [ParallelGame(LookingWithOthers(each), i) for i, each in enumerate([[], seen])]
-    play(GamesInTurn(games, "Looking"), 0, 1)
-    assert seen == ["step of environment 1 (Looking)"]
 
 
 def test_environments_that_step_together_are_named_by_their_class() -> None:

@@ -132,18 +132,6 @@ def test_a_limit_gives_agents_that_are_not_on_turn_what_they_have_yet_to_hear(li
     assert turns[limit].agent_returns.tolist() == [[limit, limit]], "the first move pays both, too"
 
 
-def test_a_limit_leaves_an_agent_terminated_that_died_and_was_not_on_turn_since() -> None:
-    class Deadly(EndlessTurns):
-        @property
-        def terminations(self) -> dict[str, bool]:
-            return {"ann": False, "bob": self.at == 4}
-
-    envs = GamesInTurn([TurnBasedGame(Deadly(), 0, 4)], "Deadly")
-    (group,) = play(envs, 4)[4].groups
-    assert group.ended.tolist() == [0, 1]
-    assert group.terminated.tolist() == [False, True]
-
-
 def test_a_limit_needs_to_know_what_agents_have_yet_to_hear() -> None:
     class Silent(EndlessTurns):
         def last(self) -> Any:

@@ -13,7 +13,6 @@ from support.scripted_agents import (
     Collected,
     Forgetful,
     ScriptedAgents,
-    at_random,
     by_slot,
     in_turn,
     sampler_of,
@@ -168,19 +167,6 @@ def test_every_step_is_with_the_module_that_was_drawn_for_its_episode(seed: int)
     made = sum(len(episode.actions) for episodes in envs.log.values() for episode in episodes)
     # At most one row is under way for each slot and module that may play it.
     assert 0 <= made - count <= 4 * 2 * 6
-
-
-def test_agents_that_die_and_come_late_are_played_by_who_was_drawn_too() -> None:
-    envs = ScriptedAgents(3, dict.fromkeys(AGENTS, THREE), at_random(AGENTS, 4))
-    line_ups = kept()
-    collected = Collected(sampler_of(envs, BOTH, steps=4, line_ups=line_ups))
-    for _ in range(200):
-        collected.play("main", "old")
-    found = [set(by_slot(collected.batches[module_id])) for module_id in ("main", "old")]
-    assert found[0].isdisjoint(found[1]), "an episode of an agent has one module"
-    assert min(map(len, found)) > 20
-    ended = sum(bool(e.end) for episodes in envs.log.values() for e in episodes)
-    assert len(collected.ended["main"]) + len(collected.ended["old"]) == ended
 
 
 def test_a_module_that_is_not_trained_is_counted_and_not_recorded() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import warnings
 from typing import Any
 
 import gymnasium
@@ -125,26 +124,6 @@ def test_a_class_of_several_agents_in_a_run_that_knows_of_one_is_told_to_name_th
 )
 def test_several_agents_are_known_by_the_name(name: str, several: bool) -> None:
     assert has_several_agents(EnvRunnerConfig(env=name)) == several
-
-
-def test_a_class_of_ones_own_is_named_like_any_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = EnvRunnerConfig(env=f"{__name__}:Mine", envs_per_runner=2, env_kwargs={"seed": 4})
-    monkeypatch.setitem(sys.modules, __name__, sys.modules[Mine.__module__])
-    assert has_several_agents(config)
-    envs = make_multi_agent_envs(config)
-    assert (envs.num_envs, envs.agents) == (2, ("ann", "bob", "cy"))
-
-
-@pytest.mark.parametrize("name", ["pettingzoo:classic/tictactoe_v3", CARTPOLES])
-def test_one_environment_is_enough_to_see_agents_and_spaces(name: str) -> None:
-    config = EnvRunnerConfig(env=name, envs_per_runner=7)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        one, all_of_them = (
-            make_multi_agent_envs(config, just_one=just_one) for just_one in (True, False)
-        )
-    assert (one.num_envs, all_of_them.num_envs) == (1, 7)
-    assert (one.agents, one.groups) == (all_of_them.agents, all_of_them.groups)
 
 
 def test_wrappers_of_pettingzoos_interface_wrap_every_environment() -> None:

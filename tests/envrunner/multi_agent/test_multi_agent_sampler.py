@@ -93,19 +93,6 @@ def test_every_step_of_a_recorded_module_is_in_one_batch_in_order(
         assert sorted(collected.ended[module]) == expected
 
 
-def test_a_hundred_agents_fill_rows_of_their_own_after_a_reset() -> None:
-    envs = random_world(0, num_envs=50)
-    collected = Collected(sampler_of(envs, TWO_MODULES, steps=5))
-    for _ in range(12):
-        collected.play("reds", "blues")
-    slots = slots_of(envs, TWO_MODULES, "reds")
-    assert len(slots) == 100
-    found = by_slot(collected.batches["reds"])
-    check_steps(envs, slots, found)
-    for steps in found.values():
-        assert numbers(steps) == list(range(len(steps))), "lost, twice, or out of order"
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_module_left_out_of_a_round_leaves_no_gap_within_a_row(seed: int) -> None:
     envs = random_world(seed)

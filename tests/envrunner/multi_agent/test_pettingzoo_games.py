@@ -79,16 +79,6 @@ def test_connect_four_gives_the_winner_1_and_the_loser_minus_1(version: str) -> 
     assert firsts[:7] == [[True], [True]] + [[False]] * 5
 
 
-def test_an_illegal_move_terminates_the_game_for_all() -> None:
-    envs = made("pettingzoo:classic/tictactoe_v3", 1)
-    turns = play(envs, lambda group, turn: np.zeros(len(turn.acting), np.int64), 2)
-    (now,) = turns[2].groups
-    assert now.ended.tolist() == [0, 1]
-    assert now.terminated.tolist() == [True, True]
-    assert now.last_rewards.tolist() == [0, -1]
-    assert turns[2].over.tolist() == [0]
-
-
 @pytest.mark.parametrize(
     ("name", "options", "needs"),
     [

@@ -28,17 +28,6 @@ from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
-def test_it_is_ready_with_what_each_module_plays(make_world: Callable[..., RunnerWorld]) -> None:
-    ready = make_world().begin()
-    told = {module.module_id: module for module in ready.modules}
-    assert {name: (each.rows, each.steps) for name, each in told.items()} == {
-        "reds": (4, 4),
-        "blues": (2, 4),
-    }
-    assert list(told["reds"].observation_space.box.shape) == [3]
-    assert list(told["blues"].observation_space.box.shape) == [4]
-
-
 def test_every_round_brings_each_learner_its_own_steps(
     make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
 ) -> None:
@@ -166,18 +155,6 @@ def test_a_module_whose_learner_is_gone_does_not_hold_up_the_others(
     assert receipts["blues"].live_steps > 0
 
 
-def test_weights_of_a_module_that_is_let_go_are_not_waited_for(
-    make_world: Callable[..., RunnerWorld],
-) -> None:
-    world = make_world(row_age=0)
-    world.begin()
-    world.driver.tell(*world.requests(reds=5, blues=0))
-    time.sleep(0.2)
-    world.driver.tell(training_pb2.RemovePlayer(module_id="reds"))
-    lost = world.driver.hear(training_pb2.Receipt)
-    assert (lost.module_id, lost.dropped, lost.live_steps) == ("reds", "learner_lost", 0)
-
-
 def test_a_round_without_any_learner_is_not_played(
     make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
 ) -> None:
@@ -206,16 +183,6 @@ def test_a_module_without_a_request_acts_with_its_newest_weights(
     assert 2 in new
     assert sum(before[slot] for slot in (2, 5)) < len(new)
     assert world.learners["blues"].frames.qsize() == 1
-
-
-def test_a_request_of_no_round_is_answered_by_itself(
-    make_world: Callable[..., RunnerWorld],
-) -> None:
-    world = make_world(row_age=0)
-    world.begin()
-    (request,) = world.requests(blues=0)
-    request.round = request.requests_in_round = 0
-    assert world.driver.ask(request, training_pb2.Receipt).live_steps > 0
 
 
 def test_a_request_without_a_complete_row_is_answered_at_once(
@@ -432,14 +399,6 @@ def actions(envs_of_frozen_weights: ScriptedAgents, agent: str) -> list[int]:
         for action in episode.actions
         if slot % 3 == place
     ]
-
-
-def test_only_modules_that_are_trained_have_batches(
-    make_world_of_frozen_weights: Callable[..., RunnerWorld],
-) -> None:
-    world = make_world_of_frozen_weights()
-    world.send_frozen()
-    assert [module.module_id for module in world.begin().modules] == ["learns"]
 
 
 def test_a_module_that_is_not_trained_sends_no_steps_and_never_changes(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
-from support.fake_device import DEVICE, FakeDevice, TensorVector, on_cpu, on_fake_device
 from support.scripted_environments import NativeScripted, Scripted, scripted_trees
 from support.scripted_modules import LinearPolicy, Summing
 from support.vectors import assert_recorded, seeds_of
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.accepted_vector import AcceptedVector, tensors_on
@@ -21,7 +26,7 @@ from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.on_device.device_sampler import DeviceSampler, why_on_host
-from juggler.envrunner.sampler import NonFinite, Sampler
+from juggler.envrunner.sampler import Sampler
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import EnvToModule, ModuleToEnv
 from juggler.runtime.connectors.contexts import FrameStack
@@ -30,6 +35,148 @@ from juggler.runtime.connectors.learning import DiscountedReturns
 from juggler.runtime.connectors.mergeable_state import Moments
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.rl_module import RLModule
+
+DEVICE = torch.device("privateuseone:0")
+
+if not hasattr(torch, "privateuseone"):
+    _setup_privateuseone_for_python_backend()
+
+
+class OnFakeDevice(Tensor):
+    """A tensor on the device. Only copies reach its numbers."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> OnFakeDevice:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, inner.stride(), dtype=inner.dtype, device=DEVICE
+        )
+        made.inner = inner
+        return made
+
+    def __repr__(self) -> str:
+        return f"OnFakeDevice({self.inner})"
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise AssertionError(f"{function} outside of FakeDevice")
+
+
+class FakeDevice(TorchDispatchMode):
+    """Within it, tensors can be copied to DEVICE, and stay there until they are copied back.
+
+    As on a GPU, an operation with tensors of two devices is an error, unless one has no dimensions.
+
+    Attributes:
+        to_host: how often something was copied to the host, or asked for there.
+        to_device: how often something was copied to the device.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_host = self.to_device = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
+        there = [each for each in tensors if isinstance(each, OnFakeDevice)]
+        aten = torch.ops.aten
+        packet = function.overloadpacket
+        goes = kwargs.pop("device", None) if "device" in kwargs else None
+        target = None if goes is None else torch.device(goes).type
+        inner = tree_map(_inner, args), tree_map(_inner, kwargs)
+        if packet is aten.copy_:
+            into, source = args[:2]
+            self._count(isinstance(into, OnFakeDevice), isinstance(source, OnFakeDevice))
+            _inner(into).copy_(_inner(source))
+            return into
+        if packet in (aten._local_scalar_dense, aten.item, aten.nonzero, aten.equal):
+            self.to_host += bool(there)
+        result = function(*inner[0], **inner[1])
+        if packet is aten._to_copy:
+            lands = bool(there) if target is None else target == DEVICE.type
+            self._count(lands, bool(there))
+            return OnFakeDevice(result) if lands else result
+        if target == DEVICE.type:
+            return OnFakeDevice(result)
+        if not there:
+            return result
+        odd = [each for each in tensors if not isinstance(each, OnFakeDevice) and each.ndim]
+        assert not odd, f"{function}: tensors are on two devices"
+        if function._schema.is_mutable:
+            return args[0]
+        return tree_map(
+            lambda each: OnFakeDevice(each) if isinstance(each, Tensor) else each, result
+        )
+
+    def _count(self, lands: bool, comes: bool) -> None:
+        self.to_host += comes and not lands
+        self.to_device += lands and not comes
+
+
+def _inner(value: Any) -> Any:
+    return value.inner if isinstance(value, OnFakeDevice) else value
+
+
+def on_cpu(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array.copy())
+
+
+def on_fake_device(array: np.ndarray) -> Tensor:
+    """As an environment on the device computes it, where nothing is copied."""
+    return OnFakeDevice(torch.from_numpy(array.copy()))
+
+
+class TensorVector(VectorWrapper):
+    """The same environments in tensors, which take no arrays.
+
+    Args:
+        env: a vector in arrays.
+        tensor: makes a tensor of an array.
+        infos: numbers [N] of each step, beside those of `env`.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        tensor: Callable[[np.ndarray], Tensor] = on_cpu,
+        infos: Callable[[], dict[str, np.ndarray]] = dict,
+    ) -> None:
+        super().__init__(env)
+        self._tensor, self._infos = tensor, infos
+
+    def reset(self, *, seed=None, options=None):
+        if options:
+            options = {"reset_mask": inner(options["reset_mask"]).numpy()}
+        return self._tensors(self.env.reset(seed=seed, options=options))
+
+    def step(self, actions):
+        results = self.env.step(self._arrays(actions))
+        *given, infos = results
+        return self._tensors((*given, {**infos, **self._infos()}))
+
+    def _arrays(self, actions):
+        if isinstance(actions, dict):
+            return {key: self._arrays(each) for key, each in actions.items()}
+        if isinstance(actions, tuple):
+            return tuple(map(self._arrays, actions))
+        assert isinstance(actions, Tensor), "an array for environments on a device"
+        return inner(actions).numpy()
+
+    def _tensors(self, value):
+        if isinstance(value, dict):
+            return {key: self._tensors(each) for key, each in value.items()}
+        if isinstance(value, tuple):
+            return tuple(map(self._tensors, value))
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            return self._tensor(value)
+        return value
+
+
+def inner(tensor: Tensor) -> Tensor:
+    return tensor.inner if isinstance(tensor, OnFakeDevice) else tensor
+
 
 STEPS = 4
 # Over 12 fragments of 4 steps, every kind of end falls on the first, a middle and the last step.
@@ -160,32 +307,6 @@ def test_new_weights_act_from_the_next_fragment_on(device) -> None:
     np.testing.assert_allclose(logp, np.log(1 / 3), rtol=1e-6)
     policy.load(weights)
     assert sampler.sample((0, 2)).batch.action_logp.std() > 0.01
-
-
-def test_a_truncated_episode_without_its_last_observation_is_told(device) -> None:
-    class Lacks(NativeScripted):
-        def step(self, actions):
-            *results, _ = super().step(actions)
-            return *results, {}
-
-    env = TensorVector(Lacks(SCRIPTS, AutoresetMode.SAME_STEP), on_fake_device)
-    sampler = on_device(AcceptedVector(env, "it"))
-    with pytest.raises(EnvironmentFailed, match=r"without infos\['final_obs'\]"):
-        sampler.sample((0, 0))
-    sampler.reset(5)
-
-
-def test_a_number_that_is_not_finite_is_told(device) -> None:
-    class Odd(NativeScripted):
-        def step(self, actions):
-            observations, rewards, *rest = super().step(actions)
-            rewards[1] = np.nan
-            return observations, rewards, *rest
-
-    env = AcceptedVector(TensorVector(Odd(SCRIPTS, MODES[0]), on_fake_device), "it")
-    with pytest.raises(NonFinite) as caught:
-        on_device(env).sample((0, 0))
-    assert (caught.value.environment, caught.value.column) == (1, "rewards")
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))

@@ -85,15 +85,6 @@ def test_actions_are_clipped_for_the_environment_and_kept_as_chosen_in_the_episo
     np.testing.assert_allclose(logp, expected.sum(-1), rtol=1e-4, atol=1e-5)
 
 
-def test_the_seed_decides_the_noise() -> None:
-    policy = policy_for(UNBOUNDED, seed=3)
-    first, second = fragment(policy)[1], fragment(policy)[1]
-    assert (first != second).all()
-    policy.seed(3)
-    np.testing.assert_array_equal(fragment(policy)[1], first)
-    assert (fragment(policy_for(UNBOUNDED, seed=4))[1] != first).all()
-
-
 def test_actions_that_the_module_chose_are_used_as_they_are() -> None:
     expected = torch.stack([(x[:, 0].abs() * 10).long() % 3 for x in observations()], 1)
     for with_inputs in (True, False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -245,19 +244,3 @@ def test_a_message_that_the_client_cannot_make_ends_its_call(
     stream._next_message = failing(b"hello")
     client.say()
     assert "what came could not be used" in client.wait_for_end()
-
-
-def test_calls_that_come_and_go_leave_nothing_behind(
-    server: Server, call: Callable[..., Client]
-) -> None:
-    before = threading.active_count()
-    for number in range(40):
-        client = Client(server.address, b"hello")
-        if number % 2:
-            client.wait_for(1)
-        client.close()
-        client.wait_for_end()
-    deadline = time.monotonic() + PATIENCE
-    while threading.active_count() > before + 4:  # those that serve
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -111,26 +111,6 @@ def test_gather_with_a_zero_timeout_never_waits() -> None:
     assert min(took) < 0.05
 
 
-def test_a_put_in_another_thread_ends_the_wait() -> None:
-    mailbox: Mailbox[str] = Mailbox()
-    waiting = threading.Event()
-
-    def put() -> None:
-        waiting.wait()
-        mailbox.put("here")
-
-    thread = threading.Thread(target=put)
-    thread.start()
-    waiting.set()
-    before = time.perf_counter()
-    items: list[str] = []
-    while not items:
-        items = mailbox.gather(timeout=30.0)
-    thread.join()
-    assert items == ["here"]
-    assert time.perf_counter() - before < 10.0
-
-
 def test_nothing_is_lost_between_many_threads_and_one_loop() -> None:
     mailbox: Mailbox[int] = Mailbox()
     each, threads = 2000, 4

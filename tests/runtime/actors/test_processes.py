@@ -19,7 +19,7 @@ from support.processes import NEVER, QUICK, Exits, eventually, sleeper
 
 from juggler.runtime.actors import supervisor
 from juggler.runtime.actors.hub_events import Mailbox
-from juggler.runtime.actors.processes import WorkerProgram, cool_down, start, warm_up
+from juggler.runtime.actors.processes import WorkerProgram, cool_down, warm_up
 from juggler.runtime.actors.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
@@ -29,40 +29,6 @@ pytestmark = pytest.mark.slow
 def _no_forkserver_is_left() -> Iterator[None]:
     yield
     cool_down()
-
-
-def test_a_process_is_titled_by_role_and_index() -> None:
-    process = start(sleeper(), "envrunner 3")
-    try:
-        titled = eventually(
-            lambda: "juggler: envrunner 3" in " ".join(psutil.Process(process.pid).cmdline())
-        )
-        assert titled
-    finally:
-        process.kill()
-        process.join()
-
-
-def test_a_killed_process_is_started_again_and_the_kill_is_told() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    supervisor.add("worker-0", sleeper(), QUICK)
-    try:
-        first = eventually(lambda: supervisor.pids().get("worker-0"))
-        os.kill(first, signal.SIGKILL)
-        exited = exits.next()
-        assert (exited.worker_id, exited.pid, exited.how) == (
-            "worker-0",
-            first,
-            "killed by SIGKILL",
-        )
-        assert exited.restart_in is not None
-        second = eventually(lambda: supervisor.pids().get("worker-0"))
-        assert second != first
-        assert supervisor.restarts == 1
-    finally:
-        supervisor.close(grace=0.0)
-    eventually(lambda: not psutil.pid_exists(second))  # the forkserver has yet to reap it
 
 
 def test_workers_look_for_garbage_but_not_in_what_the_forkserver_imported(tmp_path: Path) -> None:
@@ -94,39 +60,6 @@ def test_a_process_that_fails_says_why_and_ends_whatever_its_threads_do(tmp_path
     supervisor.add("worker-0", WorkerProgram("runpy:run_path", str(script)), NEVER)
     try:
         assert exits.next(60).how == "killed by SIGALRM, MemoryError: no room for the replay"
-    finally:
-        supervisor.close(grace=0.0)
-
-
-def test_a_worker_that_leaves_when_the_run_is_over_is_not_replaced() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    supervisor.add("worker-0", sleeper(), QUICK)
-    supervisor.add("worker-1", sleeper(), QUICK)
-    try:
-        eventually(lambda: len(supervisor.pids()) == 2)
-        supervisor.stop_restarting()
-        os.kill(supervisor.pids()["worker-0"], signal.SIGKILL)
-        assert exits.next().restart_in is None
-        time.sleep(0.3)  # QUICK would have started another one by now
-        assert list(supervisor.pids()) == ["worker-1"]
-        assert supervisor.restarts == 0
-    finally:
-        supervisor.close(grace=0)
-
-
-def test_a_stopped_process_can_be_killed_and_is_replaced() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    supervisor.add("worker-0", sleeper(), QUICK)
-    try:
-        first = eventually(lambda: supervisor.pids().get("worker-0"))
-        os.kill(first, signal.SIGSTOP)
-        supervisor.kill("worker-0", pid=first + 1)  # somebody else's: nothing happens
-        assert psutil.pid_exists(first)
-        supervisor.kill("worker-0", pid=first)
-        assert exits.next().how == "killed by SIGKILL"
-        assert eventually(lambda: supervisor.pids().get("worker-0")) != first
     finally:
         supervisor.close(grace=0.0)
 
@@ -191,29 +124,6 @@ def test_a_kill_for_want_of_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     assert "memory" in supervisor.how_it_ended(-signal.SIGKILL)
     assert supervisor.how_it_ended(-signal.SIGKILL) == "killed by SIGKILL"
     assert "forkserver was killed" in supervisor.how_it_ended(255)
-
-
-def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    script = tmp_path / "parent.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import time
-            from juggler.runtime.actors.processes import WorkerProgram, cool_down, start, warm_up
-
-            print(start(WorkerProgram("time:sleep", 60), "worker 0").pid, flush=True)
-            time.sleep(60)
-            """
-        )
-    )
-    parent = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
-    assert psutil.pid_exists(child)
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    eventually(lambda: not psutil.pid_exists(child))
 
 
 def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:

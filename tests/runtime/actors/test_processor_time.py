@@ -59,7 +59,7 @@ def test_a_silent_worker_that_waits_for_a_processor_is_not_lost(
     world.start(heartbeat_seconds=0.05, silence_seconds=0.8)
     monkeypatch.setattr(attachment.Attachment, "_beat", lambda _: None)  # its heart does not beat
     silent = world.attach(local=True)
-    time.sleep(2.5)
+    time.sleep(1.6)
     left = [event for event in world.events.gather() if isinstance(event, Left)]
     assert bool(left) is not starved
     silent.close()

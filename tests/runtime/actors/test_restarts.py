@@ -29,19 +29,6 @@ def test_what_keeps_dying_stays_down_in_the_end() -> None:
         supervisor.close(grace=0.0)
 
 
-def test_a_worker_that_was_of_use_is_not_held_to_old_failures() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    supervisor.add("worker-0", sleeper(), QUICK)
-    try:
-        for _ in range(6):
-            os.kill(eventually(lambda: supervisor.pids().get("worker-0")), signal.SIGKILL)
-            assert exits.next().restart_in is not None
-            supervisor.of_use("worker-0")  # before it can die again
-    finally:
-        supervisor.close(grace=0.0)
-
-
 def test_a_worker_that_dies_after_little_use_each_time_stays_down_in_the_end() -> None:
     exits = Exits()
     supervisor = Supervisor(exits.events)
@@ -63,7 +50,7 @@ def test_a_worker_that_dies_after_little_use_each_time_stays_down_in_the_end() -
 def test_a_worker_that_fails_again_as_before_stays_down(heard: str) -> None:
     exits = Exits()
     supervisor = Supervisor(exits.events)
-    delay = 0.01 if heard == "in the next life" else 1.0
+    delay = 0.01 if heard == "in the next life" else 0.5
     policy = RestartPolicy(delay, delay, quarantine_after=9, enough_uses=2)
     supervisor.add("worker-0", sleeper(), policy)
     try:
@@ -84,7 +71,7 @@ def test_a_worker_that_fails_again_as_before_stays_down(heard: str) -> None:
             os.kill(after, signal.SIGSEGV)
             exited = exits.next()
         assert exited.restart_in is None
-        time.sleep(1.2)
+        time.sleep(0.7)
         assert "worker-0" not in supervisor.pids()
     finally:
         supervisor.close(grace=0.0)
@@ -149,16 +136,6 @@ def test_deaths_are_forgotten_with_time() -> None:
         for _ in range(3):
             assert exits.next().restart_in is not None
             supervisor.of_use("worker-0")
-    finally:
-        supervisor.close(grace=0.0)
-
-
-def test_one_that_must_not_be_restarted_stays_down_at_once() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    supervisor.add("worker-0", WorkerProgram("os:_exit", 1), NEVER)
-    try:
-        assert exits.next().restart_in is None
     finally:
         supervisor.close(grace=0.0)
 

@@ -25,12 +25,12 @@ from juggler.runtime.actors import attachment as attachment_module
 from juggler.runtime.actors import hub, worker
 from juggler.runtime.actors.attachment import AttachError, Attachment, DriverBusy, new_incarnation
 from juggler.runtime.actors.credentials import Strangers
-from juggler.runtime.actors.endpoints import bind, make_server
-from juggler.runtime.actors.health import MOST_ASKING, AsyncHealth, Health, check_health
+from juggler.runtime.actors.endpoints import bind
+from juggler.runtime.actors.health import MOST_ASKING, AsyncHealth, check_health
 from juggler.runtime.actors.hub import ATTACH_METHOD
 from juggler.runtime.actors.hub_events import Joined, Mailbox
 from juggler.runtime.actors.logs import WorkerLog
-from juggler.runtime.actors.worker import Contact, _attach, _LeavingInbox, attempts
+from juggler.runtime.actors.worker import Contact, _attach, _LeavingInbox
 from juggler.runtime.wire.v1 import attach_pb2
 
 _CALLS = 16  # on each connection, the most that a server takes
@@ -175,34 +175,6 @@ def test_a_stranger_that_does_not_read_why_it_is_refused_is_cut_off(
         says.put(None)
 
 
-@pytest.fixture
-def threaded(tmp_path: Path) -> Iterator[tuple[str, Health]]:
-    """Health on a server that has threads for little more than those who may ask."""
-    health, server = Health(), make_server(2 * MOST_ASKING)
-    address = f"unix:{tmp_path / 'h'}"
-    bind(server, address)
-    health.add_to(server)
-    server.start()
-    yield address, health
-    server.stop(grace=0).wait()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["watch", "check"])
-def test_who_asks_and_waits_holds_no_threads_of_a_server(
-    threaded: tuple[str, Health], kind: str
-) -> None:
-    address, health = threaded
-    with attacker(address, kind, connections=20):
-        for _ in attempts(_SECONDS):  # those who come again come all at once
-            if check_health(address, "", None, _SECONDS) == "":
-                break
-        else:
-            raise AssertionError("nobody else was answered")
-        assert len(health._strangers._ends) <= MOST_ASKING
-        health.ready(True)  # and does not wait for those who do not read
-
-
 def _busy_at_first(times: int, code: grpc.StatusCode) -> tuple[Any, list[str]]:
     """A driver's end that refuses so many streams, and lets in the next."""
     came = list[str]()
@@ -253,12 +225,15 @@ def _come(contact: Contact) -> Attachment:
     ids=str,
 )
 def test_a_worker_comes_back_to_a_driver_that_has_no_room(
-    serve: Callable[[Any], str], code: grpc.StatusCode
+    serve: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode
 ) -> None:
     handler, came = _busy_at_first(2, code)
-    address = serve(handler)
-    _come(Contact(address, reattach_seconds=60.0)).close()
+    set_before: list[int] = []  # attempts
+    monkeypatch.setattr(worker, "_FIRST_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr(worker, "must_end", lambda seconds: set_before.append(len(came)))
+    _come(Contact(serve(handler), timeout=60.0, reattach_seconds=60.0)).close()
     assert len(set(came)) == 3
+    assert set_before[:3] == [0, 1, 2], "each attempt has its full time before it is ended"
 
 
 def test_a_worker_gives_up_when_its_time_is_over(
@@ -269,17 +244,6 @@ def test_a_worker_gives_up_when_its_time_is_over(
     with pytest.raises(DriverBusy, match="broke off: no room"):
         _come(Contact(address, reattach_seconds=1.0))
     assert len(came) >= 2
-
-
-def test_a_worker_that_tries_for_long_is_not_ended_by_its_own_alarm(
-    serve: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handler, came = _busy_at_first(2, grpc.StatusCode.UNAVAILABLE)
-    set_before: list[int] = []  # attempts
-    monkeypatch.setattr(worker, "must_end", lambda seconds: set_before.append(len(came)))
-    contact = Contact(serve(handler), timeout=60.0, reattach_seconds=60.0)
-    _come(contact).close()
-    assert set_before[:3] == [0, 1, 2], "each attempt has its full time"
 
 
 @pytest.mark.parametrize("says", ["nothing", "commands"])
@@ -304,44 +268,3 @@ def test_a_worker_gives_up_on_a_driver_that_does_not_greet_it(
     with pytest.raises(AttachError, match=f"^the driver at {address} {why}"):
         Attachment(address, "worker", -1, new_incarnation(), Mailbox())
     assert given_up.wait(_SECONDS), "the stream is closed"
-
-
-def test_a_welcome_that_comes_too_late_does_not_reach_the_next_attempt(
-    serve: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given_up, came, over = threading.Event(), threading.Event(), threading.Event()
-
-    def attach(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        given_up.wait(_SECONDS)
-        late = attach_pb2.ToWorker(welcome=attach_pb2.Welcome(worker_id="worker-0"))
-        late.commands.add(id=1)
-        yield late.SerializeToString()
-        over.wait(_SECONDS)
-
-    received, ended, close = Attachment._received, Attachment._ended, Attachment.close
-
-    def notices(self: Attachment, message: bytes) -> None:
-        received(self, message)
-        came.set()
-
-    def notices_the_end(self: Attachment, end: Any) -> None:
-        ended(self, end)
-        over.set()
-
-    def closes(self: Attachment) -> None:
-        given_up.set()
-        assert came.wait(_SECONDS)
-        close(self)
-
-    monkeypatch.setattr(attachment_module, "WELCOME_SECONDS", 0.1)
-    monkeypatch.setattr(Attachment, "_received", notices)
-    monkeypatch.setattr(Attachment, "_ended", notices_the_end)
-    monkeypatch.setattr(Attachment, "close", closes)
-    service, method = ATTACH_METHOD.strip("/").split("/")
-    served = {method: grpc.stream_stream_rpc_method_handler(attach)}
-    address = serve(grpc.method_handlers_generic_handler(service, served))
-    inbox: Mailbox[Any] = Mailbox()  # of all attempts
-    with pytest.raises(DriverBusy):
-        Attachment(address, "worker", -1, new_incarnation(), inbox)
-    assert over.wait(_SECONDS)
-    assert inbox.gather() == []

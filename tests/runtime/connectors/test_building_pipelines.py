@@ -32,16 +32,6 @@ def env_to_module(*pieces, observed=OBSERVED, own=None):
     return build_env_to_module(ConnectorsConfig(env_to_module=list(pieces)), observed, ACTED, own)
 
 
-def test_without_connectors_observations_pass_as_they_are() -> None:
-    pipeline = env_to_module()
-    observations = np.zeros((3, 2), np.float32)
-    assert pipeline(observations) is pipeline.watch(observations) is observations
-    assert not pipeline.rewrites
-    assert not pipeline.contexts
-    assert pipeline.take_delta(np.ones((3, 1), np.bool_)) == {}
-    assert pipeline.observation_space == pipeline.module_observation_space == OBSERVED
-
-
 def test_every_piece_is_built_with_the_spaces_at_its_place() -> None:
     pipeline = env_to_module(
         f"{OWN}:FirstNumber", {"use": f"{OWN}:Halve", "times": 2}, {"use": "frame_stack", "k": 3}
@@ -160,13 +150,6 @@ def names(config: ConnectorsConfig, place) -> list[str]:
     return [piece.name for piece in config.pipeline(place)]
 
 
-def test_actions_are_clipped_by_default_and_nothing_else_happens() -> None:
-    config = ConnectorsConfig()
-    config.validate()
-    assert names(config, "env_to_module") == names(config, "learner") == []
-    assert names(config, "module_to_env") == ["clip_actions"]
-
-
 def test_a_table_says_what_stands_where() -> None:
     config = parsed(
         """
@@ -219,47 +202,6 @@ def test_what_a_learner_needs_in_runners_comes_by_itself() -> None:
             'learner = ["normalize_rewards"]\n'
             'env_to_module = [{use = "discounted_returns", gamma = 0.5}]'
         )
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('env_to_modul = ["flatten"]', "no key 'env_to_modul': did you mean 'env_to_module'?"),
-        ('learner = "clip_rewards"', "connectors.learner must be a list of pieces"),
-        ('env_to_module = ["frame_stak"]', "connectors.env_to_module: there is no connector"),
-        ('env_to_module = ["clip_rewards"]', "'clip_rewards' belongs in connectors.learner"),
-        ('learner = [{use = "clip_rewards", limt = 1}]', "did you mean 'limit'?"),
-        ("learner = [{limit = 1}]", "a table that has one under 'use'"),
-        ("learner = [1]", "a connector is a name, or a table that has one under 'use', not 1"),
-        ('module_to_env = [{remove = "clip"}]', "no connector 'clip': did you mean 'clip_actions"),
-        (
-            'module_to_env = [{remove = "clip_actions", use = "rescale_actions"}]',
-            "'remove' stands alone in its table, not with ['use']",
-        ),
-        (
-            'module_to_env = [{use = "rescale_actions", first = true, after = "clip_actions"}]',
-            "one of 'first', 'after' can be, not all",
-        ),
-        (
-            'module_to_env = [{use = "rescale_actions", before = 1}]',
-            "by its name or its class, not by 1",
-        ),
-        ('env_to_module = ["zzz"]', "no connector 'zzz': known are clip_actions, clip_rewards"),
-        ('env_to_module = [{use = "flatten", k = 4}]', "has no option 'k': there are none"),
-        ('env_to_module = [{use = "flatten", name = "a/b"}]', "must be a word, not 'a/b'"),
-        ('env_to_module = [{remove = "x"}]', "'x': there are none"),
-        (
-            'learner = [{use = "a:B"}, {use = "a:B", name = "c"}, {remove = "a:B"}]',
-            "2 connectors are 'a:B': name one of 'B', 'c'",
-        ),
-        ('env_to_module = ["flatten", "flatten"]', "two connectors are called 'flatten'"),
-    ],
-)
-def test_what_is_wrong_is_said_in_one_line(text, said) -> None:
-    with pytest.raises(ValueError) as wrong:  # noqa: PT011 - compared below
-        parsed(text)
-    assert said in str(wrong.value)
-    assert "\n" not in str(wrong.value)
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))

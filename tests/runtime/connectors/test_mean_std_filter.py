@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from juggler.runtime.connectors.connector import NotFinite
 from juggler.runtime.connectors.encoding import MeanStdFilter
 from juggler.runtime.connectors.mergeable_state import Moments, check, from_bytes, merge, to_bytes
+from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.structures import zeros
 from juggler.runtime.wire.trees import flatten
+from juggler.runtime.wire.v1 import training_pb2
 
 ACTED = spaces.Discrete(2)
 VECTOR = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -248,7 +250,16 @@ def test_what_is_no_state_is_told_so(state, said) -> None:
         check(state)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", to_bytes(state_of([1.0]))[:-3]])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff",
+        to_bytes(state_of([1.0]))[:-3],
+        next(encode_frame(training_pb2.StateHeader(), state_of([1.0]), chunk_bytes=4)),
+    ],
+    ids=["nothing", "noise", "cut", "the first of several chunks"],
+)
 def test_bytes_that_are_no_state_are_refused(content) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - says what is wrong with the frame
         from_bytes(content)

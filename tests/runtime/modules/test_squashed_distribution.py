@@ -275,19 +275,6 @@ def laplace() -> Any:
     return names["laplace"]
 
 
-def test_the_example_samples_what_its_log_probs_say(laplace: Any) -> None:
-    spec = laplace(CUSTOM_DISTRIBUTION_BOX)
-    inputs = torch.tensor([0.0, 1, -1, 0, 0.5, -0.5]).expand(40_000, -1)
-    policy = spec(inputs)
-    actions = policy.sample(spec.draw_noise((40_000,), torch.Generator().manual_seed(0)))
-    assert actions.shape == spec.zeros((40_000,)).shape
-    log_probs = policy.log_prob(actions)
-    error = 5 * log_probs.std() / 200
-    assert (policy.entropy()[0] + log_probs.mean()).abs() < error
-    torch.testing.assert_close(policy.kl(policy), torch.zeros(40_000))
-    assert policy.mode()[0].tolist() == [0, 1, -1]
-
-
 def test_noise_of_its_own_must_be_made_of_given_numbers_too(laplace: Any) -> None:
     spec = laplace(CUSTOM_DISTRIBUTION_BOX)
     assert torch.equal(spec.noise_from(torch.full((4, 2, 3), 0.25)), torch.full((4, 3), 0.25))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import socket
 from collections.abc import Callable, Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +29,7 @@ from support.weights_learner import (
 
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.host_weights import Meeting, RelayConnection, WeightsRelay
-from juggler.runtime.streams.shared_memory import FrozenFrame, Writer
+from juggler.runtime.streams.shared_memory import FrozenFrame
 from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.frames import Frame, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
@@ -56,17 +54,6 @@ def test_a_learner_sends_weights_once_to_a_host(
     publish(*readers, late)
     soon(lambda: readers_at(server) == 1, "one that comes later reads from the others too")
     soon(lambda: len(mapped()) == 1, "all of them have mapped one memory")
-
-
-@pytest.mark.usefixtures("everything_is_large")
-def test_readers_over_tcp_and_on_the_learners_host_read_for_each_other(
-    server: Learner, join: Join, publish: Callable[..., Version]
-) -> None:
-    readers = [join(server.tcp_address), join(server.address), join(server.tcp_address)]
-    publish(*readers)
-    soon(lambda: readers_at(server) == 1, "one reader is left")
-    for _ in range(3):
-        publish(*readers)
 
 
 @pytest.mark.usefixtures("everything_is_large")
@@ -151,41 +138,6 @@ def test_readers_do_without_those_that_relayed_and_were_killed_or_hang(host: Hos
 
 
 @pytest.mark.usefixtures("everything_is_large")
-@pytest.mark.usefixtures("every_thread_ends")
-def test_runs_on_one_host_do_not_mix_their_weights(tmp_path: Path) -> None:
-    hosts = []
-    try:
-        for run in ("one", "two"):
-            (tmp_path / run).mkdir()
-            hosts.append(Host(Learner(tmp_path / run), 2, run + secrets.token_hex()))
-        for host in hosts:
-            host.relay()
-        for _ in range(5):
-            version = hosts[0].learner.publish(7, next(hosts[0]._numbers), SIZE)
-            for each in hosts[0].readers:
-                assert each.see(version).value == 1000 * 7 + version.update
-            hosts[1].publish()
-    finally:
-        for host in hosts:
-            host.close()
-            host.learner.stop()
-
-
-@pytest.mark.usefixtures("everything_is_large")
-def test_readers_leave_for_another_when_who_relays_leaves_in_order(
-    server: Learner, join: Join, publish: Callable[..., Version]
-) -> None:
-    readers = [join(server.tcp_address) for _ in range(4)]
-    for _ in range(3):
-        publish(*readers)
-        soon(lambda: readers_at(server) == 1, "one reader is left")
-        (relay,) = relaying(readers)
-        relay.close()
-        readers.remove(relay)
-        publish(*readers)
-
-
-@pytest.mark.usefixtures("everything_is_large")
 def test_versions_do_not_go_back_when_another_relays(
     server: Learner, join: Join, publish: Callable[..., Version]
 ) -> None:
@@ -223,23 +175,6 @@ def publish_of_weights_in_shared_memory(server: Learner) -> Iterator[Callable[..
         return version
 
     return publish_of_weights_in_shared_memory
-
-
-@pytest.mark.usefixtures("everything_is_large")
-def test_readers_of_one_host_have_one_copy(
-    publish_of_weights_in_shared_memory: Callable[..., Version], subscribe: Subscribe
-) -> None:
-    readers = [subscribe() for _ in range(5)]
-    soon(lambda: publish_of_weights_in_shared_memory(*readers) and mapped(), "they share memory")
-    for _ in range(3):
-        version = publish_of_weights_in_shared_memory(*readers)
-    held = [reader.newest for reader in readers]
-    for each in held:
-        assert each is not None
-        assert same(each, version, WEIGHTS_IN_SHARED_MEMORY_SIZE)
-        assert isinstance(each.tree, dict)
-        assert not each.tree["default"]["weight"].flags.writeable
-    soon(lambda: len(mapped()) == 1, "all five have mapped the same memory, and no other")
 
 
 @pytest.mark.usefixtures("everything_is_large")
@@ -309,20 +244,3 @@ def test_a_learner_without_memory_left_sends_bytes_and_its_readers_say_so(
     assert same(reader.newest, version, WEIGHTS_IN_SHARED_MEMORY_SIZE)
     assert len(said) == 1
     assert "shares nothing more" in said[0]
-
-
-@pytest.mark.usefixtures("everything_is_large")
-def test_a_reader_that_takes_no_descriptor_holds_few_versions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Those that are in its slots, and no more."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        writer = Writer(ours)
-        monkeypatch.setattr(writer, "_proved", True)
-        lent = 0
-        for number in range(100):
-            frame = FrozenFrame(episodes_pb2.WeightsHeader(), weights_tree(Version(1, number)))
-            lent += frame.chunk(writer) is not None
-        assert 0 < lent <= 16
-        writer.close()

@@ -27,19 +27,6 @@ from juggler.runtime.streams.sharing import MemorySocket, connect, memory_path
 
 pytestmark = pytest.mark.usefixtures("everything_is_large")
 
-A_SENDER = """
-import sys
-from support.learner_end import Senders
-from support.sharing import FURTHER, mapped, send_each
-from juggler.runtime.streams.shared_directory import learner_socket
-senders = Senders()
-sender = senders.open(sys.argv[1], memory=learner_socket("secret", "run", "learner"))
-for _ in range(30):
-    send_each(senders, sender, next(FURTHER))
-print(len(mapped()), senders.inline, flush=True)
-senders.close()
-"""
-
 A_LISTENER = """
 import signal
 from juggler.runtime.streams.sharing import MemorySocket
@@ -99,26 +86,6 @@ def test_over_tcp_batches_lie_in_memory_if_both_ends_have_the_directory(
     for frame in learner.taken:
         np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, SIZE))
     assert senders.inline == []
-
-
-def test_a_process_with_a_network_of_its_own_shares_memory_through_the_directory(
-    learner: LearnerEnd,
-) -> None:
-    alone = ["unshare", "--net"]
-    if subprocess.run([*alone, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("needs the right to make a network namespace")
-    ended = subprocess.run(  # gRPC goes over the learner's other socket, which has a path too
-        [*alone, sys.executable, "-c", A_SENDER, learner.address],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    memories, said = ended.stdout.split(" ", 1)
-    assert int(memories) > 0
-    assert said == "[]\n"
 
 
 def test_readers_of_weights_meet_in_the_directory(

@@ -12,24 +12,18 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
-from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from support.learner_end import PATIENCE, LearnerEnd, Senders, header, tree
 from support.sharing import FURTHER, SIZE, begin_to_share, mapped, open_memories, send_each, soon
 
-from juggler.runtime.actors.credentials import CallMetadata, call_metadata
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.streams import shared_memory, sharing
-from juggler.runtime.streams.episodes import EpisodeReceiver
 from juggler.runtime.streams.shared_memory import MOST_SLOTS, Memory, Reader, least_bytes
-from juggler.runtime.streams.sharing import MEMORY_METADATA, MemorySocket, memory_path, new_token
-from juggler.runtime.streams.weights_publisher import WeightsPublisher
+from juggler.runtime.streams.sharing import MemorySocket, memory_path
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import flatten
 
 A_SENDER = """
@@ -180,34 +174,6 @@ def test_a_writer_shares_with_the_successor_of_a_killed_reader(
         learner.stop()
 
 
-@pytest.mark.usefixtures("everything_is_large")
-@pytest.mark.parametrize("stream", ["episodes", "weights"])
-def test_a_call_that_ends_as_it_begins_leaves_nothing(learner: LearnerEnd, stream: str) -> None:
-    class Gone:
-        """The context of a client that is gone when its handler begins."""
-
-        def invocation_metadata(self) -> CallMetadata:
-            return (*call_metadata("secret", "run", "peer"), (MEMORY_METADATA, new_token()))
-
-        def peer(self) -> str:
-            return "unix:"
-
-        def send_initial_metadata(self, _: object) -> None:
-            raise grpc.RpcError("the call is over")
-
-    path = f"/juggler.v1.{'Episodes/Push' if stream == 'episodes' else 'Weights/Subscribe'}"
-    server: Any = (
-        EpisodeReceiver(lambda frame: "", lambda _: None, Limits(), memory=learner.memory)
-        if stream == "episodes"
-        else WeightsPublisher(lambda _: None, learner.memory)
-    )
-    details: Any = SimpleNamespace(method=path)
-    handle = server.handler().service(details).stream_stream
-    with pytest.raises(grpc.RpcError):
-        list(handle(iter([b""]), Gone()))
-    assert not learner.memory._expected, "no token is expected any more"
-
-
 # Ends of a stream that share no memory, although they are on one host: batches go inline.
 
 
@@ -224,16 +190,6 @@ def test_without_the_socket_batches_go_inline_and_that_is_said_once(
     (said,) = senders.inline
     assert "No such file" in said
     assert memory_path(learner.address) in said
-    assert not mapped()
-
-
-@pytest.mark.usefixtures("everything_is_large")
-def test_over_tcp_batches_go_inline_on_the_same_host_too(
-    learner: LearnerEnd, senders: Senders
-) -> None:
-    send_each(senders, senders.open(learner.tcp_address), *range(1, 20))
-    assert len(learner.taken) == 19
-    assert senders.inline == []
     assert not mapped()
 
 
@@ -306,23 +262,6 @@ def test_memory_that_cannot_be_mapped_is_refused_with_the_reason(
         monkeypatch.setattr(shared_memory, "map_file", full)
         with pytest.raises(WireError, match="in slot 0: Cannot allocate memory"):
             reader.lease(0, 4096)
-
-
-@pytest.mark.usefixtures("everything_is_large")
-def test_a_reader_that_hands_nothing_on_keeps_no_descriptors_for_that() -> None:
-    memory = Memory.frozen([memoryview(bytes(4096))], 4096)
-    held = []
-    for hands_on in False, True:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with closing(Reader(ours, hands_on)) as reader, theirs:
-            before = open_memories()
-            for slot in range(4):
-                memory.hand_over(theirs, slot)
-            reader.hear()
-            held.append(open_memories() - before)
-            reader.lease(0, 4096)
-            assert (reader.frozen is not None) == hands_on
-    assert held[1] - held[0] == 4
 
 
 @pytest.mark.usefixtures("everything_is_large")

@@ -15,7 +15,7 @@ from support.learner_end import PATIENCE, LearnerEnd, Senders, header, tree
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.streams import episodes as stream
-from juggler.runtime.streams.episodes import PUSH_METHOD, BatchFrame, EpisodeSender
+from juggler.runtime.streams.episodes import PUSH_METHOD, BatchFrame
 from juggler.runtime.wire.frames import DEFAULT_CHUNK_BYTES, encode_frame
 from juggler.runtime.wire.layouts import Limits
 
@@ -217,34 +217,6 @@ def test_the_sender_opens_a_new_stream_to_a_learner_that_came_back(
     assert senders.settled_more_than_once() == []
 
 
-def test_batches_sent_while_the_learner_dies_and_comes_back_are_settled_once_each(
-    learner: LearnerEnd, senders: Senders
-) -> None:
-    sender = senders.open(learner.address)
-    sending = threading.Event()
-
-    def send() -> None:
-        for batch_id in range(1, 401):
-            sender.send(header(batch_id), tree(batch_id, 20_000))
-            if batch_id == 50:
-                sending.set()
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    assert sending.wait(PATIENCE)
-    learner.stop()
-    learner.start()
-    thread.join(PATIENCE)
-    settled = senders.wait_for(*range(1, 401))
-    sender.close()
-    assert {reason for reason, _ in settled.values()} <= {"", "learner_lost"}
-    taken = [frame.header.batch_id for frame in learner.taken]
-    assert len(taken) == len(set(taken)), "a batch arrived twice"
-    acknowledged = {batch_id for batch_id, (reason, _) in settled.items() if not reason}
-    assert acknowledged <= set(taken)
-    assert senders.settled_more_than_once() == []
-
-
 # -- closing --------------------------------------------------------------------------------------
 
 
@@ -271,28 +243,3 @@ def test_what_comes_after_a_sender_was_closed_is_lost(
     sender.send(header(1), tree(1))
     assert senders.wait_for(1)[1][0] == "learner_lost"
     assert senders.settled_more_than_once() == []
-
-
-def test_no_batch_is_forgotten_when_settling_another_one_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # the thread will raise
-    learner = LearnerEnd(tmp_path)
-    go_on, second_is_settled = threading.Event(), threading.Event()
-    learner.answer = lambda _: "" if go_on.wait(PATIENCE) else "late"
-
-    def settled(batch_id: int, reason: str, explanation: str) -> None:
-        if batch_id == 1:
-            raise RuntimeError("cannot settle")
-        second_is_settled.set()
-
-    sender = EpisodeSender(learner.address, call_metadata("secret", "run", "i"), settled)
-    try:
-        for batch_id in (1, 2):
-            sender.send(header(batch_id), tree(batch_id))
-        go_on.set()
-        assert second_is_settled.wait(PATIENCE)
-    finally:
-        go_on.set()
-        sender.close()
-        learner.stop()

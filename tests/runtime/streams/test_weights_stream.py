@@ -6,7 +6,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,7 @@ from support.weights_learner import (
     weights_tree,
 )
 
-from juggler.runtime.actors.credentials import call_metadata
-from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind, dial
+from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams import weights_publisher
 from juggler.runtime.streams.weights import SUBSCRIBE_METHOD, WeightsSubscription
@@ -37,7 +35,6 @@ from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 
 Subscribe = Callable[..., WeightsSubscription]
-OverTcp = Callable[[grpc.GenericRpcHandler], str]
 
 
 def read_chunks(address: str, count: int) -> list[episodes_pb2.WeightsChunk]:
@@ -105,15 +102,6 @@ def test_only_a_newer_version_can_be_published(
     assert same(subscribe().wait_for(Version(0, 0), PATIENCE), newest)
 
 
-def test_a_higher_generation_is_newer_whatever_its_update(
-    server: Learner, subscribe: Subscribe
-) -> None:
-    subscription = subscribe()
-    subscription.wait_for(server.publish(1, 9), PATIENCE)
-    version = server.publish(2, 0)
-    assert same(subscription.wait_for(version, PATIENCE), version)
-
-
 def test_a_slow_reader_skips_to_the_newest_version(server: Learner) -> None:
     server.publish(1, 0, 3 * LARGE)
     reader = FrameReader(episodes_pb2.WeightsHeader)
@@ -125,29 +113,6 @@ def test_a_slow_reader_skips_to_the_newest_version(server: Learner) -> None:
         assert [read_weights(call, reader), read_weights(call, reader)] == [(1, 0), (1, 3)]
 
 
-def test_every_reader_sees_versions_in_order_and_the_last_one(server: Learner) -> None:
-    last = Version(1, 300)
-    seen: list[list[Version]] = [[], [], []]
-
-    def collect(versions: list[Version]) -> None:
-        reader = FrameReader(episodes_pb2.WeightsHeader)
-        with dial(server.address) as channel:
-            call = subscribe_by_hand(channel)
-            while not versions or versions[-1] != last:
-                versions.append(read_weights(call, reader))
-
-    readers = [threading.Thread(target=collect, args=(versions,)) for versions in seen]
-    for thread in readers:
-        thread.start()
-    for update in range(last.update + 1):
-        server.publish(1, update, size=10_000)
-    for thread in readers:
-        thread.join(PATIENCE)
-    for versions in seen:
-        assert versions[-1] == last
-        assert versions == sorted(set(versions))
-
-
 def test_every_chunk_of_weights_carries_the_digest_of_its_payload(server: Learner) -> None:
     server.publish(1, 0, LARGE)
     for chunk in read_chunks(server.address, 4):
@@ -155,37 +120,6 @@ def test_every_chunk_of_weights_carries_the_digest_of_its_payload(server: Learne
 
 
 # -- digests --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def over_tcp() -> Iterator[OverTcp]:
-    """Serves a handler on TCP and says where."""
-    with ThreadPoolExecutor(8, thread_name_prefix="learner") as threads:
-        server = grpc.server(threads, options=SERVER_OPTIONS)
-
-        def serve(handler: grpc.GenericRpcHandler) -> str:
-            server.add_generic_rpc_handlers((handler,))
-            address = bind(server, "127.0.0.1:0")
-            server.start()
-            return address
-
-        yield serve
-        server.stop(grace=None).wait(PATIENCE)
-
-
-def test_weights_over_tcp_without_digests_are_refused(over_tcp: OverTcp) -> None:
-    header = episodes_pb2.WeightsHeader(version=Version(1, 0).message())
-    address = over_tcp(Scripted(list(encode_frame(header, weights_tree(Version(1, 0))))).handler())
-    subscription = WeightsSubscription(address, METADATA, "envrunner-0", Limits())
-    deadline = time.monotonic() + PATIENCE
-    said = ""
-    while "came without its digest" not in said:
-        assert time.monotonic() < deadline, said
-        with pytest.raises(TimeoutError) as timeout:
-            subscription.wait_for(Version(0, 0), 0.05)
-        said = str(timeout.value)
-    assert subscription.newest is None
-    subscription.close()
 
 
 # Weights when a stream of theirs breaks, is refused or closes: nothing bad is taken or left.
@@ -271,16 +205,6 @@ def test_who_has_no_token_is_refused_before_it_says_what_it_wants(server: Learne
         said.set()
 
 
-def test_a_subscriber_of_another_run_is_refused(server: Learner) -> None:
-    server.publish(1, 0)
-    with dial(server.address) as channel:
-        metadata = call_metadata("secret", "other", "incarnation")
-        call = channel.unary_stream(SUBSCRIBE_METHOD)(b"", metadata=metadata, timeout=PATIENCE)
-        with pytest.raises(grpc.RpcError, match="this is run run, not 'other'"):
-            next(call)
-        assert call.code() is grpc.StatusCode.UNAUTHENTICATED
-
-
 def test_weights_over_the_limit_are_not_taken(server: Learner, subscribe: Subscribe) -> None:
     server.publish(1, 0, size=1000)
     subscription = subscribe(limits=Limits(payload_bytes=1000))
@@ -302,18 +226,6 @@ def test_damaged_weights_are_not_taken_and_asked_for_again(
     server.stop()
     server.start(Scripted([damaged], [good]).handler())
     assert same(subscription.wait_for(version, PATIENCE), version)
-
-
-def test_weights_that_end_in_the_middle_are_not_taken(
-    server: Learner, subscribe: Subscribe
-) -> None:
-    header = episodes_pb2.WeightsHeader(version=Version(1, 5).message())
-    chunks = list(encode_frame(header, weights_tree(Version(1, 5), LARGE), digest=True))
-    server.stop()
-    served = Scripted(chunks[:-1], [weights_frame(Version(1, 4))])
-    server.start(served.handler())
-    subscription = subscribe()
-    assert same(subscription.wait_for(Version(0, 0), PATIENCE), Version(1, 4))
 
 
 def test_a_thread_that_breaks_is_heard_of_by_whoever_asks_for_weights(
@@ -346,21 +258,6 @@ def test_closing_the_publisher_ends_streams_on_both_sides(server: Learner) -> No
         for call in calls:
             assert next(call, None) is None
             assert call.code() is grpc.StatusCode.OK
-
-
-def test_closing_a_subscription_ends_its_thread_at_once(
-    server: Learner, subscribe: Subscribe
-) -> None:
-    before = set(threading.enumerate())
-    subscription = subscribe()
-    subscription.wait_for(server.publish(1, 0), PATIENCE)
-    own = [t for t in set(threading.enumerate()) - before if not t.name.startswith("learner")]
-    assert own
-    subscription.close()
-    for thread in own:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-    assert subscription.newest is not None, "what was received can still be used"
 
 
 def test_subscribers_that_go_before_they_have_read_anything_free_the_learners_threads(

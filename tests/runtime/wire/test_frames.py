@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from support.wire_cases import HEADER, assert_same, feed_all, trees
 
 from juggler.runtime.wire import frames, layouts
-from juggler.runtime.wire.chunks import Known, read_chunk, read_known, read_varint, write_varint
+from juggler.runtime.wire.chunks import Known, read_chunk, read_known
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree, dtype_from_number, dtype_to_number, leaves
-from juggler.runtime.wire.v1.episodes_pb2 import Acknowledgement, BatchHeader, EpisodeChunk
+from juggler.runtime.wire.v1.episodes_pb2 import BatchHeader, EpisodeChunk
 from juggler.runtime.wire.v1.tensors_pb2 import TreeInfo
 
 chunk_sizes = st.sampled_from([1, 5, 16, 100, 1 << 20])
@@ -227,13 +227,6 @@ def test_however_many_different_trees_come_few_are_remembered_and_all_are_read()
         assert len(layouts.known_trees) == len(layouts._layouts) <= layouts._MOST_KNOWN
 
 
-def test_a_large_tree_is_not_remembered() -> None:
-    before = len(layouts.known_trees)
-    many = {f"array {number}": np.zeros(1) for number in range(400)}
-    assert read(many)["a"].keys() == many.keys()
-    assert len(layouts.known_trees) == before
-
-
 def test_the_form_of_a_tree_larger_than_any_models_is_not_kept() -> None:
     before = len(frames._forms)
     many = {f"array {number} {'x' * 10_000}": np.zeros(1) for number in range(110)}
@@ -249,28 +242,3 @@ def test_however_many_large_trees_are_sent_the_forms_that_are_kept_have_a_limit(
 
 
 # Numbers are written and read as protobuf does.
-
-
-numbers = st.integers(0, 2**64 - 1) | st.integers(0, 63).map(lambda bits: 2**bits)
-
-
-@given(numbers, st.binary(max_size=3), st.binary(max_size=3))
-def test_a_number_has_protobufs_bytes_and_is_read_from_between_others(
-    number: int, before: bytes, behind: bytes
-) -> None:
-    written = write_varint(number)
-    key = b"\x08"
-    assert Acknowledgement.FromString(key + written).batch_id == number
-    if number:  # protobuf leaves out 0
-        assert Acknowledgement(batch_id=number).SerializeToString() == key + written
-    end = len(before) + len(written)
-    assert read_varint(before + written + behind, len(before)) == (number, end)
-    with pytest.raises(WireError, match=f"no number at byte {len(before)}"):
-        read_varint(before + written[:-1], len(before))
-
-
-def test_a_number_of_too_many_bytes_is_none() -> None:
-    assert read_varint(b"\xff" * 9 + b"\x01", 0) == (2**64 - 1, 10)
-    assert read_varint(b"\xff" * 9 + b"\x7f", 0) == (2**64 - 1, 10), "bits beyond are left out"
-    with pytest.raises(WireError, match="no number at byte 0"):
-        read_varint(b"\xff" * 10 + b"\x01", 0)

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.wire_cases import HEADER, assert_same, feed_all, nbytes
 
-from juggler.runtime.wire.chunks import read_chunk
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Frame, FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
@@ -115,41 +113,6 @@ def test_a_reader_that_knows_the_tree_reads_whatever_comes_as_a_new_one_does(
         assert_same(said[0].tree, said[1].tree)
     else:
         assert said[0] == said[1]
-
-
-def varint(number: int) -> bytes:
-    return bytes([number & 127 | 128, number >> 7])
-
-
-fields = st.one_of(
-    st.builds(lambda n, v: varint(n << 3) + varint(v), st.integers(0, 16), st.integers(0, 16000)),
-    st.builds(lambda n, b: varint(n << 3 | 1) + b, st.integers(0, 16), st.binary(max_size=9)),
-    st.builds(lambda n, b: varint(n << 3 | 5) + b, st.integers(0, 16), st.binary(max_size=5)),
-    st.builds(
-        lambda n, b: varint(n << 3 | 2) + varint(len(b)) + b,
-        st.sampled_from([1, 2, 3, 14, 15, 16]),
-        st.sampled_from([b"", b"\x08\x05", b"\x20\x01", b"\x08\x01\x12\x01a", b"\x18\x02"]),
-    ),
-    st.builds(lambda n, kind: varint(n << 3 | kind), st.integers(0, 16), st.integers(6, 7)),
-)
-
-
-@settings(max_examples=200)
-@given(st.lists(fields, max_size=8).map(b"".join))
-def test_whatever_the_generated_classes_read_we_read_alike(message: bytes) -> None:
-    try:
-        expected = EpisodeChunk.FromString(message)
-    except DecodeError:
-        read_safely([message])
-        return
-    chunk = read_chunk(message, 1000)
-    assert (chunk.header is not None) == expected.HasField("header")
-    assert (chunk.tree is not None) == expected.HasField("tree")
-    assert BatchHeader.FromString(chunk.header or b"") == expected.header
-    assert TreeInfo.FromString(chunk.tree or b"") == expected.tree
-    assert chunk.offset == expected.offset
-    assert chunk.digest == (expected.digest if expected.HasField("digest") else None)
-    assert message[chunk.start : chunk.start + chunk.size] == expected.payload
 
 
 def one_array(**changes: Any) -> TreeInfo:

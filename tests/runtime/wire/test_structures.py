@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from gymnasium import Space, spaces
 from gymnasium.vector.utils import batch_space
 from hypothesis import given
@@ -14,7 +13,7 @@ from support.wire_cases import trees
 
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
 from juggler.runtime.wire.structures import from_tree, space_leaves, to_tree, tree_map, zeros
-from juggler.runtime.wire.trees import Skeleton, check_paths, flatten, leaves, path_name, unflatten
+from juggler.runtime.wire.trees import check_paths, flatten, leaves, path_name, unflatten
 
 BOX = spaces.Box(-1, 1, (2, 3), np.float32)
 COUNT = spaces.Discrete(4, start=-2)
@@ -81,17 +80,6 @@ def test_a_batched_value_becomes_a_tree_and_comes_back_without_copies() -> None:
     assert back["d"][0] is value["d"][0]
 
 
-def test_functions_are_mapped_over_several_trees_of_arrays_or_tensors() -> None:
-    one = {"a": np.ones(2), "b": {"c": np.ones(3)}}
-    both = tree_map(np.add, one, {"b": {"c": np.full(3, 4)}, "a": np.full(2, 5), "more": 1})
-    assert both["a"].tolist() == [6, 6]
-    assert both["b"]["c"].tolist() == [5, 5, 5]
-    tensors = tree_map(torch.from_numpy, one)
-    assert tree_map(torch.Tensor.sum, tensors) == {"a": 2, "b": {"c": 3}}
-    assert tree_map(np.negative, np.ones(1)) == -1
-    assert tree_map(np.negative, {}) == {}
-
-
 # Trees are taken apart and put together; paths that make no tree are refused.
 
 
@@ -107,13 +95,6 @@ def test_every_tree_is_put_together_again_from_its_leaves(tree: Any) -> None:
     assert {path: id(array) for path, array in again} == {
         path: id(array) for path, array in taken_apart
     }
-
-
-def test_a_skeleton_can_be_filled_often_and_shares_no_branches() -> None:
-    skeleton = Skeleton([("a", "b"), ("c",)], [("d",)])
-    first, second = skeleton.fill([ONE, ONE]), skeleton.fill([2 * ONE, 3 * ONE])
-    assert first == {"a": {"b": ONE}, "c": ONE, "d": {}}
-    assert second == {"a": {"b": 2}, "c": 3, "d": {}}
 
 
 @pytest.mark.parametrize(
