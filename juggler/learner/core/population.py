@@ -21,6 +21,7 @@ from juggler.learner.core.learner_core import (
     Seam,
     Space,
     StepOutput,
+    given,
 )
 from juggler.learner.core.sequences import padded_truncations, without_segments
 from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like
@@ -76,12 +77,12 @@ class Population(LearnerCore[PopulationState]):
                 "goes around the population, if it can be around any core; Rnd and Discriminator "
                 "cannot"
             )
-        given = {key: _checked(core, key, each) for key, each in (hyperparameters or {}).items()}
-        sizes = {len(values) for values in given.values()} | ({size} if size is not None else set())
+        values = {key: _checked(core, key, each) for key, each in (hyperparameters or {}).items()}
+        sizes = {len(each) for each in values.values()} | ({size} if size is not None else set())
         if len(sizes) != 1 or sizes == {0}:
             raise ValueError(
                 f"a population needs one size above 0: size = {size}, and hyperparameters of "
-                f"lengths {[len(values) for values in given.values()]}"
+                f"lengths {[len(each) for each in values.values()]}"
             )
         if core.config.compile:
             raise ValueError("compile = true: nothing is compiled under vmap; set it to false")
@@ -105,7 +106,7 @@ class Population(LearnerCore[PopulationState]):
         self._has_mapped = False  # vmap can map the core
         self.name = f"population of {core.name}"
         self.trains_on, self.config = core.trains_on, core.config
-        self._core, self._hyperparameters, self._same_start = core, given, same_start
+        self._core, self._hyperparameters, self._same_start = core, values, same_start
         self._sample_dim = 0 if own_samples else None
 
     def data_source(self, seed: int = 0) -> DataSource:
@@ -134,22 +135,22 @@ class Population(LearnerCore[PopulationState]):
     def grads(self, state: PopulationState, sample: Columns) -> tuple[Grads, Aux]:
         def grads(core: GradientCore, state: TrainState, sample: Columns) -> Any:
             gradient, aux = core.grads(state, sample)
-            return gradient, aux.given()
+            return gradient, given(aux)
 
         gradients, aux = self._mapped(grads, state, sample, self._sample_dim)  # [M, P]
         return gradients, Aux(**aux)
 
     def apply(self, state: PopulationState, grads: Grads, aux: Aux) -> StepOutput[PopulationState]:
         def apply(core: GradientCore, state: TrainState, found: Any) -> Any:
-            return core.apply(state, found["gradient"], Aux(**found["aux"])).given()
+            return given(core.apply(state, found["gradient"], Aux(**found["aux"])))
 
-        return self._output(state, apply, {"gradient": grads, "aux": aux.given()}, 0)
+        return self._output(state, apply, {"gradient": grads, "aux": given(aux)}, 0)
 
     def step(
         self, state: PopulationState, sample: Columns, seam: Seam = ALONE
     ) -> StepOutput[PopulationState]:
         def step(core: GradientCore, state: TrainState, sample: Columns) -> Any:
-            return core.step(state, sample, seam).given()
+            return given(core.step(state, sample, seam))
 
         return self._output(state, step, sample, self._sample_dim)
 
@@ -187,15 +188,15 @@ class Population(LearnerCore[PopulationState]):
             members=tree_map(_stack, *restored), hyperparameters=values["hyperparameters"]
         )
 
-    def _mapped(self, function: Any, state: PopulationState, given: Any, dim: int | None) -> Any:
-        """Map a function of (a member's core, its state, what is given)."""
+    def _mapped(self, function: Any, state: PopulationState, inputs: Any, dim: int | None) -> Any:
+        """Map a function of (a member's core, its state, its inputs)."""
 
-        def of_member(state: TrainState, values: dict[str, Tensor], given: Any) -> Any:
-            return function(_member(self._core, values), state, given)
+        def of_member(state: TrainState, values: dict[str, Tensor], inputs: Any) -> Any:
+            return function(_member(self._core, values), state, inputs)
 
         vmapped = torch.func.vmap(of_member, (0, 0, dim))
         try:
-            mapped = vmapped(state["members"], state["hyperparameters"], given)
+            mapped = vmapped(state["members"], state["hyperparameters"], inputs)
         except RuntimeError as error:
             if self._has_mapped or isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -208,9 +209,9 @@ class Population(LearnerCore[PopulationState]):
         return mapped
 
     def _output(
-        self, state: PopulationState, function: Any, given: Any, dim: int | None
+        self, state: PopulationState, function: Any, inputs: Any, dim: int | None
     ) -> StepOutput[PopulationState]:
-        found = self._mapped(function, state, given, dim)
+        found = self._mapped(function, state, inputs, dim)
         apart = {
             f"{name}[{index}]": value
             for name, of_all in found["metrics"].items()
@@ -254,7 +255,7 @@ def _member(core: GradientCore, values: Mapping[str, Tensor]) -> GradientCore:
     return member
 
 
-def _checked(core: GradientCore, key: str, given: Sequence[float]) -> list[float]:
+def _checked(core: GradientCore, key: str, numbers: Sequence[float]) -> list[float]:
     """The values of a hyper-parameter, one for each member.
 
     Raises:
@@ -263,10 +264,10 @@ def _checked(core: GradientCore, key: str, given: Sequence[float]) -> list[float
     """
     keys = [*core.schedules, *core.config.numbers_of_losses()]
     try:
-        values = [float(value) for value in given]
+        values = [float(value) for value in numbers]
     except (TypeError, ValueError):
         raise ValueError(
-            f"hyperparameters: {key} = {given!r}: must be a list with a number for each member"
+            f"hyperparameters: {key} = {numbers!r}: must be a list with a number for each member"
         ) from None
     if key not in keys:
         is_none = getattr(core.config, key, key) is None
