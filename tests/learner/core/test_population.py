@@ -106,7 +106,7 @@ def test_members_may_learn_from_samples_of_their_own(make_batch: MakeBatch) -> N
     for index, sample in enumerate(samples):
         alone = core.step(core.init(seed=0), sample)
         assert_close(population.member(output.state, index), alone.state)
-    parameters = output.state["members"]["parameters"]  # [3, P]
+    parameters = output.state["parameters"]  # [3, P]
     assert len(parameters.unique(dim=0)) == 3
 
 
@@ -120,7 +120,7 @@ def test_a_member_whose_gradient_is_not_finite_is_skipped_alone(make_batch: Make
     skipped = [output.metrics[f"skipped[{index}]"] for index in range(2)]
     assert skipped == [0.0, 1.0]
     assert_equal(population.member(output.state, 1), population.member(state, 1))
-    moved = output.state["members"]["parameters"] != (state["members"]["parameters"])  # [2, P]
+    moved = output.state["parameters"] != state["parameters"]  # [2, P]
     assert moved.any(1).tolist() == [True, False]
 
 
