@@ -22,7 +22,7 @@ import torch
 import torch.distributed
 
 from juggler.learner.core.learner_core import Aux
-from juggler.learner.group.member import mean_over_learners
+from juggler.learner.group.peers import mean_over_learners
 from juggler.learner.group.ring_peers import RingAccess, RingPeers, RingServer
 from juggler.learner.group.torch_peers import GlooPeers, MeetingPoint
 from juggler.learner.process.program import device_for, devices_here

@@ -129,11 +129,6 @@ class Module:
     is_built: bool = False
     kept: ModuleState | None = None  # its newest known state; None: there is only the seed
     updates: int = 0
-    unkept: int = 0  # updates since the state was last fetched
-
-    @property
-    def kept_updates(self) -> int:
-        return 0 if self.kept is None else int(self.kept.extra["updates"])
 
 
 @dataclass(eq=False, slots=True)
@@ -146,7 +141,7 @@ class Job:
     batch_ids: set[int] = field(default_factory=set)  # of batches that have not arrived yet
     update: int = 0  # number of the update that it is a part of; 0: none
     refused: str = ""  # why a batch was
-    unanswered: int | None = None  # number of commands; None: they are not sent yet
+    unanswered: set[int] | None = None  # ids of commands; None: they are not sent yet
     bodies: list[any_pb2.Any] = field(default_factory=list)
     failure: attach_pb2.Failure | None = None
     ended: Future[Any] = field(default_factory=Future)
@@ -164,7 +159,6 @@ class Shard:
     worker: Worker | None = None
     sender: EpisodeSender | None = None
     jobs: deque[Job] = field(default_factory=deque)
-    asked: dict[int, Job] = field(default_factory=dict)  # by command id
     setup: Job | None = None  # gives its process its modules
     left: Left | None = None
     exited: Exited | None = None
@@ -373,9 +367,7 @@ class LearnerGroup:
         if module is not None:
             self._local.of_use(f"learner-{module.shard}")
             module.updates = done.version.update
-            module.unkept += 1
-            if module.unkept >= self._snapshot_updates and not self._over:
-                module.unkept = 0
+            if module.updates % self._snapshot_updates == 0 and not self._over:
                 snapshot = training_pb2.Snapshot(module_id=module_id)
                 then = partial(self._keep, module_id)
                 self._put(module.shard, f"state of {module_id!r}", [snapshot], then)
@@ -440,7 +432,7 @@ class LearnerGroup:
         if (module := self._modules.get(module_id)) is not None:
             module.kept = state
             # A state's last part may arrive behind the answers to later updates.
-            module.updates = max(module.updates, module.kept_updates)
+            module.updates = max(module.updates, int(state.extra["updates"]))
         return state
 
     # -- modules ----------------------------------------------------------------------------------
@@ -568,21 +560,17 @@ class LearnerGroup:
         return job.ended
 
     def _send(self, shard: Shard) -> None:
-        """Send commands in order, none ahead of a job with unsent batches."""
+        """Send commands in order, none ahead of a job with unsent batches.
+
+        Of an update with a refused batch, the learner finds one missing, and drops the others.
+        """
         if shard.worker is None or shard.left is not None:
             return
         for job in shard.jobs:
             if job.batch_ids:
                 return
-            if job.unanswered is not None:
-                continue
-            update = job.commands[0]
-            if job.refused and isinstance(update, training_pb2.Update):
-                ids = update.batch_ids
-                job.commands = [training_pb2.Discard(module_id=update.module_id, batch_ids=ids)]
-            for command in job.commands:
-                shard.asked[self._pool.submit(shard.worker, command)] = job
-            job.unanswered = len(job.commands)
+            if job.unanswered is None:
+                job.unanswered = {self._pool.submit(shard.worker, each) for each in job.commands}
 
     def _settled(self, number: int, batch_id: int, reason: str, explanation: str) -> None:
         """Report what became of a batch, from any thread."""
@@ -701,19 +689,20 @@ class LearnerGroup:
         shard.jobs.appendleft(shard.setup)
 
     def _replied(self, shard: Shard, reply: Completed) -> None:
-        job = shard.asked.get(reply.command_id)
-        if job is None or job.unanswered is None:  # a reply to Stop
+        asked = (job for job in shard.jobs if reply.command_id in (job.unanswered or ()))
+        if (job := next(asked, None)) is None or job.unanswered is None:  # a reply to Stop
             return
         job.failure = job.failure or reply.failure
         if reply.body is not None:
             job.bodies.append(reply.body)
         if reply.last:
-            del shard.asked[reply.command_id]
-            job.unanswered -= 1
+            job.unanswered.remove(reply.command_id)
         if job.unanswered:
             return
         shard.jobs.remove(job)
-        failure = job.failure or attach_pb2.Failure(message=job.refused)
+        failure = job.failure or attach_pb2.Failure()
+        if job.refused:
+            failure = attach_pb2.Failure(message=job.refused)
         try:
             result = None if failure.message else job.then(job.bodies)
         except ValueError as error:  # a reply that cannot be read
@@ -735,7 +724,7 @@ class LearnerGroup:
         words = [f"{exited.worker_id} on {shard.device} was lost: {how}."]
         for module_id, module in self._of(shard):
             if made := module.updates:
-                module.updates, module.unkept = module.kept_updates, 0
+                module.updates = int(module.kept.extra["updates"]) if module.kept else 0
                 words.append(
                     f"Module {module_id!r} goes back to update {module.updates} of {made}."
                 )
@@ -750,7 +739,7 @@ class LearnerGroup:
         shard.lost = why
         shard.worker = shard.sender = shard.left = shard.exited = None
         jobs, shard.jobs = shard.jobs, deque()
-        shard.asked, shard.setup = {}, None
+        shard.setup = None
         for job in jobs:
             job.fail(why, traceback, ShardLost)
 

@@ -16,7 +16,8 @@ from juggler.learner.config import Passes, given_passes
 from juggler.learner.core.learner_core import Aux, Columns, Grads, LearnerCore, Metrics, Params
 from juggler.learner.core.metrics import mean_metrics, with_numbers
 from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like, to_device
-from juggler.learner.data.batch_columns import (
+from juggler.learner.data.collate import collate
+from juggler.learner.data.validation import (
     checked_batch,
     example_sample,
     must_be_columns,
@@ -24,16 +25,19 @@ from juggler.learner.data.batch_columns import (
     must_be_finite,
     must_have_column,
 )
-from juggler.learner.data.collate import collate
-from juggler.learner.group.member import mean_over_learners, state_hash, take_over_newest
-from juggler.learner.group.peers import Peers
-from juggler.learner.optim.schedules import ReplacedSchedules
+from juggler.learner.group.peers import (
+    Peers,
+    mean_over_learners,
+    state_hash,
+    take_over_newest,
+)
+from juggler.learner.optim.schedules import Schedule
 from juggler.runtime.checkpoints.checkpoint import PIPELINES, REPLAY
 from juggler.runtime.connectors.building import LearnerPipeline
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
-from juggler.runtime.nearest import one_of
+from juggler.runtime.nearest import nearest, one_of
 from juggler.runtime.wire.trees import Tree
 
 #: Batches of a module's episodes.
@@ -106,7 +110,7 @@ class Learner:
             critic, states = core.critic_space(), self.example_states()
             example = example_sample(*spaces, pipeline, states, critic)
             self.kept_bytes = self.data.expect(to_device(example, self.device))
-        self._schedules = ReplacedSchedules(core.name, core.schedules)
+        self._schedules, self._values = dict(core.schedules), dict[str, float]()
         self.updates = 0
         self.collate_seconds = 0.0  # spent on turning episodes into samples
 
@@ -160,9 +164,17 @@ class Learner:
         Raises:
             ValueError: the core has no such schedule; nothing has changed.
         """
-        if values != self._schedules.values:
-            self.wait()
-            self._schedules.use(values)
+        if values == self._values:
+            return
+        for key in values:
+            if key not in self._schedules:
+                raise ValueError(
+                    f"{self.core.name} has no schedule {key!r}{nearest(key, self._schedules)}"
+                )
+        self.wait()
+        replaced = {key: Schedule(value) for key, value in values.items()}
+        self.core.schedules.update({**self._schedules, **replaced})
+        self._values = dict(values)
 
     @overload
     def update_from_batch(
@@ -390,6 +402,11 @@ class Learner:
     def in_group(self) -> bool:
         """Whether updates are made together with other learners."""
         return self._peers is not None
+
+    @property
+    def rank(self) -> int:
+        """As `Seam`."""
+        return 0 if self._peers is None else self._peers.rank
 
     def after_gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
         """Hook for subclasses: transform reduced gradients before they are clipped."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.batches import MakeBatch
 from support.worker_world import World
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,8 +26,6 @@ from juggler.learner.config import LearnerConfig
 from juggler.learner.core import around_core, gradient_core
 from juggler.runtime import recorder
 from juggler.runtime.episodes.batch import EpisodeBatch
-
-MakeBatch = Callable[..., EpisodeBatch]
 
 #: Operations whose result, or its shape, the host has to know.
 _READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.batches import TWO, VECTOR, MakeBatch
 from support.small_cores import copied, make_core, samples_of
 from torch import Tensor
 
@@ -25,10 +26,6 @@ from juggler.runtime.checkpoints.checkpoint import REPLAY
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.acting import strip_to_acting
 from juggler.testing.comparing import assert_same
-
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
 
 
 def make_learner(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.batches import TWO, VECTOR, MakeBatch
 
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
@@ -21,10 +21,6 @@ from juggler.learner.learner import Learner
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.testing import assert_same
-
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
 
 
 def make_learner(seed: int = 0, reward_scale: float = 1.0, **connectors: Any) -> Learner:

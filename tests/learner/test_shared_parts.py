@@ -12,6 +12,7 @@ import pytest
 import torch
 from google.protobuf import any_pb2
 from gymnasium import spaces
+from support.batches import MakeBatch
 from support.worker_world import World
 from torch import Tensor, nn
 
@@ -24,12 +25,10 @@ from juggler.learner.core.learner_core import LearnerCore
 from juggler.learner.data.sources import Columns
 from juggler.learner.learner import Learner
 from juggler.learner.shared_parts import SharedParts
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
-MakeBatch = Callable[..., EpisodeBatch]
 VECTOR = spaces.Box(-10, 10, (4,), np.float64)
 SHARED = {"encoder.*": ["left", "right"]}
 LRS = {"left": 1e-2, "right": 3e-3}

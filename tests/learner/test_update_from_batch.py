@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.batches import MakeBatch
 from support.learner_groups import join, update
 
 from juggler.learner.algorithms.registry import build_learner
@@ -18,11 +18,9 @@ from juggler.learner.data.collate import collate
 from juggler.learner.data.sharding import shard
 from juggler.learner.learner import Learner
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.structures import tree_map
 from juggler.testing import assert_same
 
-MakeBatch = Callable[..., EpisodeBatch]
 VECTOR, TWO = spaces.Box(-10, 10, (4,), np.float32), spaces.Discrete(2)
 algorithms = pytest.mark.parametrize("algorithm", ["impala", "ppo", "appo"])
 passes = pytest.mark.parametrize(

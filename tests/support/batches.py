@@ -21,6 +21,11 @@ from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
 
+#: The fixture `make_batch`, and the spaces of its batches.
+MakeBatch = Callable[..., EpisodeBatch]
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+TWO = spaces.Discrete(2)
+
 _SEGMENT_COLUMNS = [f"segment_{name}" for name in ("rows", "starts", "lengths", "offsets")]
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
 import juggler
@@ -19,8 +17,8 @@ from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.population import Population
 from juggler.learner.data.collate import collate
 from juggler.learner.data.replay.replay import Replay
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.rl_module import Batch, RLModule
+from support.batches import TWO, VECTOR, MakeBatch
 
 
 class Fails(Impala):
@@ -121,9 +119,6 @@ class Many(juggler.Algorithm):
     config, core = ImpalaConfig, "support.own_algorithms:many"
 
 
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
 RATES = np.geomspace(1e-5, 1e-2, 16).tolist()
 
 

@@ -20,14 +20,11 @@ from juggler.learner.algorithms.r2d2 import R2d2Config
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.data.collate import collate
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import tree_map
 from juggler.testing import sample_for
-
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+from support.batches import TWO, VECTOR, MakeBatch
 
 
 def make_core(name: str, kind: Any = None, **config: Any) -> GradientCore:
@@ -125,7 +122,6 @@ class SquaredValues(juggler.GradientCore):
         return juggler.Loss(total, mean.live_steps, {"loss": total.detach()}, means={})
 
 
-TWO = spaces.Discrete(2)
 #: Has 0 and 1 among its actions, so that batches of choices between two are batches of this, too.
 NUMBER = spaces.Box(-0.5, 1.5, (), np.float32)
 

@@ -30,6 +30,10 @@ from juggler.runtime.elsewhere import algorithm_here
 from juggler.runtime.modules.by_name import NamedClasses, found
 from juggler.runtime.nearest import nearest, one_of
 
+if TYPE_CHECKING:
+    from juggler.learner.core.learner_core import LearnerCore
+    from juggler.learner.learner import Learner
+
 _SCALARS = (bool, int, float, str, NoneType, Any)
 _CONTAINERS = (Union, UnionType, list, tuple, dict)
 
@@ -141,11 +145,6 @@ def _check_core(where: str, core: Any) -> None:
         )
     for lacking in sorted(getattr(core, "__abstractmethods__", ())):
         raise ValueError(f"{where}: {core.__name__} needs a method {lacking!r}")
-
-
-if TYPE_CHECKING:
-    from juggler.learner.core.learner_core import LearnerCore
-    from juggler.learner.learner import Learner
 
 
 def _shipped(name: str) -> type[Algorithm]:

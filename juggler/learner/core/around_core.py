@@ -45,8 +45,9 @@ class AroundState(TypedDict):
 class AroundCore(LearnerCore[AroundState], ABC):
     """Wraps another core, changes its samples, and learns from them too.
 
-    A subclass defines its state (`own_state`) and what it makes of a sample (`learned`). Everything
-    else is delegated, replay priorities included.
+    A subclass defines its state (`own_state`) and what it makes of a sample (`learned`, and `shown`
+    where learning costs more than showing). Everything else is delegated, replay priorities
+    included.
     """
 
     kind: str
@@ -75,6 +76,10 @@ class AroundCore(LearnerCore[AroundState], ABC):
         was.
         """
 
+    def shown(self, state: AroundState, sample: Columns) -> Columns:
+        """What the inner core would learn from; nothing is learned here."""
+        return self.learned(state, sample, ALONE)[1]
+
     def data_source(self, seed: int = 0) -> DataSource:
         return self.inner.data_source(seed)
 
@@ -83,7 +88,7 @@ class AroundCore(LearnerCore[AroundState], ABC):
 
     def grads(self, state: AroundState, sample: Columns) -> tuple[Grads, Aux]:
         """Return the inner core's gradients; only `step` keeps what this core learns."""
-        return self.inner.grads(state["inner"], self.learned(state, sample, ALONE)[1])
+        return self.inner.grads(state["inner"], self.shown(state, sample))
 
     def apply(self, state: AroundState, grads: Grads, aux: Aux) -> StepOutput[AroundState]:
         output = self.inner.apply(state["inner"], grads, aux)

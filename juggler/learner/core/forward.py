@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from juggler.learner.core.learner_core import given
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
 from juggler.learner.data.sources import Columns
 from juggler.learner.optim.flat_module import FlatModule
@@ -47,10 +48,6 @@ class Loss(NamedTuple):
     metrics: dict[str, Tensor]  # [] each
     means: dict[str, Tensor]  # [] each
     priorities: Tensor | None = None  # [N]
-
-    def given(self) -> dict[str, Any]:
-        """Its fields that are not None, as a tree of tensors."""
-        return {name: each for name, each in self._asdict().items() if each is not None}
 
 
 def checked_loss(
@@ -285,7 +282,7 @@ def gradient_for_vmap(
         used = forward.using(parameters)
         loss = loss_of(used)
         # torch.func takes no None for a tensor.
-        return loss.total, (loss.given(), used.buffers)
+        return loss.total, (given(loss), used.buffers)
 
-    gradient, (given, buffers) = torch.func.grad(total_of, has_aux=True)(forward.parameters)
-    return gradient, Loss(**given), buffers
+    gradient, (found, buffers) = torch.func.grad(total_of, has_aux=True)(forward.parameters)
+    return gradient, Loss(**found), buffers

@@ -32,6 +32,7 @@ from juggler.learner.core.learner_core import (
     Seam,
     Space,
     StepOutput,
+    given,
 )
 from juggler.learner.core.metrics import mean_metrics
 from juggler.learner.core.sequences import with_recurring_shapes
@@ -123,7 +124,9 @@ class GradientCore(LearnerCore[TrainState], ABC):
             )
         self._make_module = make_module
         self.module: RLModule = self._made(0)
-        self._pass = TrainingPass(bfloat16=config.precision == "bfloat16", compiled=config.compile)
+        self._pass = TrainingPass(
+            self.module, bfloat16=config.precision == "bfloat16", compiled=config.compile
+        )
         self.flat = FlatModule(self.module, self._pass)
         specs = config.optimizer_specs()
         self.optimizers = Optimizers(self.flat, specs)
@@ -204,8 +207,8 @@ class GradientCore(LearnerCore[TrainState], ABC):
 
     def passes(self) -> tuple[int, int]:
         """Minibatches and epochs of a step, from `in_parts` or the config."""
-        given, own = self._parts, [getattr(self.config, key, 1) for key in _PASSES]
-        return given[0] or own[0], given[1] or own[1]
+        asked, own = self._parts, [getattr(self.config, key, 1) for key in _PASSES]
+        return asked[0] or own[0], asked[1] or own[1]
 
     def reads(self, x: Tensor) -> bool:
         """Whether the host can read a tensor without waiting for a device."""
@@ -302,29 +305,37 @@ class GradientCore(LearnerCore[TrainState], ABC):
 
     def grads(self, state: TrainState, sample: Columns) -> tuple[Grads, Aux]:
         calls = self._pass.compiled_calls
-        mean, priorities = MeanOverParts(), []
-        for part in micro_batches(sample, self.config.micro_batches):
+        parts = micro_batches(sample, self.config.micro_batches)
+        total: dict[str, Any] = {}
+        live_steps: Any = 0
+        priorities = []
+        for part in parts:
             gradient, loss, buffers = self._gradient(part, state)  # [P]
-            mean.add((gradient, loss.metrics, loss.means), loss.live_steps)
+            found = {"gradient": gradient, "metrics": loss.metrics, "means": loss.means}
+            if len(parts) > 1:  # means over parts become those over the whole
+                found = tree_map(lambda x, steps=loss.live_steps: x * steps, found)
+            total = tree_map(torch.add, total, found) if total else found
+            live_steps = live_steps + loss.live_steps  # []
             if loss.priorities is not None:
                 priorities.append(loss.priorities)
             state = TrainState(**{**state, "buffers": buffers})
-        gradient, metrics, means = mean.mean()
+        if len(parts) > 1:
+            total = tree_map(lambda x: x / live_steps.clamp(min=1), total)
         if self.config.compile:
             calls = self._pass.compiled_calls - calls
-            metrics["compiled_calls"] = torch.full_like(mean.live_steps, calls)  # []
-        return gradient, Aux(
-            live_steps=mean.live_steps,
-            metrics=metrics,
+            total["metrics"]["compiled_calls"] = torch.full_like(live_steps, calls)  # []
+        return total["gradient"], Aux(
+            live_steps=live_steps,
+            metrics=total["metrics"],
             buffers=state["buffers"],
-            means=means,
+            means=total["means"],
             priorities=torch.cat(priorities) if priorities else None,  # [N]
             new_steps=sample.get(NEW_STEPS),  # []
         )
 
     @torch.no_grad()
     def apply(self, state: TrainState, grads: Grads, aux: Aux) -> StepOutput[TrainState]:
-        inputs = {"state": state, "gradient": grads, "aux": aux.given()}
+        inputs = {"state": state, "gradient": grads, "aux": given(aux)}
         if self._recordings is None or self.mapped or on_host(grads):
             found = self._stepped(inputs)
         else:
@@ -426,7 +437,7 @@ class GradientCore(LearnerCore[TrainState], ABC):
         forward = Forward(self.flat, state["parameters"], state["buffers"]).differentiable()
         loss = self._loss(forward, inputs["columns"], state)
         gradient = gradient_of(loss.total, forward)  # [P]
-        found = loss._replace(total=loss.total.detach()).given()
+        found = given(loss._replace(total=loss.total.detach()))
         return {"gradient": gradient, "loss": found, "buffers": forward.buffers}
 
     def _loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
@@ -535,39 +546,3 @@ def _some_rows(x: Tensor, start: int, stop: int) -> Tensor:
     if x.ndim:
         return x[start:stop]
     return torch.zeros_like(x) if start else x
-
-
-class MeanOverParts:
-    """Mean of trees of tensors, weighted by live steps; 0 without any.
-
-    The means over the parts of a sample so become the mean over the whole. A tree is a tensor, or a
-    map or tuple of trees.
-    """
-
-    def __init__(self) -> None:
-        self._parts = 0
-        self._sums: Any = None
-        self.live_steps: Any = 0  # []
-
-    def add(self, tree: Any, live_steps: Tensor) -> None:
-        """Add one part's tree and the number of its live steps []."""
-        if self._parts == 1:
-            self._sums = _map(lambda x: x * self.live_steps, self._sums)
-        if self._parts:
-            self._sums = _map(lambda x, y: x + y * live_steps, self._sums, tree)
-        else:
-            self._sums = tree  # as it is: a single part needs no arithmetic
-        self._parts += 1
-        self.live_steps = self.live_steps + live_steps  # []
-
-    def mean(self) -> Any:
-        """The mean of the trees added so far."""
-        if self._parts == 1:
-            return self._sums
-        return _map(lambda x: x / self.live_steps.clamp(min=1), self._sums)
-
-
-def _map(function: Callable[..., Tensor], *trees: Any) -> Any:
-    if isinstance(trees[0], tuple):
-        return tuple(_map(function, *branches) for branches in zip(*trees, strict=True))
-    return tree_map(function, *trees)

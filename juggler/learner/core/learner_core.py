@@ -38,10 +38,6 @@ class Aux(NamedTuple):
     #: [] int64: how many steps count for schedules, at all learners together; None: the live ones.
     new_steps: Tensor | None = None
 
-    def given(self) -> dict[str, Any]:
-        """Its fields that are not None, as a tree of tensors."""
-        return {name: each for name, each in self._asdict().items() if each is not None}
-
 
 class StepOutput(NamedTuple, Generic[S]):
     """The result of an update."""
@@ -50,9 +46,14 @@ class StepOutput(NamedTuple, Generic[S]):
     metrics: Metrics
     priorities: Tensor | None = None  # [N], for samples from a replay
 
-    def given(self) -> dict[str, Any]:
-        """Its fields that are not None, as a tree of tensors."""
-        return {name: each for name, each in self._asdict().items() if each is not None}
+
+def given(record: Any) -> dict[str, Any]:
+    """Fields that are not None, as a tree of tensors.
+
+    Args:
+        record: an `Aux`, `StepOutput` or `Loss`.
+    """
+    return {name: each for name, each in record._asdict().items() if each is not None}
 
 
 class Seam(Protocol):
@@ -61,6 +62,10 @@ class Seam(Protocol):
     @property
     def in_group(self) -> bool:
         """Whether other learners make the same steps of the optimizer."""
+
+    @property
+    def rank(self) -> int:
+        """This learner's rank in its group, for draws that differ."""
 
     def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
         """The gradients to apply instead of these."""
@@ -73,6 +78,7 @@ class Alone:
     """The seam of a single learner, which changes nothing."""
 
     in_group = False
+    rank = 0
 
     def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
         return grads, aux

@@ -27,18 +27,11 @@ class StateMismatch(ValueError):
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """Copy a tree of tensors to a device, asynchronously from page-locked memory."""
+    """Copy a tree of tensors to a device, asynchronously if page-locked."""
     if isinstance(tree, Tensor):
         # Asking costs a tenth of a call that has nothing to do, of which an update makes forty.
         return tree if tree.device == device else tree.to(device, non_blocking=True)
     return {key: to_device(branch, device) for key, branch in tree.items()}
-
-
-def to_host(tree: Any) -> Any:
-    """Copy a tree of tensors to the host, asynchronously from a GPU."""
-    if isinstance(tree, Tensor):
-        return tree.to("cpu", non_blocking=True)
-    return {key: to_host(branch) for key, branch in tree.items()}
 
 
 def arrays_like(tree: Mapping[str, Any], *, copied: bool = False) -> dict[str, Tree]:

@@ -37,8 +37,12 @@ class BatchStore:
     Args:
         validator: of the batches of the module that this learner trains.
         arrived: called for each batch that was taken, in the server's thread.
-        capacity_bytes: the most memory that batches may take, of which admission keeps a healthy
-            run far below; None: half of the memory that this process may use.
+        capacity_bytes: the most memory that batches may take, with those of other modules of the
+            process; admission keeps a healthy run far below. None: half of the memory that this
+            process may use.
+
+    Attributes:
+        held_bytes: memory of the waiting batches.
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class BatchStore:
         self._validator = validator
         self._arrived = arrived
         self._capacity_bytes = total_memory() // 2 if capacity_bytes is None else capacity_bytes
-        self._held_bytes = 0
+        self.held_bytes = 0
         self._held: dict[int, HeldBatch] = {}
         self._joined = 0  # the generation of the group when this learner joined it
         self._lock = threading.Lock()
@@ -64,8 +68,12 @@ class BatchStore:
         with self._lock:
             self._joined = joined
 
-    def take(self, frame: BatchFrame) -> str:
+    def take(self, frame: BatchFrame, elsewhere: int = 0) -> str:
         """Store a batch; return why it was refused, or "".
+
+        Args:
+            frame: the batch.
+            elsewhere: bytes that wait for other modules of this process.
 
         Raises:
             WireError: the batch is invalid, as no correct EnvRunner sends it.
@@ -88,10 +96,11 @@ class BatchStore:
             # The driver asks for each id once: only a batch that still waits here is recognized.
             if held.batch_id in self._held:
                 raise WireError(f"batch {held.batch_id} is already here")
-            if self._held_bytes + held.nbytes > self._capacity_bytes:
-                raise WireError(f"{self._held_bytes} bytes of batches are waiting already")
+            waiting = self.held_bytes + elsewhere
+            if waiting + held.nbytes > self._capacity_bytes:
+                raise WireError(f"{waiting} bytes of batches are waiting already")
             self._held[held.batch_id] = held
-            self._held_bytes += held.nbytes
+            self.held_bytes += held.nbytes
         self._arrived(held)
         return ""
 
@@ -104,7 +113,7 @@ class BatchStore:
         """Remove and return the named batches in order, and missing ids."""
         with self._lock:
             found = [(batch_id, self._held.pop(batch_id, None)) for batch_id in batch_ids]
-            self._held_bytes -= sum(held.nbytes for _, held in found if held)
+            self.held_bytes -= sum(held.nbytes for _, held in found if held)
         return [held for _, held in found if held], [key for key, held in found if held is None]
 
     def _checked(self, frame: BatchFrame) -> EpisodeBatch:

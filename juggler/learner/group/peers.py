@@ -1,20 +1,31 @@
 """Peers: the other learners of a group, in one generation of it.
 
 Learners of one host, or of a network that is trusted, communicate over torch.distributed
-(`torch_peers`); learners of several hosts over encrypted streams (`ring_peers`).
+(`torch_peers`); learners of several hosts over encrypted streams (`ring_peers`). All take over the
+state of the one with the most updates. From then on a gradient is what one learner would get on the
+samples of all: a mean that weights each learner by its live steps.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
+import xxhash
 from torch import Tensor
+
+from juggler.learner.core.learner_core import Aux, Grads
+from juggler.runtime.wire.frames import FrameReader, encode_frame
+from juggler.runtime.wire.layouts import Limits
+from juggler.runtime.wire.trees import Tree, flatten
+from juggler.runtime.wire.v1 import training_pb2
 
 #: Time limit of meeting, and of one operation; around a ring, of one message.
 COLLECTIVE_SECONDS = 8.0
@@ -113,3 +124,109 @@ def said(error: BaseException) -> str:
     """Torch's message, without source location, hints and C++ stack."""
     line = str(error).partition("\n")[0].partition(". This is typically")[0]
     return re.sub(r"^\[[^]]*\.c(?:c|pp):\d+\] ", "", line).strip()
+
+
+class Member(Protocol):
+    """A learner with a state that others can take over."""
+
+    updates: int  # so far
+
+    def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
+        """All that `restore` needs: named arrays, and JSON for the rest."""
+
+    def restore(self, tree: Tree, extras: Mapping[str, Any]) -> None:
+        """Continue from where `save` was called."""
+
+
+def take_over_newest(learner: Member, peers: Peers) -> None:
+    """Take over the state with the most updates (ties: lowest rank).
+
+    If an update succeeded at only some learners, all continue from theirs. A state with a large
+    replay takes long to save, hash and restore: no member is considered lost meanwhile.
+
+    Raises:
+        PeerLost: a learner is gone.
+    """
+    own_hash = peers.wait_for_all(lambda: state_hash(learner))
+    states = peers.gather([learner.updates, own_hash])
+    leader = max(range(peers.size), key=lambda rank: (states[rank][0], -rank))
+    if all(state == states[leader] for state in states):
+        return
+    leads = peers.rank == leader
+    # One chunk at a time: a replay is large.
+    size, chunks = peers.wait_for_all(lambda: _chunks(learner) if leads else (0, iter(())))
+    limits = Limits(payload_bytes=peers.gather([size])[leader][0])
+    reader = FrameReader(training_pb2.StateHeader, limits, digests=True)
+    behind = states[peers.rank] != states[leader]
+    frame = None
+    while True:
+        own = next(chunks, None)
+        chunk_size = peers.gather([len(own or b"")])[leader][0]
+        if not chunk_size:
+            break
+        chunk = peers.broadcast(own, leader, chunk_size)
+        frame = reader.feed(chunk) if behind else None
+        peers.progresses()
+
+    def restore() -> None:
+        if frame is not None:
+            learner.restore(frame.tree, json.loads(frame.header.extra))
+
+    peers.wait_for_all(restore)
+
+
+def state_hash(learner: Member) -> int:
+    """Signed 64-bit XXH3 of everything that updates change, connectors' estimates included."""
+    digest = xxhash.xxh3_64()
+    tree, _ = learner.save()
+    for path, array in flatten(tree):
+        digest.update(repr((path, array.dtype.str, array.shape)).encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.intdigest() - 2**63
+
+
+def _chunks(learner: Member) -> tuple[int, Iterator[bytes]]:
+    """Maximum size of a state in a frame, and the frame's chunks."""
+    tree, extra = learner.save()
+    header = training_pb2.StateHeader(extra=json.dumps(extra))
+    # They are aligned in the payload, so it is somewhat larger than their sum.
+    size = sum(array.nbytes + 64 for _, array in flatten(tree))
+    return size, encode_frame(header, tree, digest=True)
+
+
+def mean_over_learners(
+    grads: Grads, aux: Aux, total: Callable[[Tensor], Tensor]
+) -> tuple[Grads, Aux]:
+    """Reduce a gradient over all learners.
+
+    Args:
+        grads: this learner's gradient [P].
+        aux: this learner's other results.
+        total: sums a vector [B] elementwise over the learners.
+
+    Returns:
+        The gradient and other results for the samples of all learners. Metrics and priorities are
+        still this learner's own.
+    """
+    # Buffers of floats are estimates. Others count passes, and are the same everywhere.
+    floats = {name: x for name, x in sorted(aux.buffers.items()) if x.is_floating_point()}
+    # Without a live step in the sample, buffers may hold anything.
+    buffers = [torch.where(aux.live_steps > 0, x, 0.0) for x in floats.values()]  # [...]
+    means = dict(sorted(aux.means.items()))
+    one = grads.new_ones(1)  # [1]: its sum is the count
+    parts = [grads, one, *means.values(), *buffers]  # [...]
+    sizes = [part.numel() for part in parts]
+    flat = grads.new_empty(sum(sizes))  # [B]
+    for place, part in zip(torch.split(flat, sizes), parts, strict=True):
+        torch.mul(part.reshape(-1).to(flat.dtype), aux.live_steps, out=place)
+    gradient, count, *sums = torch.split(total(flat), sizes)  # [P], [1], [...]
+    steps = count.squeeze(0)  # []
+    divisor = steps.clamp(min=1)  # []
+    reduced = {name: sums.pop(0).squeeze(0) / divisor for name in means}  # [] each
+    found = dict(aux.buffers)
+    for name, buffer in floats.items():
+        mean = (sums.pop(0) / divisor).view(buffer.shape).to(buffer.dtype)  # [...]
+        found[name] = torch.where(steps > 0, mean, buffer)  # [...]
+    live_steps = steps.round().to(aux.live_steps.dtype)  # []
+    whole = aux._replace(live_steps=live_steps, means=reduced, buffers=found)
+    return gradient.div_(divisor), whole

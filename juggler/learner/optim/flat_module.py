@@ -138,7 +138,7 @@ class FlatModule:
 
         The pass may update the given buffers in place, for example those of a normalization.
         """
-        return self._pass(self.module, self._under_all_names(parameters, buffers), batch)
+        return self._pass(self._under_all_names(parameters, buffers), batch)
 
     def initial_state(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
@@ -191,6 +191,7 @@ class TrainingPass:
     """Calls `forward_train` of a module with tensors that replace its own.
 
     Args:
+        module: the module.
         bfloat16: whether passes run under torch.autocast; their outputs are float32 again.
         compiled: whether torch.compile compiles passes, for any number of rows. The first pass
             is not compiled, because specs are checked then.
@@ -202,39 +203,34 @@ class TrainingPass:
         compiled_calls: how often graphs compiled by torch.compile have run.
     """
 
-    def __init__(self, *, bfloat16: bool = False, compiled: bool = False) -> None:
+    def __init__(self, module: RLModule, *, bfloat16: bool = False, compiled: bool = False) -> None:
         self.compiled_calls = 0
-        self._bfloat16 = bfloat16
+        self._module, self._places, self._bfloat16 = module, Places(module), bfloat16
+        self._is_checked = False  # a pass was made
         self._compiled: Callable[..., Any] | None = None
-        self._places: dict[RLModule, Places] = {}  # of modules that have made a pass
         if compiled:
             _check_compiler()
             self._compiled = torch.compile(_call, backend=self._counted)
 
-    def __call__(
-        self, module: RLModule, tensors: dict[str, Tensor], batch: Batch
-    ) -> dict[str, Any]:
+    def __call__(self, tensors: dict[str, Tensor], batch: Batch) -> dict[str, Any]:
         """Run a pass with these tensors, which may update the buffers.
 
         Each tensor is listed under all of its names.
         """
         if not self._bfloat16:
-            return self._outputs(module, tensors, batch)
+            return self._outputs(tensors, batch)
         with torch.autocast(next(iter(tensors.values())).device.type, torch.bfloat16):
-            outputs = self._outputs(module, tensors, batch)
+            outputs = self._outputs(tensors, batch)
         return {name: tree_map(_float32, x) for name, x in outputs.items()}
 
-    def _outputs(
-        self, module: RLModule, tensors: dict[str, Tensor], batch: Batch
-    ) -> dict[str, Any]:
+    def _outputs(self, tensors: dict[str, Tensor], batch: Batch) -> dict[str, Any]:
         outputs: dict[str, Any]
-        if self._compiled is not None and module in self._places:
+        if self._compiled is not None and self._is_checked:
             tree_map(_any_rows, batch)
-            outputs = self._compiled(module, tensors, (batch,))
+            outputs = self._compiled(self._module, tensors, (batch,))
         else:
-            if module not in self._places:
-                self._places[module] = Places(module)
-            outputs = self._places[module].call(tensors, batch)
+            outputs = self._places.call(tensors, batch)
+            self._is_checked = True
         return outputs
 
     def _counted(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
-
-from juggler.runtime.nearest import nearest
 
 
 class Schedule:
@@ -36,37 +34,3 @@ class Schedule:
             share = ((steps.double() - start) / (stop - start)).clamp(0, 1)  # []
             value = value + share * (high - low)  # []
         return value
-
-
-class ReplacedSchedules:
-    """Overrides a core's schedules with numbers.
-
-    Args:
-        name: of the core, for errors.
-        schedules: of the core, by name; these are changed.
-
-    Attributes:
-        values: the numbers, by the name of the schedule.
-    """
-
-    def __init__(self, name: str, schedules: dict[str, Callable[[Tensor], Tensor]]) -> None:
-        self.values: dict[str, float] = {}
-        self._name = name
-        self._schedules = schedules
-        self._replaced: dict[str, Callable[[Tensor], Tensor]] = {}
-
-    def use(self, values: Mapping[str, float]) -> None:
-        """Use these numbers, and the core's own schedules otherwise.
-
-        Raises:
-            ValueError: the core has no such schedule; nothing has changed.
-        """
-        for key in values:
-            if key not in self._schedules:
-                raise ValueError(
-                    f"{self._name} has no schedule {key!r}{nearest(key, self._schedules)}"
-                )
-        self._schedules.update(self._replaced)
-        self._replaced = {key: self._schedules[key] for key in values}
-        self._schedules.update({key: Schedule(value) for key, value in values.items()})
-        self.values = dict(values)

@@ -307,8 +307,9 @@ class LearnerWorker:
         module = self.modules.get(frame.header.module_id)
         if module is None:
             return f"no module {frame.header.module_id!r} is here"
+        others = [each.store for each in list(self.modules.values()) if each is not module]
         try:
-            return module.store.take(frame)
+            return module.store.take(frame, sum(store.held_bytes for store in others))
         except WireError as error:
             if not self._outlives_failures:
                 raise

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from juggler.learner.core.learner_core import Columns, Params
 from juggler.learner.core.metrics import mean_metrics
-from juggler.learner.core.state import arrays_like, to_device, to_host
+from juggler.learner.core.state import arrays_like, to_device
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
@@ -211,7 +211,7 @@ class Publishing:
 
     def _give_out(self, offer: _Offer) -> None:
         with self._side.working(after=offer.made):
-            on_host = to_host(offer.params)
+            on_host = to_device(offer.params, torch.device("cpu"))
             copied = self._side.mark()
         copied.synchronize()
         # `offer` keeps the tensors alive until here, where their copy is done.

@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from support.batches import MakeBatch
 from support.learner_groups import LEARNERS, MODEL, PATIENCE, SPACES, alone, same, spec, wait_for
 
 import juggler
-from juggler.runtime.episodes.batch import EpisodeBatch
-
-MakeBatch = Callable[..., EpisodeBatch]
 
 
 def test_what_a_module_cannot_begin_with_is_said_and_it_is_not_there(

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.batches import MakeBatch
 from support.learner_groups import LEARNERS, PATIENCE, alone, same, spec, wait_for
 
 import juggler
 from juggler.learner.data.collate import collate
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.trees import flatten
-
-MakeBatch = Callable[..., EpisodeBatch]
 
 
 def test_each_learns_what_it_would_learn_alone(

@@ -208,16 +208,14 @@ def test_jobs_go_in_order_and_none_before_its_batches(world: World) -> None:
     assert str(first.exception(0)) == "a: no"
 
 
-def test_of_an_update_with_a_refused_batch_the_others_are_discarded(world: World) -> None:
+def test_an_update_with_a_refused_batch_is_sent_and_fails(world: World) -> None:
     world.join()
     update = world.put("a", 1, 2, 3)
     world.put("b")
     for batch_id, why in ((1, ""), (2, "too long"), (3, "")):
         world.hear((0, batch_id, why))
-    _, discard, following = world.outside.sent
-    assert discard == training_pb2.Discard(module_id="a", batch_ids=[1, 2, 3])
-    assert following.module_id == "b"
-    world.answer("a")
+    assert world.sent() == ["setup", "a", "b"]
+    world.answer("a", failure="batches [2] are not here")
     assert type(update.exception(0)) is LearnerGroupError
     assert str(update.exception(0)) == "a: too long"
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.batches import TWO
 from support.place import status_of
 from support.small_cores import MODULE, SAMPLE, SquaredValues
 from torch import Tensor
@@ -34,7 +35,6 @@ from juggler.runtime.modules.building import build_module
 from juggler.testing import sample_for
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
-TWO = spaces.Discrete(2)
 
 
 @dataclass(kw_only=True)

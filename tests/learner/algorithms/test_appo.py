@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from support.batches import TWO, VECTOR, MakeBatch
 from support.slow_losses import Linear, appo_loss, gradient, weights_of
 from support.small_cores import copied
 from torch import Tensor
@@ -21,12 +20,7 @@ from juggler.learner.core.gradient_core import TrainState
 from juggler.learner.core.learner_core import ALONE, Columns, Seam, StepOutput
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
-
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
 
 
 def make_core(module: Any = Linear, model: dict[str, Any] | None = None, **config: Any) -> Appo:
@@ -136,26 +130,3 @@ def test_schedules_follow_the_environments_steps_and_not_the_uses(make_batch: Ma
         state = output.state
         seen.append(float(output.metrics["lr"]))
     assert seen == pytest.approx([1e-3, 0.8e-3, 0.6e-3, 0.4e-3])
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("target_period", 0),
-        ("buffer_batches", 0),
-        ("batch_uses", 0),
-        ("clip", 0.0),
-        ("behaviour_clip", -1.0),
-        ("kl_coefficient", 0.0),
-        ("target_kl", -0.1),
-        ("rho_bar", 0.0),
-    ],
-)
-def test_a_value_out_of_range_is_named(key: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"^{key} = {value}: must be"):
-        AppoConfig(**{key: value}).validate()
-
-
-def test_a_distance_needs_a_target_network_that_lags() -> None:
-    with pytest.raises(ValueError, match=r"target_kl = 0.1 with"):
-        AppoConfig(target_kl=0.1, target_period=1).validate()

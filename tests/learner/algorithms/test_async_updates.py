@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from support.batches import TWO, VECTOR, MakeBatch
 
 from juggler.learner.algorithms.dqn import DqnConfig
 from juggler.learner.algorithms.impala import ImpalaConfig
@@ -23,10 +22,6 @@ from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
-
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
 
 
 class Gated(Learner):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.batches import TWO, VECTOR, MakeBatch
 from support.small_cores import Doubled
 from torch import Tensor
 
@@ -32,10 +32,6 @@ from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
 from juggler.runtime.wire.structures import tree_map
-
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
 
 
 def make_core(module: Any = QNetwork, model: dict[str, Any] | None = None, **config: Any) -> Dqn:
@@ -265,22 +261,6 @@ def test_a_module_with_a_state_is_refused() -> None:
 def test_a_module_that_no_learner_can_have_explore_is_refused() -> None:
     with pytest.raises(ValueError, match="dqn needs a module with a buffer 'epsilon'"):
         make_core(module=ActorCritic)
-
-
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"replay_ratio": 0}, "replay_ratio = 0: must be above 0"),
-        ({"replay_begin": 200_000}, "never holds that many steps"),
-        ({"target_share": 1.5}, "target_share = 1.5: must be"),
-        ({"target_share": 0.0}, "target_share = 0.0: the target"),
-        ({"exploration_epsilon": [(0, 1.0), (10, 2.0)]}, "exploration_epsilon"),
-        ({"n_step": 0}, "n_step = 0: must be at least 1"),
-    ],
-)
-def test_a_wrong_key_is_named(keys: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        DqnConfig(**keys).validate()
 
 
 # R2D2's loss, targets and priorities against those of episodes played again step by step.

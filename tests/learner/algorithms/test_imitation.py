@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.batches import TWO, VECTOR, MakeBatch
 from support.learner_groups import join, update
 from support.random_episodes import random_episodes, write
 from support.small_cores import copied, slow_penalties
@@ -35,6 +35,7 @@ from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.algorithms.r2d2 import R2d2Config
 from juggler.learner.algorithms.r2d2.core import R2d2
 from juggler.learner.config import ImitationConfig
+from juggler.learner.core.around_core import OwnNetwork
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import ALONE, Columns
@@ -43,21 +44,17 @@ from juggler.learner.core.sequences import rows_of_transitions
 from juggler.learner.data.collate import collate
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
 from juggler.learner.data.sharding import shard
-from juggler.learner.group.member import state_hash
+from juggler.learner.group.peers import state_hash
 from juggler.learner.learner import Learner
 from juggler.runtime.datasets.dataset import Dataset
 from juggler.runtime.datasets.finding import DatasetError
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.config import ModelConfig
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
-from juggler.testing import check_core, check_learner
+from juggler.testing import assert_same, check_core, check_learner
 
 pytest.importorskip("minari", reason="needs juggler[datasets]")
 
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
 MODEL = {"hidden_sizes": [8]}
 GAMMA = 0.9
 
@@ -256,13 +253,21 @@ def test_priorities_are_those_of_the_rows_that_were_drawn(
 
 
 @pytest.mark.parametrize("name", ["impala", "ppo", "dqn"])
-def test_it_conforms(make_batch: MakeBatch, own: ImitationConfig, name: str) -> None:
+def test_it_conforms(
+    make_batch: MakeBatch, own: ImitationConfig, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def make() -> Discriminator:
         return Discriminator(make_inner(name), own)
 
     samples = [collate([make_batch(4, 6, seed=seed)]) for seed in range(2)]
     check_core(make, samples[0])
     check_learner(lambda seed: Learner(make(), seed=seed), samples)
+    core = make()
+    state = core.init(0)
+    shown = core.learned(state, samples[0], ALONE)[1]
+    monkeypatch.setattr(OwnNetwork, "loss_sum", None)  # no network of its own is trained
+    assert_same(core.shown(state, samples[0]), shown, "shown")
+    core.grads(state, samples[0])
 
 
 def test_learners_of_a_group_have_one_discriminator(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.batches import TWO, VECTOR, MakeBatch
 from support.slow_losses import in_training, slow_gradients, slow_steps
 from support.small_cores import copied
 from torch import Tensor
@@ -25,10 +26,6 @@ from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.wire.structures import tree_map
-
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
 
 
 def make_core(

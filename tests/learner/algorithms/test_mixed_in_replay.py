@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from support.batches import TWO, VECTOR, MakeBatch
 from support.slow_losses import in_training, slow_gradients
 
 from juggler.learner.algorithms.appo import AppoConfig
@@ -25,9 +24,6 @@ from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.testing import check_learner
 
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
 MEMORY = {"hidden_sizes": [8], "recurrent": "gru", "recurrent_size": 6}
 
 
@@ -172,15 +168,3 @@ def test_members_of_a_population_share_the_old_rows(make_batch: MakeBatch) -> No
     torch.testing.assert_close(member, alone.state, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="replay_share"):
         Population(make_core(), hyperparameters={"replay_share": [0.1, 0.5]})
-
-
-@pytest.mark.parametrize("config", [ImpalaConfig, AppoConfig])
-def test_a_wrong_key_is_named(config: Any) -> None:
-    for value in (-0.1, 1, 1.5):
-        with pytest.raises(ValueError, match=f"replay_share = {value}: must be"):
-            config(replay_share=value).validate()
-    for key in ("replay_capacity", "replay_memory"):
-        with pytest.raises(ValueError, match=f"{key} = 0: must be"):
-            config(**{key: 0}).validate()
-    with pytest.raises(ValueError, match="must be at least fragment_steps = 64"):
-        config(replay_share=0.5, replay_capacity=63).validate_rows(64)

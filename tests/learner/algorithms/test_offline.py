@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.batches import TWO, VECTOR, MakeBatch
 from support.small_cores import Doubled, copied
 
 from juggler.driver.config import ConfigError, RunConfig
@@ -27,10 +28,7 @@ from juggler.runtime.modules.actor_critics import ImplicitActorCritic
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.wire.errors import UnsupportedSpace
 
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
 MASKED = spaces.Dict({"observation": VECTOR, "action_mask": spaces.MultiBinary(2)})
-TWO = spaces.Discrete(2)
 NUMBERS = spaces.Box(-10, 10, (2,), np.float32)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.batches import MakeBatch
 from support.slow_losses import (
     TWO,
     VECTOR,
@@ -26,17 +26,13 @@ from torch import Tensor
 
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.ppo.core import deal, row_keys
 from juggler.learner.core.gradient_core import GradientCore, TrainState
 from juggler.learner.core.learner_core import ALONE, Aux, Grads
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.collate import collate
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.rl_module import Batch
-
-MakeBatch = Callable[..., EpisodeBatch]
 
 
 @pytest.mark.parametrize("reset_rows", [True, False])
@@ -84,23 +80,6 @@ def test_a_pass_in_chunks_is_the_pass_as_a_whole_with_states_too(
     for name in ("action_dist_inputs", "values"):
         torch.testing.assert_close(parts[name], whole[name])
     torch.testing.assert_close(parts["states"]["hidden"], whole["states"]["hidden"])
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("epochs", 0),
-        ("minibatches", 0),
-        ("lambda_", 1.1),
-        ("clip", 0.0),
-        ("value_clip", -1.0),
-        ("target_kl", 0.0),
-        ("minibatches", 4096),
-    ],
-)
-def test_a_value_out_of_range_is_named(key: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"^{key} = {value}: must be"):
-        PpoConfig(**{key: value}).validate()
 
 
 # PPO's updates as a whole: epochs of minibatches, where they end, and what they leave alone.

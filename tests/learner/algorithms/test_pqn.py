@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.batches import VECTOR, MakeBatch
 from support.slow_losses import Step, in_training, slow_steps
 
 from juggler.learner.algorithms.pqn import PqnConfig
@@ -22,8 +23,6 @@ from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
 from juggler.runtime.wire.errors import UnsupportedSpace
 
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
 THREE = spaces.Discrete(3, start=0)
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {"hidden_sizes": [8]},
@@ -34,6 +33,16 @@ MODELS: dict[str, dict[str, Any]] = {
 def make_core(module: Any = QNetwork, model: str = "plain", **config: Any) -> Pqn:
     make = partial(module, VECTOR, THREE, MODELS[model])
     return Pqn(make, PqnConfig(**config))
+
+
+def test_the_trained_parameters_act_whatever_keys_a_config_of_ones_own_has() -> None:
+    @dataclass(kw_only=True)
+    class OwnConfig(PqnConfig):
+        target_acts: bool = True  # there is no target network
+
+    core = Pqn(partial(QNetwork, VECTOR, THREE, MODELS["plain"]), OwnConfig())
+    state = core.init(0)
+    assert core.acting_parameters(state) is state["parameters"]
 
 
 def slow_returns(

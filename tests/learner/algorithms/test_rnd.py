@@ -12,6 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from support.batches import TWO, VECTOR, MakeBatch
 from support.learner_groups import join, update
 from support.small_cores import copied
 from torch.func import functional_call
@@ -39,16 +40,12 @@ from juggler.learner.core.population import Population
 from juggler.learner.core.sequences import rows_of_transitions
 from juggler.learner.data.collate import collate
 from juggler.learner.data.sharding import shard
-from juggler.learner.group.member import state_hash
+from juggler.learner.group.peers import state_hash
 from juggler.learner.learner import Learner
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
 
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
 MODEL = {"hidden_sizes": [8]}
 GAMMA_INT = 0.9
 OWN = IntrinsicConfig(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.batches import VECTOR
 from support.small_cores import Doubled, copied
 
 from juggler.learner.algorithms.sac import SacConfig
@@ -20,7 +21,6 @@ from juggler.runtime.modules.actor_critics import SoftActorCritic
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.wire.errors import UnsupportedSpace
 
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
 BOX = spaces.Box(np.array([-2, 0], np.float32), np.array([2, 5], np.float32))
 THREE = spaces.Discrete(3)
 SMALL = {"hidden_sizes": [8]}
@@ -216,19 +216,3 @@ def test_what_it_cannot_train_is_told() -> None:
         SoftActorCritic(VECTOR, BOX, {"distribution": "mine:laplace"})
     with pytest.raises(ValueError, match=r"leave out model\.recurrent"):
         SoftActorCritic(VECTOR, BOX, {**SMALL, "recurrent": "gru", "recurrent_size": 8})
-
-
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"temperature": 0.0}, "temperature = 0.0: must be above 0"),
-        (
-            {"temperature": 0.1, "target_entropy": -1.0},
-            "a temperature that is given is not learned",
-        ),
-        ({"replay_begin": 200_000}, "never holds that many steps"),
-    ],
-)
-def test_a_wrong_key_is_named(keys: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        SacConfig(**keys).validate()

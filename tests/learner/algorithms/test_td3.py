@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from support.batches import VECTOR, MakeBatch
 from support.learner_groups import join, update
 from support.small_cores import copied
 
@@ -20,15 +21,12 @@ from juggler.learner.algorithms.td3 import Td3Config
 from juggler.learner.algorithms.td3.core import Td3
 from juggler.learner.core.hashing import content_key, uniform
 from juggler.learner.learner import Learner
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.actor_critics import DeterministicActorCritic, SoftActorCritic
 from juggler.runtime.wire.errors import UnsupportedSpace
 from juggler.testing import check_core
 
-MakeBatch = Callable[..., EpisodeBatch]
 Floats = NDArray[np.float64]
 Parameters = Mapping[str, Floats]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
 BOX = spaces.Box(np.array([-2, 0], np.float32), np.array([2, 5], np.float32))
 SMALL = {"hidden_sizes": [8]}
 LOW, HALF = BOX.low.astype(float), (BOX.high - BOX.low).astype(float) / 2
@@ -254,17 +252,3 @@ def test_a_box_without_bounds_to_squash_to_is_refused(
     space = spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
     with pytest.raises(UnsupportedSpace, match=words):
         build_learner(Td3Config(), None, VECTOR, space, SMALL)
-
-
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"policy_period": 0}, "policy_period = 0: must be at least 1"),
-        ({"exploration_noise": -0.1}, "exploration_noise = -0.1: must be"),
-        ({"target_noise": -1.0}, "target_noise = -1.0: must be at least 0"),
-        ({"target_noise_clip": -1.0}, "target_noise_clip = -1.0: must be"),
-    ],
-)
-def test_a_wrong_key_is_named(keys: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Td3Config(**keys).validate()

@@ -5,29 +5,36 @@ from __future__ import annotations
 import importlib
 import math
 import runpy
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from support.batches import TWO, VECTOR, MakeBatch
 from support.small_cores import action_space_of, keeps_steps, needs_memory
 
 from juggler.learner.algorithms.actor_critic import ActorCriticConfig
 from juggler.learner.algorithms.intrinsic.rnd import Rnd
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.config import IntrinsicConfig, LearnerConfig
+from juggler.learner.core.around_core import AroundCore, OwnNetwork
 from juggler.learner.core.gradient_core import GradientCore, copied
-from juggler.learner.core.learner_core import Aux, Columns, Grads, LearnerCore, Params, StepOutput
+from juggler.learner.core.learner_core import (
+    ALONE,
+    Aux,
+    Columns,
+    Grads,
+    LearnerCore,
+    Params,
+    StepOutput,
+)
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.population import Population
 from juggler.learner.core.state import arrays_like, tensors_like
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
-from juggler.runtime.episodes.batch import MOST_REWARD, EpisodeBatch
+from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.recorder import Recordings
 from juggler.runtime.wire.structures import tree_map
@@ -41,13 +48,10 @@ from juggler.testing import (
     sample_for,
 )
 
-MakeBatch = Callable[..., EpisodeBatch]
 #: As many steps of the optimizer as show that an update makes several of them: of PPO, and of PPO
 #: and PQN within cores around them, beside which each is tried alone.
 FEW_PASSES, FEWER_PASSES = {"epochs": 2, "minibatches": 2}, {"epochs": 1, "minibatches": 2}
 EXAMPLES = Path(__file__).parents[3] / "examples"
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
 
 
 class Gaussian(LearnerCore[dict[str, Any]]):
@@ -194,6 +198,19 @@ def sample_of(make_batch: MakeBatch, seed: int = 0) -> Columns:
 @pytest.mark.parametrize("name", CORES)
 def test_a_core_conforms(make_batch: MakeBatch, name: str) -> None:
     check_core(CORES[name], sample_of(make_batch))
+
+
+@pytest.mark.parametrize("name", ["impala with rnd", "dqn with rnd", "a core around another"])
+def test_a_core_around_another_shows_the_same_whether_it_learns_or_not(
+    make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    core, sample = CORES[name](), sample_of(make_batch)
+    assert isinstance(core, AroundCore)
+    state = core.init(0)
+    shown = core.learned(state, sample, ALONE)[1]
+    monkeypatch.setattr(OwnNetwork, "loss_sum", None)  # no network of its own is trained
+    assert_same(core.shown(state, sample), shown, "shown")
+    assert torch.equal(core.grads(state, sample)[0], core.inner.grads(state["inner"], shown)[0])
 
 
 @pytest.mark.parametrize("name", [*sorted({*ALGORITHMS} & CORES.keys()), "r2d2 with a memory"])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from support.batches import TWO, VECTOR
 from support.small_cores import MODULE, SAMPLE, MakeBatch, SquaredValues, make_core
 from torch import Tensor, nn
 
@@ -256,8 +256,6 @@ def test_one_recording_serves_samples_with_many_numbers_of_truncated_episodes(
 # Micro-batches: in however many parts a sample is computed, its gradient is the same.
 
 
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
 plain = partial(build_module, None, VECTOR, TWO, {"hidden_sizes": [8]})
 lstm = partial(
     build_module, None, VECTOR, TWO, {"hidden_sizes": [8], "recurrent": "lstm", "recurrent_size": 5}

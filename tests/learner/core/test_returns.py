@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.batches import MakeBatch
 from torch import Tensor
 
 from juggler.learner.core.returns import Estimates, gae, linear_recurrence, next_values, vtrace
@@ -215,9 +215,6 @@ def test_a_linear_recurrence_works_under_vmap() -> None:
 
 
 # n-step transitions against those written out, step by step in float64.
-
-
-MakeBatch = Callable[..., EpisodeBatch]
 
 
 class Slow(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from gymnasium import spaces
+from support.batches import MakeBatch
 
 from juggler.learner.algorithms.dqn import DqnConfig
 from juggler.learner.algorithms.dqn.core import Dqn
@@ -19,13 +19,11 @@ from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.state import StateMismatch
 from juggler.learner.learner import Learner
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.q_network import QNetwork
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.testing import assert_same
 
-MakeBatch = Callable[..., EpisodeBatch]
 SPACES = spaces.Box(-10, 10, (4,), np.float32), spaces.Discrete(2)
 ALGORITHMS = pytest.mark.parametrize("algorithm", ["impala", "ppo", "appo"])
 

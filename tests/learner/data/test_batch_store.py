@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import Space, spaces
-from support.batches import GENERATION, TWO, VECTOR, World, refused
+from support.batches import GENERATION, TWO, VECTOR, MakeBatch, World, refused
 
 from juggler.learner.data.batch_store import BatchStore, HeldBatch
 from juggler.learner.data.collate import collate
@@ -376,7 +376,6 @@ def test_a_space_that_nobody_encodes_is_refused_when_the_store_opens(world: Worl
 # honest EnvRunner beside it notices nothing.
 
 
-MakeBatch = Callable[..., EpisodeBatch]
 BATCH_BYTES = 1 << 20
 STREAMS = 4
 METADATA = call_metadata("secret", "run", "i")

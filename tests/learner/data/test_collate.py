@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.batches import World, refused
+from support.batches import TWO, VECTOR, MakeBatch, World, refused
 
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.registry import build_learner
@@ -27,8 +26,6 @@ from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.trees import flatten
-
-MakeBatch = Callable[..., EpisodeBatch]
 
 
 def test_final_observations_stay_with_their_rows(make_batch: MakeBatch) -> None:
@@ -209,10 +206,6 @@ def test_rows_of_unequal_live_steps_are_balanced(make_batch: MakeBatch) -> None:
 
 
 # What a learner expects to be remembered at the start of each row.
-
-
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
 
 
 def learner_with(model: dict[str, Any] | None = None, **connectors: Any) -> Learner:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.batches import MakeBatch
 from torch import Tensor
 
 from juggler.learner.data.collate import collate
@@ -22,10 +22,7 @@ from juggler.learner.data.replay.episode_rows import (
 from juggler.learner.data.replay.memory import bytes_of_step
 from juggler.learner.data.replay.replay import MixInReplay
 from juggler.learner.data.sources import NEW_STEPS, Columns, Queue
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.structures import tree_map
-
-MakeBatch = Callable[..., EpisodeBatch]
 
 
 def make(**changes: Any) -> MixInReplay:

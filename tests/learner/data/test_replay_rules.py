@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.batches import MakeBatch
 
 from juggler.learner.core.sequences import rows_of_transitions
 from juggler.learner.data.collate import collate
@@ -19,7 +19,6 @@ from juggler.learner.data.sources import Columns
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.structures import tree_map
 
-MakeBatch = Callable[..., EpisodeBatch]
 CPU = torch.device("cpu")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.batches import kept, numbered, table_of
+from support.batches import MakeBatch, kept, numbered, table_of
 
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.metrics import fetch_metrics
@@ -137,9 +137,6 @@ def test_rounding_does_not_add_up_and_of_a_slot_named_twice_the_last_weight_coun
 
 
 # A table of rows of episodes whose rows get room for more: what is made anew, and what stays.
-
-
-MakeBatch = Callable[..., EpisodeBatch]
 
 
 def rows_of(make_batch: MakeBatch, seed: int, **keys: Any) -> dict[str, Any]:

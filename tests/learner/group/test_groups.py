@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.batches import TWO, VECTOR, MakeBatch
 from support.learner_groups import join, update
 
 from juggler.learner.algorithms.dqn import DqnConfig
@@ -20,7 +21,7 @@ from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.registry import ALGORITHMS, build_learner
 from juggler.learner.data.sharding import shard
 from juggler.learner.data.sources import Columns, Sums
-from juggler.learner.group.member import state_hash
+from juggler.learner.group.peers import state_hash
 from juggler.learner.learner import Learner
 from juggler.learner.shared_parts import SharedParts
 from juggler.runtime.connectors.config import ConnectorsConfig
@@ -30,9 +31,6 @@ from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
 from juggler.runtime.modules.rl_module import Batch, RLModule
 
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
 RECURRENT = {"recurrent": "gru", "recurrent_size": 6, "hidden_sizes": [8]}
 
 

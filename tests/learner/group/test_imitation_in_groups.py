@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from support.batches import TWO, VECTOR, MakeBatch
 from support.learner_groups import join, update
 from support.random_episodes import random_episodes, write
 
@@ -20,17 +18,13 @@ from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.config import ImitationConfig
 from juggler.learner.core.gradient_core import GradientCore
-from juggler.learner.group.member import state_hash
+from juggler.learner.group.peers import state_hash
 from juggler.learner.learner import Learner
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
 
 pytest.importorskip("minari", reason="needs juggler[datasets]")
 
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
 MODEL = {"hidden_sizes": [8]}
 
 

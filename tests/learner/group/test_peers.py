@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed
 from gymnasium import spaces
+from support.batches import MakeBatch
 from support.fake_streams import PATIENCE, FakeDevice
 from support.learner_groups import at_once, join, meet, never, update
 
@@ -23,19 +24,16 @@ from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.group import member, torch_peers
-from juggler.learner.group.member import take_over_newest
-from juggler.learner.group.peers import PeerLost, Peers
+from juggler.learner.group import peers as groups
+from juggler.learner.group import torch_peers
+from juggler.learner.group.peers import PeerLost, Peers, take_over_newest
 from juggler.learner.group.ring_peers import RingAccess, RingServer
 from juggler.learner.group.torch_peers import GlooPeers, MeetingPoint, NcclGroup, NcclStuck, by_nccl
 from juggler.learner.learner import Learner
 from juggler.learner.process.hosted_module import Membership
 from juggler.runtime.actors.endpoints import EndpointError
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.wire.v1 import training_pb2
-
-MakeBatch = Callable[..., EpisodeBatch]
 
 
 def make_learner() -> Learner:
@@ -353,7 +351,7 @@ def test_who_waits_for_another_one_makes_progress_and_who_is_waited_for_does_not
 
 def test_a_state_of_many_chunks_is_sent_with_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     group, peers = [learner_of(5), learner_of(0)], meet(2)
-    chunks, came = len(list(member._chunks(group[0])[1])), [0, 0]
+    chunks, came = len(list(groups._chunks(group[0])[1])), [0, 0]
 
     def note(rank: int) -> None:
         came[rank] += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.batches import VECTOR, MakeBatch
 from support.small_cores import copied
 from torch import Tensor
 
@@ -21,7 +21,6 @@ from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.learner.optim.optimizers import Adam, Optimizer, RMSProp, Step, clip_by_global_norm
 from juggler.learner.optim.schedules import Schedule
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 
 ALL = torch.tensor(True)
@@ -151,8 +150,6 @@ def test_a_schedule_whose_steps_do_not_rise_is_refused(points: list[tuple[int, f
 # Several optimizers in one module, beside those of torch; and three ways to clip.
 
 
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
 VALUE = {"parameters": ["value*"], "lr": 1e-2, "optimizer": "rmsprop", "optimizer_epsilon": 0.1}
 make = partial(build_module, None, VECTOR, spaces.Discrete(2), {"hidden_sizes": [8]})
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from support.batches import TWO, VECTOR, MakeBatch
 from support.small_cores import copied
 
 from juggler.learner.algorithms.impala import ImpalaConfig
@@ -19,12 +17,7 @@ from juggler.learner.core.population import Population
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.learner.optim.flat_module import TrainingPass
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
-
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
 
 
 def make_core(model: dict[str, Any] | None = None, **config: Any) -> Impala:
@@ -46,8 +39,8 @@ def test_a_pass_in_bfloat16_returns_float32_near_to_that_of_float32(recurrent: s
             else each.expand(32, -1)
             for key, each in initial.items()
         }
-    exact = TrainingPass()(module, tensors, batch)
-    found = TrainingPass(bfloat16=True)(module, tensors, batch)
+    exact = TrainingPass(module)(tensors, batch)
+    found = TrainingPass(module, bfloat16=True)(tensors, batch)
     assert found.keys() == exact.keys()
     for name in ("action_dist_inputs", "values"):
         assert found[name].dtype == torch.float32

@@ -17,6 +17,7 @@ import torch
 from google.protobuf import any_pb2
 from gymnasium import spaces
 from support import dying_learner
+from support.batches import MakeBatch
 from support.worker_world import BEGIN, GENERATION, MAX_STALENESS, World, overlap_on_cpu
 from torch import nn
 
@@ -34,8 +35,6 @@ from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
-
-MakeBatch = Callable[..., EpisodeBatch]
 
 
 @pytest.fixture(params=["in turn", "overlapped"])
@@ -418,6 +417,20 @@ def test_what_one_module_cannot_do_concerns_no_other(
     )
     world_of_worker_modules.send(2, BEGIN.update)
     assert Version.of(world_of_worker_modules.update(2).version) == (GENERATION, 11)
+
+
+def test_modules_of_a_process_share_the_memory_of_waiting_batches(
+    world_of_worker_modules: World,
+) -> None:
+    stores = [module.store for module in world_of_worker_modules.worker.modules.values()]
+    assert world_of_worker_modules.send(1, 0, RIVAL, "rival") == ("", "")
+    held = sum(store.held_bytes for store in stores)
+    for store in stores:
+        store._capacity_bytes = 3 * held // 2
+    said = f"{held} bytes of batches are waiting already"
+    assert world_of_worker_modules.send(2, BEGIN.update) == ("refused", said)
+    world_of_worker_modules.update(1, module_id="rival")
+    assert world_of_worker_modules.send(3, BEGIN.update) == ("", "")
 
 
 def test_an_exact_update_is_made_of_all_its_batches_or_not_at_all(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.batches import MakeBatch
 from support.fake_streams import PATIENCE, FakeDevice
 
 from juggler.learner.algorithms.appo import AppoConfig
@@ -20,11 +21,9 @@ from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import LearnerConfig
 from juggler.learner.learner import Learner
 from juggler.learner.process.overlap import InTurn, Overlapped, Publish, Share, works_by_itself
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
 
-MakeBatch = Callable[..., EpisodeBatch]
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CONFIGS = {
     "impala": ImpalaConfig(),

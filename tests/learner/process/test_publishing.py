@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.batches import MakeBatch
 from support.fake_streams import PATIENCE, FakeDevice
 from support.small_cores import make_core, samples_of
 from torch import Tensor
@@ -22,7 +23,7 @@ from torch import Tensor
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.metrics import fetch_metrics
-from juggler.learner.group.member import state_hash
+from juggler.learner.group.peers import state_hash
 from juggler.learner.learner import Learner
 from juggler.learner.process import hosted_module as state_handover
 from juggler.learner.process import program as devices
@@ -31,7 +32,6 @@ from juggler.learner.process.learner_worker import LearnerServer
 from juggler.learner.process.overlap import PendingMetrics, Publishing, SideStream
 from juggler.learner.process.program import LearnerProgram, device_for, parse_devices, use_threads
 from juggler.runtime.actors.worker import Contact
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.shared_directory import learner_socket
 from juggler.runtime.streams.sharing import connect, memory_path
@@ -153,9 +153,6 @@ def test_weights_are_copied_behind_their_update_and_sent_when_they_are_there(
 
 
 # Metrics of updates on their way to the driver: what is averaged, and what ends a run.
-
-
-MakeBatch = Callable[..., EpisodeBatch]
 
 
 def of_update(**numbers: float) -> dict[str, Tensor]:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.batches import MakeBatch
 from support.worker_world import GENERATION, MAX_STALENESS, PATIENCE, World, overlap_on_cpu
 
 from juggler.learner.group.peers import PeerLost
 from juggler.learner.process.overlap import Overlapped
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
-
-MakeBatch = Callable[..., EpisodeBatch]
 
 
 class Gate:

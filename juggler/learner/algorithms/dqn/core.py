@@ -34,7 +34,7 @@ from torch.nn.functional import smooth_l1_loss
 
 from juggler.learner.algorithms.dqn import DqnConfig
 from juggler.learner.algorithms.off_policy.core import (
-    EpsilonGreedyCore,
+    GreedyTargetCore,
     OffPolicyCore,
     importance_weights,
     place_of,
@@ -47,7 +47,7 @@ from juggler.runtime.modules.q_network import RETURN_LOGITS, RETURNS
 from juggler.runtime.wire.structures import tree_map
 
 
-class Dqn(EpsilonGreedyCore, OffPolicyCore):
+class Dqn(GreedyTargetCore, OffPolicyCore):
     """The core of DQN, for modules like those of PQN."""
 
     name = "dqn"

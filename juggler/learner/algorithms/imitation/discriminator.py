@@ -29,8 +29,8 @@ an end that was never demonstrated. A terminating step's reward includes the ret
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -54,7 +54,6 @@ from juggler.learner.core.learner_core import Columns, Metrics, Seam
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.sequences import terminated
 from juggler.learner.core.state import to_device
-from juggler.learner.data.sources import DataSource, Sums, alone
 from juggler.runtime.checkpoints.checkpoint import IMITATION
 from juggler.runtime.connectors.leaves import at, observed_leaves
 from juggler.runtime.datasets.dataset import Dataset
@@ -68,9 +67,6 @@ from juggler.runtime.wire.structures import space_leaves, tree_map
 from juggler.runtime.wire.trees import Path
 
 Space = gymnasium.Space[Any]
-
-#: A column [] int64: the rank of the learner whose source gave the sample; 0 before it has one.
-RANK: Final = "learner_rank"
 
 _CLIP = 10.0  # of normalized numbers
 _PIECE = 1 << 18  # numbers that are looked at together
@@ -93,28 +89,6 @@ class Logits(nn.Module):
             return self.absorbing
         logits: Tensor = self.head(self.encoder(steps)).squeeze(-1)  # [B]
         return logits
-
-
-class Ranked:
-    """Gives what another data source gives, with a column `RANK`.
-
-    Learners of a group have one state, so a core that draws by it draws the same at all of them.
-    With this column it can draw apart.
-    """
-
-    def __init__(self, source: DataSource) -> None:
-        self._source, self._rank = source, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-    def add(self, sample: Columns, sums: Sums = alone) -> Iterator[Columns]:
-        for due in self._source.add(sample, sums):
-            yield {**due, RANK: torch.tensor(self._rank, device=due[c.LIVE].device)}
-
-    def draw_apart(self, rank: int) -> None:
-        self._rank = rank
-        self._source.draw_apart(rank)
 
 
 class Discriminator(AroundCore):
@@ -153,15 +127,25 @@ class Discriminator(AroundCore):
         keeps = isinstance(inner.config, OffPolicyConfig)
         self._minibatches = 1 if keeps else max(1, inner.config.batch_size // config.minibatch_size)
 
-    def data_source(self, seed: int = 0) -> DataSource:
-        return cast(DataSource, Ranked(super().data_source(seed)))
-
     def own_state(self, seed: int) -> dict[str, Any]:
         return self.network.beginning(seed)
 
     def learned(
         self, state: AroundState, sample: Columns, seam: Seam
     ) -> tuple[dict[str, Any], Columns, Metrics]:
+        steps = self._steps(sample)  # [N T, ...]
+        rewarded, metrics = self._rewarded(state["own"], sample, steps)
+        own, losses = self._trained(state["own"], sample, steps, seam)
+        policy_loss, demonstration_loss, penalty = losses.unbind()  # [] each
+        metrics["discriminator_loss"] = policy_loss + demonstration_loss
+        metrics["gradient_penalty"] = penalty
+        return own, rewarded, metrics
+
+    def shown(self, state: AroundState, sample: Columns) -> Columns:
+        return self._rewarded(state["own"], sample, self._steps(sample))[0]
+
+    def _steps(self, sample: Columns) -> Any:
+        """What the discriminator sees of a sample's steps, [N T, ...]."""
         device = sample[c.LIVE].device
         if self._demonstrations.terminated.device != device:
             self._demonstrations = self._demonstrations.on(device)
@@ -170,13 +154,7 @@ class Discriminator(AroundCore):
             tree_map(lambda x: x.flatten(0, 1), sample[name])
             for name in (c.OBSERVATIONS, c.ACTIONS)
         )
-        steps = self._shown(observations, actions)  # [N T, ...] each
-        rewarded, metrics = self._rewarded(state["own"], sample, steps)
-        own, losses = self._trained(state["own"], sample, steps, seam)
-        policy_loss, demonstration_loss, penalty = losses.unbind()  # [] each
-        metrics["discriminator_loss"] = policy_loss + demonstration_loss
-        metrics["gradient_penalty"] = penalty
-        return own, rewarded, metrics
+        return self._shown(observations, actions)
 
     @torch.no_grad()
     def _rewarded(
@@ -196,8 +174,7 @@ class Discriminator(AroundCore):
             "imitation_reward": mean(rewards),
             "taken_for_demonstrated": mean((found > 0).float().view(live.shape)),
         }
-        rest = {name: column for name, column in columns.items() if name != RANK}
-        return {**rest, c.REWARDS: rewards}, metrics
+        return {**columns, c.REWARDS: rewards}, metrics
 
     def _trained(
         self, own: dict[str, Any], columns: Columns, steps: Any, seam: Seam
@@ -219,7 +196,9 @@ class Discriminator(AroundCore):
                 self._penalty(own, key ^ (2 * number), policy, demonstrated, live[part]),
             ]
 
-        apart = mixed(columns[RANK]) if RANK in columns else 0  # [], and 0 for rank 0
+        # Learners of a group have one state, and draw other demonstrations. A user's seam may lack
+        # a rank.
+        apart = mixed(torch.tensor(getattr(seam, "rank", 0), device=live.device))  # []
         passes = self._minibatches, 1
         return network.trained(own, passes, live.numel(), losses, 3, self.own.lr, seam, apart)
 

@@ -51,7 +51,7 @@ from juggler.learner.core.around_core import (
 )
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
-from juggler.learner.core.learner_core import Columns, Metrics, Seam
+from juggler.learner.core.learner_core import ALONE, Columns, Metrics, Seam
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.sequences import DISCOUNTS, all_observations, following, terminated
 from juggler.runtime.checkpoints.checkpoint import RND
@@ -117,6 +117,21 @@ class Rnd(AroundCore):
     def learned(
         self, state: AroundState, sample: Columns, seam: Seam
     ) -> tuple[dict[str, Any], Columns, Metrics]:
+        found = self._rewarded(state, sample, seam)
+        losses = partial(self._losses, found.everything, found.seen, found.targets)
+        names = ("predictor_loss", "intrinsic_value_loss")[: 1 if found.targets is None else 2]
+        passes, steps = self.inner.passes(), found.seen.live.numel()
+        own, means = self.networks.trained(
+            found.own, passes, steps, losses, len(names), self.own.lr, seam
+        )
+        metrics = {**found.metrics, **dict(zip(names, means.unbind(), strict=True))}
+        return own, found.columns, metrics
+
+    def shown(self, state: AroundState, sample: Columns) -> Columns:
+        return self._rewarded(state, sample, ALONE).columns
+
+    def _rewarded(self, state: AroundState, sample: Columns, seam: Seam) -> _Rewarded:
+        """Measure what is new in a sample; the networks learn nothing yet."""
         own, seen = dict(state["own"]), Seen.of(sample)
         # The moments of what live steps led to, as far as that is known.
         own["observed"] = {
@@ -141,16 +156,11 @@ class Rnd(AroundCore):
         # As long as all returns are equal there is no scale yet. A NaN is passed on.
         rewards = torch.where(spread <= _ROUNDING * mean.square(), 0.0, scaled)  # [N, T]
         changed, targets = self._with_bonus(state["inner"], own, sample, seen, everything, rewards)
-        losses = partial(self._losses, everything, seen, targets)
-        names = ("predictor_loss", "intrinsic_value_loss")[: 1 if targets is None else 2]
-        own, means = self.networks.trained(
-            own, self.inner.passes(), seen.live.numel(), losses, len(names), self.own.lr, seam
-        )
         metrics = {
             "intrinsic_reward": LiveMean(seen.live)(rewards),
             "novelty": LiveMean(seen.known)(errors),
         }
-        return own, changed, {**metrics, **dict(zip(names, means.unbind(), strict=True))}
+        return _Rewarded(own, seen, everything, changed, targets, metrics)
 
     def _normalized(self, observed: Mapping[str, TensorMoments], observations: Any) -> Any:
         """Observations [B, ...] with mean 0 and deviation 1, clipped."""
@@ -229,6 +239,17 @@ class Rnd(AroundCore):
 
             losses.append(networks.loss_sum(own, squares, live.sum()))
         return losses
+
+
+class _Rewarded(NamedTuple):
+    """A sample with the bonus, and what networks learn from it."""
+
+    own: dict[str, Any]  # with the moments of this sample too
+    seen: Seen
+    everything: Any  # normalized observations [M, ...]
+    columns: Columns
+    targets: _Targets | None
+    metrics: Metrics
 
 
 class _Targets(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor
 
-from juggler.learner.algorithms.off_policy import OffPolicyConfig
+from juggler.learner.algorithms.off_policy import EpsilonGreedyConfig, OffPolicyConfig
 from juggler.learner.core.gradient_core import (
     GradientCore,
     MakeModule,
@@ -148,9 +148,14 @@ class EpsilonGreedyCore(GradientCore, ABC):
     def exploration(self, state: TrainState) -> dict[str, Tensor]:
         return {EPSILON: self.schedules["exploration_epsilon"](state["steps"])}  # []
 
+
+class GreedyTargetCore(EpsilonGreedyCore, TargetNetworkCore, ABC):
+    """Base of ε-greedy cores whose target network may act."""
+
+    config: EpsilonGreedyConfig
+
     def acting_parameters(self, state: TrainState) -> Tensor:
-        acts = getattr(self.config, "target_acts", False)
-        return state["extra"]["target"] if acts else state["parameters"]  # [P]
+        return state["extra"]["target"] if self.config.target_acts else state["parameters"]  # [P]
 
 
 def place_of(module: RLModule, actions: Tensor) -> Tensor:

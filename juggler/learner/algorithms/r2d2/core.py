@@ -31,8 +31,7 @@ import torch
 from torch import Tensor
 
 from juggler.learner.algorithms.off_policy.core import (
-    EpsilonGreedyCore,
-    TargetNetworkCore,
+    GreedyTargetCore,
     importance_weights,
     place_of,
 )
@@ -49,7 +48,7 @@ _ETA = 0.9  # the weight of the largest error in a priority
 _SCALE_EPSILON = 1e-3
 
 
-class R2d2(EpsilonGreedyCore, TargetNetworkCore):
+class R2d2(GreedyTargetCore):
     """R2D2's core, for DQN modules with a state."""
 
     name = "r2d2"
