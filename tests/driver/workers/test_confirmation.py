@@ -289,7 +289,7 @@ def test_a_gateway_is_told_of_a_candidate_that_is_given_up(
 ) -> None:
     keys = {"gateway": "127.0.0.1:0", "evaluation_seconds": 1000.0} if simulators else {}
     world = asynchronous(tmp_path, **keys)
-    player = world.runner if simulators else evaluator(world)
+    player = world.runner if simulators else world.joined()
     train(world)
     place = str(cut(world).path)
     world.parts.confirmation.give_up()
