@@ -227,6 +227,13 @@ def test_however_many_different_trees_come_few_are_remembered_and_all_are_read()
         assert len(layouts.known_trees) == len(layouts._layouts) <= layouts._MOST_KNOWN
 
 
+def test_a_large_tree_is_not_remembered() -> None:
+    before = len(layouts.known_trees)
+    many = {f"array {number}": np.zeros(1) for number in range(400)}
+    assert read(many)["a"].keys() == many.keys()
+    assert len(layouts.known_trees) == before
+
+
 def test_the_form_of_a_tree_larger_than_any_models_is_not_kept() -> None:
     before = len(frames._forms)
     many = {f"array {number} {'x' * 10_000}": np.zeros(1) for number in range(110)}
