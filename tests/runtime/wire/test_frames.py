@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.wire_cases import HEADER, assert_same, feed_all, trees
 
@@ -26,7 +26,6 @@ chunk_sizes = st.sampled_from([1, 5, 16, 100, 1 << 20])
 LARGE: Tree = {"a": np.arange(1 << 20, dtype=np.float32)}  # 4 MiB
 
 
-@settings(max_examples=300)
 @given(trees, chunk_sizes, st.booleans())
 def test_every_tree_survives_the_round_trip(tree: Any, chunk_bytes: int, digest: bool) -> None:
     messages = list(encode_frame(HEADER, tree, digest=digest, chunk_bytes=chunk_bytes))
