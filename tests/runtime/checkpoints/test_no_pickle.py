@@ -35,6 +35,7 @@ CALLS = {
     "send_object_list", "recv_object_list", "broadcast_object_list", "all_gather_object",
     "gather_object", "scatter_object_list",
 }  # fmt: skip
+LAST = {each.rpartition(".")[2] for each in CALLS} | {"loads"}
 #: A script's own classes go to local workers through the pipe that starts their processes, and an
 #: EnvRunner talks to its environments' processes through pipes of multiprocessing.
 ALLOWED = {
@@ -65,8 +66,8 @@ def _of_interest() -> Iterator[tuple[str, str]]:
             if any(name.partition(".")[0] in UNPICKLES for name in names):
                 yield str(file.relative_to(PACKAGE)), ast.unparse(node)
             if isinstance(node, ast.Call):
-                called = ast.unparse(node.func)
-                last = called.rpartition(".")[2]
+                last = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                called = ast.unparse(node.func) if last in LAST else ""
                 if called in CALLS or last in CALLS - {"eval", "compile"} or last == "loads":
                     yield str(file.relative_to(PACKAGE)), ast.unparse(node)
 

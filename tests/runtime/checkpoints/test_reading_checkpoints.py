@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.made_files import checkpoint, names, same
 
@@ -212,7 +212,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["state.safetensors", "checkpoint.json"])
-@settings(max_examples=200)
 @given(data=st.data())
 def test_no_change_of_bytes_gives_another_checkpoint_or_another_exception(
     whole: Path, name: str, data: st.DataObject

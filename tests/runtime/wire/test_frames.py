@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.wire_cases import HEADER, assert_same, feed_all, trees
 
@@ -26,7 +26,6 @@ chunk_sizes = st.sampled_from([1, 5, 16, 100, 1 << 20])
 LARGE: Tree = {"a": np.arange(1 << 20, dtype=np.float32)}  # 4 MiB
 
 
-@settings(max_examples=300)
 @given(trees, chunk_sizes, st.booleans())
 def test_every_tree_survives_the_round_trip(tree: Any, chunk_bytes: int, digest: bool) -> None:
     messages = list(encode_frame(HEADER, tree, digest=digest, chunk_bytes=chunk_bytes))
@@ -225,6 +224,13 @@ def test_however_many_different_trees_come_few_are_remembered_and_all_are_read()
     for size in range(layouts._MOST_KNOWN + 2):
         np.testing.assert_array_equal(read(np.arange(size))["a"], np.arange(size))
         assert len(layouts.known_trees) == len(layouts._layouts) <= layouts._MOST_KNOWN
+
+
+def test_a_large_tree_is_not_remembered() -> None:
+    before = len(layouts.known_trees)
+    many = {f"array {number}": np.zeros(1) for number in range(400)}
+    assert read(many)["a"].keys() == many.keys()
+    assert len(layouts.known_trees) == before
 
 
 def test_the_form_of_a_tree_larger_than_any_models_is_not_kept() -> None:

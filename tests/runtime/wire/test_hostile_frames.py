@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.wire_cases import HEADER, assert_same, feed_all, nbytes
 
@@ -49,7 +49,6 @@ def read_safely(messages: list[bytes]) -> None:
         assert len(complaint) < 400
 
 
-@settings(max_examples=200)
 @given(
     st.sampled_from([ONE_CHUNK, MANY_CHUNKS]),
     st.lists(st.tuples(st.integers(0), st.integers(0), st.integers(0, 7)), max_size=4),
@@ -82,7 +81,6 @@ def test_a_frame_truncated_at_any_byte_is_never_read(frame: list[bytes]) -> None
             feed_all([*frame[1:], frame[0]], reader=reader)
 
 
-@settings(max_examples=200)
 @given(
     st.booleans(),
     st.sampled_from([0, 1, 100, 200]),
