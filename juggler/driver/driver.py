@@ -35,7 +35,7 @@ from juggler.driver.upkeep import Upkeep
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.trained_modules import PEER_SILENCE_SECONDS
 from juggler.driver.workers.worker_events import WorkerEvents
-from juggler.envrunner.program import ENVRUNNER, EVALUATOR
+from juggler.envrunner.program import ENVRUNNER, EVALUATOR, GatewayAddress
 from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.hub import Hub, HubSettings
 from juggler.runtime.actors.hub_events import Mailbox
@@ -386,7 +386,9 @@ class Driver:
         self._parts.callbacks.start()
         self._monitoring.ready(True)
         if self._listen is None:
-            self._local.start(self._config.driver, self._config.env_runner.gateway)
+            gateway, logs = self._config.env_runner.gateway, self._directory.path / "logs"
+            taking = GatewayAddress(gateway, logs=str(logs)) if gateway else None
+            self._local.start(self._config.driver, taking)
         else:
             progress.message(f"waiting for workers at {self._bound[-1]}", "info")
 

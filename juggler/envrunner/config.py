@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -14,6 +15,26 @@ _ELSEWHERE = (_SERVED, "envpool:")
 
 Vectorize = Literal["auto", "native", "sync", "async"]
 Autoreset = Literal["auto", "next_step", "same_step", "disabled"]
+
+ADDRESS = "{address}"
+#: Where gateways listen that start their simulators themselves: at any free port.
+_OWN_GATEWAY = "127.0.0.1:0"
+
+
+def words_of(command: str) -> list[str]:
+    """Split the command of a simulator, without a shell.
+
+    Raises:
+        ValueError: it is no command, or takes no address.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:  # an open quotation mark
+        raise ValueError(f"{command!r}: {error}") from error
+    if not any(ADDRESS in word for word in words):
+        rule = f'put {ADDRESS} where the command takes the address, as in "./game {ADDRESS}"'
+        raise ValueError(f"{command!r}: {rule}")
+    return words
 
 
 @dataclass(kw_only=True)
@@ -55,11 +76,23 @@ class EnvRunnerConfig:
     gateway: str = ""
     """Address where simulators are accepted, instead of making environments: HOST:PORT, where
     EnvRunner i has PORT + i, or any free port if PORT is 0; or unix:PATH, with PATH-i from the
-    second EnvRunner on. `env` is then only a name."""
+    second EnvRunner on. `env` is then only a name. With `simulator`, it is 127.0.0.1:0 by
+    default."""
+    simulator: str = ""
+    """Command that starts a simulator, as in "./game {address}". EnvRunners replace {address} with
+    the address to dial, and {index} with the number of the copy in the run, and start copies again
+    that end or hang."""
+    simulators_per_runner: int = 1
+    """Number of copies of `simulator` that an EnvRunner starts. Together they should have
+    envs_per_runner environments."""
     gateway_max_batch: int = 1024
     """Maximum number of rows of simulators in one inference."""
     gateway_max_wait_ms: float = 0.0
     """Milliseconds that a simulator's step waits for others to share one inference."""
+
+    def __post_init__(self) -> None:
+        if self.simulator and not self.gateway:
+            self.gateway = _OWN_GATEWAY
 
     @property
     def is_elsewhere(self) -> bool:
@@ -102,8 +135,8 @@ class EnvRunnerConfig:
         if most is not None and not (type(most) in (int, float) and 0 < most < float("inf")):
             said = f"record_gb must be a number of gigabytes above 0, not {most!r}"
             raise WrongValue("record_gb", said)
-        counts = ("max_episode_steps", "envs_per_runner", "fragment_steps", "gateway_max_batch")
-        for name in counts:
+        counts = ("envs_per_runner", "fragment_steps", "gateway_max_batch", "simulators_per_runner")
+        for name in ("max_episode_steps", *counts):
             value = getattr(self, name)
             optional = name == "max_episode_steps"
             if not (optional and value is None) and (type(value) is not int or value < 1):
@@ -123,6 +156,9 @@ class EnvRunnerConfig:
         if self.gateway and not (is_unix or is_tcp):
             said = f'gateway must be "HOST:PORT", "unix:PATH" or "", not {self.gateway!r}'
             raise WrongValue("gateway", said)
+        if self.simulator:
+            with wrong_where("simulator"):
+                words_of(self.simulator)
         seconds = self.step_deadline_seconds
         if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):
             said = f"step_deadline_seconds must be a number of seconds above 0, not {seconds!r}"

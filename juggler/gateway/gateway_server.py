@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -130,6 +130,15 @@ class GatewayServer:
     def asking(self) -> int:
         """As `Sessions.asking`."""
         return self._manager.sessions.asking
+
+    @property
+    def sessions(self) -> Collection[Session]:
+        """The open ones, whether or not their simulators are connected."""
+        return self._manager.sessions.by_id.values()
+
+    def lose(self, session: Session) -> None:
+        """As `SessionManager.lose`."""
+        self._manager.lose(session)
 
     def connected(self) -> tuple[int, int]:
         """As `guest_book.connected`."""

@@ -32,6 +32,7 @@ from juggler.gateway.player import Player
 from juggler.gateway.served_module import ServedModule
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.sessions import RESUME_SECONDS
+from juggler.gateway.simulators import Simulators
 from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.actors.attachment import Attachment, Detached
@@ -86,6 +87,7 @@ class GatewayRunner(SamplingWorker):
         )
         self._inbox, self._gateway_address = inbox, gateway
         self._server: GatewayServer | None = None
+        self._simulators: Simulators | None = None  # that it has started
         self._casting = Casting()
         # By the driver: the command's id, and the setup.
         self._told: tuple[int, EnvRunnerSetup] | None = None
@@ -105,6 +107,8 @@ class GatewayRunner(SamplingWorker):
         with ExitStack() as stack:  # an error of one module leaves no recording of another open
             for module in self._modules.values():
                 stack.callback(module.close)
+            if self._simulators is not None:
+                stack.callback(self._simulators.close)  # once they were told
             if self._server is not None:
                 self._server.close("the run is over, or lost this gateway")
             if self._contact.health is not None:
@@ -138,9 +142,25 @@ class GatewayRunner(SamplingWorker):
             rows=config.envs_per_runner,
         )
         busy = self._attachment.busy  # a policy that hangs shows itself as an environment does
-        self._server = GatewayServer(Transport(token), self, settings, self._failed, busy)
+        transport = Transport(token, config.simulators_per_runner if config.simulator else 0)
+        self._server = GatewayServer(transport, self, settings, self._failed, busy)
         address = self._server.start(self._address(), tls, self._gateway_address.insecure)
-        self._note(f"takes simulators at {address}; waits for the first one")
+        if not config.simulator:
+            self._note(f"takes simulators at {address}; waits for the first one")
+        else:
+            logs = self._gateway_address.logs
+            text = f"takes simulators at {address}; starts {config.simulators_per_runner} itself"
+            self._note(f"{text}, whose output is in {logs}" if logs else text)
+            self._simulators = Simulators(
+                config.simulator,
+                transport.loopbacks,
+                self._index * config.simulators_per_runner,
+                logs,
+                token,
+                config.step_deadline_seconds,
+                self._warn,
+                self._failed,
+            )
 
     @staticmethod
     def _seeds(told: EnvRunnerSetup, seed: int) -> dict[str, int]:
@@ -320,6 +340,9 @@ class GatewayRunner(SamplingWorker):
         assert self._server is not None
         if self._evaluations:
             self._go_on_evaluating()
+        if self._simulators is not None:
+            for session in self._simulators.look(self._server.sessions):
+                self._server.lose(session)
         while self._new and self._new[0].can_begin(self._modules):
             self._begin_round(self._new.popleft())
         while self._asked and self._asked[0].is_over(self._modules, self._server.env_steps):
@@ -370,6 +393,8 @@ class GatewayRunner(SamplingWorker):
             receipt, batch, error = module.hand_over(request)
             sender = module.streams.sender(request.learner)
             receipt.counts.update(self._server.counted)
+            if self._simulators is not None:
+                receipt.counts["simulator_restarts"] = self._simulators.restarts
             here = receipt.simulators
             here.connected, here.environments = self._server.connected()
             self._deliveries.has_spent(self._server.seconds)

@@ -157,6 +157,7 @@ class SessionManager:
             self.sessions.add(session)
             self._load += Load.of(session)
         stream.session, session.peer = session, address_of(stream.peer)
+        session.dialed = stream.dialed
         self.guests.came(session, back=resumed)
         self._counts["sessions_resumed" if resumed else "sessions_begun"] += 1
         welcome = pb.Welcome(
