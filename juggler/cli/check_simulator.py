@@ -6,7 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from juggler.driver.signals import as_exception, signals_become
 from juggler.envrunner.config import ADDRESS, words_of
 from juggler.envrunner.setup import RANDOM, may_play
 from juggler.gateway.agents import Casting
+from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
 from juggler.gateway.session_manager import LOST, GatewaySettings
@@ -65,6 +66,12 @@ class Arguments:
     seconds: float = 60.0
     """Maximum duration of the check, in seconds."""
 
+    seed: int = 0
+    """Seed that the seeds of episodes follow from."""
+
+    parameters: dict[str, float] = field(default_factory=dict)
+    """Numbers that the simulator gets for its episodes, by name."""
+
     insecure: Flag = False
     """Listen beyond loopback even without TLS or without a token."""
 
@@ -102,7 +109,13 @@ def check(given: Arguments, say: Callable[[str], None]) -> list[Finding]:
     work, process, ended = Check(given.steps, say), None, True
     # Random actions are cheap, so each message is answered at once.
     settings = GatewaySettings(
-        1 << 12, 0.0, "check", Watched.ROW_STEPS, _RESUME_SECONDS, casting=AnyAgents()
+        1 << 12,
+        0.0,
+        "check",
+        Watched.ROW_STEPS,
+        _RESUME_SECONDS,
+        casting=AnyAgents(),
+        curriculum=Curriculum(given.seed, given.parameters),
     )
     tls = read_tls(None)
     work.server = GatewayServer(Transport(read_token(None, tls)), work, settings, work.failed)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from juggler.runtime.wrong_value import WrongValue, wrong_where
@@ -35,6 +37,24 @@ def words_of(command: str) -> list[str]:
         rule = f'put {ADDRESS} where the command takes the address, as in "./game {ADDRESS}"'
         raise ValueError(f"{command!r}: {rule}")
     return words
+
+
+def _check_points(name: str, points: Any) -> None:
+    """Check a number or a schedule.
+
+    Raises:
+        ValueError: it is neither, or its steps do not rise.
+    """
+    try:
+        pairs = [(0, points)] if isinstance(points, (int, float)) else [*map(tuple, points)]
+        numbers = [(float(step), float(value)) for step, value in pairs]
+    except (TypeError, ValueError):
+        numbers = []
+    steps = [step for step, _ in numbers]
+    rises = bool(steps) and all(a < b for a, b in pairwise([-1.0, *steps]))
+    if not rises or not all(math.isfinite(each) for pair in numbers for each in pair):
+        said = "expected a number, or [step, value] pairs by rising step"
+        raise ValueError(f"simulator_parameters.{name} = {points!r}: {said}")
 
 
 @dataclass(kw_only=True)
@@ -85,6 +105,9 @@ class EnvRunnerConfig:
     simulators_per_runner: int = 1
     """Number of copies of `simulator` that an EnvRunner starts. Together they should have
     envs_per_runner environments."""
+    simulator_parameters: dict[str, float | list[tuple[float, float]]] = field(default_factory=dict)
+    """Numbers that simulators get for their episodes, by name, as of a curriculum: each a number or
+    a schedule, pairs of [environment steps trained on, value], linear between them."""
     gateway_max_batch: int = 1024
     """Maximum number of rows of simulators in one inference."""
     gateway_max_wait_ms: float = 0.0
@@ -159,6 +182,9 @@ class EnvRunnerConfig:
         if self.simulator:
             with wrong_where("simulator"):
                 words_of(self.simulator)
+        for name, points in self.simulator_parameters.items():
+            with wrong_where("simulator_parameters"):
+                _check_points(name, points)
         seconds = self.step_deadline_seconds
         if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):
             said = f"step_deadline_seconds must be a number of seconds above 0, not {seconds!r}"
@@ -172,6 +198,11 @@ class EnvRunnerConfig:
             raise ValueError(
                 f"env_wrappers need environments that Python steps one by one, which those of "
                 f"{self.gateway or self.env!r} are not: leave them out"
+            )
+        if self.simulator_parameters and not self.gateway:
+            raise ValueError(
+                "simulator_parameters without simulator or gateway: environments in Python have "
+                "env_kwargs; leave them out"
             )
         if limit is not None and (self.gateway or self.is_elsewhere):
             raise ValueError(

@@ -75,7 +75,7 @@ class GatewayServer:
         self._clock = Clock(self._strikes)
         events: Counter[str] = Counter()
         self._manager = SessionManager(work, settings, events)
-        self._local = LocalInference(self._manager, self.wake)
+        self._local = LocalInference(self._manager, settings.curriculum, self.wake)
         self._info = GatewayInfo(self._manager, settings, events, self.counted)
         self._arrivals: list[Batch] = []
         self._leaving: list[Session] = []
@@ -373,7 +373,8 @@ class GatewayServer:
                 part.agent.acted[part.environments[at]] = 0
         batch.session.told_to_wait = False
         parts = [batch.answers[part.index] for part in batch.parts]
-        batch.session.answers(batch.seq, action_batch(batch.seq, parts))
+        news = self._settings.curriculum.news_for(batch.session)
+        batch.session.answers(batch.seq, action_batch(batch.seq, parts, news))
 
     def _merged(self, steps: Steps) -> tuple[Answers, list[bytes], Version]:
         """The actions of an agent for whom several players have acted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.player import Player
 from juggler.gateway.recordings import Recording
 from juggler.gateway.session_manager import SessionManager
@@ -21,11 +22,14 @@ class LocalInference:
 
     Args:
         manager: of the sessions.
+        curriculum: of the episodes.
         wake: has `go_on` called soon; may be called in any thread.
     """
 
-    def __init__(self, manager: SessionManager, wake: Callable[[], None]) -> None:
-        self._manager, self._wake = manager, wake
+    def __init__(
+        self, manager: SessionManager, curriculum: Curriculum, wake: Callable[[], None]
+    ) -> None:
+        self._manager, self._curriculum, self._wake = manager, curriculum, wake
         self._asking: list[Session] = []  # for a policy
         self._told = Version(0, 0)  # to everybody
 
@@ -86,6 +90,8 @@ class LocalInference:
                     recording.environment, recording.infos, starts=recording.starts, ends=ends
                 )
             recorded = pb.Recorded(seq=recording.seq, stale=recording.stale, newest=newest)
+            if self._curriculum.news_for(recording.session):
+                recorded.parameters.update(self._curriculum.parameters)
             message = pb.ToSimulator(recorded=recorded).SerializeToString()
             recording.session.told_to_wait = False
             recording.session.answers(recording.seq, message)

@@ -26,6 +26,7 @@ from juggler.envrunner.sampling_worker import SamplingWorker
 from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup
 from juggler.envrunner.stage import OwnCode, refuse_league
 from juggler.gateway.agents import Casting
+from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.evaluation import GreedyEpisodes
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
@@ -88,6 +89,7 @@ class GatewayRunner(SamplingWorker):
         self._inbox, self._gateway_address = inbox, gateway
         self._server: GatewayServer | None = None
         self._simulators: Simulators | None = None  # that it has started
+        self._curriculum = Curriculum()
         self._casting = Casting()
         # By the driver: the command's id, and the setup.
         self._told: tuple[int, EnvRunnerSetup] | None = None
@@ -116,6 +118,10 @@ class GatewayRunner(SamplingWorker):
 
     # -- commands, in the first thread ----------------------------------------------------------
 
+    def _setup(self, command_id: int, setup: training_pb2.Setup) -> training_pb2.Ready | None:
+        self._steps_trained = setup.steps_trained
+        return super()._setup(command_id, setup)
+
     def _begin(self, command_id: int, told: EnvRunnerSetup, seed: int) -> None:
         """Listen. The reply follows when simulators have told the spaces."""
         config, self._seed = told.env_runner, seed
@@ -129,6 +135,7 @@ class GatewayRunner(SamplingWorker):
         for module_id, own_seed in self._seeds(told, seed).items():
             self._add(module_id, told.modules[module_id], own_seed)
         self._told = command_id, told
+        self._curriculum = Curriculum(seed, config.simulator_parameters, self._steps_trained)
         tls = read_tls(None) if self._contact.local else self._contact.tls
         token = read_token(None, tls) if self._contact.local else self._contact.token
         first = next(iter(told.modules.values()))
@@ -140,11 +147,13 @@ class GatewayRunner(SamplingWorker):
             refuses_logged=_why_not_logged(first),
             casting=self._casting,
             rows=config.envs_per_runner,
+            curriculum=self._curriculum,
         )
         busy = self._attachment.busy  # a policy that hangs shows itself as an environment does
         transport = Transport(token, config.simulators_per_runner if config.simulator else 0)
         self._server = GatewayServer(transport, self, settings, self._failed, busy)
         address = self._server.start(self._address(), tls, self._gateway_address.insecure)
+        self._curriculum.own = transport.loopbacks
         if not config.simulator:
             self._note(f"takes simulators at {address}; waits for the first one")
         else:
@@ -369,6 +378,7 @@ class GatewayRunner(SamplingWorker):
             if request.HasField("seed"):
                 seed = self._seeds(self._told[1], request.seed)[request.module_id]
             self._modules[request.module_id].begin(request, seed)
+            self._curriculum.follow(request.steps_trained)
             left[command_id] = request
         config, until = self._told[1].env_runner, None
         if self._casting.draws:

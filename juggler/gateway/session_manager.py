@@ -15,6 +15,7 @@ from juggler.envrunner.agent_returns import AgentReturns, add_returns, has_metri
 from juggler.envrunner.info_numbers import InfoNumber, InfoNumbers, told_apart
 from juggler.envrunner.multi_agent.line_up import LineUpError
 from juggler.gateway.agents import Casting, module_of
+from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.guest_book import GuestBook, address_of
 from juggler.gateway.player import Player
 from juggler.gateway.row_layout import Layout, ValueChecks
@@ -83,6 +84,7 @@ class GatewaySettings:
         refuses_logged: why data of other policies is not learned from; "": it is learned from.
         casting: which modules may act for which agents.
         rows: of a batch, for each agent of its module; 0: too few of them are not reported.
+        curriculum: of the episodes.
     """
 
     max_batch: int
@@ -93,6 +95,7 @@ class GatewaySettings:
     refuses_logged: str = ""
     casting: Casting = field(default_factory=Casting)
     rows: int = 0
+    curriculum: Curriculum = field(default_factory=Curriculum)
 
 
 class SessionManager:
@@ -154,6 +157,7 @@ class SessionManager:
             session.stream = stream
         else:
             session = self._begun(stream, hello, cast)
+            session.seed = self._settings.curriculum.session_seed(stream.dialed)
             self.sessions.add(session)
             self._load += Load.of(session)
         stream.session, session.peer = session, address_of(stream.peer)
@@ -171,7 +175,11 @@ class SessionManager:
             batches_in_flight=session.batches_in_flight,
             message_bytes=MESSAGE_BYTES,
             fragment_steps=self._settings.fragment_steps,
+            seed=session.seed,
+            parameters=self._settings.curriculum.parameters,
         )
+        # Answers from before a break come behind this, with older ones.
+        session.parameters = None if resumed else self._settings.curriculum.parameters
         stream.send(pb.ToSimulator(welcome=welcome).SerializeToString())
 
     def _begun(

@@ -170,6 +170,8 @@ class Session:
         stream: its connection; None: its simulator has vanished.
         peer: the address of its simulator, for people; set by the manager.
         dialed: the address that its simulator has dialed; set by the manager.
+        seed: of its episodes; set by the manager.
+        parameters: that its simulator has, by name; None: they are unknown.
         lost_at: when it vanished, in seconds of `time.monotonic`.
         told_to_wait: it knows that no samples are requested.
         told_of_untold: it knows that episodes are not counted.
@@ -198,6 +200,8 @@ class Session:
         self.last_seq = 0
         self.stream: Stream | None = stream
         self.peer = self.dialed = ""
+        self.seed = 0
+        self.parameters: Mapping[str, float] | None = None
         self.lost_at = 0.0
         self.told_to_wait = self.told_of_untold = False
         self._unanswered: set[int] = set()

@@ -393,17 +393,18 @@ class Part(NamedTuple):
     pieces: list[bytes]
 
 
-def action_batch(seq: int, parts: Sequence[Part]) -> bytes:
+def action_batch(seq: int, parts: Sequence[Part], more: bytes) -> bytes:
     """A ToSimulator with an ActionBatch.
 
     Args:
         seq: of the batch of steps.
         parts: the actions of its agents.
+        more: other fields of the ActionBatch.
     """
     number = write_varint(seq)
-    size = 1 + len(number) + sum(part.size for part in parts)
+    size = 1 + len(number) + sum(part.size for part in parts) + len(more)
     head = [_TO_SIMULATOR_ACTIONS, write_varint(size), _BATCH_SEQ, number]
-    return b"".join(chain(head, *(part.pieces for part in parts)))
+    return b"".join(chain(head, *(part.pieces for part in parts), [more]))
 
 
 class Answers:

@@ -240,6 +240,16 @@ def learned_from(tmp_path: Path, run_of: str, simulator: str, count: int) -> dic
         ),
         ({"simulator": "./game"}, "put {address} where the command takes the address"),
         ({"simulator": "./game '{address}"}, "No closing quotation"),
+        (
+            {"gateway": "127.0.0.1:0", "simulator_parameters": {"wind": [[5, 1], [2, 3]]}},
+            r"simulator_parameters.wind = .*: expected a number, or \[step, value\] pairs",
+        ),
+        (
+            {"gateway": "127.0.0.1:0", "simulator_parameters": {"wind": float("nan")}},
+            "simulator_parameters.wind = nan: expected a number",
+        ),
+        ({"gateway": "127.0.0.1:0", "simulator_parameters": {"wind": "a"}}, "expected a table of"),
+        ({"simulator_parameters": {"wind": 1}}, "environments in Python have env_kwargs"),
         ({"simulators_per_runner": 0}, "simulators_per_runner must be an integer of at least 1"),
     ],
 )

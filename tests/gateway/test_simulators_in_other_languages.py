@@ -200,6 +200,8 @@ def test_the_simulators_in_python_play() -> None:
         scope["simulate"](world.address, 30)
         assert world.count("episodes") == 2
         assert world.count("steps") >= 25
+        scope["simulate_with_seeds"](world.address, 3)
+        assert world.count("episodes") == 5
         scope["simulate_with_numbers"](world.address, 12)
         with world._server.at_work():
             told = world._server.take_played().infos
