@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -138,3 +140,46 @@ def test_one_that_keeps_ending_before_its_first_step_is_an_error(tmp_path: Path)
 def test_a_gateway_that_starts_simulators_needs_no_address() -> None:
     assert EnvRunnerConfig(simulator="./game {address}").gateway == "127.0.0.1:0"
     assert EnvRunnerConfig(simulator="./game {address}", gateway="unix:/g").gateway == "unix:/g"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_ends_by_a_signal_leaves_no_simulator(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    game = tmp_path / "game.py"
+    game.write_text(
+        "import subprocess, sys\n"
+        "subprocess.Popen(['sleep', '1000'], start_new_session=True, cwd=sys.argv[2])\n"
+        "from juggler.client import play\n"
+        "play('CartPole-v1', sys.argv[1])\n"
+    )
+    command = f"{sys.executable} {game} {{address}} {tmp_path}"
+    options = ["--simulator", command, "--num-env-runners", "1", "--envs-per-runner", "1"]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "juggler", "train", "--env", "game", *options, "--run-dir", "run"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        events = tmp_path / "run" / "events.jsonl"
+        eventually(lambda: events.exists() and "has the simulator at" in events.read_text())
+        assert len(_in(tmp_path)) > 4
+        run.send_signal(number)
+        run.wait(60)
+    finally:
+        run.kill()
+        run.wait()
+    eventually(lambda: not _in(tmp_path))
+
+
+def _in(directory: Path) -> list[int]:
+    """Processes that work in a directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):
+            if path.readlink() == directory:
+                found.append(int(path.parent.name))
+    return found
