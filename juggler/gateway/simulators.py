@@ -19,6 +19,7 @@ INDEX = "{index}"
 _POLICY = RestartPolicy(longest_delay=5.0, quarantine_after=3, most_in_window=1 << 10)
 _LOOK_SECONDS = 1.0
 _LEAVE_SECONDS = 2.0
+_LEAVING_LOOK_SECONDS = 0.02
 
 
 class SimulatorFailed(RuntimeError):
@@ -147,4 +148,9 @@ class Simulators:
     def close(self) -> None:
         """Let them leave, for a moment, and kill the others."""
         self._closing = True
-        self._supervisor.close(_LEAVE_SECONDS)
+        self._supervisor.stop_restarting()
+        end = time.monotonic() + _LEAVE_SECONDS
+        # Copies die with the supervisor's thread, which closing ends.
+        while self._supervisor.pids() and time.monotonic() < end:
+            time.sleep(_LEAVING_LOOK_SECONDS)
+        self._supervisor.close(0.0)

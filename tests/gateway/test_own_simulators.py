@@ -34,6 +34,17 @@ with connect_agents(address, {"one": (box([2]), discrete(3))}) as session:
     time.sleep(1000)
 """
 MANY = 1 << 40
+#: Saves its work at the end, which takes a moment.
+LEAVES = """
+import sys, time
+from pathlib import Path
+
+def leave(kind, error, traceback):
+    time.sleep(0.5)
+    Path(__file__).with_name("left").write_text(error.code)
+
+sys.excepthook = leave
+"""
 
 
 @pytest.fixture
@@ -113,6 +124,18 @@ def test_a_copy_that_owes_a_message_hangs_and_one_that_waits_for_an_answer_does_
     assert "it hangs, and is killed" in heard(world, "has sent nothing for")
     assert "killed by SIGKILL. Starting it again" in heard(world, "simulator-0 (pid")
     heard(world, "has the simulator at")
+
+
+def test_copies_may_leave_by_themselves_when_the_run_ends(
+    make_world: Callable[..., AgentsWorld], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulators, "_LEAVE_SECONDS", 60.0)
+    (tmp_path / "game.py").write_text(SIMULATOR.replace("import sys, time", LEAVES))
+    command = f"{sys.executable} {tmp_path / 'game.py'} {{address}} {{index}} {MANY}"
+    world = make_world({"*": "all"}, simulator=command)
+    world.begin()
+    world.close()
+    assert (tmp_path / "left").read_text() == "ENDED"
 
 
 def test_one_that_keeps_ending_before_its_first_step_is_an_error(tmp_path: Path) -> None:
