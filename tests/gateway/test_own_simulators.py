@@ -172,10 +172,12 @@ def test_a_run_that_ends_by_a_signal_leaves_no_simulator(
 ) -> None:
     game = tmp_path / "game.py"
     game.write_text(
-        "import subprocess, sys\n"
+        "import subprocess, sys, time\n"
         "subprocess.Popen(['sleep', '1000'], start_new_session=True, cwd=sys.argv[2])\n"
         "from juggler.client import play\n"
         "play('CartPole-v1', sys.argv[1])\n"
+        "time.sleep(1.0)\n"
+        "open('left', 'w')\n"
     )
     command = f"{sys.executable} {game} {{address}} {tmp_path}"
     options = ["--simulator", command, "--num-env-runners", "1", "--envs-per-runner", "1"]
@@ -196,6 +198,7 @@ def test_a_run_that_ends_by_a_signal_leaves_no_simulator(
         run.kill()
         run.wait()
     eventually(lambda: not _in(tmp_path))
+    assert (tmp_path / "left").exists() == (number != signal.SIGKILL)
 
 
 def _in(directory: Path) -> list[int]:
