@@ -55,10 +55,11 @@ environment on this host, a run [chooses other values](algorithms.md#what-a-run-
 keys that you do not give, and prints them. An unknown key is an error that names the nearest right
 one. All errors are reported at once, one per line.
 
-Tables (`env_kwargs`, `model`, `connectors`, `optimizers`, `intrinsic`, `imitation`, `agents`,
-`modules`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`. A schedule is `--lr 0
-1e-3 1000000 1e-4` there. "none" is `none` on the command line, `"none"` in a file, and `None` in
-Python. A row "as above" has other defaults of keys that are explained further up.
+Tables (`env_kwargs`, `simulator_parameters`, `model`, `connectors`, `optimizers`, `intrinsic`,
+`imitation`, `agents`, `modules`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`.
+A schedule is `--lr 0 1e-3 1000000 1e-4` there. "none" is `none` on the command line, `"none"` in a
+file, and `None` in Python. A row "as above" has other defaults of keys that are explained further
+up.
 
 `juggler train --list` shows the configurations that ship. `config.toml` in a run's directory is the
 run's own, and `juggler train` accepts it again (with another `--run-dir` if it has one).

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import signal
-import subprocess
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -24,8 +19,10 @@ from juggler.cli.arguments import Flag, parse, report_errors
 from juggler.cli.findings import Finding, State, print_finding, status_of
 from juggler.driver.config import ConfigError
 from juggler.driver.signals import as_exception, signals_become
+from juggler.envrunner.config import ADDRESS, words_of
 from juggler.envrunner.setup import RANDOM, may_play
 from juggler.gateway.agents import Casting
+from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.guest_book import GuestBook
@@ -35,6 +32,7 @@ from juggler.gateway.sessions import Session
 from juggler.gateway.step_batches import Share
 from juggler.gateway.transport import GatewayStream, Transport
 from juggler.runtime.acting.actor import Actor, RandomActions
+from juggler.runtime.actors.commands import Command, CommandProcess
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.connectors.building import EnvToModule
@@ -42,7 +40,6 @@ from juggler.runtime.wire.structures import space_leaves, take
 from juggler.runtime.wire.trees import Path, Tree, flatten, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
-_ADDRESS = "{address}"
 _FEW_STEPS = 20  # after a cut, or to see whether observations change
 _RESUME_SECONDS = 15.0
 _FEW, _FEW_SECONDS = 3, 10.0  # episodes, and how long to wait for more of them
@@ -70,6 +67,12 @@ class Arguments:
 
     seconds: float = 60.0
     """Maximum duration of the check, in seconds."""
+
+    seed: int = 0
+    """Seed that the seeds of episodes follow from."""
+
+    parameters: dict[str, float] = field(default_factory=dict)
+    """Numbers that the simulator gets for its episodes, by name."""
 
     insecure: Flag = False
     """Listen beyond loopback even without TLS or without a token."""
@@ -100,28 +103,35 @@ def check(given: Arguments, say: Callable[[str], None]) -> list[Finding]:
         EndpointError: the gateway cannot listen there.
         KeyboardInterrupt: Ctrl-C ended the check, and the command.
     """
-    command = _words(given.simulator) if _ADDRESS in given.simulator else []
-    if not command and " " in given.simulator:
-        rule = f'put {_ADDRESS} where the command takes the address, as in "./game {_ADDRESS}"'
-        raise ConfigError(f"{given.simulator!r}: {rule}")
+    is_command = ADDRESS in given.simulator or " " in given.simulator
+    try:
+        words = words_of(given.simulator) if is_command else []
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     work, process, ended = Check(given.steps, say), None, True
     # Random actions are cheap, so each message is answered at once.
     settings = GatewaySettings(
-        1 << 12, 0.0, "check", Watched.ROW_STEPS, _RESUME_SECONDS, casting=AnyAgents()
+        1 << 12,
+        0.0,
+        "check",
+        Watched.ROW_STEPS,
+        _RESUME_SECONDS,
+        casting=AnyAgents(),
+        curriculum=Curriculum(given.seed, given.parameters),
     )
     tls = read_tls(None)
     work.server = GatewayServer(Transport(read_token(None, tls)), work, settings, work.failed)
     work.guests = work.server.manager.guests = Guests(work.server.manager.sessions, work.tell)
-    address = "127.0.0.1:0" if command else given.simulator
+    address = "127.0.0.1:0" if words else given.simulator
     address = work.server.start(address, tls, given.insecure)
     # A command in a session of its own would outlive a check that a signal ends.
     with signals_become(lambda why: work.over.set()) as caught:
         try:
             say(f"takes simulators at {address}")
-            if command:
-                process = _started([word.replace(_ADDRESS, address) for word in command])
+            if words:
+                process = _started([word.replace(ADDRESS, address) for word in words])
             _wait(work, process, given.seconds)
-            status = None if process is None else process.poll()
+            status = None if process is None else process.exitcode
         finally:
             caught.no_more()
             work.server.close("the check is over")
@@ -140,38 +150,27 @@ def check(given: Arguments, say: Callable[[str], None]) -> list[Finding]:
     return found
 
 
-def _words(command: str) -> list[str]:
+def _started(words: list[str]) -> CommandProcess:
     try:
-        return shlex.split(command)
-    except ValueError as error:  # an open quotation mark
-        raise ConfigError(f"{command!r}: {error}") from error
-
-
-def _started(command: list[str]) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        return Command(words).start()
     except OSError as error:
-        raise ConfigError(f"{command[0]} does not start: {error}") from error
+        raise ConfigError(str(error)) from error
 
 
-def _end(process: subprocess.Popen[bytes], seconds: float) -> bool:
+def _end(process: CommandProcess, seconds: float) -> bool:
     """Wait for a command, then kill it; return whether it ended."""
-    by_itself = True
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        by_itself = False
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # with what it has started
-    process.wait()
+    process.join(seconds)
+    by_itself = not process.is_alive()
+    process.kill()
+    process.join()
     return by_itself
 
 
-def _wait(work: Check, process: subprocess.Popen[bytes] | None, seconds: float) -> None:
+def _wait(work: Check, process: CommandProcess | None, seconds: float) -> None:
     """Wait for the end of the check, and report progress."""
     began = shown = time.monotonic()
     while not work.over.wait(_LOOK_SECONDS) and (now := time.monotonic()) < began + seconds:
-        if process is not None and process.poll() is not None:
+        if process is not None and not process.is_alive():
             work.over.wait(1.0)  # for its last messages
             return
         if now > shown + _LINE_SECONDS:

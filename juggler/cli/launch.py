@@ -246,12 +246,14 @@ def _run_of(given: LaunchArguments, options: Sequence[str]) -> Launch:
     config = given.config or ""
     run_dir = launch_directory(given.run_dir, config).absolute()
     checked = [*([config] if config else []), "--run-dir", str(run_dir), "--go-on"]
-    gateway = read_arguments([*checked, *options]).arguments.run.env_runner.gateway
-    if gateway and not isinstance(given, KubernetesArguments):
+    runner = read_arguments([*checked, *options]).arguments.run.env_runner
+    gateway = runner.gateway
+    if gateway and not runner.simulator and not isinstance(given, KubernetesArguments):
         raise LaunchError(
             f"gateway = {gateway!r}: EnvRunners of this engine make environments, and those of "
             "this run are simulators'. Launch it on kubernetes; or start its processes yourself, "
-            "with `juggler driver`, `juggler learner` and `juggler envrunner --gateway HOST:PORT`"
+            "with `juggler driver`, `juggler learner` and `juggler envrunner --gateway HOST:PORT`; "
+            "or let EnvRunners start simulators, with the key simulator"
         )
     insecure = isinstance(given, HostArguments) and given.insecure
     return Launch(run_dir, config, options, insecure, given.plain_gradients, gateway)

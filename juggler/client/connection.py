@@ -72,6 +72,7 @@ class Connection:
 
     Attributes:
         welcome: the stream's first message from the gateway, a `Welcome` of simulator.proto.
+        parameters: numbers by name, for episodes that begin now: the run's `simulator_parameters`.
 
     Raises:
         GatewayError: the gateway does not answer, or refuses this simulator.
@@ -91,8 +92,21 @@ class Connection:
         self._tls = tls or os.environ.get("JUGGLER_TLS", "")
         self._channel: Any = None
         self._seq = 0
+        self._begun = [0] * hello.environments  # episodes
+        self.parameters: dict[str, float] = {}
         self.welcome = self._dial(timeout)
         hello.resume_token = self.welcome.resume_token
+
+    def next_seed(self, environment: int = 0) -> int | None:
+        """Return the seed of an environment's next episode.
+
+        Each call is for another episode. None: the gateway is of an earlier version.
+        """
+        if not self.welcome.HasField("seed"):
+            return None
+        number = len(self._begun) * self._begun[environment] + environment
+        self._begun[environment] += 1
+        return self.welcome.seed + number
 
     def close(self) -> None:
         """Say goodbye. Running episodes end as truncated."""
@@ -167,6 +181,9 @@ class Connection:
         if answer.HasField("error"):
             error = answer.error
             raise GatewayError(pb.Error.Code.Name(error.code), error.message, error.retryable)
+        for told in (answer.actions, answer.recorded, answer.welcome):
+            if told.parameters:  # another message has none
+                self.parameters = dict(told.parameters)
         return answer
 
     def _dial(self, seconds: float) -> pb.Welcome:

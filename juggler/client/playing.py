@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from juggler.client.connection import GatewayError
+from juggler.client.connection import Connection, GatewayError
 from juggler.client.session import AgentsSession, Session, connect, connect_agents
 from juggler.client.spaces import as_message, dict_of, multi_binary
 
@@ -35,7 +35,8 @@ def play(
         env: a Gymnasium id, or an environment.
         address: address of the gateway.
         episodes: how many to play; None: until the run ends.
-        seed: seed of the environment.
+        seed: seed of the environment; None: one from the run. The run's `simulator_parameters` are
+            the options of each reset.
         env_kwargs: keyword arguments for making an environment by its id.
         mode: what acts, as in `connect`.
         options: options of `connect`. Numbers that the environment puts into `info` reach the run's
@@ -83,7 +84,8 @@ def play_agents(
         env: an environment with PettingZoo's Parallel or AEC interface.
         address: address of the gateway.
         episodes: how many to play; None: until the run ends.
-        seed: seed of the environment.
+        seed: seed of the environment; None: one from the run. The run's `simulator_parameters` are
+            the options of each reset.
         options: options of `connect_agents`. Numbers that agents find in their infos reach the
             run's metrics if `info_names` has their names.
 
@@ -106,6 +108,7 @@ def play_agents(
     def session_with(seed: int | None) -> None:
         play_episode = _in_turns if in_turns else _at_once
         with connect_agents(address, agents, **options) as session:
+            seed = session.next_seed() if seed is None else seed
             while len(returns) != episodes:
                 returns.append(play_episode(env, session, masks, seed))
                 seed = None
@@ -139,7 +142,8 @@ def _play(
     env: Any, session: Session, episodes: int | None, seed: int | None, returns: list[float]
 ) -> None:
     """Play in one session until there are as many returns as episodes."""
-    observation, _ = env.reset(seed=seed)
+    seed = session.next_seed() if seed is None else seed
+    observation, _ = env.reset(seed=seed, **_options(session))
     action, total = session.step(observation), 0.0
     while True:
         observation, reward, terminated, truncated, info = env.step(action)
@@ -153,8 +157,13 @@ def _play(
                 return
             # The reset may write into the same memory.
             total, final, info = 0.0, deepcopy(observation), dict(info)
-            observation, _ = env.reset()
+            observation, _ = env.reset(**_options(session))
         action = session.step(observation, *result, final, infos=info)
+
+
+def _options(session: Connection) -> dict[str, dict[str, float]]:
+    """Return the options of a reset, if the run has parameters."""
+    return {"options": session.parameters} if session.parameters else {}
 
 
 class _Masks:
@@ -207,7 +216,7 @@ def _at_once(env: Any, session: AgentsSession, masks: _Masks, seed: int | None) 
     """Play an episode of a Parallel environment."""
     ids = {str(agent): agent for agent in env.possible_agents}
     returns = dict.fromkeys(ids, 0.0)
-    observations, infos = env.reset(seed=seed)
+    observations, infos = env.reset(seed=seed, **_options(session))
     actions = session.step(
         {
             name: masks.shown(agent, observations[agent], infos.get(agent), False)
@@ -240,7 +249,7 @@ def _in_turns(
 ) -> dict[str, float]:
     """Play an episode of an AEC environment."""
     returns = {str(agent): 0.0 for agent in env.possible_agents}
-    env.reset(seed=seed)
+    env.reset(seed=seed, **_options(session))
     while env.agents:
         agent = env.agent_selection
         name = str(agent)

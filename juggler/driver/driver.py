@@ -35,7 +35,7 @@ from juggler.driver.upkeep import Upkeep
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.trained_modules import PEER_SILENCE_SECONDS
 from juggler.driver.workers.worker_events import WorkerEvents
-from juggler.envrunner.program import ENVRUNNER, EVALUATOR
+from juggler.envrunner.program import ENVRUNNER, EVALUATOR, GatewayAddress
 from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.hub import Hub, HubSettings
 from juggler.runtime.actors.hub_events import Mailbox
@@ -47,6 +47,7 @@ from juggler.runtime.wire.v1 import attach_pb2
 _LAST_UPDATES_SECONDS = 1.0
 _SILENCE_SECONDS = 2.5  # of learners whose state is waited for; they say something every second
 _LEAVE_SECONDS = 0.5
+_SIMULATORS_SECONDS = 4.0  # for EnvRunners that wait for the simulators that they have started
 _RECORDING_SECONDS = 30.0  # for EnvRunners that still write what they have recorded
 #: A large state takes longer, and is worth it: containers are given a minute to end.
 _LAST_CHECKPOINT_SECONDS = 40.0
@@ -77,8 +78,10 @@ class Ending:
     @property
     def leave_seconds(self) -> float:
         """How long workers of this host may take to end in order."""
-        recorded = self._parts.config.env_runner.record
-        return _RECORDING_SECONDS if recorded else _LEAVE_SECONDS
+        runner = self._parts.config.env_runner
+        if runner.record:
+            return _RECORDING_SECONDS
+        return _SIMULATORS_SECONDS if runner.simulator else _LEAVE_SECONDS
 
     def wind_down(self) -> None:
         """Let updates end, make the last checkpoint, and send everybody home."""
@@ -386,7 +389,9 @@ class Driver:
         self._parts.callbacks.start()
         self._monitoring.ready(True)
         if self._listen is None:
-            self._local.start(self._config.driver, self._config.env_runner.gateway)
+            gateway, logs = self._config.env_runner.gateway, self._directory.path / "logs"
+            taking = GatewayAddress(gateway, logs=str(logs)) if gateway else None
+            self._local.start(self._config.driver, taking)
         else:
             progress.message(f"waiting for workers at {self._bound[-1]}", "info")
 

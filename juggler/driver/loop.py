@@ -238,7 +238,7 @@ def _why_not_these_runners(config: RunConfig) -> str:
     """Why no EnvRunner can come or go, or ""."""
     if config.env_runner.dataset:
         return "EnvRunners that play a data set share it out when the run begins"
-    if config.env_runner.gateway:
+    if config.env_runner.gateway and not config.env_runner.simulator:
         return "simulators dial the gateway of this run, of which there is one"
     return ""
 

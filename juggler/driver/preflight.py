@@ -25,7 +25,9 @@ from juggler.driver.checkpoint.beginning import Origins
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.checkpoint.restoring import learner_state
 from juggler.driver.config import ConfigError, DriverConfig, RunConfig
+from juggler.envrunner.config import words_of
 from juggler.envrunner.environments.naming import check_name
+from juggler.runtime.actors.commands import must_be_there
 from juggler.runtime.actors.processes import WorkerProgram, ended, forkserver_pid, start
 from juggler.runtime.actors.resources import seconds_used
 from juggler.runtime.actors.supervisor import how_it_ended
@@ -129,14 +131,18 @@ def check_names(config: RunConfig) -> None:
     """Check the names in a configuration, without importing user code.
 
     Raises:
-        ConfigError: there is no such environment or Python module, or the environment needs a
-            package that is not installed.
+        ConfigError: there is no such environment, simulator or Python module, or the environment
+            needs a package that is not installed.
     """
     try:
         if config.plays and not config.env_runner.gateway:
             check_name(config.env_runner.env)
+        if config.env_runner.simulator:
+            must_be_there(words_of(config.env_runner.simulator))
         for what, name in named_parts(config):
             check_there(name, what)
+    except FileNotFoundError as error:
+        raise ConfigError(f"simulator = {config.env_runner.simulator!r}: {error}") from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import shlex
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from juggler.runtime.wrong_value import WrongValue, wrong_where
@@ -14,6 +17,44 @@ _ELSEWHERE = (_SERVED, "envpool:")
 
 Vectorize = Literal["auto", "native", "sync", "async"]
 Autoreset = Literal["auto", "next_step", "same_step", "disabled"]
+
+ADDRESS = "{address}"
+#: Where gateways listen that start their simulators themselves: at any free port.
+_OWN_GATEWAY = "127.0.0.1:0"
+
+
+def words_of(command: str) -> list[str]:
+    """Split the command of a simulator, without a shell.
+
+    Raises:
+        ValueError: it is no command, or takes no address.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:  # an open quotation mark
+        raise ValueError(f"{command!r}: {error}") from error
+    if not any(ADDRESS in word for word in words):
+        rule = f'put {ADDRESS} where the command takes the address, as in "./game {ADDRESS}"'
+        raise ValueError(f"{command!r}: {rule}")
+    return words
+
+
+def _check_points(name: str, points: Any) -> None:
+    """Check a number or a schedule.
+
+    Raises:
+        ValueError: it is neither, or its steps do not rise.
+    """
+    try:
+        pairs = [(0, points)] if isinstance(points, (int, float)) else [*map(tuple, points)]
+        numbers = [(float(step), float(value)) for step, value in pairs]
+    except (TypeError, ValueError):
+        numbers = []
+    steps = [step for step, _ in numbers]
+    rises = bool(steps) and all(a < b for a, b in pairwise([-1.0, *steps]))
+    if not rises or not all(math.isfinite(each) for pair in numbers for each in pair):
+        said = "expected a number, or [step, value] pairs by rising step"
+        raise ValueError(f"simulator_parameters.{name} = {points!r}: {said}")
 
 
 @dataclass(kw_only=True)
@@ -55,11 +96,26 @@ class EnvRunnerConfig:
     gateway: str = ""
     """Address where simulators are accepted, instead of making environments: HOST:PORT, where
     EnvRunner i has PORT + i, or any free port if PORT is 0; or unix:PATH, with PATH-i from the
-    second EnvRunner on. `env` is then only a name."""
+    second EnvRunner on. `env` is then only a name. With `simulator`, it is 127.0.0.1:0 by
+    default."""
+    simulator: str = ""
+    """Command that starts a simulator, as in "./game {address}". EnvRunners replace {address} with
+    the address to dial, and {index} with the number of the copy in the run, and start copies again
+    that end or hang."""
+    simulators_per_runner: int = 1
+    """Number of copies of `simulator` that an EnvRunner starts. Together they should have
+    envs_per_runner environments."""
+    simulator_parameters: dict[str, float | list[tuple[float, float]]] = field(default_factory=dict)
+    """Numbers that simulators get for their episodes, by name, as of a curriculum: each a number or
+    a schedule, pairs of [environment steps trained on, value], linear between them."""
     gateway_max_batch: int = 1024
     """Maximum number of rows of simulators in one inference."""
     gateway_max_wait_ms: float = 0.0
     """Milliseconds that a simulator's step waits for others to share one inference."""
+
+    def __post_init__(self) -> None:
+        if self.simulator and not self.gateway:
+            self.gateway = _OWN_GATEWAY
 
     @property
     def is_elsewhere(self) -> bool:
@@ -102,8 +158,8 @@ class EnvRunnerConfig:
         if most is not None and not (type(most) in (int, float) and 0 < most < float("inf")):
             said = f"record_gb must be a number of gigabytes above 0, not {most!r}"
             raise WrongValue("record_gb", said)
-        counts = ("max_episode_steps", "envs_per_runner", "fragment_steps", "gateway_max_batch")
-        for name in counts:
+        counts = ("envs_per_runner", "fragment_steps", "gateway_max_batch", "simulators_per_runner")
+        for name in ("max_episode_steps", *counts):
             value = getattr(self, name)
             optional = name == "max_episode_steps"
             if not (optional and value is None) and (type(value) is not int or value < 1):
@@ -123,6 +179,12 @@ class EnvRunnerConfig:
         if self.gateway and not (is_unix or is_tcp):
             said = f'gateway must be "HOST:PORT", "unix:PATH" or "", not {self.gateway!r}'
             raise WrongValue("gateway", said)
+        if self.simulator:
+            with wrong_where("simulator"):
+                words_of(self.simulator)
+        for name, points in self.simulator_parameters.items():
+            with wrong_where("simulator_parameters"):
+                _check_points(name, points)
         seconds = self.step_deadline_seconds
         if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):
             said = f"step_deadline_seconds must be a number of seconds above 0, not {seconds!r}"
@@ -136,6 +198,11 @@ class EnvRunnerConfig:
             raise ValueError(
                 f"env_wrappers need environments that Python steps one by one, which those of "
                 f"{self.gateway or self.env!r} are not: leave them out"
+            )
+        if self.simulator_parameters and not self.gateway:
+            raise ValueError(
+                "simulator_parameters without simulator or gateway: environments in Python have "
+                "env_kwargs; leave them out"
             )
         if limit is not None and (self.gateway or self.is_elsewhere):
             raise ValueError(

@@ -74,6 +74,11 @@ class EnvRunner(SamplingWorker):
     # -- commands -------------------------------------------------------------------------------
 
     def _begin(self, command_id: int, told: EnvRunnerSetup, seed: int) -> training_pb2.Ready:
+        if told.env_runner.simulator:
+            raise ValueError(
+                f"the environments of this run are simulators, which gateways start: run `juggler "
+                f"envrunner --gateway {told.env_runner.gateway}`"
+            )
         own = self._env_factory, self._own_code, self._frozen
         worker = self._attachment.worker_id, self._index, self._warn
         self._told, self._stage = told, build_stage(told, seed, *own, *worker)

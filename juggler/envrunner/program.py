@@ -17,10 +17,13 @@ class GatewayAddress:
     Attributes:
         address: "host:port"; gateway i of a driver has port + i; port 0: any.
         insecure: whether to listen beyond loopback even without TLS or a token.
+        logs: the directory for what simulators print that it starts; "": it goes where the output
+            of the EnvRunner goes.
     """
 
     address: str
     insecure: bool = False
+    logs: str = ""
 
 
 @dataclass(frozen=True, slots=True)

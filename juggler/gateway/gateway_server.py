@@ -245,7 +245,8 @@ class GatewayServer:
             self._take_in()  # before a new session may get the places of one that is gone
             self.manager.hello(stream, message.hello)
             if self._local is None and (player := self.manager.player) is not None:
-                self._local = LocalInference(self.manager, player, self.wake)
+                curriculum = self._settings.curriculum
+                self._local = LocalInference(self.manager, player, curriculum, self.wake)
             elif self._local is not None:
                 self._local.resumed(stream.session)
             return None
@@ -316,7 +317,8 @@ class GatewayServer:
                 part.agent.acted[part.environments[at]] = 0
         batch.session.told_to_wait = False
         parts = [batch.answers[part.index] for part in batch.parts]
-        batch.session.answers(batch.seq, action_batch(batch.seq, parts))
+        news = self._settings.curriculum.news_for(batch.session)
+        batch.session.answers(batch.seq, action_batch(batch.seq, parts, news))
 
     def _sweep(self) -> None:
         """Do what is due every now and then."""

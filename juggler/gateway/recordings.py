@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
+from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.player import Player
 from juggler.gateway.row_layout import Layout, ValueChecks, check_rewards, read_infos
@@ -266,6 +267,7 @@ class LocalInference:
     Args:
         manager: of the sessions.
         player: has the rows to fill, and the policy.
+        curriculum: of the episodes.
         wake: has `go_on` called soon; may be called in any thread.
 
     Attributes:
@@ -273,10 +275,17 @@ class LocalInference:
         bytes_waiting: of their messages.
     """
 
-    def __init__(self, manager: SessionManager, player: Player, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        manager: SessionManager,
+        player: Player,
+        curriculum: Curriculum,
+        wake: Callable[[], None],
+    ) -> None:
         self.waiting: deque[Recording] = deque()
         self.bytes_waiting = 0
         self._manager, self._player, self._wake = manager, player, wake
+        self._curriculum = curriculum
         self._reader = Reader(player.spaces[0], player.policy.module_to_env.action_space)
         self._publisher = Publisher(player.policy, *player.spaces)
         self._asking: list[Session] = []  # for a policy
@@ -363,6 +372,8 @@ class LocalInference:
                     ends=recording.ends,
                 )
             recorded = pb.Recorded(seq=recording.seq, stale=recording.stale, newest=newest)
+            if self._curriculum.news_for(recording.session):
+                recorded.parameters.update(self._curriculum.parameters)
             message = pb.ToSimulator(recorded=recorded).SerializeToString()
             recording.session.told_to_wait = False
             recording.session.answers(recording.seq, message)

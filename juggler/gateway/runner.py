@@ -28,12 +28,14 @@ from juggler.envrunner.sampling_worker import SamplingWorker
 from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup
 from juggler.envrunner.stage import ActingParts, OwnCode, refuse_league
 from juggler.gateway.agents import Casting
+from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.episode_log import EpisodeLog, EpisodeWriter
 from juggler.gateway.evaluation import GreedyEpisodes
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.sessions import RESUME_SECONDS
+from juggler.gateway.simulators import Simulators
 from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor, RandomActions
 from juggler.runtime.actors.attachment import Attachment, Detached
@@ -116,6 +118,8 @@ class GatewayRunner(SamplingWorker):
         )
         self._inbox, self._gateway_address = inbox, gateway
         self._server: GatewayServer
+        self._simulators: Simulators | None = None  # that it has started
+        self._curriculum = Curriculum()
         self._casting = Casting()
         # By the driver: the command's id, and the setup.
         self._told: tuple[int, EnvRunnerSetup]
@@ -140,12 +144,18 @@ class GatewayRunner(SamplingWorker):
                 stack.callback(streams.close)
             for player in self._players.values():
                 stack.callback(player.close)
+            if self._simulators is not None:
+                stack.callback(self._simulators.close)  # once they were told
             if hasattr(self, "_server"):
                 self._server.close("the run is over, or lost this gateway")
             if self._contact.health is not None:
                 self._contact.health.ready(False)
 
     # -- commands, in the first thread ----------------------------------------------------------
+
+    def _setup(self, command_id: int, setup: training_pb2.Setup) -> training_pb2.Ready | None:
+        self._steps_trained = setup.steps_trained
+        return super()._setup(command_id, setup)
 
     def _begin(self, command_id: int, told: EnvRunnerSetup, seed: int) -> None:
         """Listen. The reply follows when simulators have told the spaces."""
@@ -160,6 +170,7 @@ class GatewayRunner(SamplingWorker):
         for module_id, own_seed in self._seeds(told, seed).items():
             self._setups[module_id] = told.modules[module_id], own_seed
         self._told = command_id, told
+        self._curriculum = Curriculum(seed, config.simulator_parameters, self._steps_trained)
         tls = read_tls(None) if self._contact.local else self._contact.tls
         token = read_token(None, tls) if self._contact.local else self._contact.token
         first = next(iter(told.modules.values()))
@@ -171,11 +182,29 @@ class GatewayRunner(SamplingWorker):
             refuses_logged=_why_not_logged(first),
             casting=self._casting,
             rows=config.envs_per_runner,
+            curriculum=self._curriculum,
         )
         busy = self._attachment.busy  # a policy that hangs shows itself as an environment does
-        self._server = GatewayServer(Transport(token), self, settings, self._failed, busy)
+        transport = Transport(token, config.simulators_per_runner if config.simulator else 0)
+        self._server = GatewayServer(transport, self, settings, self._failed, busy)
         address = self._server.start(self._address(), tls, self._gateway_address.insecure)
-        self._note(f"takes simulators at {address}; waits for the first one")
+        self._curriculum.own = transport.loopbacks
+        if not config.simulator:
+            self._note(f"takes simulators at {address}; waits for the first one")
+        else:
+            logs = self._gateway_address.logs
+            text = f"takes simulators at {address}; starts {config.simulators_per_runner} itself"
+            self._note(f"{text}, whose output is in {logs}" if logs else text)
+            self._simulators = Simulators(
+                config.simulator,
+                transport.loopbacks,
+                self._index * config.simulators_per_runner,
+                logs,
+                token,
+                config.step_deadline_seconds,
+                self._warn,
+                self._failed,
+            )
 
     @staticmethod
     def _seeds(told: EnvRunnerSetup, seed: int) -> dict[str, int]:
@@ -353,6 +382,9 @@ class GatewayRunner(SamplingWorker):
             player.take_weights()
         if self._evaluations:
             self._go_on_evaluating()
+        if self._simulators is not None:
+            for session in self._simulators.look(self._server.manager.sessions.by_id.values()):
+                self._server.manager.lose(session)
         while self._new and self._can_begin(self._new[0]):
             self._begin_round(self._new.popleft())
         while self._asked and self._is_over(self._asked[0]):
@@ -400,6 +432,7 @@ class GatewayRunner(SamplingWorker):
             if request.HasField("seed"):
                 seeds = self._seeds(self._told[1], request.seed)
                 player.policy.seed(seeds[request.module_id])
+            self._curriculum.follow(request.steps_trained)
             left[command_id] = request
         if self._casting.draws:
             before = self._asked[-1].until if self._asked else None  # rounds follow each other
@@ -442,6 +475,8 @@ class GatewayRunner(SamplingWorker):
     def _receipt(self, request: training_pb2.SampleRequest) -> training_pb2.Receipt:
         receipt = super()._receipt(request)
         receipt.counts.update(self._server.counted)
+        if self._simulators is not None:
+            receipt.counts["simulator_restarts"] = self._simulators.restarts
         here = receipt.simulators
         here.connected, here.environments = self._server.manager.guests.here()
         return receipt

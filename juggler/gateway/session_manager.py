@@ -17,6 +17,7 @@ from juggler.envrunner.info_numbers import InfoNumber, told_apart
 from juggler.envrunner.multi_agent.line_up import LineUpError
 from juggler.envrunner.rounds import PlayedRound
 from juggler.gateway.agents import Casting, module_of
+from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.evaluation import TRAINING
 from juggler.gateway.guest_book import GuestBook, address_of
@@ -84,6 +85,7 @@ class GatewaySettings:
         refuses_logged: why data of other policies is not learned from; "": it is learned from.
         casting: which modules may act for which agents.
         rows: of a batch, for each agent of its module; 0: too few of them are not reported.
+        curriculum: of the episodes.
     """
 
     max_batch: int
@@ -94,6 +96,7 @@ class GatewaySettings:
     refuses_logged: str = ""
     casting: Casting = field(default_factory=Casting)
     rows: int = 0
+    curriculum: Curriculum = field(default_factory=Curriculum)
 
 
 class SessionManager:
@@ -158,9 +161,11 @@ class SessionManager:
             session.stream = stream
         else:
             session = self._begun(stream, hello, cast)
+            session.seed = self._settings.curriculum.session_seed(stream.dialed)
             self.sessions.add(session)
             self._load += load_of(session)
         stream.session, session.peer = session, address_of(stream.peer)
+        session.dialed = stream.dialed
         self.guests.came(session, back=resumed)
         self._counts["sessions_resumed" if resumed else "sessions_begun"] += 1
         welcome = pb.Welcome(
@@ -174,7 +179,11 @@ class SessionManager:
             batches_in_flight=session.batches_in_flight,
             message_bytes=MESSAGE_BYTES,
             fragment_steps=self._settings.fragment_steps,
+            seed=session.seed,
+            parameters=self._settings.curriculum.parameters,
         )
+        # Answers from before a break come behind this, with older ones.
+        session.parameters = None if resumed else self._settings.curriculum.parameters
         stream.send(pb.ToSimulator(welcome=welcome).SerializeToString())
 
     def _begun(

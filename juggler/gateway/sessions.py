@@ -46,6 +46,10 @@ class Stream(Protocol):
     def peer(self) -> str:
         """The address of its other end, as gRPC has it."""
 
+    @property
+    def dialed(self) -> str:
+        """The address that its other end has dialed."""
+
 
 class SessionAgent:
     """One agent of a simulator, in each of its N environments.
@@ -147,6 +151,9 @@ class Session:
         last_seq: the highest that has arrived.
         stream: its connection; None: its simulator has vanished.
         peer: the address of its simulator, for people; set by the manager.
+        dialed: the address that its simulator has dialed; set by the manager.
+        seed: of its episodes; set by the manager.
+        parameters: that its simulator has, by name; None: they are unknown.
         lost_at: when it vanished, in seconds of `time.monotonic`.
         told_to_wait: it knows that no samples are requested.
         told_of_untold: it knows that episodes are not counted.
@@ -175,7 +182,9 @@ class Session:
         self.real_time = hello.real_time
         self.last_seq = 0
         self.stream: Stream | None = stream
-        self.peer = ""
+        self.peer = self.dialed = ""
+        self.seed = 0
+        self.parameters: Mapping[str, float] | None = None
         self.lost_at = 0.0
         self.told_to_wait = self.told_of_untold = False
         self._unanswered: set[int] = set()
@@ -225,6 +234,11 @@ class Session:
             self._answers.popitem(last=False)
         if self.stream is not None:
             self.stream.send(message)
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether its simulator waits for an answer."""
+        return bool(self._unanswered)
 
     @property
     def alone(self) -> SessionAgent:

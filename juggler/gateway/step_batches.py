@@ -452,14 +452,15 @@ _ACTIONS_ACTIONS = b"\x22"
 _TENSOR_DATA = b"\x22"
 
 
-def action_batch(seq: int, parts: Sequence[bytes]) -> bytes:
+def action_batch(seq: int, parts: Sequence[bytes], more: bytes) -> bytes:
     """A ToSimulator with an ActionBatch.
 
     Args:
         seq: of the batch of steps.
         parts: of its agents, as `Answers.part` writes them.
+        more: other fields of the ActionBatch.
     """
-    content = b"".join([_BATCH_SEQ, write_varint(seq), *parts])
+    content = b"".join([_BATCH_SEQ, write_varint(seq), *parts, more])
     return b"".join([_TO_SIMULATOR_ACTIONS, write_varint(len(content)), content])
 
 

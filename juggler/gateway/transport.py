@@ -84,14 +84,16 @@ class GatewayStream:
     Args:
         call: gRPC's.
         transport: that it belongs to.
+        dialed: the address that the other end has dialed, as it says.
 
     Attributes:
         peer: the address of the other end, as gRPC has it.
+        dialed: as given.
         session: a place where the listener may keep the stream's session.
     """
 
-    def __init__(self, call: Any, transport: Transport) -> None:
-        self.peer = _peer(call)
+    def __init__(self, call: Any, transport: Transport, dialed: str) -> None:
+        self.peer, self.dialed = _peer(call), dialed
         self.session: Any = None
         self._call, self._transport = call, transport
         self._unsent: deque[bytes] = deque()
@@ -175,13 +177,16 @@ class Transport:
 
     Args:
         token: that calls must show; "": none.
+        loopbacks: number of further addresses, for processes of this host.
 
     Attributes:
         listener: of its streams.
+        loopbacks: these addresses, once it has started. They have no TLS.
     """
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, loopbacks: int = 0) -> None:
         self.listener: Listener
+        self.loopbacks = ["127.0.0.1:0"] * loopbacks
         self._token = token
         self._queue: Any = None
         self._server: Any = None
@@ -210,7 +215,9 @@ class Transport:
         self._queue = cygrpc.CompletionQueue()
         server = cygrpc.Server(OPTIONS, False)
         server.register_completion_queue(self._queue)
-        bound = bind(_Ports(server), address, token=self._token, tls=tls, insecure=insecure)
+        ports = _Ports(server)
+        bound = bind(ports, address, token=self._token, tls=tls, insecure=insecure)
+        self.loopbacks = [bind(ports, each, token=self._token) for each in self.loopbacks]
         server.start()
         self._server = server
         self._expect()
@@ -282,7 +289,8 @@ class Transport:
             self.listener.refused(_peer(event.call), refusal)
             self._finish(event.call, _status(cygrpc.StatusCode.unauthenticated, refusal))
         elif method == f"/{SERVICE}/Session":
-            stream = GatewayStream(event.call, self)
+            host = event.call_details.host.decode("utf-8", "replace")
+            stream = GatewayStream(event.call, self, host)
             stream.begin()
             self.listener.came(stream)
         elif method == f"/{SERVICE}/GetInfo":

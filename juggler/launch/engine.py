@@ -138,7 +138,8 @@ class Launch:
         """
         words = [*juggler, role, "--driver", driver, "--index", str(index)]
         if role != LEARNER:
-            return words
+            takes = self.gateway if role == ENVRUNNER else ""
+            return [*words, "--gateway", takes] if takes else words
         words += ["--bind", "0.0.0.0:0", *(["--advertise", f"{host}:0"] if host else [])]
         return [*words, *self.of_learners]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -95,6 +96,8 @@ def test_the_last_observation_of_an_episode_is_not_that_of_the_next_one() -> Non
     finals: list[float] = []
 
     class Heard:
+        parameters: Mapping[str, float] = {}
+
         def step(self, observation: Any, *told: Any, **_: Any) -> int:
             if len(told) == 4:
                 finals.append(float(told[3][0]))

@@ -18,6 +18,11 @@ MASKS = {"a": [1, 0, 1], "b": [0, 1, 1]}
 class Recorder:
     """Stands in for a session, and acts with the first legal action."""
 
+    parameters: Mapping[str, float] = {}
+
+    def next_seed(self) -> None:
+        pass
+
     def __init__(self, agents: Mapping[str, tuple[Any, Any]]) -> None:
         self.values = {name: Values(playing.as_message(each[0])) for name, each in agents.items()}
         self.shown: list[tuple[str, Any]] = []

@@ -238,6 +238,19 @@ def learned_from(tmp_path: Path, run_of: str, simulator: str, count: int) -> dic
             {"gateway": "127.0.0.1:0", "evaluation_seconds": 5.0, "evaluation_video": 1},
             "evaluation_video = 1",
         ),
+        ({"simulator": "./game"}, "put {address} where the command takes the address"),
+        ({"simulator": "./game '{address}"}, "No closing quotation"),
+        (
+            {"gateway": "127.0.0.1:0", "simulator_parameters": {"wind": [[5, 1], [2, 3]]}},
+            r"simulator_parameters.wind = .*: expected a number, or \[step, value\] pairs",
+        ),
+        (
+            {"gateway": "127.0.0.1:0", "simulator_parameters": {"wind": float("nan")}},
+            "simulator_parameters.wind = nan: expected a number",
+        ),
+        ({"gateway": "127.0.0.1:0", "simulator_parameters": {"wind": "a"}}, "expected a table of"),
+        ({"simulator_parameters": {"wind": 1}}, "environments in Python have env_kwargs"),
+        ({"simulators_per_runner": 0}, "simulators_per_runner must be an integer of at least 1"),
     ],
 )
 def test_settings_that_no_gateway_could_have_are_refused(

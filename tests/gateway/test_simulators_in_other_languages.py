@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -83,8 +85,8 @@ def learning(
     address = free_address()
     for config in (place / "examples" / "simulators").glob("*.toml"):
         config.write_text(config.read_text().replace("127.0.0.1:5005", address))
-    (found,) = commands(command)
-    arguments = found.replace("127.0.0.1:5005", address).split()[1:]
+    (found,) = [each for each in commands(command) if each.startswith(command)]
+    arguments = shlex.split(found.replace("127.0.0.1:5005", address))[1:]
     arguments += ["--run-dir", "run", "--stop-steps", str(steps)]
     output = place / "output"
     with output.open("w") as file:
@@ -123,10 +125,13 @@ def follow(lines: list[str], place: Path, address: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_simulator_in_javascript_is_learned_from(place: Path) -> None:
+def test_a_simulator_in_javascript_is_started_and_learned_from(place: Path) -> None:
     assert shutil.which("npm"), "no npm here: apt-get install nodejs npm"
-    with learning("juggler train examples/simulators/bal", place) as address:
-        assert "ENDED: the gateway leaves" in follow(commands("node sim"), place, address)
+    install, _ = commands("npm install --prefix")
+    follow([install], place, "")
+    with learning("juggler train examples/simulators/bal", place):
+        pass
+    assert "ENDED: the gateway leaves" in (place / "run/logs/simulator-0.log").read_text()
     assert tells_speed(place)
 
 
@@ -196,6 +201,11 @@ def test_the_simulators_in_python_play() -> None:
         scope["simulate"](world.address, 30)
         assert world.count("episodes") == 2
         assert world.count("steps") >= 25
+        scope["simulate_with_seeds"](world.address, 3)
+        assert world.count("episodes") == 5
+        before = world.count("steps")
+        asyncio.run(scope["simulate_at_once"](world.address, 5, 7))
+        assert world.count("steps") - before == 5 * 6
         scope["simulate_with_numbers"](world.address, 12)
         with world._server.at_work():
             told = world._server.manager.take_played().infos

@@ -84,6 +84,14 @@ def test_scripts_of_slurm_are_scripts_that_a_shell_can_read(
     assert "juggler evaluator --driver " in scripts[3]
 
 
+def test_envrunners_that_start_simulators_are_gateways(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["slurm", "--run-dir", "run", "--dry-run", "--", "--env", "game"]
+    assert launch.run([*arguments, "--simulator", "./game {address}"]) == 0
+    script = capsys.readouterr().out.split("#!/bin/bash\n")[3]
+    assert "envrunner --driver " in script
+    assert " --gateway 127.0.0.1:0" in script
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

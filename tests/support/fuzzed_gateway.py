@@ -218,7 +218,7 @@ class Stream:
 
     def __init__(self) -> None:
         self.session: Any = None
-        self.peer = "ipv4:127.0.0.1:1"
+        self.peer, self.dialed = "ipv4:127.0.0.1:1", "127.0.0.1:2"
         self.unread: deque[pb.ToSimulator] = deque()
         self.closed = False
 

@@ -30,6 +30,7 @@ from juggler.client.spaces import Values
 from juggler.envrunner.program import GatewayAddress
 from juggler.envrunner.rounds import Recorded
 from juggler.gateway import player
+from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
 from juggler.gateway.runner import GatewayRunner
@@ -113,6 +114,7 @@ class GatewayWorld:
         tls: Tls | None = None,
         busy: Callable[[], AbstractContextManager[None]] = nullcontext,
         address: str = "127.0.0.1:0",
+        curriculum: Curriculum | None = None,
     ) -> None:
         self.rows, self.steps = rows, steps
         self.batches: list[tuple[EpisodeBatch, list[tuple[float, int]]]] = []
@@ -125,7 +127,13 @@ class GatewayWorld:
         self._asked = 0
         self._new: list[tuple[dict[str, Any], Version]] = []
         settings = GatewaySettings(
-            max_batch, max_wait, "a run", steps, resume_seconds, refuses_logged
+            max_batch,
+            max_wait,
+            "a run",
+            steps,
+            resume_seconds,
+            refuses_logged,
+            curriculum=curriculum or Curriculum(),
         )
         self._server = GatewayServer(Transport(token), self, settings, self._failed, busy)
         self.address = self._server.start(address, tls, False)

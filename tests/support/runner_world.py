@@ -154,6 +154,7 @@ class RunnerWorld:
         environments: envs_per_runner.
         league: the driver assigns line-ups.
         mapping: the name of the function that draws them.
+        keys: of an `EnvRunnerConfig`.
     """
 
     def __init__(
@@ -166,6 +167,7 @@ class RunnerWorld:
         environments: int = 2,
         league: bool = False,
         mapping: str = "",
+        **keys: Any,
     ) -> None:
         self._directory = directory
         self.driver = Driver()
@@ -182,7 +184,7 @@ class RunnerWorld:
             row_age=row_age,
         )
         self.setup = EnvRunnerSetup(
-            env_runner=EnvRunnerConfig(envs_per_runner=environments, fragment_steps=steps),
+            env_runner=EnvRunnerConfig(envs_per_runner=environments, fragment_steps=steps, **keys),
             modules={
                 **dict.fromkeys(self.learners, acting),
                 **{

@@ -30,18 +30,24 @@ constexpr std::chrono::seconds kPatience{60};  // until a gateway answers
 
 // -- the task ------------------------------------------------------------------------------------
 
-std::mt19937 rng(std::random_device{}());
-
-float AboutZero() { return std::uniform_real_distribution<float>(-0.05f, 0.05f)(rng); }
+// The run's numbers for an episode, such as those of a curriculum.
+using Parameters = google::protobuf::Map<std::string, double>;
 
 // A pole stands on a cart that is pushed to the left (action 0) or to the right (action 1), as in
 // Gymnasium's CartPole-v1: Barto, Sutton and Anderson, 1983. Metres, radians, seconds, newtons.
 struct CartPole {
-  float x = AboutZero(), speed = AboutZero(), angle = AboutZero(), turn = AboutZero();
+  float x = 0, speed = 0, angle = 0, turn = 0, gravity = 9.8f;
   int steps = 0;
 
+  CartPole(uint64_t seed, const Parameters& parameters) {
+    std::mt19937 rng(static_cast<uint32_t>(seed));  // equal seeds give equal episodes
+    std::uniform_real_distribution<float> about_zero(-0.05f, 0.05f);
+    for (float* each : {&x, &speed, &angle, &turn}) *each = about_zero(rng);
+    if (parameters.contains("gravity")) gravity = static_cast<float>(parameters.at("gravity"));
+  }
+
   void Step(int64_t action) {
-    const float pole = 0.1f, all = 1.1f, half = 0.5f, gravity = 9.8f, tick = 0.02f;
+    const float pole = 0.1f, all = 1.1f, half = 0.5f, tick = 0.02f;
     const float sine = std::sin(angle), cosine = std::cos(angle);
     const float push = ((action == 1 ? 10.0f : -10.0f) + pole * half * turn * turn * sine) / all;
     const float turning = (gravity * sine - cosine * push) /
@@ -151,7 +157,9 @@ int main(int argc, char** argv) {
   auto stream = stub->Session(&context);
   stream->Write(MakeHello());
 
-  std::vector<CartPole> poles(kEnvironments);
+  std::vector<CartPole> poles;
+  std::vector<uint64_t> seeds(kEnvironments);  // of the next episodes
+  Parameters parameters;
   sim::FromSimulator message;
   sim::ToSimulator answer;
   uint64_t seq = 0;
@@ -170,7 +178,15 @@ int main(int argc, char** argv) {
     }
     message.Clear();
     sim::Rows* rows = message.mutable_steps()->add_agents();
-    if (answer.has_actions()) {  // otherwise it is the Welcome, before any action
+    if (answer.has_welcome()) {  // before any action
+      parameters = answer.welcome().parameters();
+      for (int i = 0; i < kEnvironments; ++i) {
+        seeds[i] = answer.welcome().seed() + i;
+        poles.emplace_back(seeds[i], parameters);
+      }
+    } else {
+      // They come when they have changed.
+      if (!answer.actions().parameters().empty()) parameters = answer.actions().parameters();
       const std::string& actions = answer.actions().agents(0).actions(0).data();
       std::vector<CartPole> cut;
       for (int i = 0; i < kEnvironments; ++i) {
@@ -188,7 +204,8 @@ int main(int argc, char** argv) {
           if (++played % 100 == 0) {
             std::cout << "episode " << played << ": " << pole.steps << " steps" << std::endl;
           }
-          pole = CartPole();
+          seeds[i] += kEnvironments;  // each episode of each environment has its own
+          pole = CartPole(seeds[i], parameters);
         }
       }
       if (!cut.empty()) Describe(cut, rows->add_final_observations());

@@ -15,15 +15,31 @@ const PATIENCE = 60_000; // milliseconds until a gateway answers
 
 // -- the task ------------------------------------------------------------------------------------
 
-const reset = () => ({ x: Math.random() * 0.2 - 0.1, v: Math.random() * 0.2 - 0.1, steps: 0 });
+// `parameters` are the run's numbers for an episode, such as those of a curriculum.
+function reset(seed, parameters) {
+  const random = randomFrom(seed); // equal seeds give equal episodes
+  const { slope = 0.02 } = parameters;
+  return { x: random() * 0.2 - 0.1, v: random() * 0.2 - 0.1, steps: 0, random, slope };
+}
 
 function step(ball, action) {
-  ball.v += (action === 1 ? 0.05 : -0.05) + 0.02 * ball.x + (Math.random() - 0.5) * 0.02;
+  ball.v += (action === 1 ? 0.05 : -0.05) + ball.slope * ball.x + (ball.random() - 0.5) * 0.02;
   ball.x += 0.2 * ball.v;
   ball.steps += 1;
   const terminated = Math.abs(ball.x) > 1; // it fell off
   const speed = Math.abs(ball.v); // a number for the run's metrics, info/speed
   return { reward: 1, speed, terminated, truncated: !terminated && ball.steps === LONGEST };
+}
+
+// Random numbers from 0 to 1: Tommy Ettinger's mulberry32.
+function randomFrom(seed) {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let mixed = Math.imul(state ^ (state >>> 15), state | 1);
+    mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61);
+    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
+  };
 }
 
 // -- messages: arrays as little-endian bytes -------------------------------------------------------
@@ -83,7 +99,10 @@ client.waitForReady(Date.now() + PATIENCE, (error) => { // the run may still be 
   process.exit(1);
 });
 const stream = client.Session(metadata);
-const balls = Array.from({ length: ENVIRONMENTS }, reset);
+let balls = [];
+let seed = 0; // from the gateway
+const begun = Array(ENVIRONMENTS).fill(0); // episodes
+let parameters = {};
 let seq = 0;
 let played = 0;
 
@@ -94,6 +113,9 @@ stream.write({
   },
 });
 
+// Each episode of each environment has a seed of its own.
+const seedOf = (i) => seed + ENVIRONMENTS * begun[i] + i;
+
 function send(rows) {
   seq += 1;
   stream.write({ steps: { seq, agents: [{ observations: observationsOf(balls), ...rows }] } });
@@ -101,6 +123,8 @@ function send(rows) {
 
 // Takes actions, steps the environments, and sends the results.
 function play(actions) {
+  // They come when they have changed.
+  if (Object.keys(actions.parameters).length) parameters = actions.parameters;
   const data = actions.agents[0].actions[0].data; // int64, one for each environment
   const results = balls.map((ball, i) => step(ball, Number(data.readBigInt64LE(i * 8))));
   // The gateway needs the final observation of a truncated episode.
@@ -110,7 +134,8 @@ function play(actions) {
     if (result.terminated || result.truncated) {
       played += 1;
       if (played % 100 === 0) console.log(`episode ${played}: ${balls[i].steps} steps`);
-      balls[i] = reset();
+      begun[i] += 1;
+      balls[i] = reset(seedOf(i), parameters);
     }
   });
   if (played >= Number(episodes)) {
@@ -131,6 +156,8 @@ function play(actions) {
 stream.on('data', (message) => {
   switch (message.message) {
     case 'welcome':
+      ({ seed, parameters } = message.welcome);
+      balls = begun.map((_, i) => reset(seedOf(i), parameters));
       send({}); // the first observations
       break;
     case 'actions':

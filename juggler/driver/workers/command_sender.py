@@ -112,6 +112,7 @@ class CommandSender:
             round=command.round,
             requests_in_round=command.requests_in_round,
             line_ups=league.line_ups(worker, command.round) if league else (),
+            steps_trained=self._parts.core.trained,
         )
         self.send(worker, request)
 

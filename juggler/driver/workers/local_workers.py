@@ -56,14 +56,14 @@ class LocalWorkers:
     def restarts(self) -> int:
         return self._supervisor.restarts
 
-    def start(self, config: DriverConfig, gateway: str = "") -> None:
+    def start(self, config: DriverConfig, gateway: GatewayAddress | None = None) -> None:
         """Start; call this in a thread that outlives the workers.
 
         Args:
             config: how many.
-            gateway: where EnvRunners take simulators; "": they have environments.
+            gateway: where EnvRunners take simulators; None: they have environments.
         """
-        self._gateway = GatewayAddress(gateway) if gateway else None
+        self._gateway = gateway
         self._timeout = config.worker_timeout_seconds
         self._num_evaluators = config.num_evaluators
         for index in range(config.learners):

@@ -541,6 +541,7 @@ class WorkerEvents:
     def _set_up(self, setups: list[tuple[Worker, training_pb2.Setup]]) -> None:
         for worker, setup in setups:
             if worker.role != LEARNER:
+                setup.steps_trained = self._parts.core.trained
                 self._parts.commands.send(worker, self._parts.frozen_parts.first(worker, setup))
                 continue
             for command in self._learners.first_commands(worker, setup):

@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 # The noise of actions has the key 0.
-_ENVIRONMENTS, _PROCESS, _MODULES, _LINE_UPS, _PLAYERS = 1, 2, 3, 4, 5
+_ENVIRONMENTS, _PROCESS, _MODULES, _LINE_UPS, _PLAYERS, _SESSIONS = 1, 2, 3, 4, 5, 6
 
 
 def seed_process(seed: int) -> None:
@@ -40,6 +40,18 @@ def line_up_generator(seed: int, env: int, episode: int) -> np.random.Generator:
     """A generator for one episode of one environment."""
     sequence = np.random.SeedSequence(seed, spawn_key=(_LINE_UPS, env, episode))
     return np.random.default_rng(sequence)
+
+
+def session_seed(seed: int, place: int, number: int) -> int:
+    """The first of a simulator's seeds, below 2**31.
+
+    Args:
+        seed: of the gateway.
+        place: of the simulator.
+        number: of its session.
+    """
+    sequence = np.random.SeedSequence(seed, spawn_key=(_SESSIONS, place, number))
+    return int(sequence.generate_state(1)[0]) >> 1
 
 
 def environment_seeds(seed: int, count: int) -> list[int]:

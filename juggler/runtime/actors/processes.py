@@ -184,6 +184,14 @@ class WorkerProgram:
     target: str
     argument: object
 
+    def start(self, title: str) -> ForkServerProcess:
+        """As the function `start`."""
+        return start(self, title)
+
+    def ended(self, process: ForkServerProcess) -> str:
+        """As the function `ended`."""
+        return ended(process)
+
 
 def forkserver() -> ForkServerContext:
     """The context that local workers start from. This alone starts nothing."""

@@ -1,4 +1,4 @@
-"""Starts and restarts local worker processes.
+"""Starts and restarts local processes.
 
 It gives up on processes that keep dying.
 """
@@ -15,11 +15,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerProcess
-from typing import Any
+from typing import Any, Protocol
 
-from juggler.runtime.actors.hub_events import Mailbox
-from juggler.runtime.actors.processes import WorkerProgram, ended, start
 from juggler.runtime.actors.resources import oom_kills
 
 _ABORT_SECONDS = 0.5
@@ -31,6 +28,41 @@ _MEANINGS = {
 }
 
 _oom_kills = oom_kills()  # kills seen so far
+
+
+class Process(Protocol):
+    """A process, with the methods of multiprocessing's."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def sentinel(self) -> int: ...
+
+    @property
+    def exitcode(self) -> int | None: ...
+
+    def is_alive(self) -> bool: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Program(Protocol):
+    """What a supervisor starts."""
+
+    def start(self, title: str) -> Process:
+        """Start a process that dies with this one."""
+
+    def ended(self, process: Any, /) -> str:
+        """Kill what an ended process has started; return its last words."""
+
+
+class Exits(Protocol):
+    """Takes the ends of processes, in the supervisor's thread."""
+
+    def put(self, item: Exited, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +110,9 @@ class _WorkerSlot:
     """A worker id, with at most one process at a time."""
 
     worker_id: str
-    program: WorkerProgram
+    program: Program
     policy: RestartPolicy
-    process: ForkServerProcess | None = None
+    process: Process | None = None
     starting: bool = False  # its process
     failures: int = 0  # since a life with enough use
     uses: int = 0  # in this life
@@ -121,7 +153,7 @@ class _WorkerSlot:
 class Supervisor:
     """Starts and watches local processes in its own thread."""
 
-    def __init__(self, events: Mailbox[Any]) -> None:
+    def __init__(self, events: Exits) -> None:
         self._events = events
         self._jitter = random.Random(0)
         self._slots: dict[str, _WorkerSlot] = {}
@@ -131,7 +163,7 @@ class Supervisor:
         self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
 
-    def add(self, worker_id: str, program: WorkerProgram, policy: RestartPolicy) -> None:
+    def add(self, worker_id: str, program: Program, policy: RestartPolicy) -> None:
         """Start a worker and keep it alive according to the policy."""
         with self._lock:
             self._slots[worker_id] = _WorkerSlot(worker_id, program, policy)
@@ -236,17 +268,17 @@ class Supervisor:
         """
         with self._lock:
             self._closing.set()
-            processes = [slot.process for slot in self._slots.values() if slot.process is not None]
+            processes = [(x.process, x.program) for x in self._slots.values() if x.process]
         self._wake()
         deadline = time.monotonic() + grace
-        for process in processes:
+        for process, _ in processes:
             process.join(timeout=max(0.0, deadline - time.monotonic()))
-        for process in processes:
+        for process, _ in processes:
             if process.is_alive():
                 process.kill()
                 process.join(timeout=5)
-        for process in processes:
-            ended(process)
+        for process, program in processes:
+            program.ended(process)
         if self._thread.is_alive():
             # A short wait: the thread may be starting a process, until the forkserver answers or is
             # gone.
@@ -302,7 +334,7 @@ class Supervisor:
     def _start(self, slot: _WorkerSlot) -> None:
         """Start a process, without the lock."""
         try:
-            process = start(slot.program, slot.worker_id.replace("-", " "))
+            process = slot.program.start(slot.worker_id.replace("-", " "))
         except Exception as error:  # the forkserver died, or the host lacks something
             how = f"it could not be started ({type(error).__name__}: {error})"
             return self._failed(slot, 0, how)
@@ -316,7 +348,7 @@ class Supervisor:
         process = slot.process
         assert process is not None
         process.join(timeout=5)
-        words = ended(process)
+        words = slot.program.ended(process)
         how = how_it_ended(process.exitcode)
         killed = process.exitcode in _KILLED
         self._failed(slot, process.pid or 0, f"{how}, {words}" if words else how, killed)

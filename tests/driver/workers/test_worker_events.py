@@ -130,6 +130,23 @@ def test_an_update_that_failed_is_not_waited_for(world: WorkersWorld) -> None:
     assert world.core.ledger.dropped["learner_lost"] == 20
 
 
+def test_envrunners_know_how_many_steps_the_run_has_trained_on(world: WorkersWorld) -> None:
+    command_id, update = _update(world)
+    done = training_pb2.UpdateDone(
+        update_id=update.update_id, version={"generation": update.generation, "update": 1}
+    )
+    for batch_id in update.batch_ids:
+        done.batches.add(batch_id=batch_id, live_steps=ROWS * STEPS)
+    world.reply(world.learner, command_id, done)
+    world.sample(1)
+    requests = world.asked(world.runner, training_pb2.SampleRequest)
+    trained = [request.steps_trained for _, request in requests]
+    assert (trained[0], trained[-1]) == (0, ROWS * STEPS)
+    world.leave(world.runner)
+    ((_, setup),) = world.asked(world.join("envrunner"), training_pb2.Setup)
+    assert setup.steps_trained == ROWS * STEPS
+
+
 def test_an_evaluation_that_failed_is_not_waited_for(world: WorkersWorld) -> None:
     evaluator = world.joined("evaluator")
     begin_an_evaluation(world)

@@ -87,7 +87,14 @@ class Agent(_message.Message):
     def __init__(self, id: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., policy: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol", "run_id", "session_id", "resume_token", "resume_seconds", "resumed", "last_seq", "batches_in_flight", "message_bytes", "fragment_steps")
+    __slots__ = ("protocol", "run_id", "session_id", "resume_token", "resume_seconds", "resumed", "last_seq", "batches_in_flight", "message_bytes", "fragment_steps", "seed", "parameters")
+    class ParametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +105,8 @@ class Welcome(_message.Message):
     BATCHES_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: str
     session_id: str
@@ -108,7 +117,9 @@ class Welcome(_message.Message):
     batches_in_flight: int
     message_bytes: int
     fragment_steps: int
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., session_id: _Optional[str] = ..., resume_token: _Optional[str] = ..., resume_seconds: _Optional[float] = ..., resumed: bool = ..., last_seq: _Optional[int] = ..., batches_in_flight: _Optional[int] = ..., message_bytes: _Optional[int] = ..., fragment_steps: _Optional[int] = ...) -> None: ...
+    seed: int
+    parameters: _containers.ScalarMap[str, float]
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., session_id: _Optional[str] = ..., resume_token: _Optional[str] = ..., resume_seconds: _Optional[float] = ..., resumed: bool = ..., last_seq: _Optional[int] = ..., batches_in_flight: _Optional[int] = ..., message_bytes: _Optional[int] = ..., fragment_steps: _Optional[int] = ..., seed: _Optional[int] = ..., parameters: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class NamedTensor(_message.Message):
     __slots__ = ("path", "dtype", "shape", "data")
@@ -168,12 +179,21 @@ class Rows(_message.Message):
     def __init__(self, agent: _Optional[int] = ..., environments: _Optional[_Iterable[int]] = ..., rewards: _Optional[_Iterable[float]] = ..., terminated: _Optional[_Iterable[bool]] = ..., truncated: _Optional[_Iterable[bool]] = ..., observations: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., final_rows: _Optional[_Iterable[int]] = ..., final_observations: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., paused: _Optional[_Iterable[bool]] = ..., infos: _Optional[_Iterable[float]] = ..., early_rewards: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ActionBatch(_message.Message):
-    __slots__ = ("seq", "agents")
+    __slots__ = ("seq", "agents", "parameters")
+    class ParametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     SEQ_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     agents: _containers.RepeatedCompositeFieldContainer[Actions]
-    def __init__(self, seq: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[Actions, _Mapping]]] = ...) -> None: ...
+    parameters: _containers.ScalarMap[str, float]
+    def __init__(self, seq: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[Actions, _Mapping]]] = ..., parameters: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Actions(_message.Message):
     __slots__ = ("agent", "policy", "version", "actions")
@@ -224,14 +244,23 @@ class Recording(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., agent: _Optional[int] = ..., environment: _Optional[int] = ..., starts: bool = ..., terminated: bool = ..., truncated: bool = ..., observations: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., actions: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., rewards: _Optional[_Iterable[float]] = ..., action_logp: _Optional[_Iterable[float]] = ..., version: _Optional[_Union[PolicyVersion, _Mapping]] = ..., infos: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Recorded(_message.Message):
-    __slots__ = ("seq", "stale", "newest")
+    __slots__ = ("seq", "stale", "newest", "parameters")
+    class ParametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     SEQ_FIELD_NUMBER: _ClassVar[int]
     STALE_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     stale: bool
     newest: PolicyVersion
-    def __init__(self, seq: _Optional[int] = ..., stale: bool = ..., newest: _Optional[_Union[PolicyVersion, _Mapping]] = ...) -> None: ...
+    parameters: _containers.ScalarMap[str, float]
+    def __init__(self, seq: _Optional[int] = ..., stale: bool = ..., newest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., parameters: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class PolicyRequest(_message.Message):
     __slots__ = ("policy",)

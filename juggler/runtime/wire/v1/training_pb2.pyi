@@ -17,12 +17,14 @@ class WeightsVersion(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., update: _Optional[int] = ...) -> None: ...
 
 class Setup(_message.Message):
-    __slots__ = ("config", "seed")
+    __slots__ = ("config", "seed", "steps_trained")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_TRAINED_FIELD_NUMBER: _ClassVar[int]
     config: str
     seed: int
-    def __init__(self, config: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
+    steps_trained: int
+    def __init__(self, config: _Optional[str] = ..., seed: _Optional[int] = ..., steps_trained: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("modules",)
@@ -111,7 +113,7 @@ class Learners(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., generation: _Optional[int] = ..., learners: _Optional[_Iterable[_Union[Learners.Learner, _Mapping]]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("module_id", "batch_id", "learner", "generation", "at_least", "connector_state", "seed", "round", "requests_in_round", "line_ups")
+    __slots__ = ("module_id", "batch_id", "learner", "generation", "at_least", "connector_state", "seed", "round", "requests_in_round", "line_ups", "steps_trained")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     LEARNER_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +124,7 @@ class SampleRequest(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_IN_ROUND_FIELD_NUMBER: _ClassVar[int]
     LINE_UPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_TRAINED_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     batch_id: int
     learner: str
@@ -132,7 +135,8 @@ class SampleRequest(_message.Message):
     round: int
     requests_in_round: int
     line_ups: _containers.RepeatedCompositeFieldContainer[LineUp]
-    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ..., connector_state: _Optional[bytes] = ..., seed: _Optional[int] = ..., round: _Optional[int] = ..., requests_in_round: _Optional[int] = ..., line_ups: _Optional[_Iterable[_Union[LineUp, _Mapping]]] = ...) -> None: ...
+    steps_trained: int
+    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ..., connector_state: _Optional[bytes] = ..., seed: _Optional[int] = ..., round: _Optional[int] = ..., requests_in_round: _Optional[int] = ..., line_ups: _Optional[_Iterable[_Union[LineUp, _Mapping]]] = ..., steps_trained: _Optional[int] = ...) -> None: ...
 
 class LineUp(_message.Message):
     __slots__ = ("match_id", "attempt", "players")

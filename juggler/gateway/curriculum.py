@@ -1,0 +1,77 @@
+"""Seeds and parameters of episodes, as simulators get them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from juggler.envrunner.environments.seeding import session_seed
+from juggler.gateway.sessions import Session
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+
+class Curriculum:
+    """Decides the seeds of sessions, and the parameters of episodes that begin.
+
+    Args:
+        seed: of the gateway.
+        parameters: the key `simulator_parameters`.
+        steps: that the run has trained on.
+
+    Attributes:
+        own: addresses that one simulator each dials, in the order of these.
+        parameters: numbers by name, at the present step.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        parameters: Mapping[str, float | Sequence[tuple[float, float]]] | None = None,
+        steps: int = 0,
+    ) -> None:
+        self.own: Sequence[str] = ()
+        self.parameters: dict[str, float] = {}
+        self._seed, self._schedules = seed, parameters or {}
+        self._begun: Counter[int] = Counter()  # sessions, by place among the own addresses
+        self._news = b""
+        self.follow(steps)
+
+    def follow(self, steps: int) -> None:
+        """Set the parameters for a number of trained steps."""
+        now = {name: _at(steps, points) for name, points in self._schedules.items()}
+        if now != self.parameters:
+            self.parameters = now
+            self._news = pb.ActionBatch(parameters=now).SerializeToString()
+
+    def session_seed(self, dialed: str) -> int:
+        """The seed of a session that begins.
+
+        A simulator that dials an address of its own gets the same seeds in each run. Others get
+        them in the order in which they come.
+        """
+        place = self.own.index(dialed) if dialed in self.own else -1
+        self._begun[place] += 1
+        return session_seed(self._seed, place + 1, self._begun[place])
+
+    def news_for(self, session: Session) -> bytes:
+        """Parameters that a session does not have, for an ActionBatch.
+
+        Args:
+            session: that gets the answer.
+
+        Returns:
+            Serialized fields; b"": it has them.
+        """
+        if session.parameters is self.parameters:
+            return b""
+        session.parameters = self.parameters
+        return self._news
+
+
+def _at(steps: int, points: float | Sequence[tuple[float, float]]) -> float:
+    """The value of a number or a schedule."""
+    if isinstance(points, (int, float)):
+        return float(points)
+    return float(np.interp(steps, [step for step, _ in points], [each for _, each in points]))

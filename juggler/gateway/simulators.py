@@ -1,0 +1,156 @@
+"""Starts simulators, and restarts copies that end or hang."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from juggler.envrunner.config import ADDRESS, words_of
+from juggler.gateway.sessions import Session
+from juggler.runtime.actors.commands import Command
+from juggler.runtime.actors.credentials import TOKEN_VARIABLE
+from juggler.runtime.actors.supervisor import Exited, RestartPolicy, Supervisor
+from juggler.runtime.actors.tls import TLS_VARIABLE
+
+INDEX = "{index}"
+#: A simulator that ends again and again before its first step is broken.
+_POLICY = RestartPolicy(longest_delay=5.0, quarantine_after=3, most_in_window=1 << 10)
+_LOOK_SECONDS = 1.0
+_LEAVE_SECONDS = 2.0
+_LEAVING_LOOK_SECONDS = 0.02
+
+
+class SimulatorFailed(RuntimeError):
+    """A simulator keeps ending.
+
+    Attributes:
+        lasting: it would do so again.
+        traceback: always "", since the message says all.
+    """
+
+    lasting, traceback = True, ""
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A copy of the simulator.
+
+    Attributes:
+        name: for people.
+        address: that it alone dials.
+        pid: of its process.
+        seen: what its sessions have sent and wait for, by their ids.
+        silent: seconds for which it has owed a message.
+    """
+
+    name: str
+    address: str
+    pid: int = 0
+    seen: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    silent: float = 0.0
+
+
+class Simulators:
+    """Keeps copies of a simulator running.
+
+    Each dials an address of its own, which tells the sessions of one from those of another.
+
+    Args:
+        command: the key `simulator`.
+        addresses: of the copies.
+        first: number of the first copy in the run.
+        logs: the directory for what they print; "": it goes where this process's output goes.
+        token: that they have to show.
+        deadline: seconds after which a copy that owes a message hangs.
+        report: called with a text for people, in any thread.
+        failed: called with the error of a copy that keeps ending.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        addresses: Sequence[str],
+        first: int,
+        logs: str,
+        token: str,
+        deadline: float,
+        report: Callable[[str], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._deadline, self._report, self._failed = deadline, report, failed
+        self._logs = logs
+        self._supervisor = Supervisor(self)
+        self._looked_at = time.monotonic()
+        self._copies: list[_Copy] = []
+        self._closing = False
+        # The copies' addresses are on loopback, without TLS.
+        variables = {TLS_VARIABLE: None, TOKEN_VARIABLE: token or None}
+        for number, address in enumerate(addresses, first):
+            name, words = f"simulator-{number}", words_of(command)
+            words = [each.replace(ADDRESS, address).replace(INDEX, str(number)) for each in words]
+            log = Path(logs, f"{name}.log") if logs else None
+            self._copies.append(_Copy(name, address))
+            self._supervisor.add(name, Command(words, log, variables), _POLICY)
+
+    @property
+    def restarts(self) -> int:
+        return self._supervisor.restarts
+
+    def look(self, sessions: Iterable[Session]) -> list[Session]:
+        """Kill copies that hang -> sessions of copies that have ended.
+
+        Called again and again.
+
+        Args:
+            sessions: of the gateway.
+        """
+        now = time.monotonic()
+        if (passed := now - self._looked_at) < _LOOK_SECONDS:
+            return []
+        self._looked_at = now
+        of_copies: dict[str, list[Session]] = {copy.address: [] for copy in self._copies}
+        for session in sessions:
+            of_copies.get(session.dialed, []).append(session)
+        pids, over = self._supervisor.pids(), []
+        for copy in self._copies:
+            of_copy, pid = of_copies[copy.address], pids.get(copy.name, 0)
+            if any(each.last_seq for each in of_copy):
+                self._supervisor.of_use(copy.name)
+            if pid != copy.pid:
+                over += [each for each in of_copy if each.stream is None]
+            seen = (pid, {each.id: (each.last_seq, each.is_owed) for each in of_copy})
+            # While this process stood still, a copy may have waited for it.
+            copy.silent += min(passed, 2 * _LOOK_SECONDS)
+            if seen != (copy.pid, copy.seen) or any(each.is_owed for each in of_copy):
+                copy.silent = 0.0
+            copy.pid, copy.seen = seen
+            if copy.silent > self._deadline and pid:
+                self._report(
+                    f"{copy.name} (pid {pid}) has sent nothing for {copy.silent:.0f} s, more than "
+                    f"step_deadline_seconds = {self._deadline:g}: it hangs, and is killed"
+                )
+                self._supervisor.kill(copy.name, pid)
+        return over
+
+    def put(self, exited: Exited) -> None:
+        """Report the end of a process, in the supervisor's thread."""
+        if self._closing:
+            return
+        if exited.restart_in is not None:
+            text = f"{exited.worker_id} (pid {exited.pid}) ended: {exited.how}"
+            return self._report(f"{text}. Starting it again")
+        log = f". Its output is in {self._logs}/{exited.worker_id}.log" if self._logs else ""
+        text = f"{exited.worker_id} keeps ending (the last time: {exited.how}){log}"
+        return self._failed(SimulatorFailed(text))
+
+    def close(self) -> None:
+        """Let them leave, for a moment, and kill the others."""
+        self._closing = True
+        self._supervisor.stop_restarting()
+        end = time.monotonic() + _LEAVE_SECONDS
+        # Copies die with the supervisor's thread, which closing ends.
+        while self._supervisor.pids() and time.monotonic() < end:
+            time.sleep(_LEAVING_LOOK_SECONDS)
+        self._supervisor.close(0.0)
