@@ -238,7 +238,7 @@ def test_a_simulator_that_sends_no_steps_or_does_not_come_has_a_problem() -> Non
             simulator.greet()
             assert simulator.hear().error.code == pb.Error.ENDED
 
-    found = checked(greets, seconds=0.3)
+    found = checked(greets, seconds=3.0)
     assert states(found) == {"steps": "problem"}
     assert "a session began" in found["steps"].said
     found = checked(lambda address: None, seconds=0.1)
