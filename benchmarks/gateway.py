@@ -78,7 +78,7 @@ class Waste:
             print(text, file=sys.stderr)
 
     def go_on(self) -> None:
-        while hasattr(self, "player") and len(self.player.environments.rows.complete) >= ROWS:
+        while hasattr(self, "player") and len(self.player.rows.complete) >= ROWS:
             self.player.batch(ROWS)
 
 

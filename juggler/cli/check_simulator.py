@@ -26,11 +26,13 @@ from juggler.driver.config import ConfigError
 from juggler.driver.signals import as_exception, signals_become
 from juggler.envrunner.setup import RANDOM, may_play
 from juggler.gateway.agents import Casting
+from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.gateway_server import GatewayServer
+from juggler.gateway.guest_book import GuestBook
 from juggler.gateway.player import Player
 from juggler.gateway.session_manager import LOST, GatewaySettings
-from juggler.gateway.sessions import Code, Session, SessionError
-from juggler.gateway.step_batches import Steps
+from juggler.gateway.sessions import Session
+from juggler.gateway.step_batches import Share
 from juggler.gateway.transport import GatewayStream, Transport
 from juggler.runtime.acting.actor import Actor, RandomActions
 from juggler.runtime.actors.credentials import read_token
@@ -109,6 +111,7 @@ def check(given: Arguments, say: Callable[[str], None]) -> list[Finding]:
     )
     tls = read_tls(None)
     work.server = GatewayServer(Transport(read_token(None, tls)), work, settings, work.failed)
+    work.guests = work.server.manager.guests = Guests(work.server.manager.sessions, work.tell)
     address = "127.0.0.1:0" if command else given.simulator
     address = work.server.start(address, tls, given.insecure)
     # A command in a session of its own would outlive a check that a signal ends.
@@ -216,19 +219,17 @@ class Watched(Player):
         self._first: dict[Path, NDArray[Any]] = {}  # [...] of the first row
         self._changed: dict[Path, NDArray[np.bool_]] = {}  # [...]
 
-    def arrive(self, arrivals: list[Steps]) -> list[tuple[Steps, SessionError]]:
-        refused = super().arrive(arrivals)
-        bad = [steps for steps, _ in refused]
-        for steps in (each for each in arrivals if each not in bad):
-            self.session = self.session or steps.session
-            self.ends[0] += len(steps.terminated)
-            self.ends[1] += len(steps.truncated)
-            acting = np.delete(np.arange(steps.rows), steps.paused)
+    def take(self, shares: Sequence[Share], shown: Tree) -> None:
+        super().take(shares, shown)
+        for share in shares:
+            self.session = self.session or share.steps.batch.session
+            self.ends[0] += len(share.terminated)
+            self.ends[1] += len(share.truncated)
+            acting = np.delete(np.arange(len(share.slots)), share.paused)
             if len(acting):
-                self._look(take(steps.observations, steps.begin + acting), steps, acting)
-        return refused
+                self._look(take(shown, share.begin + acting), share, acting)
 
-    def _look(self, shown: Tree, steps: Steps, rows: NDArray[np.intp]) -> None:
+    def _look(self, shown: Tree, share: Share, rows: NDArray[np.intp]) -> None:
         """Look at the observations [R, ...] of some rows."""
         for path, array in flatten(shown):
             first = self._first.setdefault(path, array[0].copy())  # [...]
@@ -243,6 +244,7 @@ class Watched(Player):
                 row, *rest = np.argwhere(wrong)[0].tolist()
                 at = tuple(rest)
                 number, ends = array[row][at], (low[at], high[at])
+                steps = share.steps
                 where = steps.agent.at(steps.environments[rows[row]])
                 self._outside = (
                     f"{where}: the number{_at(path)} at {rest} is {number:g}, outside of "
@@ -257,7 +259,7 @@ class Watched(Player):
             said = f"{self._many_outside:,} are outside of their space. {self._outside}"
             yield Finding("bounds", "problem", said, "scale them, or widen the space")
         for path, changed in self._changed.items():
-            if not changed.all() and self.environments.counts["steps"] >= _FEW_STEPS:
+            if not changed.all() and self.counts["steps"] >= _FEW_STEPS:
                 same, first = int((~changed).sum()), np.argwhere(~changed)[0].tolist()
                 said = f"{same} of {changed.size} numbers{_at(path)}, such as the one at {first}"
                 yield Finding("observations", "warning", f"{self.name}: {said}, never changed")
@@ -265,6 +267,20 @@ class Watched(Player):
 
 def _at(path: Path) -> str:
     return f" of {path_name(path)!r}" if path else ""
+
+
+class Guests(GuestBook):
+    """Remembers why simulators left, and why the first one was refused."""
+
+    why_left = why_refused = ""
+
+    def left(self, session: Session, why: str) -> None:
+        super().left(session, why)
+        self.why_left = why
+
+    def refused(self, peer: str, why: str) -> None:
+        super().refused(peer, why)
+        self.why_refused = self.why_refused or why
 
 
 class Check:
@@ -276,12 +292,14 @@ class Check:
 
     Attributes:
         server: the gateway.
+        guests: its guest book.
         say: as given.
         over: there is nothing more to see.
         failure: an error of the gateway itself.
     """
 
     server: GatewayServer
+    guests: Guests
 
     def __init__(self, steps: int, say: Callable[[str], None]) -> None:
         self.say, self.over = say, threading.Event()
@@ -325,11 +343,6 @@ class Check:
 
     def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         self.say(text)
-        why = text.partition(": ")[2]
-        if text.startswith("refused"):
-            self._rule = self._rule or why
-        elif text.startswith("no longer has"):
-            self._left = why
 
     def failed(self, error: BaseException) -> None:
         self.failure = error
@@ -337,6 +350,7 @@ class Check:
 
     def go_on(self) -> None:
         before, counts, now = self._counts, self.server.counts(), time.monotonic()
+        self._left, self._rule = self.guests.why_left, self._rule or self.guests.why_refused
         if counts["steps"] > before["steps"]:
             self._began, self._last = self._began or now, now
         self._counts, self._looked_at = counts, now

@@ -9,8 +9,8 @@ from juggler.envrunner.agent_names import LONGEST_NAME, matches
 from juggler.envrunner.multi_agent.assigned_line_ups import AssignedLineUps
 from juggler.envrunner.multi_agent.line_up import LineUps, line_ups_of
 from juggler.envrunner.setup import RANDOM, may_play
-from juggler.gateway.sessions import Code, SessionError
-from juggler.gateway.shared_episodes import Seats
+from juggler.gateway.errors import Code, SessionError
+from juggler.gateway.session_episodes import SharedEpisodes
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.nearest import listed, nearest
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -95,8 +95,10 @@ class Casting:
             return [self._players_of(hello.agents[0], pattern)]
         return [self._players_of(agent, self._pattern_of(agent.id)) for agent in hello.agents]
 
-    def line_ups(self, names: Sequence[str], cast: Sequence[Sequence[str]], count: int) -> Seats:
-        """Seat the players in the environments of a new session.
+    def episodes(
+        self, names: Sequence[str], cast: Sequence[Sequence[str]], count: int
+    ) -> SharedEpisodes:
+        """The episodes of a new session, with their line-ups.
 
         Args:
             names: of its agents.
@@ -108,13 +110,13 @@ class Casting:
             for name, players in zip(names, cast, strict=True)
         }
         line_ups: LineUps | None = self.league
-        order = tuple(self.table) if self.league is not None else tuple(names)
+        order = tuple(names) if self.league is None else tuple(self.table)
         if line_ups is None:
             line_ups = line_ups_of(names, played_by, self._mapping, self._own)
             if line_ups is not None:
                 line_ups.reset(self._seed)
         first, self._seated = self._seated, self._seated + count
-        return Seats(line_ups, names, played_by, order, range(first, first + count))
+        return SharedEpisodes(line_ups, played_by, order, range(first, first + count))
 
     def _players_of(self, agent: pb.Agent, pattern: str) -> tuple[str, ...]:
         modules = self.table[pattern] if self.league is None else tuple(self.players)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+import numpy as np
 from numpy.typing import NDArray
 
 from juggler.envrunner.datasets.episode_recorder import EpisodesUnderWay, row_of
 from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
-from juggler.gateway.recordings import Recording
-from juggler.gateway.row_layout import Layout
-from juggler.gateway.step_batches import Steps
+from juggler.gateway.step_batches import Share
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.wire.structures import to_tree
@@ -24,66 +23,77 @@ class EpisodeLog:
     """Gathers the episodes of environments, by their places.
 
     Args:
-        layout: of what simulators observe.
         policy: turns chosen actions into the environments' actions.
         action_space: of the latter.
         take: gets each episode when it ends.
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        policy: Actor,
-        action_space: Any,
-        take: Callable[[RecordedEpisode], None],
+        self, policy: Actor, action_space: Any, take: Callable[[RecordedEpisode], None]
     ) -> None:
-        self._layout, self._policy, self._action_space = layout, policy, action_space
+        self._policy, self._action_space = policy, action_space
         self._under_way = EpisodesUnderWay(take)
         self._shown: dict[int, Tree] = {}  # by place, what the next action is chosen for
         self._acted: dict[int, tuple[Tree, Tree]] = {}  # by place, a step without its reward
 
-    def arrive(self, arrivals: list[Steps], shown: Tree) -> None:
+    def arrive(self, shares: Sequence[Share], shown: Tree) -> None:
         """Take the results of actions, and the next observations.
 
         Args:
-            arrivals: of different environments.
-            shown: [B, ...] what simulators observe, of all rows in order.
+            shares: of different environments.
+            shown: [B, ...] what simulators observe, of all their rows in order.
         """
-        begin = 0
-        for steps in arrivals:
-            count = len(steps.final_rows)
-            finals: Tree = self._layout.tree([steps.final_raw], count) if count else {}  # [K, ...]
-            paused, terminated = set(steps.paused), set(steps.terminated)
-            ended, final_of = set(steps.ended), {row: k for k, row in enumerate(steps.final_rows)}
-            for row, place in enumerate(steps.slots.tolist()):
+        row = 0
+        for share in shares:
+            finals = share.finals if share.truncated else {}  # [K, ...]
+            paused, terminated = set(share.paused), set(share.terminated)
+            final_of = {at: k for k, at in enumerate(share.truncated)}
+            rewards = share.rewards
+            for at, place in enumerate(share.slots.tolist()):
                 if place in self._acted:
-                    self._under_way.step(place, *self._acted.pop(place), steps.rewards[row])
-                if row in ended:
-                    # Those of terminated episodes were not checked.
-                    last = None if row in terminated else row_of(finals, final_of[row])
-                    self._under_way.end(place, last, terminated=row in terminated)
-                if row not in paused:
-                    self._shown[place] = row_of(shown, begin + row)
-            begin += steps.rows
+                    self._under_way.step(place, *self._acted.pop(place), rewards[at])
+                if at in terminated:  # its last observation was not checked
+                    self._under_way.end(place, None, terminated=True)
+                elif at in final_of:
+                    last = row_of(finals, final_of[at])
+                    self._under_way.end(place, last, terminated=False)
+                if at not in paused:
+                    self._shown[place] = row_of(shown, row + at)
+            row += len(share.slots)
 
     def act(self, places: NDArray[Any], actions: Tree) -> None:
         """Hear of the actions [B, ...] that environments at places [B] get."""
         for row, place in enumerate(places.tolist()):
             self._acted[place] = self._shown.pop(place), row_of(actions, row)
 
-    def record(self, recording: Recording) -> None:
-        """Hear of steps that others took."""
-        place, steps = recording.place, len(recording.rewards)
-        sent = self._policy.for_environments(recording.actions)
-        actions = to_tree(self._action_space, sent)  # [L, ...]
-        if recording.starts:
+    def record(
+        self,
+        place: int,
+        observations: Tree,
+        actions: Tree,
+        rewards: NDArray[np.float32],
+        *,
+        starts: bool,
+        terminated: bool | None,
+    ) -> None:
+        """Hear of L steps that others took.
+
+        Args:
+            place: of the environment.
+            observations: [L + 1, ...] before each step, and after the last one.
+            actions: [L, ...] that were chosen.
+            rewards: [L]
+            starts: the first step begins an episode.
+            terminated: how the last step ended it; None: it did not.
+        """
+        sent = to_tree(self._action_space, self._policy.for_environments(actions))  # [L, ...]
+        if starts:
             self._under_way.drop(place)
-        for t, reward in enumerate(recording.rewards.tolist()):
-            before = row_of(recording.observations, t)
-            self._under_way.step(place, before, row_of(actions, t), reward)
-        if recording.terminated or recording.truncated:
-            last = row_of(recording.observations, steps)
-            self._under_way.end(place, last, terminated=recording.terminated)
+        for t, reward in enumerate(rewards.tolist()):
+            self._under_way.step(place, row_of(observations, t), row_of(sent, t), reward)
+        if terminated is not None:
+            last = row_of(observations, len(rewards))
+            self._under_way.end(place, last, terminated=terminated)
 
     def drop(self, places: Iterable[int]) -> None:
         """Forget the episodes of environments that are gone."""

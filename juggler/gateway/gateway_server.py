@@ -5,32 +5,33 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from juggler.envrunner.rounds import PlayedRound
-from juggler.gateway.guest_book import connected
-from juggler.gateway.local_inference import LocalInference
-from juggler.gateway.player import Acted
-from juggler.gateway.row_layout import Layout
+from juggler.gateway.errors import Code, SessionError
+from juggler.gateway.recordings import LocalInference, Recording
+from juggler.gateway.row_layout import Interface
+from juggler.gateway.session_episodes import MOST_UNTOLD
 from juggler.gateway.session_manager import GatewaySettings, SessionManager, Work
-from juggler.gateway.sessions import (
-    PROTOCOL_MAX,
-    PROTOCOL_MIN,
-    SERVED,
-    Code,
-    Session,
-    SessionAgent,
-    SessionError,
+from juggler.gateway.sessions import PROTOCOL_MAX, PROTOCOL_MIN, SERVED, Session
+from juggler.gateway.step_batches import (
+    Answers,
+    Batch,
+    Share,
+    Steps,
+    action_batch,
+    read_observations,
+    read_steps,
 )
-from juggler.gateway.shared_episodes import MOST_UNTOLD
-from juggler.gateway.step_batches import Answers, Batch, Share, Steps, action_batch, read_steps
 from juggler.gateway.transport import GatewayStream, Transport
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
+from juggler.runtime.wire.structures import first_leaf, take
+from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _SWEEP_SECONDS = 0.25
@@ -54,6 +55,7 @@ class GatewayServer:
         busy: a context around everything that may hang.
 
     Attributes:
+        manager: of the sessions.
         seconds: where its time went.
         counted: inferences, the rows and batches of steps in them, and the seconds that those
             batches waited, summed up.
@@ -73,10 +75,9 @@ class GatewayServer:
         self.counted: dict[str, float] = defaultdict(float)
         self._lock = threading.Lock()
         self._clock = Clock(self._strikes)
-        events: Counter[str] = Counter()
-        self._manager = SessionManager(work, settings, events)
-        self._local = LocalInference(self._manager, self.wake)
-        self._info = GatewayInfo(self._manager, settings, events, self.counted)
+        self._events: Counter[str] = Counter()
+        self.manager = SessionManager(work, settings, self._events)
+        self._local: LocalInference | None = None  # there, once the player is
         self._arrivals: list[Batch] = []
         self._leaving: list[Session] = []
         self._silent: dict[GatewayStream, None] = {}  # without a hello, the oldest first
@@ -97,7 +98,7 @@ class GatewayServer:
 
         Returns are there where simulators may have several agents.
         """
-        manager = self._manager
+        manager = self.manager
         returns, lengths = zip(*manager.env_ended, strict=True) if manager.env_ended else ((), ())
         manager.env_ended = []
         return PlayedRound(
@@ -109,32 +110,6 @@ class GatewayServer:
             infos=manager.take_infos(),
         )
 
-    @property
-    def env_steps(self) -> int:
-        """As `SessionManager.env_steps`."""
-        return self._manager.env_steps
-
-    def let_in(self, module_id: str) -> None:
-        """As `SessionManager.let_in`."""
-        self._manager.let_in(module_id)
-
-    def let_go(self, module_id: str) -> None:
-        """As `SessionManager.let_go`."""
-        self._manager.let_go(module_id)
-
-    def counts(self) -> dict[str, float]:
-        """As `GatewayInfo.counts`."""
-        return self._info.counts()
-
-    @property
-    def asking(self) -> int:
-        """As `Sessions.asking`."""
-        return self._manager.sessions.asking
-
-    def connected(self) -> tuple[int, int]:
-        """As `guest_book.connected`."""
-        return connected(self._manager.sessions)
-
     def wake(self) -> None:
         """Call `Work.go_on` soon. May be called in any thread."""
         self._clock.within(0.0)
@@ -144,9 +119,9 @@ class GatewayServer:
         self._clock.close()
         with self._lock:
             self._over = True
-            for session in self._manager.sessions.by_id.values():
+            for session in self.manager.sessions.by_id.values():
                 error = SessionError(Code.ENDED, f"the gateway leaves: {reason}", retryable=True)
-                self._manager.last_word(session, error)
+                self.manager.last_word(session, error)
         self._transport.close()
 
     @contextmanager
@@ -184,7 +159,7 @@ class GatewayServer:
         """Seconds to wait for steps of other simulators."""
         if not self._settings.max_wait:
             return 0.0
-        enough = min(self._settings.max_batch, self._manager.sessions.asking)
+        enough = min(self._settings.max_batch, self.manager.sessions.asking)
         if len(self._arrivals) >= enough:
             return 0.0
         waited = time.perf_counter() - self._arrivals[0].arrived
@@ -196,7 +171,7 @@ class GatewayServer:
         self._act()
         self._work.go_on()
         self._act()  # for requests that have just come
-        if self._manager.player is not None:
+        if self._local is not None:
             self._local.go_on(self._work.wanted(DEFAULT_MODULE))
             self._work.go_on()
         self._sweep()
@@ -212,38 +187,34 @@ class GatewayServer:
         for session in leaving:
             if session.stream is not None:
                 session.stream.close()
-            self._manager.close(session, "it said goodbye")
+            self.manager.close(session, "it said goodbye")
         self.seconds["messages"] += time.perf_counter() - began
 
     def _take_steps(self, arrivals: list[Batch]) -> None:
-        by_player: dict[str, list[Steps]] = defaultdict(list)
-        refused: set[Steps] = set()
-        errors: dict[Session, SessionError] = {}
+        alike: dict[Interface, list[Steps]] = defaultdict(list)
         for batch in arrivals:
-            episodes = batch.session.episodes
-            if episodes is not None and episodes.seats.drawn:
-                try:
-                    if batch.session not in errors:
-                        self._manager.begin_episodes(batch)
-                except SessionError as wrong:
-                    errors[batch.session] = wrong
-                if batch.session in errors:
-                    continue
             for steps in batch.parts:
-                for share in steps.shares or (steps,):
-                    by_player[share.player].append(share)
-        for player, of_player in by_player.items():
-            for steps, refusal in self._manager.players[player].arrive(of_player):
-                refused.add(steps)
-                errors.setdefault(steps.session, refusal)
+                alike[steps.agent.interface].append(steps)
+        shown: dict[Interface, Tree] = {}
+        errors: dict[Session, SessionError] = {}
+        for interface, parts in alike.items():
+            shown[interface], refused = read_observations(interface, parts)
+            for steps, refusal in refused:
+                errors.setdefault(steps.batch.session, refusal)
+        by_player: dict[str, list[Share]] = defaultdict(list)
         for batch in arrivals:
-            if batch.session.episodes is not None and batch.session.episodes.seats.drawn:
-                continue  # booked before others began to act there
-            taken = [steps for steps in batch.parts if steps not in refused]
-            over = batch.over if len(taken) == len(batch.parts) else []
-            self._manager.book(batch.session, taken, over)
+            if batch.session in errors:
+                continue
+            try:
+                for share in self.manager.shares(batch):
+                    by_player[share.player].append(share)
+            except SessionError as wrong:
+                errors[batch.session] = wrong
+        for key, shares in by_player.items():
+            tree = shown[self.manager.interfaces[key]]
+            self.manager.players[key].take(shares, rows_of(shares, tree))
         for session, error in errors.items():
-            self._manager.fail(session, error)
+            self.manager.fail(session, error)
 
     # -- what streams say -----------------------------------------------------------------------
 
@@ -255,7 +226,7 @@ class GatewayServer:
         del self._silent[oldest]
         text = f"{_MOST_SILENT} others came, and this stream has sent no hello yet"
         error = SessionError(Code.EXPECTED_HELLO, text, retryable=True)
-        self._manager.end(oldest, error, self._arrivals)
+        self.manager.end(oldest, error, self._arrivals)
 
     def said(self, stream: GatewayStream, message: bytes) -> None:
         if self._over:
@@ -265,20 +236,17 @@ class GatewayServer:
         try:
             self._message(stream, message)
         except SessionError as error:
-            self._manager.end(stream, error, self._arrivals)
+            self.manager.end(stream, error, self._arrivals)
 
     def gone(self, stream: GatewayStream) -> None:
         self._silent.pop(stream, None)
         session = stream.session
         if session is None or session.stream is not stream or session in self._leaving:
             return  # a simulator closes its stream behind a goodbye
-        self._manager.vanish(session)
+        self.manager.vanish(session)
 
     def refused(self, peer: str, why: str) -> None:
-        self._manager.guests.refused(peer, why)
-
-    def info(self) -> bytes:
-        return self._info.message().SerializeToString()
+        self.manager.guests.refused(peer, why)
 
     def _message(self, stream: GatewayStream, raw: bytes) -> None:
         session = stream.session
@@ -293,8 +261,12 @@ class GatewayServer:
                 text = f"the first message of a stream must be a hello, not {kind or 'empty'}"
                 raise SessionError(Code.EXPECTED_HELLO, text)
             self._take_in()  # before a new session may get the places of one that is gone
-            self._manager.hello(stream, message.hello)
-            return self._local.resumed(stream.session)
+            self.manager.hello(stream, message.hello)
+            if self._local is None and (player := self.manager.player) is not None:
+                self._local = LocalInference(self.manager, player, self.wake)
+            elif self._local is not None:
+                self._local.resumed(stream.session)
+            return None
         if session.stream is not stream:
             return None  # another stream has resumed the session
         match kind:
@@ -305,10 +277,12 @@ class GatewayServer:
             case "hello":
                 text = "a second hello on one stream: open another stream for another session"
                 raise SessionError(Code.SECOND_HELLO, text)
-            case "recording":
+            case "recording" if self._local is not None:
                 self._local.recording(session, message.recording)
-            case "policy":
+            case "policy" if self._local is not None:
                 self._local.policy(session, message.policy)
+            case "recording" | "policy":
+                session.must_be(pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
             case _:
                 raise SessionError(Code.BAD_MESSAGE, "a message with nothing in it")
 
@@ -316,46 +290,42 @@ class GatewayServer:
         session.must_be(pb.REMOTE_INFERENCE)
         if session.repeats(message.seq):
             return
-        batch = read_steps(session, message, self._layout_of)
+        batch = read_steps(session, message)
         for steps in batch.parts:
             for at in steps.ended:
                 steps.agent.acted[steps.environments[at]] = 0
             steps.agent.asks(steps.environments)
         self._arrivals.append(batch)
 
-    def _layout_of(self, agent: SessionAgent) -> Layout:
-        return self._manager.players[agent.player].layout
-
     # -- what they are told ---------------------------------------------------------------------
 
     def _act(self) -> None:
-        for key, player in self._manager.players.items():
+        for key, player in self.manager.players.items():
             while player.waiting:
                 started = time.perf_counter()
                 wanted, holds_up = self._work.wanted(key), self._work.holds_up(key)
-                answers = player.act(wanted, self._settings.max_batch, holds_up)
+                answers = player.answer(wanted, self._settings.max_batch, holds_up)
                 if not answers:
                     break
-                for answer in answers:
-                    self._answer(answer)
-                    self.counted["waited_seconds"] += started - answer.steps.batch.arrived
-                    self.counted["inferred_rows"] += answer.steps.rows
+                for share, actions in answers:
+                    self._answer(share, actions, player.version)
+                    self.counted["waited_seconds"] += started - share.steps.batch.arrived
+                    self.counted["inferred_rows"] += len(share.slots)
                 self.seconds["inference"] += time.perf_counter() - started
                 self.counted["inferences"] += 1
                 self.counted["inferred_batches"] += len(answers)
 
-    def _answer(self, answer: Acted) -> None:
+    def _answer(self, share: Share, actions: list[bytes], version: Version) -> None:
         """Answer a batch of steps that has its last actions."""
-        steps, batch = answer.steps, answer.steps.batch
-        writes = self._manager.answers[steps.player]
-        actions, version = answer.actions, answer.version
-        if isinstance(steps, Share):
-            share, steps = steps, steps.whole
-            steps.shared.append((share, actions, version))
-            if len(steps.shared) < len(steps.shares):
-                return
-            writes, actions, version = self._merged(steps)
-        batch.answers[steps.index] = writes.part(steps.index, steps.rows, actions, version)
+        steps, batch = share.steps, share.steps.batch
+        layout = steps.agent.interface.actions
+        if not share.answer(actions, layout, version):
+            return
+        player, version = (steps.acted or [(share.player, version)])[0]
+        writes = self.manager.answers[player]
+        if len(steps.acted) > 1:
+            writes, version = Answers(layout, ""), Version(0, 0)
+        batch.answers[steps.index] = writes.part(steps.index, steps.rows, steps.actions, version)
         if len(batch.answers) < len(batch.parts):
             return
         for part in batch.parts:
@@ -366,45 +336,68 @@ class GatewayServer:
         parts = [batch.answers[part.index] for part in batch.parts]
         batch.session.answers(batch.seq, action_batch(batch.seq, parts))
 
-    def _merged(self, steps: Steps) -> tuple[Answers, list[bytes], Version]:
-        """The actions of an agent for whom several players have acted."""
-        layout = self._manager.players[steps.agent.player].action_layout
-        acted = [each for each in steps.shared if len(each[0].paused) < each[0].rows]
-        writes, version = Answers(layout, ""), Version(0, 0)
-        if len(acted) == 1:
-            writes, version = self._manager.answers[acted[0][0].player], acted[0][2]
-        merged = [bytearray(steps.rows * leaf.row_bytes) for leaf in layout.leaves]
-        for share, actions, _ in acted:
-            out = set(share.paused)
-            for at, row in enumerate(share.within):
-                if at in out:
-                    continue
-                for whole, own, leaf in zip(merged, actions, layout.leaves, strict=True):
-                    size = leaf.row_bytes
-                    whole[row * size : (row + 1) * size] = own[at * size : (at + 1) * size]
-        return writes, [bytes(each) for each in merged], version
-
     def _sweep(self) -> None:
         """Do what is due every now and then."""
         now = time.monotonic()
         if now < self._next_sweep:
             return
         self._next_sweep = now + _SWEEP_SECONDS
-        self._manager.guests.look()
-        players = self._manager.players.values()
+        self.manager.guests.look()
+        players = self.manager.players.values()
         for player in players:
-            player.environments.hand_in_stalled()
-            player.recorder.hand_in_stalled()
-        for session in self._manager.sessions.overdue():
-            self._manager.lose(session)
+            player.hand_in_stalled()
+        for session in self.manager.sessions.overdue():
+            self.manager.lose(session)
         since = time.perf_counter() - _TELL_SECONDS
-        late: set[Session] = set()
-        for player in players:
-            late |= {each.session for each in player.waiting if each.batch.arrived < since}
-            late |= {each.session for each in player.recorder.waiting if each.arrived < since}
+        waiting: list[Batch | Recording] = [*(() if self._local is None else self._local.waiting)]
+        waiting += [share.steps.batch for player in players for share in player.waiting]
+        late = {each.session for each in waiting if each.arrived < since}
         tell_to_wait(late)
-        if any(player.environments.counts["episodes_untold"] for player in players):
-            tell_of_untold(self._manager.sessions.by_id.values())
+        if any(player.counts["episodes_untold"] for player in players):
+            tell_of_untold(self.manager.sessions.by_id.values())
+
+    # -- what it has, and has done ----------------------------------------------------------------
+
+    def info(self) -> bytes:
+        info = pb.Info(
+            protocol_min=PROTOCOL_MIN,
+            protocol_max=PROTOCOL_MAX,
+            run_id=self._settings.run_id,
+            modes=[pb.REMOTE_INFERENCE],
+            counts=self.counts(),
+        )
+        if not self._settings.casting.table:
+            without = pb.LOGGED_DATA if self._settings.refuses_logged else None
+            info.modes[:] = [mode for mode in SERVED if mode != without]
+        info.agents.extend(self.manager.agents.values())
+        return info.SerializeToString()
+
+    def counts(self) -> dict[str, float]:
+        """Counts of events so far and of what is here, by name."""
+        counts: dict[str, float] = defaultdict(float, {**self._events, **self.counted})
+        sessions = self.manager.sessions.by_id.values()
+        counts["sessions"] = len(sessions)
+        counts["environments"] = sum(session.environments for session in sessions)
+        for player in self.manager.players.values():
+            for name, count in player.counts.items():
+                counts[name] += count
+            counts["steps_waiting"] += len(player.waiting)
+        counts["recorded_steps_waiting"] = 0 if self._local is None else self._local.steps_waiting
+        if inferences := counts["inferences"]:
+            counts["rows_per_inference"] = counts["inferred_rows"] / inferences
+        return counts
+
+
+def rows_of(shares: Sequence[Share], shown: Tree) -> Tree:
+    """Observations [B, ...] of shares, in order, from all observations."""
+    whole = all(share.rows is None for share in shares)
+    if whole and sum(share.steps.rows for share in shares) == len(first_leaf(shown)):
+        return shown
+    rows = (range(share.steps.rows) if share.rows is None else share.rows for share in shares)
+    starts = (share.steps.begin for share in shares)
+    at = [begin + row for begin, each in zip(starts, rows, strict=True) for row in each]
+    found: Tree = take(shown, at)
+    return found
 
 
 _FAR = 1e9  # seconds: nothing is due
@@ -452,58 +445,6 @@ class Clock:
                     return
                 self._due = time.monotonic() + _FAR
             self._strike()
-
-
-class GatewayInfo:
-    """Tells what a gateway has, and what it has done.
-
-    Args:
-        manager: of the sessions.
-        settings: of the gateway.
-        events: how often each happened.
-        counted: of inferences, as `GatewayServer.counted`.
-    """
-
-    def __init__(
-        self,
-        manager: SessionManager,
-        settings: GatewaySettings,
-        events: Counter[str],
-        counted: Mapping[str, float],
-    ) -> None:
-        self._manager, self._settings = manager, settings
-        self._events, self._counted = events, counted
-
-    def message(self) -> pb.Info:
-        info = pb.Info(
-            protocol_min=PROTOCOL_MIN,
-            protocol_max=PROTOCOL_MAX,
-            run_id=self._settings.run_id,
-            modes=self._modes(),
-            counts=self.counts(),
-        )
-        info.agents.extend(self._manager.agents.values())
-        return info
-
-    def counts(self) -> dict[str, float]:
-        """Counts of events so far and of what is here, by name."""
-        counts: dict[str, float] = defaultdict(float, {**self._events, **self._counted})
-        sessions = self._manager.sessions.by_id.values()
-        counts["sessions"] = len(sessions)
-        counts["environments"] = sum(session.environments for session in sessions)
-        for player in self._manager.players.values():
-            for name, count in player.environments.counts.items():
-                counts[name] += count
-            counts["steps_waiting"] += len(player.waiting)
-            counts["recorded_steps_waiting"] += player.recorder.steps_waiting
-        if inferences := counts["inferences"]:
-            counts["rows_per_inference"] = counts["inferred_rows"] / inferences
-        return counts
-
-    def _modes(self) -> list[pb.Mode]:
-        if self._settings.casting.table:
-            return [pb.REMOTE_INFERENCE]
-        return [m for m in SERVED if m != pb.LOGGED_DATA or not self._settings.refuses_logged]
 
 
 def tell_to_wait(waiting: Iterable[Session]) -> None:

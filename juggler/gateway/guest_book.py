@@ -58,7 +58,7 @@ class GuestBook:
         self._line(
             "came", f"{'has again' if back else 'has'} the simulator at {session.peer}", what
         )
-        _, environments = self._here()
+        _, environments = self.here()
         if 0 < self._rows < environments and not self._told_of_rows:
             self._told_of_rows = True
             self._say(
@@ -112,17 +112,13 @@ class GuestBook:
         self._began[kind], self._lines[kind] = self._clock(), 1
 
     def _say(self, text: str, warning: bool) -> None:
-        simulators, environments = self._here()
+        simulators, environments = self.here()
         self._tell(text, warning, simulators, environments)
 
-    def _here(self) -> tuple[int, int]:
-        return connected(self._sessions)
-
-
-def connected(sessions: Sessions) -> tuple[int, int]:
-    """How many simulators are connected, and how many environments they have."""
-    here = [each for each in sessions.by_id.values() if each.stream is not None]
-    return len(here), sum(each.environments for each in here)
+    def here(self) -> tuple[int, int]:
+        """How many simulators are connected, and how many environments they have."""
+        here = [each for each in self._sessions.by_id.values() if each.stream is not None]
+        return len(here), sum(each.environments for each in here)
 
 
 def address_of(peer: str) -> str:

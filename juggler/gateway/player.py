@@ -1,10 +1,10 @@
-"""From the steps of many simulators to rows of batches."""
+"""Acts for agents of simulators, and records their steps in rows."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,42 +12,27 @@ import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.gateway.environments import Environments
+from juggler.envrunner.paced.slots import PacedSlots
 from juggler.gateway.episode_log import EpisodeLog
-from juggler.gateway.publisher import Publisher
-from juggler.gateway.recordings import Reader, Recorder, Recording
-from juggler.gateway.row_layout import Layout, ValueChecks
-from juggler.gateway.sessions import SessionError
-from juggler.gateway.step_batches import Steps
+from juggler.gateway.evaluation import EVALUATED, LEFT, TRAINING, GreedyEpisodes
+from juggler.gateway.row_layout import Layout
+from juggler.gateway.session_episodes import forget_oldest
+from juggler.gateway.step_batches import Share
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import EnvToModule
-from juggler.runtime.connectors.leaves import at, holds_masks
 from juggler.runtime.connectors.mergeable_state import State, merge
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.wire.structures import put, take, to_tree, tree_map, zeros
-from juggler.runtime.wire.trees import Tree, flatten
+from juggler.runtime.wire.structures import first_leaf, put, take, to_tree, tree_leaves, tree_map
+from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
-
-@dataclass(slots=True, eq=False)
-class Acted:
-    """The answer to a batch of steps.
-
-    Attributes:
-        steps: the batch.
-        actions: of all its rows, the bytes of each leaf of the action space.
-        version: of the weights that acted.
-    """
-
-    steps: Steps
-    actions: list[bytes]
-    version: Version
+#: A row whose simulator takes longer for a step is handed in short, so that no batch waits for it.
+STALL_SECONDS = 1.0
 
 
-class Player:
-    """Acts in environments that simulators step, and records the steps in rows.
+class Player(PacedSlots):
+    """Acts in environments that simulators step, one agent in each place.
 
     A row begins only when samples are asked for: steps wait until then.
 
@@ -57,18 +42,17 @@ class Player:
         policy: acts.
         connectors: between the simulators and the policy.
         steps: T.
-        row_age: maximum number of updates by which the weights of a row's first step may be old.
+        row_age: as in `PacedSlots`. A single step that takes this long is not trained on.
 
     Attributes:
-        layout: of observations.
-        action_layout: of actions.
-        environments: of simulators.
+        spaces: of observations and of actions, as given.
+        policy: as given.
+        row_age: as given.
         version: of the policy's weights.
-        waiting: steps without an answer.
-        recorder: makes rows of recordings.
-        reader: reads and checks recordings.
-        publisher: hands out the policy.
+        waiting: shares without actions.
         episode_log: hears of every step, if episodes are recorded.
+        evaluation: plays some of the episodes; None: there is none now.
+        evaluates: episodes of an evaluation may be running.
     """
 
     def __init__(
@@ -80,101 +64,97 @@ class Player:
         steps: int,
         row_age: int,
     ) -> None:
-        self.layout = Layout(observation_space)
-        self.action_layout = Layout(action_space)
+        # With several modules, a round leaves rows for the next round, even in synchronous runs.
+        super().__init__(connectors.observation_space, policy, steps, max(1, row_age))
+        policy.require_log_probabilities()
+        self.spaces = observation_space, action_space
+        self.policy, self.row_age = policy, row_age
         self.version = Version(0, 0)
-        self.waiting: deque[Steps] = deque()
-        self._action_space = action_space
-        self._nothing = zeros(observation_space, (1,))  # [1, ...] shown by a paused row
-        if holds_masks(observation_space):
-            for _, mask in flatten(at(self._nothing, (ACTION_MASK,))):
-                mask[...] = 1
-        self._policy, self._connectors = policy, connectors
-        self._checks = ValueChecks(observation_space, action_space)
-        self.environments = Environments(connectors.observation_space, policy, steps, row_age)
-        self.recorder = Recorder(self.environments, policy, row_age, self._see)
-        self.reader = Reader(observation_space, policy.module_to_env.action_space)
-        self.publisher = Publisher(policy, observation_space, action_space)
+        self.waiting: deque[Share] = deque()
         self.episode_log: EpisodeLog | None = None
+        self.evaluation: GreedyEpisodes | None = None
+        self.evaluates = False
+        self.of["playing"] = np.zeros(len(self.of["row"]), np.int8)  # as in `evaluation`
+        self._connectors, self._leaves = connectors, Layout(action_space).leaves
         self._delta: State = {}
+        self._told: Counter[str] = Counter()  # counts that were asked for
+        self._parked = 0  # rows that stand still at their first step
+
+    @property
+    def rows_begun(self) -> int:
+        """Rows that will be complete before long."""
+        return self.rows.begun - self._parked
+
+    def seat(self, count: int) -> list[int]:
+        places = super().seat(count)
+        if self.evaluation is not None:
+            self.evaluation.grow(len(self.of["row"]))
+        return places
 
     def unseat(self, places: list[int]) -> None:
-        """Remove environments that are gone."""
+        """Remove environments. Their running episodes end as truncated at the last step.
+
+        These episodes count as cut, because their return is unknown.
+        """
         gone = set(places)
         self.waiting = deque(each for each in self.waiting if int(each.slots[0]) not in gone)
-        self.recorder.unseat(gone)
         if self.episode_log is not None:
             self.episode_log.drop(gone)
-        self.environments.unseat(places)
+        for place in places:
+            self.cut(place)
+            self.of["acted"][place] = False
+            if self.evaluation is not None and self.of["playing"][place] == EVALUATED:
+                self.evaluation.lost()
+            self.of["playing"][place] = TRAINING
+            self._places.give_back(place)
+
+    def cut(self, place: int) -> None:
+        """Cut the running episode at a place off, and complete its row."""
+        row, step = int(self.of["row"][place]), int(self.of["step"][place])
+        columns = self.rows.columns
+        if row >= 0 and step:
+            after = take(columns["observations"], (row, step))
+            # Otherwise the next episode has begun there, without a complete step.
+            if not any(columns[name][row, step - 1] for name in ("terminated", "truncated")):
+                columns["truncated"][row, step - 1] = True
+                self.rows.ended_with(row, step - 1, after)
+            self.rows.finish(np.array([row]), np.array([step]))
+        elif row >= 0:
+            self.rows.give_back(row)
+        self.of["row"][place] = -1
+        self.counts["episodes_cut"] += int(self.of["length"][place] > 0)
+        self._forget_episodes(np.array([place]))
 
     # -- steps that come --------------------------------------------------------------------------
 
-    def arrive(self, arrivals: list[Steps]) -> list[tuple[Steps, SessionError]]:
-        """Take the results of actions -> refused batches, and why."""
-        refused: list[tuple[Steps, SessionError]] = []
-        while arrivals:
-            rows = sum(steps.rows for steps in arrivals)
-            shown = self.layout.tree([steps.raw for steps in arrivals], rows)  # [B, ...]
-            bad = self._bad(arrivals, shown)
-            if bad is None:
-                self._take(arrivals, shown)
-                break
-            refused.append(bad)
-            arrivals = [steps for steps in arrivals if steps is not bad[0]]
-        return refused
+    def take(self, shares: Sequence[Share], shown: Tree) -> None:
+        """Take the results of actions.
 
-    def first_bad(self, steps: Steps) -> SessionError | None:
-        """Why a batch cannot be taken, if that is so."""
-        bad = self._bad([steps], self.layout.tree([steps.raw], steps.rows))
-        return None if bad is None else bad[1]
-
-    def _bad(self, arrivals: list[Steps], shown: Tree) -> tuple[Steps, SessionError] | None:
-        """The first batch whose observations cannot be used, and why."""
-        begin = 0
-        if any(steps.paused for steps in arrivals):
-            put(shown, np.flatnonzero(~_shown(arrivals)), self._nothing)
-        unchecked = any(not steps.checked for steps in arrivals)
-        found = self._checks.first_bad(shown) if unchecked else None
-        if found is not None:
-            row, error = found
-            for steps in arrivals:
-                if row < begin + steps.rows:
-                    return steps, _said(error, steps, row - begin)
-                begin += steps.rows
-        for steps in arrivals:
-            if steps.truncated:
-                finals = self.layout.tree([steps.final_raw], len(steps.final_rows))
-                places = {row: place for place, row in enumerate(steps.final_rows)}
-                finals = take(finals, [places[row] for row in steps.truncated])
-                found = self._checks.first_bad(finals, masks=False)
-                if found is not None:
-                    return steps, _said(found[1], steps, steps.truncated[found[0]])
-                steps.final_observations = self._connectors(finals)  # [K, ...]
-        return None
-
-    def _take(self, arrivals: list[Steps], shown: Tree) -> None:
-        slots = np.concatenate([steps.slots for steps in arrivals])  # [B]
+        Args:
+            shares: of different environments.
+            shown: [B, ...] what simulators observe, of all their rows in order.
+        """
+        slots = np.concatenate([share.slots for share in shares])  # [B]
         if self.episode_log is not None:
-            self.episode_log.arrive(arrivals, shown)
-        observations = self._see(shown, partial(_shown, arrivals))  # [B, ...]
-        self.environments.take_results(arrivals, slots, observations)
+            self.episode_log.arrive(shares, shown)
+        observations = self.see(shown, partial(_shown, shares))  # [B, ...]
+        self._take_results(shares, slots, observations)
         begin = 0
-        for steps in arrivals:
-            steps.observations, steps.shown, steps.begin = observations, shown, begin
-            begin += steps.rows
-            steps.acting = steps.slots
-            if steps.paused:
-                steps.acting = np.delete(steps.slots, steps.paused)
-                waits = (
-                    self.environments.rest if steps.session.episodes else self.environments.pause
-                )
-                waits(steps.slots[steps.paused])
-            self.waiting.append(steps)
+        of = self.of
+        for share in shares:
+            share.observations, share.shown, share.begin = observations, shown, begin
+            begin += len(share.slots)
+            # A row does not stall while its agent waits for an action.
+            of["acted_at"][share.acting] = np.inf
+            if share.paused:
+                of["acted_at"][share.slots[share.paused]] = time.monotonic()
+            self.waiting.append(share)
 
-    def _see(self, shown: Tree, live: Callable[[], NDArray[np.bool_]]) -> Tree:
+    def see(self, shown: Tree, live: Callable[[], NDArray[np.bool_]]) -> Tree:
         """Observations [B, ...] of simulators, as batches hold them.
 
         Args:
+            shown: [B, ...] what simulators observe.
             live: returns [B], the observations that connectors learn from.
         """
         observations: Tree = self._connectors.watch(shown)
@@ -183,103 +163,133 @@ class Player:
             self._delta = merge(self._delta, delta) if self._delta else delta
         return observations
 
-    def record(self, recording: Recording) -> None:
-        """Take steps that were chosen elsewhere."""
-        if self.episode_log is not None:
-            self.episode_log.record(recording)
-        self.recorder.arrive(recording)
-
-    # -- actions that go -------------------------------------------------------------------------
-
-    def act(self, wanted: int, most_rows: int, holds_up: bool) -> list[Acted]:
-        """Answer steps that wait, oldest first.
+    def _take_results(
+        self, shares: Sequence[Share], slots: NDArray[np.intp], observations: Tree
+    ) -> None:
+        """Take the results of the last actions.
 
         Args:
-            wanted: rows that may begin. A batch of steps that needs more begins all of its rows if
-                at least one may begin.
-            most_rows: of steps at once; a single batch of steps may have more.
+            shares: of different environments.
+            slots: [B] the places of their rows, in order.
+            observations: [B, ...] after those actions, as batches hold them.
+        """
+        acted = self.of["acted"][slots]  # [B]
+        if acted.any():
+            places = slots
+            rewards = np.array([each for share in shares for each in share.rewards], np.float32)
+            if not acted.all():
+                places, rewards = slots[acted], rewards[acted]
+            self.take_rewards(places, rewards)
+            if self.evaluation is not None:
+                mine = self.of["playing"][places] == EVALUATED  # [B]
+                if mine.any():
+                    self.evaluation.rewarded(places[mine], rewards[mine])
+            for share in shares:
+                if over := [*share.terminated, *share.truncated]:
+                    truncated = np.arange(len(over)) >= len(share.terminated)
+                    finals = self._connectors(share.finals) if share.truncated else {}
+                    self.end(share.slots[over], truncated, finals)
+                    self.counts["episodes"] += len(over)
+        self.observe(slots, observations)
+
+    def end_episodes(self, places: NDArray[np.intp], *, counted: bool) -> None:
+        """End the episodes at places [B], whose returns count or not."""
+        (self._end_episodes if counted else self._forget_episodes)(places)
+
+    def _end_episodes(self, places: NDArray[np.intp]) -> None:
+        if self.evaluates:
+            playing = self.of["playing"][places]  # [B]
+            if self.evaluation is not None:
+                mine = places[playing == EVALUATED]
+                self.evaluation.ended(self.of["return"][mine], self.of["length"][mine])
+            self._forget_episodes(places[playing != TRAINING])
+            self.of["playing"][places] = TRAINING
+            places = places[playing == TRAINING]
+        super()._end_episodes(places)
+        self.counts["episodes_untold"] += forget_oldest(self.ended)
+
+    # -- actions that go --------------------------------------------------------------------------
+
+    def answer(
+        self, wanted: int, most_rows: int, holds_up: bool
+    ) -> list[tuple[Share, list[bytes]]]:
+        """Choose actions for waiting shares -> the shares, and bytes by leaf.
+
+        The oldest come first.
+
+        Args:
+            wanted: rows that may begin. A share that needs more begins all of its rows if at least
+                one may begin.
+            most_rows: of steps at once; a single share may have more.
             holds_up: steps wait until their rows may begin; else they are not recorded.
         """
         # Steps that wait for a request would hold up an evaluation.
-        holds_up = holds_up and self.environments.evaluation is None
+        holds_up = holds_up and self.evaluation is None
         chosen, recording = self._next(wanted, most_rows, holds_up)
         if not chosen:
             return []
-        places = np.concatenate([steps.acting for steps in chosen])  # [B]
+        places = np.concatenate([share.acting for share in chosen])  # [B]
         sent: list[bytes] = []
         if len(places):
             seen = _gathered(chosen, "observations")  # [B, ...]
-            if self.environments.evaluation is None:
-                actions = self.environments.act(places, recording, seen)
-                tree = to_tree(self._action_space, actions)  # [B, ...]
+            if self.evaluation is None:
+                actions = self.act(places, recording, seen)
+                tree = to_tree(self.spaces[1], actions)  # [B, ...]
             else:
                 tree = self._with_evaluation(chosen, places, recording, seen)
             if self.episode_log is not None:
-                self.episode_log.act(places, tree)
-            arrays = _arrays(tree)
-            leaves = zip(arrays, self.action_layout.leaves, strict=True)
-            sent = [np.asarray(array, leaf.dtype).tobytes() for array, leaf in leaves]
+                trained = self.of["playing"][places] == TRAINING  # [B]
+                self.episode_log.act(places[trained], take(tree, trained))
+            leaves = zip(tree_leaves(tree), self._leaves, strict=True)
+            sent = [np.asarray(array, leaf.dtype).tobytes() for (_, array), leaf in leaves]
         answers, begin = [], 0
-        for steps in chosen:
-            end = begin + len(steps.acting)
-            data = [
-                content[begin * leaf.row_bytes : end * leaf.row_bytes]
-                for content, leaf in zip(sent, self.action_layout.leaves, strict=False)
-            ]
-            if steps.paused:
-                data = self._of_all_rows(steps, data)
-            answers.append(Acted(steps, data, self.version))
+        for share in chosen:
+            end = begin + len(share.acting)
+            pairs = zip(sent, self._leaves, strict=False)  # nothing is sent if none acts
+            data = [each[begin * leaf.row_bytes : end * leaf.row_bytes] for each, leaf in pairs]
+            answers.append((share, data))
             begin = end
         return answers
 
-    def _with_evaluation(
+    def act(
         self,
-        chosen: list[Steps],
         places: NDArray[np.intp],
-        recording: NDArray[np.bool_],
-        seen: Tree,
-    ) -> Tree:
-        """Actions [B, ...] for places [B], of which an evaluation chooses some."""
-        environments = self.environments
-        assert environments.evaluation is not None
-        first = environments.of["first"][places]  # [B]
-        evaluated = environments.evaluated(places)  # [B]
-        actions = environments.act(places, recording & ~evaluated, seen)
-        tree = to_tree(self._action_space, actions)  # [B, ...]
-        if not evaluated.any():
-            return tree
-        shown = take(_gathered(chosen, "shown"), evaluated)
-        greedy = environments.evaluation.act(places[evaluated], first[evaluated], shown)
-        mixed: Tree = tree_map(np.array, tree)  # memory of its own, which can be written to
-        put(mixed, np.flatnonzero(evaluated), to_tree(self._action_space, greedy))
-        return mixed
+        recording: NDArray[np.bool_] | bool,
+        observations: Tree,
+        kept: Tree | None = None,
+    ) -> Any:
+        """Let the policy act, as `PacedSlots.act` does, and note the time."""
+        sent = super().act(places, recording, observations, kept)
+        self.of["acted_at"][places] = time.monotonic()
+        return sent
 
     def _next(
         self, wanted: int, most_rows: int, holds_up: bool
-    ) -> tuple[list[Steps], NDArray[np.bool_]]:
-        """The batches to answer now, and which rows [B] are recorded."""
-        chosen: list[Steps] = []
+    ) -> tuple[list[Share], NDArray[np.bool_]]:
+        """The shares to answer now, and which rows [B] are recorded."""
+        chosen: list[Share] = []
         recording: list[bool] = []
-        everyone = sum(steps.rows for steps in self.waiting)
+        everyone = sum(len(share.slots) for share in self.waiting)
         if everyone <= min(wanted, most_rows):
             chosen, self.waiting = list(self.waiting), deque()
-            return chosen, np.ones(sum(len(steps.acting) for steps in chosen), np.bool_)
-        later: deque[Steps] = deque()
+            return chosen, np.ones(sum(len(share.acting) for share in chosen), np.bool_)
+        later: deque[Share] = deque()
         rows = standing = 0
         while self.waiting and (not rows or rows < most_rows):
-            steps = self.waiting.popleft()
-            new = int(np.count_nonzero(self.environments.of["row"][steps.acting] < 0))
-            if new and wanted <= 0 and holds_up and not steps.session.real_time:
-                later.append(steps)
-                standing += len(steps.acting) - new
+            share = self.waiting.popleft()
+            has_row = self.of["row"][share.acting] >= 0  # [S]
+            new = len(has_row) - int(np.count_nonzero(has_row))
+            if new and wanted <= 0 and holds_up and not share.steps.batch.session.real_time:
+                later.append(share)
+                standing += len(share.acting) - new
                 continue
             if new and wanted <= 0:
-                recording += (self.environments.of["row"][steps.acting] >= 0).tolist()
+                recording += has_row.tolist()
             else:
-                recording += [True] * len(steps.acting)
+                recording += [True] * len(share.acting)
                 wanted -= new
-            chosen.append(steps)
-            rows += len(steps.acting)
+            chosen.append(share)
+            rows += len(share.acting)
         if not chosen and wanted + standing > 0:
             # Some rows stand still because others of their batch wait for a row.
             chosen.append(later.popleft())
@@ -288,31 +298,60 @@ class Player:
         self.waiting = later
         return chosen, np.array(recording, np.bool_)
 
-    def _of_all_rows(self, steps: Steps, actions: list[bytes]) -> list[bytes]:
-        """Bytes of each leaf, with zeros for rows without an action."""
-        everyone = _arrays(zeros(self._action_space, (steps.rows,)))
-        out = set(steps.paused)
-        acting = [i for i in range(steps.rows) if i not in out]
-        # There may be no actions.
-        for array, leaf, content in zip(everyone, self.action_layout.leaves, actions, strict=False):
-            array[acting] = np.frombuffer(content, leaf.dtype).reshape(-1, *leaf.shape)
-        return [array.tobytes() for array in everyone]
+    # -- evaluations ------------------------------------------------------------------------------
 
-    # -- weights and batches --------------------------------------------------------------------
+    def evaluate(self, evaluation: GreedyEpisodes) -> None:
+        """Let episodes that begin from now on be played without exploration."""
+        evaluation.grow(len(self.of["row"]))
+        self.evaluation, self.evaluates = evaluation, True
 
-    def use(self, weights: Tree, version: Version) -> None:
-        """Act with other weights from now on."""
-        self._policy.load(weights)
+    def take_evaluation(self, *, at_once: bool) -> GreedyEpisodes | None:
+        """The evaluation, if it is over or is to end."""
+        evaluation = self.evaluation
+        if evaluation is None or not (at_once or evaluation.is_over):
+            return None
+        playing = self.of["playing"]
+        playing[playing == EVALUATED] = LEFT
+        self.evaluation = None
+        return evaluation
+
+    def _with_evaluation(
+        self,
+        chosen: list[Share],
+        places: NDArray[np.intp],
+        recording: NDArray[np.bool_],
+        seen: Tree,
+    ) -> Tree:
+        """Actions [B, ...] for places [B], of which an evaluation chooses some."""
+        assert self.evaluation is not None
+        first = self.of["first"][places]  # [B]
+        # In the other half, training goes on.
+        evaluated = self.evaluation.choose(places, self.of, max(1, len(self) // 2))  # [B]
+        self.pause(places[evaluated])  # what was recorded before ends with the episode
+        tree = to_tree(self.spaces[1], self.act(places, recording & ~evaluated, seen))  # [B, ...]
+        if not evaluated.any():
+            return tree
+        shown = take(_gathered(chosen, "shown"), evaluated)
+        greedy = self.evaluation.act(places[evaluated], first[evaluated], shown)
+        mixed: Tree = tree_map(np.array, tree)  # memory of its own, which can be written to
+        put(mixed, np.flatnonzero(evaluated), to_tree(self.spaces[1], greedy))
+        return mixed
+
+    # -- weights and batches ----------------------------------------------------------------------
+
+    def load(self, weights: Tree, version: Version) -> None:
+        """Act with other weights from now on, and hand in outdated rows."""
+        self.policy.load(weights)
         self.version = version
-        self.environments.hand_in_old(version)
-        self.recorder.use(version)
+        self.use(version)
 
-    def seed(self, seed: int) -> None:
-        self._policy.seed(seed)
-
-    def take_notes(self) -> list[training_pb2.Note]:
-        """What is to be said of how the policy acts, each once."""
-        return self._policy.take_notes()
+    def hand_in_stalled(self) -> None:
+        """Hand in rows of slow simulators. Called now and then."""
+        of, since = self.of, time.monotonic() - STALL_SECONDS
+        stalled = of["acted_at"] < since
+        self.hand_in(stalled)
+        standing = of["acted"] & stalled & (of["row"] >= 0) & (of["step"] == 0)
+        self._parked = int(np.count_nonzero(standing))
 
     def learn_from_others(self, state: State) -> None:
         """Take over what connectors of all EnvRunners have learned."""
@@ -320,56 +359,43 @@ class Player:
 
     def batch(self, rows: int) -> tuple[EpisodeBatch, list[tuple[float, int]], State]:
         """A batch of rows, ended episodes, and what connectors have learned."""
-        batch = self.environments.rows.batch(rows, self._policy.log_probabilities)
+        batch = self.rows.batch(rows, self.policy.log_probabilities)
         delta, self._delta = self._delta, {}
         return batch, self.take_ended(), delta
 
     def take_ended(self) -> list[tuple[float, int]]:
         """Return and length of the episodes that ended since the last call."""
-        ended, self.environments.ended = self.environments.ended, []
+        ended, self.ended = self.ended, []
         return ended
 
-    def take_stale(self) -> int:
-        """Steps that were dropped since the last call, with complete rows."""
-        return self.recorder.take_stale() + self.environments.drop_stale()
+    def new(self, name: str) -> int:
+        """A count's increase since the last call."""
+        before, self._told[name] = self._told[name], self.counts[name]
+        return self.counts[name] - before
+
+    def take_notes(self) -> list[training_pb2.Note]:
+        """What is to be said of how the policy acts, each once."""
+        return self.policy.take_notes()
 
 
-def _shown(arrivals: list[Steps]) -> NDArray[np.bool_]:
+def _shown(shares: Sequence[Share]) -> NDArray[np.bool_]:
     """[B] the rows that show an observation."""
-    shows = np.ones(sum(steps.rows for steps in arrivals), np.bool_)
+    shows = np.ones(sum(len(share.slots) for share in shares), np.bool_)
     begin = 0
-    for steps in arrivals:
-        if steps.paused:
-            shows[np.add(steps.paused, begin)] = False
-        begin += steps.rows
+    for share in shares:
+        if share.paused:
+            shows[np.add(share.paused, begin)] = False
+        begin += len(share.slots)
     return shows
 
 
-def _gathered(chosen: list[Steps], name: str) -> Any:
+def _gathered(chosen: list[Share], name: str) -> Any:
     """A tree [B, ...] of the rows that act, of several turns."""
-    parts = []
-    for steps in chosen:
-        places: Any = slice(steps.begin, steps.begin + steps.rows)
-        if steps.paused:
-            out = set(steps.paused)
-            places = [steps.begin + at for at in range(steps.rows) if at not in out]
-        parts.append((getattr(steps, name), places))
+    parts = [(getattr(share, name), share.shows) for share in chosen]
     same = parts[0][0]
-    count = len(next(iter(_arrays(same))))
-    whole = all(tree is same for tree, _ in parts) and sum(s.rows for s in chosen) == count
-    if whole and not any(steps.paused for steps in chosen):
+    if all(tree is same and isinstance(places, slice) for tree, places in parts) and sum(
+        len(share.slots) for share in chosen
+    ) == len(first_leaf(same)):
         return same
     trees = [take(tree, places) for tree, places in parts]
     return tree_map(lambda *arrays: np.concatenate(arrays), *trees)
-
-
-def _arrays(tree: Any) -> list[NDArray[Any]]:
-    """The arrays of a tree, in its order."""
-    if isinstance(tree, np.ndarray):
-        return [tree]
-    return [array for branch in tree.values() for array in _arrays(branch)]
-
-
-def _said(error: SessionError, steps: Steps, at: int) -> SessionError:
-    text = f"{steps.agent.at(steps.environments[at])}: {error}"
-    return SessionError(error.code, text, steps.seq, error.retryable)

@@ -1,4 +1,4 @@
-"""Steps that a gateway did not choose, and their rows."""
+"""Steps of simulators that act by themselves, and policies for them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,23 @@ import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
-from juggler.gateway.environments import STALL_SECONDS, Environments
+from juggler.gateway.errors import Code, SessionError
+from juggler.gateway.player import Player
+from juggler.gateway.publisher import Publisher
 from juggler.gateway.row_layout import Layout, ValueChecks, check_rewards, read_infos
-from juggler.gateway.sessions import Code, Session, SessionError
-from juggler.runtime.acting.actor import Actor
+from juggler.gateway.session_manager import SessionManager
+from juggler.gateway.sessions import Session
+from juggler.gateway.step_batches import to_message
 from juggler.runtime.connectors.leaves import acted_dtype, at, holds_masks
-from juggler.runtime.episodes.version import Version
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import put, space_leaves, take, tree_map
 from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _ROUNDED = 1e-3  # rounding of a log-probability of 0 in other programs
+#: The most bytes of recordings that wait for requests for samples.
+_MOST_WAITING_BYTES = 1 << 30
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +75,11 @@ class Recording:
     def place(self) -> int:
         """The place of its environment in the gateway."""
         return int(self.session.alone.places[self.environment])
+
+    @property
+    def ends(self) -> bool:
+        """The last step ended its episode, or cut it off."""
+        return self.terminated or self.truncated
 
     @property
     def left(self) -> int:
@@ -144,7 +154,7 @@ class Reader:
             message.terminated,
             message.truncated and not message.terminated,
             _version(session, message),
-            read_infos(session, message.infos, steps, "steps"),
+            read_infos(message.infos, steps, len(session.info_names), "steps"),
         )
 
     def _check_observations(self, observations: Tree, ended: bool) -> None:
@@ -243,70 +253,167 @@ def _must_be_finite(array: NDArray[Any], what: str) -> None:
         raise SessionError(Code.NOT_FINITE, text)
 
 
-@dataclass(slots=True)
-class _Episode:
-    """The episode of an environment, as far as it was used."""
+class LocalInference:
+    """Makes rows of recordings, and hands out policies.
 
-    id: int
-    length: int = 0
-    total: float = 0.0  # of rewards
-
-
-class Recorder:
-    """Makes rows of recordings when samples are asked for.
+    A part of `GatewayServer`, used within its `at_work`.
 
     Args:
-        environments: of the recordings, with the rows to fill.
-        policy: keeps the state of each environment.
-        row_age: maximum number of updates by which a recording's weights may be behind the newest.
-        see: turns observations of simulators [B, ...] into those of batches; the second argument
-            returns which are new [B].
+        manager: of the sessions.
+        player: has the rows to fill, and the policy.
+        wake: has `go_on` called soon; may be called in any thread.
 
     Attributes:
         waiting: recordings that were not used yet, the oldest first.
-        newest: version of the weights.
         bytes_waiting: of their messages.
-        row_age: as given.
     """
 
-    def __init__(
-        self,
-        environments: Environments,
-        policy: Actor,
-        row_age: int,
-        see: Callable[[Tree, Callable[[], NDArray[np.bool_]]], Tree],
-    ) -> None:
+    def __init__(self, manager: SessionManager, player: Player, wake: Callable[[], None]) -> None:
         self.waiting: deque[Recording] = deque()
-        self.newest = Version(0, 0)
         self.bytes_waiting = 0
-        self._environments, self._policy = environments, policy
-        self.row_age = row_age
-        self._see = see
-        self._episodes: dict[int, _Episode] = {}  # running ones, by place
-        self._filling: dict[int, float] = {}  # places with a row, and when steps last came for it
-        self._stale = 0
+        self._manager, self._player, self._wake = manager, player, wake
+        self._reader = Reader(player.spaces[0], player.policy.module_to_env.action_space)
+        self._publisher = Publisher(player.policy, *player.spaces)
+        self._asking: list[Session] = []  # for a policy
+        self._told = Version(0, 0)  # to everybody
 
     @property
     def steps_waiting(self) -> int:
         return sum(recording.left for recording in self.waiting)
 
-    def arrive(self, recording: Recording) -> None:
+    # -- what sessions say ------------------------------------------------------------------------
+
+    def recording(self, session: Session, message: pb.Recording) -> None:
+        """
+        Raises:
+            SessionError: its session may not say that.
+        """
+        session.must_be(pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
+        if session.repeats(message.seq):
+            return
+        player, recording = self._player, self._reader.read(session, message)
+        self._must_be_known(recording)
+        recording.bytes = message.ByteSize()
+        if self.bytes_waiting + recording.bytes > _MOST_WAITING_BYTES:
+            text = "more recordings wait than the gateway can hold: send smaller ones"
+            raise SessionError(Code.FULL, text, message.seq, retryable=True)
+        session.alone.acted[recording.environment] = not recording.ends
+        if player.episode_log is not None:
+            player.episode_log.record(
+                recording.place,
+                recording.observations,
+                recording.actions,
+                recording.rewards,
+                starts=recording.starts,
+                terminated=recording.terminated if recording.ends else None,
+            )
+
         def new() -> NDArray[np.bool_]:
             live = np.ones(len(recording.rewards) + 1, np.bool_)  # [L + 1]
             live[0] = recording.starts  # else the recording before ended with it
             return live
 
-        recording.observations = self._see(recording.observations, new)  # [L + 1, ...]
+        recording.observations = player.see(recording.observations, new)  # [L + 1, ...]
         self.waiting.append(recording)
         self.bytes_waiting += recording.bytes
-        self._environments.counts["steps_recorded"] += len(recording.rewards)
+        player.counts["steps_recorded"] += len(recording.rewards)
 
-    def take_stale(self) -> int:
-        """Steps that were dropped since the last call."""
-        stale, self._stale = self._stale, 0
-        return stale
+    def resumed(self, session: Session) -> None:
+        """Announce weights again, as a broken stream may have lost the news."""
+        if session.has_policy is not None:
+            session.wants_news = True
+            self._announce(session)
 
-    def go_on(self, wanted: int) -> list[Recording]:
+    def policy(self, session: Session, request: pb.PolicyRequest) -> None:
+        """Send a policy to a session that asks for it.
+
+        Raises:
+            SessionError: its session may not ask for one, or there is none of this name.
+        """
+        session.must_be(pb.LOCAL_INFERENCE)
+        if request.policy not in ("", DEFAULT_MODULE):
+            text = f"the policy {request.policy[:64]!r} is asked for, and this run has"
+            text += f" {DEFAULT_MODULE!r}: ask for that one, or leave the name out"
+            raise SessionError(Code.NOT_SERVED, text)
+        self._publisher.begin(self._wake)
+        if session not in self._asking:
+            self._asking.append(session)
+
+    # -- what they are told -----------------------------------------------------------------------
+
+    def go_on(self, wanted: int) -> None:
+        """Answer recordings that were used, and requests for policies.
+
+        Args:
+            wanted: rows that may be begun.
+        """
+        player = self._player
+        newest = to_message(player.version)
+        for recording in self._use_waiting(wanted) if self.waiting else ():
+            if (infos := recording.session.infos) is not None:
+                infos.record(
+                    recording.environment,
+                    recording.infos,
+                    starts=recording.starts,
+                    ends=recording.ends,
+                )
+            recorded = pb.Recorded(seq=recording.seq, stale=recording.stale, newest=newest)
+            message = pb.ToSimulator(recorded=recorded).SerializeToString()
+            recording.session.told_to_wait = False
+            recording.session.answers(recording.seq, message)
+        if player.version == Version(0, 0):
+            return  # there are no weights yet
+        if self._asking and (self._publisher.ready or self._publisher.failure):
+            asking, self._asking = self._asking, []
+            for session in asking:
+                self._give_policy(session)
+        if player.version != self._told:
+            self._told = player.version
+            for session in self._manager.sessions.by_id.values():
+                self._announce(session)
+
+    def _give_policy(self, session: Session) -> None:
+        stream, version = session.stream, self._player.version
+        if stream is None:
+            return  # a simulator that comes back asks again
+        if self._publisher.failure:
+            text = f"the policy cannot be handed out: {self._publisher.failure}"
+            return self._manager.fail(session, SessionError(Code.NOT_EXPORTED, text))
+        session.has_policy, session.wants_news = version, True
+        for chunk in self._publisher.chunks(version):
+            stream.send(chunk.SerializeToString())
+
+    def _announce(self, session: Session) -> None:
+        newest = self._player.version
+        if session.stream is None or not session.wants_news or session.has_policy == newest:
+            return
+        session.wants_news = False
+        news = pb.NewPolicy(policy=DEFAULT_MODULE, version=to_message(newest))
+        session.stream.send(pb.ToSimulator(new_policy=news).SerializeToString())
+
+    def _must_be_known(self, recording: Recording) -> None:
+        """Check that its weights came from here, in order.
+
+        Raises:
+            SessionError: they did not, or are.
+        """
+        version, versions = recording.version, recording.session.alone.versions
+        if version is None:
+            return
+        if not (self._is_stale(recording) or self._publisher.gave(version)):
+            text = (
+                f"weights {tuple(version)} acted, but were never sent from here: send the "
+                "version of the policy that acted"
+            )
+            raise SessionError(Code.UNKNOWN_VERSION, text, recording.seq)
+        if version < versions.get(recording.environment, version):
+            text = f"environment {recording.environment}: older weights acted than before"
+            raise SessionError(Code.OUT_OF_ORDER, text, recording.seq)
+        versions[recording.environment] = version
+
+    # -- rows of recordings -----------------------------------------------------------------------
+
+    def _use_waiting(self, wanted: int) -> list[Recording]:
         """Make rows of waiting recordings -> the recordings that are used up.
 
         Args:
@@ -315,8 +422,13 @@ class Recorder:
         done: list[Recording] = []
         later: deque[Recording] = deque()
         full: set[int] = set()  # places with a recording that waits
+        here = self._manager.sessions.by_id
         while self.waiting:
             recording = self.waiting.popleft()
+            if recording.session.id not in here:
+                self._player.counts["steps_lost"] += recording.left
+                self.bytes_waiting -= recording.bytes
+                continue
             if recording.place not in full:
                 wanted -= self._use(recording, wanted)
             if recording.left:
@@ -328,91 +440,42 @@ class Recorder:
         self.waiting = later
         return done
 
-    def use(self, version: Version) -> None:
-        """There are newer weights."""
-        self.newest = version
-        begun, rows = self._environments.rows.first_updates, self._environments.of["row"]
-        for place in list(self._filling):
-            if version.update - int(begun[rows[place]]) > self.row_age:
-                self._hand_in(place)
-
-    def hand_in_stalled(self) -> None:
-        """Hand in rows that have waited for long. Called now and then."""
-        since = time.monotonic() - STALL_SECONDS
-        for place in [place for place, began in self._filling.items() if began < since]:
-            self._hand_in(place)
-
-    def unseat(self, places: set[int]) -> None:
-        """Forget environments that leave. To be called before they are gone."""
-        lost = [each for each in self.waiting if each.place in places]
-        self.waiting = deque(each for each in self.waiting if each.place not in places)
-        self._environments.counts["steps_lost"] += sum(each.left for each in lost)
-        self.bytes_waiting -= sum(each.bytes for each in lost)
-        for place in places:
-            self._filling.pop(place, None)
-            if self._episodes.pop(place, None) is not None:
-                self._environments.counts["episodes_cut"] += 1
-
-    # -- one recording --------------------------------------------------------------------------
-
     def _use(self, recording: Recording, wanted: int) -> int:
         """Use a recording as far as rows are wanted -> new rows."""
-        begun = 0
-        place, rows = recording.place, self._environments.rows
-        if recording.starts and not recording.taken:
-            self._end_without_word(place)
+        player, place, begun = self._player, recording.place, 0
+        if recording.starts and not recording.taken and player.of["length"][place]:
+            player.cut(place)  # another episode was running there
         while recording.left:
             count = recording.left
             if self._is_stale(recording):
-                self._drop(recording)
+                player.counts["steps_stale"] += count
+                recording.stale = True
+                player.pause(np.array([place]))
+                self._follow(recording, count)
+                self._count(recording, count)
                 continue
-            if place not in self._filling:
+            if player.of["row"][place] < 0:
                 if begun >= wanted:
                     break
                 begun += 1
-                count = min(count, rows.steps)
+                count = min(count, player.rows.steps)
             else:
-                count = min(count, rows.steps - int(self._environments.of["step"][place]))
+                count = min(count, player.rows.steps - int(player.of["step"][place]))
             self._write(recording, count)
         return begun
 
     def _is_stale(self, recording: Recording) -> bool:
-        version = recording.version
-        return version is not None and self.newest.update - version.update > self.row_age
-
-    def _end_without_word(self, place: int) -> None:
-        """End the episode that is running there, as another one begins."""
-        if self._episodes.pop(place, None) is not None:
-            self._environments.counts["episodes_cut"] += 1
-            self._environments.cut(place)
-            self._filling.pop(place, None)
-
-    def _episode(self, place: int) -> _Episode:
-        """The episode that is running there, or a new one."""
-        if place not in self._episodes:
-            self._episodes[place] = _Episode(int(self._environments.new_episodes(1)[0]))
-        return self._episodes[place]
-
-    def _drop(self, recording: Recording) -> None:
-        """Drop the rest of a recording, and end its row."""
-        count = recording.left
-        self._stale += count
-        self._environments.counts["steps_stale"] += count
-        recording.stale = True
-        self._hand_in(recording.place)
-        self._follow(recording, count)
-        self._count(recording, count)
+        version, newest = recording.version, self._player.version
+        return version is not None and newest.update - version.update > self._player.row_age
 
     def _write(self, recording: Recording, count: int) -> None:
         """Write the next steps of a recording into its row."""
-        place, begin = recording.place, recording.taken
-        of, rows = self._environments.of, self._environments.rows
-        episode, version = self._episode(place), recording.version or self.newest
+        player, place, begin = self._player, recording.place, recording.taken
+        of, rows, end = player.of, player.rows, begin + count
         states = self._follow(recording, count)
-        if place not in self._filling:
+        if of["row"][place] < 0:
             of["row"][place], of["step"][place] = rows.begin(states, 1, recorded=True)[0], 0
         row, step = int(of["row"][place]), int(of["step"][place])
-        end = begin + count
         rows.record(
             row,
             step,
@@ -422,29 +485,32 @@ class Recorder:
             rewards=recording.rewards[begin:end],
             action_logp=recording.action_logp[begin:end],
         )
-        if not (step and episode.length):
-            beginning = np.array([[episode.id, episode.length, *version]], np.uint64)
-            rows.begin_episodes(np.array([row * rows.width + step]), beginning)
+        if not (step and of["length"][place]):
+            version = recording.version or player.version
+            beginning = of["episode"][place], of["length"][place], *version
+            at_step = np.array([row * rows.width + step])
+            rows.begin_episodes(at_step, np.array([beginning], np.uint64))
         after = take(recording.observations, end)  # [...]
         if end == len(recording.rewards):
             rows.columns["terminated"][row, step + count - 1] = recording.terminated
             if recording.truncated:
                 rows.columns["truncated"][row, step + count - 1] = True
                 rows.ended_with(row, step + count - 1, after)
-        of["step"][place], of["first"][place] = step + count, False
-        self._filling[place] = time.monotonic()
+        of["step"][place], of["acted_at"][place] = step + count, time.monotonic()
         self._count(recording, count)
         put(rows.columns["observations"], (row, step + count), after)
         if step + count == rows.steps:
             rows.finish(np.array([row]), np.array([rows.steps]))
             of["row"][place] = -1
-            del self._filling[place]
 
     def _follow(self, recording: Recording, count: int) -> dict[str, Tree]:
         """Let the policy follow the next steps -> its states before them."""
+        player, place = self._player, recording.place
         begin, end = recording.taken, recording.taken + count
-        return self._policy.follow(
-            recording.place,
+        if not player.of["length"][place]:
+            player.of["episode"][place] = player.new_episodes(1)[0]
+        return player.policy.follow(
+            place,
             steps_of(recording.observations, begin, end),
             steps_of(recording.actions, begin, end),
             recording.rewards[begin:end],
@@ -453,22 +519,13 @@ class Recorder:
 
     def _count(self, recording: Recording, count: int) -> None:
         """Count the next steps as used."""
-        place, begin = recording.place, recording.taken
-        episode = self._episode(place)
-        episode.length += count
+        player, begin, places = self._player, recording.taken, np.array([recording.place])
         rewards = recording.rewards[begin : begin + count]
-        episode.total += float(rewards.sum(dtype=np.float64))
+        player.of["length"][places] += count
+        player.of["return"][places] += rewards.sum(dtype=np.float64)
         recording.taken += count
-        if recording.left or not (recording.terminated or recording.truncated):
+        if recording.left or not recording.ends:
             return
-        del self._episodes[place]
-        self._environments.of["first"][place] = True
-        self._environments.counts["episodes"] += 1
+        player.counts["episodes"] += 1
         # Without a version another policy acted, and its return says nothing of ours.
-        if recording.version is not None:
-            self._environments.ended_with(episode.total, episode.length)
-
-    def _hand_in(self, place: int) -> None:
-        """Complete its row, however short."""
-        if self._filling.pop(place, None) is not None:
-            self._environments.pause(np.array([place]))
+        player.end_episodes(places, counted=recording.version is not None)

@@ -12,11 +12,11 @@ from gymnasium import Space
 from numpy.typing import NDArray
 
 from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
-from juggler.gateway.sessions import Code, Session, SessionError
-from juggler.runtime.connectors.leaves import at, observed_leaves
+from juggler.gateway.errors import Code, SessionError
+from juggler.runtime.connectors.leaves import at, holds_masks, observed_leaves
 from juggler.runtime.episodes.batch import MOST_REWARD, TOO_LARGE
 from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.wire.structures import choices_of, find_outside, space_leaves
+from juggler.runtime.wire.structures import choices_of, find_outside, space_leaves, zeros
 from juggler.runtime.wire.trees import Path, Skeleton, Tree, dtype_to_number, flatten, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
@@ -92,13 +92,6 @@ class Layout:
             found[place] = data
         return [data for data in found if data is not None]
 
-    def picked(self, raw: Sequence[bytes], rows: Sequence[int]) -> list[bytes]:
-        """The bytes of each leaf of some rows; [] for no rows."""
-        return [
-            b"".join(data[row * leaf.row_bytes : (row + 1) * leaf.row_bytes] for row in rows)
-            for data, leaf in zip(raw, self.leaves, strict=False)
-        ]
-
     def tree(self, raws: Sequence[list[bytes]], rows: int) -> Tree:
         """Arrays [rows, ...] of several batches in order, in new memory."""
         arrays = []
@@ -154,6 +147,33 @@ class ValueChecks:
         return None
 
 
+class Interface:
+    """What agents with equal spaces show and do.
+
+    Args:
+        observation_space: of one agent.
+        action_space: of one agent.
+
+    Attributes:
+        observations: their arrays.
+        actions: their arrays.
+        checks: of observations.
+        nothing: [1, ...] an observation in place of one that is not shown.
+
+    Raises:
+        UnsupportedSpace: a space cannot be sent as arrays.
+        ValueError: masks do not fit the actions.
+    """
+
+    def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
+        self.observations, self.actions = Layout(observation_space), Layout(action_space)
+        self.checks = ValueChecks(observation_space, action_space)
+        self.nothing = zeros(observation_space, (1,))
+        if holds_masks(observation_space):
+            for _, mask in flatten(at(self.nothing, (ACTION_MASK,))):
+                mask[...] = 1
+
+
 def check_rewards(rewards: Sequence[float], whose: Callable[[int], str]) -> None:
     """Check that rewards are small enough for a learner to square returns.
 
@@ -177,14 +197,14 @@ def check_rewards(rewards: Sequence[float], whose: Callable[[int], str]) -> None
 
 
 def read_infos(
-    session: Session, given: Sequence[float], count: int, what: str
+    given: Sequence[float], count: int, names: int, what: str
 ) -> NDArray[np.float64] | None:
     """Numbers [count, K] of rows or steps; None: there are none.
 
     Args:
-        session: of the simulator.
         given: from the network.
         count: how many rows or steps there are.
+        names: K, how many `info_names` the hello has.
         what: "rows" or "steps".
 
     Raises:
@@ -192,7 +212,6 @@ def read_infos(
     """
     if not given:
         return None
-    names = len(session.info_names)
     if len(given) != count * names:
         text = f"{len(given)} infos for {count} {what}, and the hello has {names} info_names"
         rule = "send one number for each name in each of them, NaN where there is none"

@@ -161,7 +161,7 @@ class GatewayRunner(SamplingWorker):
             self._add(module_id, acting, player_seed(self._seed, self._added))
             self._added += 1
             self._casting.players.append(module_id)
-            self._server.let_in(module_id)
+            self._server.manager.let_in(module_id)
 
     def _let_go(self, module_id: str) -> None:
         league = self._of_league()
@@ -195,7 +195,7 @@ class GatewayRunner(SamplingWorker):
             left = self._modules.pop(module_id)
             if not left.is_trained:
                 self._left.setdefault(left.module_id, Played()).add(left.take_played())
-            self._server.let_go(module_id)
+            self._server.manager.let_go(module_id)
 
     def _address(self) -> str:
         """The gateway's address. Each local gateway has its own port or path."""
@@ -227,16 +227,16 @@ class GatewayRunner(SamplingWorker):
         module = self._modules[DEFAULT_MODULE]
         command_id, command, tree, version = self._evaluations[0]
         assert module.player is not None
-        environments, now = module.player.environments, time.monotonic()
+        player, now = module.player, time.monotonic()
         assert self._server is not None
-        if self._server.asking or environments.evaluation is None:
+        if self._server.manager.sessions.asking or player.evaluation is None:
             self._asked_at = now
         in_vain = now > self._asked_at + RESUME_SECONDS
-        if environments.evaluation is None:
+        if player.evaluation is None:
             goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
             about = command.episodes, command.most_steps, goal
-            environments.evaluate(GreedyEpisodes(module.greedy_actor(tree), *about))
-        elif (played := environments.take_evaluation(at_once=in_vain)) is not None:
+            player.evaluate(GreedyEpisodes(module.greedy_actor(tree), *about))
+        elif (played := player.take_evaluation(at_once=in_vain)) is not None:
             self._evaluations.popleft()
             answer = training_pb2.Evaluation(
                 version=version.message(),
@@ -299,7 +299,7 @@ class GatewayRunner(SamplingWorker):
         asked = sum(1 for each in self._asked if each.is_for(key))
         if self._has_several_agents:
             return _ANY if asked else 0
-        return asked * module.rows - module.complete - module.player.environments.rows_begun
+        return asked * module.rows - module.complete - module.player.rows_begun
 
     def holds_up(self, key: str) -> bool:
         """Whether steps wait for a request; with several agents, only between rounds."""
@@ -322,12 +322,12 @@ class GatewayRunner(SamplingWorker):
             self._go_on_evaluating()
         while self._new and self._new[0].can_begin(self._modules):
             self._begin_round(self._new.popleft())
-        while self._asked and self._asked[0].is_over(self._modules, self._server.env_steps):
+        while self._asked and self._asked[0].is_over(self._modules, self._server.manager.env_steps):
             self._hand_over(self._asked.popleft())
         if self._casting.league is not None:
             self._forget_left(self._casting.league)
         if text := self._slow_round.look(self._asked, self._modules):
-            here = self._server.connected()
+            here = self._server.manager.guests.here()
             self.tell(f"{text}; environments of simulators: {here[1]:,}", False, *here)
 
     def patience(self) -> float:
@@ -350,7 +350,7 @@ class GatewayRunner(SamplingWorker):
         config, until = self._told[1].env_runner, None
         if self._casting.draws:
             before = self._asked[-1].until if self._asked else None  # rounds follow each other
-            until = before or self._server.env_steps
+            until = before or self._server.manager.env_steps
             until += config.envs_per_runner * config.fragment_steps
         if left:
             self._asked.append(AskedRound(left, asked.at, until))
@@ -371,7 +371,7 @@ class GatewayRunner(SamplingWorker):
             sender = module.streams.sender(request.learner)
             receipt.counts.update(self._server.counted)
             here = receipt.simulators
-            here.connected, here.environments = self._server.connected()
+            here.connected, here.environments = self._server.manager.guests.here()
             self._deliveries.has_spent(self._server.seconds)
             self._deliveries.spent({"frames": time.perf_counter() - started})
             if error is not None:

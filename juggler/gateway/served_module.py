@@ -63,7 +63,6 @@ class ServedModule:
         self._build: Callable[[], ActingParts]
         self._greedy: Actor | None = None
         self._writer: EpisodeWriter | None = None
-        self._told_steps = 0
 
     @property
     def is_trained(self) -> bool:
@@ -111,9 +110,7 @@ class ServedModule:
         self.player = Player(*spaces, policy, connectors, steps, row_age)
         if episodes is not None:
             self._writer = EpisodeWriter(episodes)
-            self.player.episode_log = EpisodeLog(
-                self.player.layout, policy, action_space, self._writer.add
-            )
+            self.player.episode_log = EpisodeLog(policy, action_space, self._writer.add)
         self.rows = rows
         return self.player
 
@@ -147,18 +144,18 @@ class ServedModule:
     def ready(self) -> training_pb2.Ready.Module:
         """What the driver is told of a trained module with a player."""
         assert self.player is not None
-        return self._parts.ready(self.module_id, self.rows, self.player.environments.rows.steps)
+        return self._parts.ready(self.module_id, self.rows, self.player.rows.steps)
 
     @property
     def complete(self) -> int:
         """Rows that are ready for a batch."""
-        return 0 if self.player is None else len(self.player.environments.rows.complete)
+        return 0 if self.player is None else len(self.player.rows.complete)
 
     def fullness(self) -> tuple[int, int]:
         """Steps that are here for the next batch, and its size."""
         if self.player is None:
             return 0, 0
-        environments = self.player.environments
+        environments = self.player
         whole = self.rows * environments.rows.steps
         complete = environments.rows.columns["lengths"][environments.rows.complete]
         filling = environments.of["step"][environments.of["row"] >= 0]
@@ -172,17 +169,16 @@ class ServedModule:
             return
         if not self._has_weights or weights.version > player.version:
             tree: Any = weights.tree
-            player.use(self._parts.as_here(tree[self.module_id]), weights.version)
+            player.load(self._parts.as_here(tree[self.module_id]), weights.version)
             self._has_weights = True
 
     def take_played(self) -> Played:
         """What an untrained module has done since the last call."""
         if self.player is None:
             return Played()
-        steps, before = self.player.environments.counts["steps"], self._told_steps
-        self._told_steps, ended = steps, self.player.take_ended()
+        steps, ended = self.player.new("steps"), self.player.take_ended()
         returns, lengths = [each[0] for each in ended], [each[1] for each in ended]
-        return Played(steps - before, returns, lengths)
+        return Played(steps, returns, lengths)
 
     def take_notes(self) -> list[training_pb2.Note]:
         """What is to be said of how the module acts, each once."""
@@ -218,7 +214,7 @@ class ServedModule:
         if request.connector_state:
             self.player.learn_from_others(from_bytes(request.connector_state))
         if seed is not None:
-            self.player.seed(seed)
+            self.player.policy.seed(seed)
 
     def hand_over(
         self, request: training_pb2.SampleRequest
@@ -232,7 +228,8 @@ class ServedModule:
         assert player is not None
         receipt = receipt_for(request)
         receipt.version.CopyFrom(player.version.message())
-        receipt.stale_steps = player.take_stale()
+        player.drop_stale()
+        receipt.stale_steps = player.new("steps_stale")
         rows = min(self.rows, self.complete)
         if not rows:
             _tell(receipt, player.take_ended())

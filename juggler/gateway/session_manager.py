@@ -10,27 +10,27 @@ from typing import Any, Protocol
 
 import numpy as np
 from gymnasium import Space, spaces
+from numpy.typing import NDArray
 
 from juggler.envrunner.agent_returns import AgentReturns, add_returns, has_metrics_by_agent
 from juggler.envrunner.info_numbers import InfoNumber, InfoNumbers, told_apart
 from juggler.envrunner.multi_agent.line_up import LineUpError
 from juggler.gateway.agents import Casting, module_of
+from juggler.gateway.errors import Code, SessionError
+from juggler.gateway.evaluation import TRAINING
 from juggler.gateway.guest_book import GuestBook, address_of
 from juggler.gateway.player import Player
-from juggler.gateway.row_layout import Layout, ValueChecks
-from juggler.gateway.session_infos import SessionInfos
+from juggler.gateway.row_layout import Interface
+from juggler.gateway.session_episodes import SessionInfos, forget_oldest
 from juggler.gateway.sessions import (
     PROTOCOL_MAX,
     RESUME_SECONDS,
-    Code,
     Session,
     SessionAgent,
-    SessionError,
     Sessions,
     check_hello,
 )
-from juggler.gateway.shared_episodes import SharedEpisodes, keep_newest
-from juggler.gateway.step_batches import Answers, Batch, Steps, split
+from juggler.gateway.step_batches import Answers, Batch, Share, Steps, split, whole
 from juggler.gateway.transport import MESSAGE_BYTES, GatewayStream
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
@@ -108,6 +108,7 @@ class SessionManager:
         guests: tells people of them.
         players: act for them; each is made once a simulator has told its spaces.
         agents: with those spaces, by player.
+        interfaces: of those spaces, by player; equal ones are the same.
         answers: write actions, by player.
         env_ended: return and length of the environments' episodes that ended, of all their agents
             together. Empty where simulators have one agent each.
@@ -121,13 +122,14 @@ class SessionManager:
         self.guests = GuestBook(self.sessions, work.tell, settings.rows)
         self.players: dict[str, Player] = {}
         self.agents: dict[str, pb.Agent] = {}
+        self.interfaces: dict[str, Interface] = {}
         self.answers: dict[str, Answers] = {}
         self.env_ended: list[tuple[float, int]] = []
         self.env_steps = 0
         self._agent_returns: AgentReturns = {}
         self._names = dict.fromkeys(settings.casting.table)  # of all agents, with patterns
         self._infos: dict[str, deque[InfoNumber]] = {}  # of episodes that ended
-        self._load = Load()  # of all sessions
+        self._load = load_of()  # of all sessions
 
     @property
     def player(self) -> Player | None:
@@ -155,7 +157,7 @@ class SessionManager:
         else:
             session = self._begun(stream, hello, cast)
             self.sessions.add(session)
-            self._load += Load.of(session)
+            self._load += load_of(session)
         stream.session, session.peer = session, address_of(stream.peer)
         self.guests.came(session, back=resumed)
         self._counts["sessions_resumed" if resumed else "sessions_begun"] += 1
@@ -194,15 +196,15 @@ class SessionManager:
             SessionAgent(
                 index,
                 given.id if several else "",
-                {key: self._seat(key, hello.environments) for key in players},
+                {key: self.players[key].seat(hello.environments) for key in players},
+                self.interfaces[players[0]],
             )
             for index, (given, players) in enumerate(zip(hello.agents, cast, strict=True))
         ]
         episodes = infos = None
         names = [agent.id for agent in hello.agents]
         if several:
-            seats = self._casting.line_ups(names, cast, hello.environments)
-            episodes = SharedEpisodes(seats, hello.environments)
+            episodes = self._casting.episodes(names, cast, hello.environments)
             if has_metrics_by_agent(self._names):
                 self._names.update(dict.fromkeys(names))
         if hello.info_names:
@@ -214,12 +216,16 @@ class SessionManager:
     def _prepare(
         self, key: str, count: int, agent: pb.Agent, observed: Space[Any], acted: Space[Any]
     ) -> None:
+        alike = (
+            self.interfaces[each]
+            for each, other in self.agents.items()
+            if other.observation_space == agent.observation_space
+            and other.action_space == agent.action_space
+        )
+        interface = next(alike, None) or Interface(observed, acted)
         player = self._work.prepare(key, count, observed, acted)
-        self.players[key], self.agents[key] = player, agent
-        self.answers[key] = Answers(player.action_layout, module_of(key))
-
-    def _seat(self, key: str, environments: int) -> list[int]:
-        return self.players[key].environments.seat(environments)
+        self.players[key], self.agents[key], self.interfaces[key] = player, agent, interface
+        self.answers[key] = Answers(interface.actions, module_of(key))
 
     def let_in(self, module_id: str) -> None:
         """Let another player of a league act from now on."""
@@ -232,7 +238,7 @@ class SessionManager:
         self._prepare(module_id, len(self._casting.table), agent, *spaces)
         for session in self.sessions.by_id.values():
             for each in session.agents:
-                each.seat(module_id, self._seat(module_id, session.environments))
+                each.seat(module_id, self.players[module_id].seat(session.environments))
 
     def let_go(self, module_id: str) -> None:
         """Forget a player of a league that no running episode has."""
@@ -240,8 +246,8 @@ class SessionManager:
             for each in session.agents:
                 each.unseat(module_id)
         if (player := self.players.get(module_id)) is not None:
-            self._counts.update(player.environments.counts)
-        for of_players in (self.players, self.agents, self.answers):
+            self._counts.update(player.counts)
+        for of_players in (self.players, self.agents, self.interfaces, self.answers):
             of_players.pop(module_id, None)
 
     def _make_room(self, hello: pb.Hello) -> None:
@@ -252,8 +258,8 @@ class SessionManager:
         Raises:
             SessionError: other sessions leave no room for it.
         """
-        more, gone = Load.of(hello), self.sessions.vanished()
-        if error := no_room(more, self._load - sum(map(Load.of, gone), Load())):
+        more, gone = load_of(hello), self.sessions.vanished()
+        if error := no_room(more, self._load - load_of(*gone)):
             raise error
         while no_room(more, self._load):
             self.lose(gone.pop(0))
@@ -284,7 +290,7 @@ class SessionManager:
         Raises:
             SessionError: a session that goes on began with other agents.
         """
-        drawn = session.episodes is not None and session.episodes.seats.drawn
+        drawn = session.episodes is not None and session.episodes.drawn
         for agent, given, players in zip(session.agents, hello.agents, cast, strict=True):
             same = agent.name == given.id if drawn else agent.player == players[0]
             if not same:
@@ -353,67 +359,69 @@ class SessionManager:
         for key, of_player in places.items():
             self.players[key].unseat(of_player)
         if session.episodes is not None:
-            session.episodes.seats.leave()
+            session.episodes.leave()
         if session.infos is not None:
             session.infos.settle()
         self.sessions.remove(session)
-        self._load -= Load.of(session)
+        self._load -= load_of(session)
         session.stream = None
         self.guests.left(session, why)
 
     # -- what becomes of episodes -----------------------------------------------------------------
 
-    def begin_episodes(self, batch: Batch) -> None:
-        """Book a batch of steps, draw line-ups, and split its rows.
+    def shares(self, batch: Batch) -> list[Share]:
+        """Book a batch of steps, and give its rows to players.
 
         Raises:
-            SessionError: its values cannot be used, or there is no line-up.
+            SessionError: there is no line-up.
         """
-        session, episodes = batch.session, batch.session.episodes
-        assert episodes is not None
-        for part in batch.parts:
-            if error := self.players[part.agent.player].first_bad(part):
-                raise error
-        before = [self._acting(part) for part in batch.parts]
-        self.book(session, batch.parts, batch.over)
-        if batch.began:
+        episodes = batch.session.episodes
+        if episodes is None or not episodes.drawn:
+            self._book(batch)
+            return [whole(part, part.agent.player) for part in batch.parts]
+        before = [self._players_of(part) for part in batch.parts]
+        self._book(batch)
+        if not batch.began:
+            after = before
+        else:
             try:
-                episodes.seats.begin(batch.began)
+                episodes.begin(batch.began)
             except LineUpError as error:
                 raise SessionError(Code.NOT_SERVED, str(error), batch.seq) from error
-        for part, players in zip(batch.parts, before, strict=True):
-            after = self._acting(part) if batch.began else players
-            split(part, players, after, self.players[part.agent.player].layout)
+            after = [self._players_of(part) for part in batch.parts]
+        parts = zip(batch.parts, before, after, strict=True)
+        return [share for part, *players in parts for share in split(part, *players)]
 
-    def _acting(self, part: Steps) -> list[str]:
+    def _players_of(self, part: Steps) -> list[str]:
         """[R] the player that acts in each row now."""
-        assert part.session.episodes is not None
-        ids = part.session.episodes.seats.of(part.environments)[:, part.index]
+        episodes = part.batch.session.episodes
+        assert episodes is not None
+        ids = episodes.players(part.environments)[:, part.index]
         return [part.agent.player_of(each) for each in ids.tolist()]
 
-    def book(self, session: Session, parts: list[Steps], over: list[int]) -> None:
-        """Account for a batch of steps.
-
-        Args:
-            session: of its simulator.
-            parts: of it that were taken.
-            over: the environments whose episodes are over with it.
-        """
-        if session.episodes is not None:
-            booked, seats = session.episodes.book(parts, over), session.episodes.seats
+    def _book(self, batch: Batch) -> None:
+        """Account for a batch of steps."""
+        session, over = batch.session, batch.over
+        if (episodes := session.episodes) is not None:
+            booked = episodes.book(batch.parts, over)
             self.env_steps += booked.steps
             if over:
                 returns, lengths = booked.env_returns.tolist(), booked.env_lengths.tolist()
                 self.env_ended += zip(returns, lengths, strict=True)
-                keep_newest(self.env_ended)
+                forget_oldest(self.env_ended)
                 if has_metrics_by_agent(self._names):
-                    into, players = self._agent_returns, seats.of(over)
-                    add_returns(into, seats.names, players, booked.agent_returns)
+                    into, players = self._agent_returns, episodes.players(over)
+                    add_returns(into, episodes.names, players, booked.agent_returns)
                     for each in into.values():
-                        keep_newest(each)
-                seats.ended(over, booked.agent_returns, booked.env_lengths)
+                        forget_oldest(each)
+                episodes.tell_ended(over, booked)
         if session.infos is not None:
-            session.infos.see(parts, over)
+            if (player := self.player) is not None and player.evaluates:
+                for part in batch.parts:  # numbers of evaluations are not those of training
+                    playing = player.of["playing"][part.agent.places]  # [N]
+                    here = part.environments
+                    part.rewarded = [at for at in part.rewarded if playing[here[at]] == TRAINING]
+            session.infos.see(batch.parts, over)
 
     def take_agent_returns(self) -> AgentReturns:
         """Each agent's returns since the last call; {}: there are many agents."""
@@ -446,10 +454,10 @@ def must_fit(observation_space: Space[Any], action_space: Space[Any], steps: int
             text = f"an {name} is {numbers} numbers, with one for each value of what is counted"
             raise SessionError(Code.WRONG_SPACES, f"{text}: at most {_MOST_NUMBERS}")
     try:
-        ValueChecks(observation_space, action_space)
+        leaves = Interface(observation_space, action_space).observations.leaves
     except ValueError as error:
         raise SessionError(Code.WRONG_SPACES, str(error)) from error
-    row_bytes = steps * sum(leaf.row_bytes for leaf in Layout(observation_space).leaves)
+    row_bytes = steps * sum(leaf.row_bytes for leaf in leaves)
     if row_bytes > _MOST_ROW_BYTES:
         text = f"{steps} observations take {row_bytes} bytes: at most {_MOST_ROW_BYTES}"
         raise SessionError(Code.WRONG_SPACES, text)
@@ -533,61 +541,42 @@ MOST_ENVIRONMENTS = 1 << 16  # once for each agent
 MOST_NUMBERS = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What sessions take of a gateway's room.
-
-    Attributes:
-        sessions: how many they are.
-        environments: that they have, once for each agent.
-        numbers: that they tell of a step of all of these.
-    """
-
-    sessions: int = 0
-    environments: int = 0
-    numbers: int = 0
-
-    @classmethod
-    def of(cls, one: Session | pb.Hello) -> Load:
-        """Of a session, or of the one that begins with this message."""
-        environments = one.environments * len(one.agents)
-        return cls(1, environments, environments * len(one.info_names))
-
-    def __add__(self, other: Load) -> Load:
-        return Load(
-            self.sessions + other.sessions,
-            self.environments + other.environments,
-            self.numbers + other.numbers,
-        )
-
-    def __sub__(self, other: Load) -> Load:
-        return self + Load(-other.sessions, -other.environments, -other.numbers)
+def load_of(*sessions: Session | pb.Hello) -> NDArray[np.int64]:
+    """The room that sessions take, as `no_room` counts it [3]."""
+    load = np.zeros(3, np.int64)
+    for each in sessions:
+        environments = each.environments * len(each.agents)
+        load += 1, environments, environments * len(each.info_names)
+    return load
 
 
-def no_room(more: Load, here: Load) -> SessionError | None:
+def no_room(more: NDArray[np.int64], here: NDArray[np.int64]) -> SessionError | None:
     """The error of a new session without room; None: there is room.
 
     Args:
-        more: of the new one.
-        here: of the other sessions.
+        more: [3] of the new one: sessions; their environments, once for each agent; numbers that
+            they tell of a step of all of these.
+        here: [3] of the other sessions.
     """
-    both = here + more
-    if more.environments > MOST_ENVIRONMENTS:
+    _, its_environments, its_numbers = more.tolist()
+    sessions_here, environments_here, numbers_here = here.tolist()
+    sessions, environments, numbers = (here + more).tolist()
+    if its_environments > MOST_ENVIRONMENTS:
         text = (
-            f"{more.environments} environments in one session, once for each agent: have at most "
+            f"{its_environments} environments in one session, once for each agent: have at most "
             f"{MOST_ENVIRONMENTS}"
         )
         return SessionError(Code.FULL, text)
-    if both.sessions > MOST_SESSIONS or both.environments > MOST_ENVIRONMENTS:
+    if sessions > MOST_SESSIONS or environments > MOST_ENVIRONMENTS:
         text = (
-            f"{here.sessions} sessions with {here.environments} environments are here, and at most "
+            f"{sessions_here} sessions with {environments_here} environments are here, and at most "
             f"{MOST_SESSIONS} with {MOST_ENVIRONMENTS}, once for each agent, may be: start another "
             "gateway"
         )
-    elif more.numbers and both.numbers > MOST_NUMBERS:
+    elif its_numbers and numbers > MOST_NUMBERS:
         text = (
-            f"its info_names are {more.numbers} numbers for each step of all environments and "
-            f"agents, {here.numbers} of other sessions are here, and at most {MOST_NUMBERS} may "
+            f"its info_names are {its_numbers} numbers for each step of all environments and "
+            f"agents, {numbers_here} of other sessions are here, and at most {MOST_NUMBERS} may "
             "be: name fewer, or start another gateway"
         )
     else:

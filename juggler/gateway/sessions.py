@@ -19,41 +19,18 @@ from juggler.envrunner.info_numbers import (
     names_another,
     told_apart,
 )
-from juggler.gateway.session_infos import SessionInfos
-from juggler.gateway.shared_episodes import SharedEpisodes
+from juggler.gateway.errors import Code, SessionError
+from juggler.gateway.row_layout import Interface
+from juggler.gateway.session_episodes import SessionInfos, SharedEpisodes
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.nearest import one_of
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
-Code = pb.Error
 PROTOCOL_MIN = PROTOCOL_MAX = 1
 #: How long a session waits for a simulator that vanished.
 RESUME_SECONDS = 60.0
 BATCHES_IN_FLIGHT = 8
 SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
-
-
-class SessionError(Exception):
-    """Ends a session, and says what to do.
-
-    Attributes:
-        code: one of `Error.Code`.
-        seq: of the batch concerned; 0: none.
-        retryable: another session may succeed.
-    """
-
-    def __init__(
-        self, code: pb.Error.Code, text: str, seq: int = 0, retryable: bool = False
-    ) -> None:
-        super().__init__(text)
-        self.code, self.seq, self.retryable = code, seq, retryable
-
-    def message(self) -> pb.ToSimulator:
-        return pb.ToSimulator(
-            error=pb.Error(
-                code=self.code, message=str(self), seq=self.seq, retryable=self.retryable
-            )
-        )
 
 
 class Stream(Protocol):
@@ -77,8 +54,10 @@ class SessionAgent:
         index: in the hello.
         name: its id, for people; "": the simulator has one agent.
         seats: by player that may act for it, [N] its places there.
+        interface: its spaces.
 
     Attributes:
+        interface: as given.
         seats: as given, as arrays.
         player: the first of these, all of which have the same spaces.
         places: [N] its places there.
@@ -88,8 +67,10 @@ class SessionAgent:
         versions: the last weights in each environment, if its simulator acts.
     """
 
-    def __init__(self, index: int, name: str, seats: Mapping[str, list[int]]) -> None:
-        self.index, self.name = index, name
+    def __init__(
+        self, index: int, name: str, seats: Mapping[str, list[int]], interface: Interface
+    ) -> None:
+        self.index, self.name, self.interface = index, name, interface
         self.seats: dict[str, NDArray[np.intp]] = {}
         self.of_whom = f"agent {name!r} of " if name else ""
         for player, places in seats.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.gateway.row_layout import Layout, check_rewards, read_infos
-from juggler.gateway.sessions import Code, Session, SessionAgent, SessionError
+from juggler.gateway.errors import Code, SessionError
+from juggler.gateway.row_layout import Interface, Layout, check_rewards, read_infos
+from juggler.gateway.sessions import Session, SessionAgent
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.chunks import write_varint
+from juggler.runtime.wire.structures import put, take
+from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 
@@ -25,12 +28,9 @@ class Steps:
     Most are lists, as the rows of many sessions become arrays together.
 
     Attributes:
-        session: of the simulator.
         agent: of the session.
         batch: that they came in.
         environments: [R] their numbers in the session.
-        player: whose places these are.
-        slots: [R] their places in that player.
         rewards: [R]
         rewarded: places among the R rows whose rewards are those of an action, if the session
             counts episodes or tells infos.
@@ -42,24 +42,16 @@ class Steps:
         final_rows: their places.
         infos: [R, K] numbers that the simulator tells of the last step; None: it tells none.
         early: rewards from before the first action in an episode, with their places.
-        shares: what several players take of it, where line-ups are drawn; []: one takes all.
-        shared: those of them that have acted, with their actions and the versions of their weights.
-        checked: its observations can be used.
-        final_observations: [K, ...] of the K truncated rows, as batches hold them; set by the
-            player.
-        begin: where its rows begin in `observations`.
-        observations: a tree [B, ...] of all rows of a turn; set by the player.
-        shown: likewise, as simulators show them.
-        acting: places in the player of the rows that want an action; set by the player.
-        rows: R.
+        begin: where its rows begin among all that were read together.
+        finals: [K, ...] the last observations of the K truncated rows.
+        actions: the bytes of each leaf of the actions so far.
+        acted: players and versions of the weights that chose them.
+        due: shares that have no actions yet.
     """
 
-    session: Session
     agent: SessionAgent
     batch: Batch
     environments: list[int]
-    player: str
-    slots: NDArray[np.intp]
     rewards: list[float]
     rewarded: list[int]
     terminated: list[int]
@@ -69,23 +61,17 @@ class Steps:
     final_raw: list[bytes]
     final_rows: list[int]
     infos: NDArray[np.float64] | None
-    early: list[tuple[int, float]] = field(default_factory=list)
-    shares: list[Share] = field(default_factory=list)
-    shared: list[tuple[Share, list[bytes], Version]] = field(default_factory=list)
-    checked: bool = False
-    final_observations: Any = None
+    early: list[tuple[int, float]]
     begin: int = 0
-    observations: Any = None
-    shown: Any = None
-    acting: NDArray[np.intp] = field(init=False)
-    rows: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.acting, self.rows = self.slots, len(self.environments)
+    finals: Any = None
+    actions: Sequence[Any] = ()
+    acted: list[tuple[str, Version]] = field(default_factory=list)
+    due: int = 0
 
     @property
-    def seq(self) -> int:
-        return self.batch.seq
+    def rows(self) -> int:
+        """R."""
+        return len(self.environments)
 
     @property
     def index(self) -> int:
@@ -99,16 +85,85 @@ class Steps:
 
 
 @dataclass(slots=True, eq=False)
-class Share(Steps):
-    """What one player takes of the rows of an agent.
+class Share:
+    """What one player has of the rows of an agent.
 
     Attributes:
-        whole: all of these rows.
-        within: [R] where its own are among them.
+        steps: all rows of the agent.
+        player: the player.
+        rows: [S] which of the rows; None: all, in order.
+        slots: [S] their places in the player.
+        terminated: places among the S rows where the episode ended.
+        truncated: places where it was cut off.
+        paused: places where the player does not act next.
+        acting: its places where it does.
+        begin: where its rows begin in `observations`.
+        observations: [B, ...] of all rows that came to the player at once; set by it.
+        shown: likewise, as simulators show them.
     """
 
-    whole: Steps = field(kw_only=True)
-    within: list[int] = field(kw_only=True)
+    steps: Steps
+    player: str
+    rows: list[int] | None
+    slots: NDArray[np.intp]
+    terminated: list[int]
+    truncated: list[int]
+    paused: list[int]
+    acting: NDArray[np.intp] = field(init=False)
+    begin: int = 0
+    observations: Any = None
+    shown: Any = None
+
+    def __post_init__(self) -> None:
+        self.acting = np.delete(self.slots, self.paused) if self.paused else self.slots
+        self.steps.due += 1
+
+    @property
+    def rewards(self) -> list[float]:
+        """[S] of the last actions."""
+        given = self.steps.rewards
+        return given if self.rows is None else [given[row] for row in self.rows]
+
+    @property
+    def finals(self) -> Any:
+        """[K, ...] the last observations of its K truncated rows."""
+        if self.rows is None:
+            return self.steps.finals
+        places = {row: place for place, row in enumerate(self.steps.truncated)}
+        return take(self.steps.finals, [places[self.rows[at]] for at in self.truncated])
+
+    @property
+    def shows(self) -> slice | list[int]:
+        """The places of its acting rows in `observations`."""
+        if not self.paused:
+            return slice(self.begin, self.begin + len(self.slots))
+        out = set(self.paused)
+        return [self.begin + at for at in range(len(self.slots)) if at not in out]
+
+    def answer(self, actions: list[bytes], layout: Layout, version: Version) -> bool:
+        """Take actions of its acting rows -> whether the rows are complete.
+
+        Args:
+            actions: bytes of each leaf.
+            layout: of the leaves.
+            version: of the weights that chose them.
+        """
+        steps = self.steps
+        steps.due -= 1
+        if len(self.acting):
+            steps.acted.append((self.player, version))
+        if self.rows is None and not self.paused:
+            steps.actions = actions
+            return True
+        if not steps.actions:
+            steps.actions = [bytearray(steps.rows * leaf.row_bytes) for leaf in layout.leaves]
+        out = set(self.paused)
+        rows = range(steps.rows) if self.rows is None else self.rows
+        for place, row in enumerate(row for at, row in enumerate(rows) if at not in out):
+            for whole, own, leaf in zip(steps.actions, actions, layout.leaves, strict=True):
+                size = leaf.row_bytes
+                whole[row * size : (row + 1) * size] = own[place * size : (place + 1) * size]
+        return not steps.due
 
 
 @dataclass(slots=True, eq=False)
@@ -135,15 +190,12 @@ class Batch:
     arrived: float = field(default_factory=time.perf_counter)
 
 
-def read_steps(
-    session: Session, message: pb.StepBatch, layout_of: Callable[[SessionAgent], Layout]
-) -> Batch:
+def read_steps(session: Session, message: pb.StepBatch) -> Batch:
     """Read and check a batch of steps.
 
     Args:
         session: that it came from.
         message: from the network.
-        layout_of: of what an agent observes.
 
     Raises:
         SessionError: its session may not send that.
@@ -153,7 +205,7 @@ def read_steps(
         _check_agents(session, message.agents)
         for rows in message.agents:
             agent = session.agents[rows.agent]
-            batch.parts.append(_read_rows(session, agent, batch, rows, layout_of(agent)))
+            batch.parts.append(_read_rows(session, agent, batch, rows))
         if session.episodes is not None:
             continuing = _environments_of(session, message.continuing)
             batch.over, batch.began, early = session.episodes.follow(batch.parts, continuing)
@@ -181,9 +233,8 @@ def _check_agents(session: Session, parts: Sequence[pb.Rows]) -> None:
     raise SessionError(Code.UNKNOWN_AGENT, text)
 
 
-def _read_rows(
-    session: Session, agent: SessionAgent, batch: Batch, rows: pb.Rows, layout: Layout
-) -> Steps:
+def _read_rows(session: Session, agent: SessionAgent, batch: Batch, rows: pb.Rows) -> Steps:
+    layout = agent.interface.observations
     given = _environments_of(session, rows.environments)
     environments = _environments(agent, given)
     count = len(environments)
@@ -201,12 +252,9 @@ def _read_rows(
     raw = layout.raw(rows.observations, count, "observations")
     final_raw, final_rows = _finals(rows, count, truncated, layout)
     return Steps(
-        session,
         agent,
         batch,
         environments,
-        agent.player,
-        agent.places[given] if given else agent.places,
         rewards,
         [at for at, each in enumerate(environments) if agent.acted[each]]
         if session.episodes is not None or session.infos is not None
@@ -217,7 +265,7 @@ def _read_rows(
         raw,
         final_raw,
         final_rows,
-        read_infos(session, rows.infos, count, "rows"),
+        read_infos(rows.infos, count, len(session.info_names), "rows"),
         early,
     )
 
@@ -233,7 +281,51 @@ def _early(
     return [(at, given[at]) for at in places if given[at]]
 
 
-def split(part: Steps, before: Sequence[str], after: Sequence[str], layout: Layout) -> None:
+def read_observations(
+    interface: Interface, arrivals: Sequence[Steps]
+) -> tuple[Tree, list[tuple[Steps, SessionError]]]:
+    """Observations [B, ...] of all rows, and which cannot be used.
+
+    Args:
+        interface: of their agents.
+        arrivals: of different agents or sessions.
+    """
+    count = sum(steps.rows for steps in arrivals)
+    shown = interface.observations.tree([steps.raw for steps in arrivals], count)  # [B, ...]
+    begin = 0
+    for steps in arrivals:
+        steps.begin, begin = begin, begin + steps.rows
+        if steps.paused:
+            put(shown, np.add(steps.paused, steps.begin), interface.nothing)
+    refused: list[tuple[Steps, SessionError]] = []
+    while found := interface.checks.first_bad(shown):
+        row, error = found
+        steps = next(each for each in arrivals if row < each.begin + each.rows)
+        refused.append((steps, _said(error, steps, row - steps.begin)))
+        put(shown, slice(steps.begin, steps.begin + steps.rows), interface.nothing)
+    for steps in arrivals:
+        if steps.truncated:
+            finals = interface.observations.tree([steps.final_raw], len(steps.final_rows))
+            places = {row: place for place, row in enumerate(steps.final_rows)}
+            steps.finals = take(finals, [places[row] for row in steps.truncated])  # [K, ...]
+            if found := interface.checks.first_bad(steps.finals, masks=False):
+                refused.append((steps, _said(found[1], steps, steps.truncated[found[0]])))
+    return shown, refused
+
+
+def _said(error: SessionError, steps: Steps, at: int) -> SessionError:
+    text = f"{steps.agent.at(steps.environments[at])}: {error}"
+    return SessionError(error.code, text, steps.batch.seq, error.retryable)
+
+
+def whole(part: Steps, player: str) -> Share:
+    """All rows of an agent, for one player."""
+    seats = part.agent.seats[player]
+    slots = seats if part.environments is part.agent.everyone else seats[part.environments]
+    return Share(part, player, None, slots, part.terminated, part.truncated, part.paused)
+
+
+def split(part: Steps, before: Sequence[str], after: Sequence[str]) -> list[Share]:
     """Give the rows of an agent to their players.
 
     What a row says of the last action is for the player that acted; the observation to act on is
@@ -243,12 +335,7 @@ def split(part: Steps, before: Sequence[str], after: Sequence[str], layout: Layo
         part: the rows, R of them.
         before: [R] the players that have acted.
         after: [R] the players that act next.
-        layout: of observations.
     """
-    part.checked = True
-    if before == after and len({*after}) == 1:
-        _give_all(part, after[0])
-        return
     ended, paused = set(part.ended), set(part.paused)
     taken: dict[str, list[tuple[int, bool, bool]]] = {}  # rows, that end and that act next
     for row, (old, new) in enumerate(zip(before, after, strict=True)):
@@ -259,43 +346,22 @@ def split(part: Steps, before: Sequence[str], after: Sequence[str], layout: Layo
         else:
             taken.setdefault(new if acts else old, []).append((row, ends, acts))
     if len(taken) == 1:
-        _give_all(part, *taken)
-        return
-    part.shares = [_share(part, player, rows, layout) for player, rows in taken.items()]
-
-
-def _give_all(part: Steps, player: str) -> None:
-    part.player = player
-    part.slots = part.acting = part.agent.seats[player][part.environments]
-
-
-def _share(part: Steps, player: str, taken: list[tuple[int, bool, bool]], layout: Layout) -> Share:
-    rows = [row for row, _, _ in taken]
-    final_of = {row: place for place, row in enumerate(part.final_rows)}
-    terminated, truncated = set(part.terminated), set(part.truncated)
-    ends = [(at, row) for at, (row, ended, _) in enumerate(taken) if ended]
-    finals = [(at, final_of[row]) for at, row in ends if row in final_of]
-    environments = [part.environments[row] for row in rows]
-    return Share(
-        part.session,
-        part.agent,
-        part.batch,
-        environments,
-        player,
-        part.agent.seats[player][environments],
-        [part.rewards[row] for row in rows],
-        [],
-        [at for at, row in ends if row in terminated],
-        [at for at, row in ends if row in truncated],
-        [at for at, (_, _, acts) in enumerate(taken) if not acts],
-        layout.picked(part.raw, rows),
-        layout.picked(part.final_raw, [place for _, place in finals]),
-        [at for at, _ in finals],
-        None,
-        checked=part.checked,
-        whole=part,
-        within=rows,
-    )
+        return [whole(part, *taken)]
+    terminated = set(part.terminated)
+    shares: list[Share] = []
+    for player, rows in taken.items():
+        over = [(at, row in terminated) for at, (row, ends, _) in enumerate(rows) if ends]
+        share = Share(
+            part,
+            player,
+            [row for row, _, _ in rows],
+            part.agent.seats[player][[part.environments[row] for row, _, _ in rows]],
+            [at for at, terminates in over if terminates],
+            [at for at, terminates in over if not terminates],
+            [at for at, (_, _, acts) in enumerate(rows) if not acts],
+        )
+        shares.append(share)
+    return shares
 
 
 def _environments_of(session: Session, given: Sequence[int]) -> list[int]:

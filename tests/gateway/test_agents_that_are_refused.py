@@ -109,8 +109,8 @@ def test_a_hello_that_does_not_fit_is_answered_with_what_to_do(
 
 
 def seats(world: AgentsWorld) -> int:
-    players = world.runner._server._manager.players.values()
-    return sum(len(player.environments) for player in players)
+    players = world.runner._server.manager.players.values()
+    return sum(len(player) for player in players)
 
 
 def rows(agent: int, shown: Any = ((0.0, 0.0),), **columns: Any) -> pb.Rows:

@@ -29,10 +29,12 @@ from juggler.client import connect
 from juggler.driver.checkpoint.restoring import restores
 from juggler.envrunner.evaluation import Goal
 from juggler.gateway import runner
+from juggler.gateway.episode_log import EpisodeLog
 from juggler.gateway.evaluation import GreedyEpisodes
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
@@ -62,7 +64,7 @@ def evaluate(
     actor = Actor(greedy, 1, 0, 0, module_to_env, connectors)
     evaluation = GreedyEpisodes(actor, episodes, most_steps, goal)
     with world._server.at_work():
-        world.player.environments.evaluate(evaluation)
+        world.player.evaluate(evaluation)
     return evaluation
 
 
@@ -94,10 +96,30 @@ def test_the_first_episodes_are_played_without_exploration_and_not_learned_from(
         assert any([*map(int, each.actions)] != best_actions(each, module) for each in others)
         with world._server.at_work():
             assert world.player is not None
-            assert world.player.environments.take_evaluation(at_once=False) is evaluation
+            assert world.player.take_evaluation(at_once=False) is evaluation
         assert_recorded([batch for batch, _ in world.batches], others)
         counted = [total for _, ended in world.batches for total, _ in ended]
         assert counted == returns_of(others, len(counted))
+
+
+def test_neither_numbers_nor_recordings_of_training_have_episodes_of_an_evaluation() -> None:
+    with GatewayWorld(rows=1) as world:
+        evaluation = evaluate(world, 3)
+        assert world.player is not None
+        found: list[RecordedEpisode] = []
+        policy, (_, actions) = world.player.policy, world.player.spaces
+        world.player.episode_log = EpisodeLog(policy, actions, found.append)
+        world.ask(1000)
+        with world.connect(info_names=["episode"]) as session:
+            for k in range(6):
+                for step in range(3):
+                    over = step == 2
+                    session.step(np.full(3, k), float(k), over, infos={"episode": float(k)})
+        assert evaluation.is_over
+        with world._server.at_work():
+            told = world._server.take_played().infos["episode"]
+        assert [each.mean for each in told] == [3, 4, 5]
+        assert [episode.rewards.tolist() for episode in found] == [[k] * 2 for k in (3, 4, 5)]
 
 
 def test_half_of_the_environments_go_on_with_training() -> None:

@@ -145,9 +145,10 @@ class Story:
     def _balance(self) -> None:
         gateway = self.gateway
         assert gateway.player is not None
-        counts, kept = gateway.server.counts(), gateway.player.environments
+        counts, kept = gateway.server.counts(), gateway.player
         assert counts["sessions"] == counts["environments"] == counts["steps_waiting"] == 0
-        assert kept.rows._places.used == gateway.player.recorder.bytes_waiting == 0
+        assert kept.rows._places.used == 0
+        assert gateway.server._local is None or not gateway.server._local.bytes_waiting
         assert not kept.rows._finals
         gateway.ended.update(kept.ended)  # since the last batch
         gateway.take_played()

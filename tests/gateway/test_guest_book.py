@@ -119,7 +119,7 @@ def test_simulators_that_come_and_leave_at_once_are_no_flood_for_the_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with GatewayWorld() as world:
-        monkeypatch.setattr(world._server._manager.guests, "_clock", lambda: 0.0)
+        monkeypatch.setattr(world._server.manager.guests, "_clock", lambda: 0.0)
         for _ in range(20):
             world.connect().close()
         eventually(lambda: world.count("sessions") == 0)

@@ -43,7 +43,7 @@ def test_who_comes_back_in_time_goes_on_where_it_was() -> None:
             target=lambda: actions.append(session.step(np.ones(3), 2.0)), name="simulator"
         )
         thread.start()
-        (there,) = world._server._manager.sessions.by_id.values()
+        (there,) = world._server.manager.sessions.by_id.values()
         eventually(lambda: there.stream is None)  # the gateway has found out
         assert not actions
         network.heal()

@@ -22,8 +22,9 @@ from support.gateway_world import (
 )
 
 from juggler.gateway import gateway_server, session_manager
-from juggler.gateway.row_layout import Layout
-from juggler.gateway.sessions import Session, SessionAgent, SessionError
+from juggler.gateway.errors import SessionError
+from juggler.gateway.row_layout import Interface
+from juggler.gateway.sessions import Session, SessionAgent
 from juggler.gateway.step_batches import read_steps
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
@@ -72,7 +73,7 @@ def test_those_that_vanished_make_room_for_others_and_those_that_are_here_do_not
             with RawSimulator(world.address) as simulator:
                 assert simulator.greet(environments=2).welcome.session_id
                 assert world.count("sessions_lost") == max(0, lost)
-            eventually(lambda: len(world._server._manager.sessions.vanished()) == 1)
+            eventually(lambda: len(world._server.manager.sessions.vanished()) == 1)
         with world.connect(environments=3) as largest, RawSimulator(world.address) as one_more:
             assert one_more.greet(environments=1).error.code == pb.Error.FULL
             assert world.count("environments") == 5
@@ -87,7 +88,7 @@ def test_numbers_of_infos_take_room_in_a_gateway_of_all_its_sessions(
 ) -> None:
     monkeypatch.setattr(session_manager, "MOST_NUMBERS", 6)
     with GatewayWorld(rows=1) as world:
-        vanished = world._server._manager.sessions.vanished
+        vanished = world._server.manager.sessions.vanished
         stays = world.connect(environments=2, info_names=["x", "y"])
         for lost in range(3):
             with RawSimulator(world.address) as simulator:
@@ -124,7 +125,7 @@ def test_steps_of_a_session_that_made_room_are_not_taken_for_those_of_the_next_o
             goes.greet()
             goes.send(steps=steps_of(1))
             eventually(lambda: world._server._arrivals)  # they wait for those of the others
-        eventually(lambda: len(world._server._manager.sessions.vanished()) == 1)
+        eventually(lambda: len(world._server.manager.sessions.vanished()) == 1)
         comes.greet()
         for simulator in (stays, stays_too, comes):
             simulator.send(steps=steps_of(1))
@@ -139,7 +140,7 @@ def test_those_that_vanished_are_not_waited_for() -> None:
         world.ask()
         with RawSimulator(world.address) as simulator:
             simulator.greet()
-        eventually(lambda: len(world._server._manager.sessions.vanished()) == 1)
+        eventually(lambda: len(world._server.manager.sessions.vanished()) == 1)
         assert session.step(np.zeros(3)) in (0, 1)
 
 
@@ -155,15 +156,15 @@ def test_those_that_vanished_are_not_waited_for() -> None:
 def test_rows_that_are_too_many_are_refused_before_they_are_copied(
     claim: Callable[[Any, int], None],
 ) -> None:
-    agent = SessionAgent(0, "", {"default": [0]})
+    agent = SessionAgent(0, "", {"default": [0]}, Interface(THREE, TWO_WAYS))
     agent.acted[0] = 1
     batch = steps_of(1, truncated=[True])
     claim(batch.agents[0], 1_000_000)
-    session, layout = Session([agent], hello(), Nobody()), Layout(THREE)
+    session = Session([agent], hello(), Nobody())
     tracemalloc.start()
     try:
         with pytest.raises(SessionError):
-            read_steps(session, batch, lambda _: layout)
+            read_steps(session, batch)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -32,8 +32,8 @@ def log_of(world: GatewayWorld) -> list[RecordedEpisode]:
     world.connect().close()  # tells the spaces
     player, found = world.player, []
     assert player is not None
-    both = player._policy, player._action_space
-    player.episode_log = EpisodeLog(player.layout, *both, found.append)
+    both = player.policy, player.spaces[1]
+    player.episode_log = EpisodeLog(*both, found.append)
     return found
 
 

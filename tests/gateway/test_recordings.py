@@ -19,7 +19,7 @@ from juggler.client.spaces import Values
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.registry import WorkerRegistry
 from juggler.envrunner.setup import EnvRunnerSetup
-from juggler.gateway import local_inference, recordings
+from juggler.gateway import player, recordings
 from juggler.gateway.runner import _why_not_logged
 from juggler.runtime.actors.worker import from_json
 from juggler.runtime.episodes.version import Version
@@ -54,7 +54,7 @@ def test_logged_episodes_become_rows_with_their_probabilities() -> None:
 
 
 def test_a_row_to_which_nothing_comes_is_handed_in_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordings, "STALL_SECONDS", 0.3)
+    monkeypatch.setattr(player, "STALL_SECONDS", 0.3)
     with GatewayWorld(rows=1, steps=8) as world:
         world.use(1.0, Version(1, 0))
         world.ask(1)
@@ -188,7 +188,7 @@ def test_a_session_says_what_its_mode_has(world: GatewayWorld, mode: pb.Mode) ->
 def test_more_than_can_be_held_is_refused(
     world: GatewayWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_inference, "_MOST_WAITING_BYTES", 300)
+    monkeypatch.setattr(recordings, "_MOST_WAITING_BYTES", 300)
     session = world.connect(mode="logged")
     session.record(FIVE, [0] * 5, [1] * 5, [-1] * 5, terminated=True)
     session.record(FIVE, [0] * 5, [1] * 5, [-1] * 5, terminated=True)

@@ -248,7 +248,7 @@ def test_a_masked_environment_may_pause_and_end_where_nothing_is_allowed() -> No
                 assert session.step(over, 1.0, False, True) is None
         world.wait_for(1)
         batch, _ = world.batches[0]
-        assert batch.final_observations["observation"].tolist() == [[1, 1, 1]]
+        assert batch.final_observations["observation"].tolist() == [[1, 1, 1]] * 4
 
 
 def test_many_mistakes_at_once_end_a_session_once() -> None:
@@ -278,7 +278,7 @@ def test_who_does_not_read_answers_is_let_go_of_before_they_pile_up(
             assert answer.ByteSize() > 64000
             for _ in range(1000):
                 simulator.send(steps=pb.StepBatch(seq=1))
-            (session,) = world._server._manager.sessions.by_id.values()
+            (session,) = world._server.manager.sessions.by_id.values()
             eventually(lambda: session.stream is None)
             with pytest.raises(grpc.RpcError) as ended:
                 all(iter(simulator.hear, None))
@@ -294,7 +294,7 @@ def test_who_reads_no_policy_is_let_go_of_and_nobody_else(
     with GatewayWorld(rows=1) as world:
         world.use(1.0, Version(1, 0))
         assert world.player is not None
-        monkeypatch.setattr(world.player, "publisher", LargePolicy())
+        monkeypatch.setattr(world._server._local, "_publisher", LargePolicy())
         with RawSimulator(world.address) as simulator:
             simulator.greet(mode=pb.LOCAL_INFERENCE)
             simulator.send(policy=pb.PolicyRequest())

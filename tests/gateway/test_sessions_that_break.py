@@ -66,12 +66,12 @@ def test_weights_that_came_while_a_stream_was_broken_are_announced_on_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def is_gone() -> bool:
-        (session,) = world._server._manager.sessions.by_id.values()
+        (session,) = world._server.manager.sessions.by_id.values()
         return session.stream is None
 
     with GatewayWorld() as world:
         world.use(1.0, Version(1, 1))
-        monkeypatch.setattr(world.player, "publisher", SmallPolicy())
+        monkeypatch.setattr(world._server._local, "_publisher", SmallPolicy())
         local: dict[str, Any] = {"mode": pb.LOCAL_INFERENCE}
         eventually(lambda: world.count("sessions") == 0)
         with RawSimulator(world.address) as simulator:

@@ -25,7 +25,7 @@ from juggler.client import GatewayError, box, connect, connect_agents, discrete,
 from juggler.envrunner import info_numbers
 from juggler.envrunner.info_numbers import MOST_EPISODES, MOST_NUMBERS, InfoNumber, InfoNumbers
 from juggler.gateway import publisher
-from juggler.gateway.session_infos import SessionInfos
+from juggler.gateway.session_episodes import SessionInfos
 from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb

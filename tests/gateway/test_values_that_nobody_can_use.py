@@ -10,8 +10,8 @@ from gymnasium import spaces
 from support.gateway_world import GatewayWorld
 
 from juggler.client import GatewayError
+from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.row_layout import Layout, ValueChecks, check_rewards
-from juggler.gateway.sessions import Code, SessionError
 from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.wire.structures import zeros
 from juggler.runtime.wire.v1 import simulator_pb2 as pb

@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from juggler.client.spaces import Values
 from juggler.envrunner.finiteness import check_finite
-from juggler.gateway import environments, gateway_server, recordings, sessions, step_batches
+from juggler.gateway import gateway_server, player, recordings, sessions, step_batches
 from juggler.gateway.agents import Casting
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
@@ -275,10 +275,10 @@ def fuzzed_gateway(rng: random.Random, several: bool) -> Iterator[FuzzedGateway]
     """
     time = FakeTime()
     with ExitStack() as stack:
-        for module in (gateway_server, environments, recordings, sessions, step_batches):
+        for module in (gateway_server, player, recordings, sessions, step_batches):
             stack.enter_context(patch.object(module, "time", time))
-        for module in (environments, recordings):
-            stack.enter_context(patch.object(module, "STALL_SECONDS", STALL_SECONDS))
+        stack.enter_context(patch.object(player, "STALL_SECONDS", STALL_SECONDS))
+        stack.enter_context(patch.object(recordings, "Publisher", InstantPublisher))
         stack.enter_context(patch.object(gateway_server, "read_steps", time.read_steps))
         yield FuzzedGateway(rng, time, several)
 
@@ -381,7 +381,6 @@ class FuzzedGateway(Books):
         policy = Actor(module, 1, 0, self.rng.randrange(99), module_to_env, connectors)
         both = observation_space, action_space
         self.player = Player(*both, policy, connectors, self.steps, MOST_UPDATES)
-        self.player.publisher = InstantPublisher(policy, *both)
         return self.player
 
     def holds_up(self, module_id: str) -> bool:
@@ -389,7 +388,7 @@ class FuzzedGateway(Books):
 
     def wanted(self, module_id: str) -> int:
         assert self.player is not None
-        kept = self.player.environments
+        kept = self.player
         return self.asked * self.rows - len(kept.rows.complete) - kept.rows_begun
 
     def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
@@ -403,9 +402,9 @@ class FuzzedGateway(Books):
         if player is None:
             return
         while self._new:
-            player.use(*self._new.pop(0))
+            player.load(*self._new.pop(0))
         self.take_played()
-        while self.asked and len(player.environments.rows.complete) >= self.rows:
+        while self.asked and len(player.rows.complete) >= self.rows:
             self.asked -= 1
             batch, ended, _ = player.batch(self.rows)
             self.ended.update(ended)
@@ -427,7 +426,7 @@ class FuzzedGateway(Books):
         pb.Info.FromString(self.server.info())
         if self.player is None:
             return
-        counts, kept = self.server.counts(), self.player.environments
+        counts, kept = self.server.counts(), self.player
         open_rows = kept.of["row"] >= 0
         accounted = (
             self.live
@@ -438,7 +437,7 @@ class FuzzedGateway(Books):
         )
         assert accounted == counts.get("steps", 0) + counts.get("steps_recorded", 0), counts
         assert kept.rows.begun == int(open_rows.sum()), "a row belongs to nobody"
-        everyone = self.server._manager.sessions.by_id.values()
+        everyone = self.server.manager.sessions.by_id.values()
         assert len(kept) == sum(len(s.agents) * s.environments for s in everyone)
 
     def missing(self, counts: dict[str, float]) -> float:

@@ -28,7 +28,7 @@ from juggler.client import AgentsSession, connect, connect_agents
 from juggler.client.connection import Connection
 from juggler.client.spaces import Values
 from juggler.envrunner.program import GatewayAddress
-from juggler.gateway import environments, recordings
+from juggler.gateway import player
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
 from juggler.gateway.runner import GatewayRunner
@@ -57,8 +57,7 @@ TWO_WAYS = spaces.Discrete(2)
 @pytest.fixture(autouse=True)
 def nobody_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are handed in short where a test says so, not where the machine is busy."""
-    for module in (environments, recordings):
-        monkeypatch.setattr(module, "STALL_SECONDS", 60.0)
+    monkeypatch.setattr(player, "STALL_SECONDS", 60.0)
 
 
 class TinyPolicy(RLModule):
@@ -159,7 +158,7 @@ class GatewayWorld:
     def keep(self, version: Version) -> None:
         """The weights that there are have this version from now on."""
         assert self.player is not None
-        weights = self.player._policy.weights()
+        weights = self.player.policy.weights()
         self._new.append(({name: each.copy() for name, each in weights.items()}, version))
         self._server.wake()
         eventually(lambda: self.player is not None and self.player.version == version)
@@ -205,11 +204,7 @@ class GatewayWorld:
 
     def wanted(self, module_id: str) -> int:
         assert self.player is not None
-        return (
-            self._asked * self.rows
-            - len(self.player.environments.rows.complete)
-            - self.player.environments.rows_begun
-        )
+        return self._asked * self.rows - len(self.player.rows.complete) - self.player.rows_begun
 
     def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         self.told.append((text, warning, simulators, environments))
@@ -219,11 +214,9 @@ class GatewayWorld:
 
     def go_on(self) -> None:
         while self._new and self.player is not None:
-            self.player.use(*self._new.pop(0))
+            self.player.load(*self._new.pop(0))
         while (
-            self.player is not None
-            and self._asked
-            and len(self.player.environments.rows.complete) >= self.rows
+            self.player is not None and self._asked and len(self.player.rows.complete) >= self.rows
         ):
             self._asked -= 1
             batch, ended, delta = self.player.batch(self.rows)

@@ -1,0 +1,322 @@
+"""Episodes of a session's environments, with their line-ups, returns and numbers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from juggler.envrunner.info_numbers import InfoNumber, InfoWatch, keep_newest
+from juggler.envrunner.multi_agent.line_up import LineUp, LineUps, Players
+
+_OUT, _ACTS, _ENDED = 0, 1, 2
+_NONE, _NONE_LONG = np.zeros(0), np.zeros(0, np.intp)
+
+#: Of more episodes that ended since the driver last heard of them, the newest are kept. It takes so
+#: many with a batch of any size.
+MOST_UNTOLD = 1 << 16
+
+
+def forget_oldest(ended: list[Any]) -> int:
+    """Forget the oldest of too many episodes -> how many."""
+    many = max(0, len(ended) - MOST_UNTOLD)
+    del ended[:many]
+    return many
+
+
+class AgentRows(Protocol):
+    """What a batch of steps says of one agent, in R rows.
+
+    Attributes:
+        environments: [R] their numbers.
+        paused: places among the rows that want no action.
+        rewarded: places whose rewards are those of an action.
+        rewards: [R]
+        early: rewards from before an agent's first action, with their places.
+        infos: [R, K]; None: no row has any.
+    """
+
+    environments: list[int]
+    paused: list[int]
+    rewarded: list[int]
+    rewards: list[float]
+    early: list[tuple[int, float]]
+    infos: NDArray[np.float64] | None
+
+    @property
+    def index(self) -> int:
+        """Of the agent, in its session."""
+
+    @property
+    def ended(self) -> list[int]:
+        """Places where the agent's episode ended."""
+
+
+def _acting(part: AgentRows) -> list[int]:
+    """The environments where an agent acts next."""
+    out = set(part.paused)
+    return [each for at, each in enumerate(part.environments) if at not in out]
+
+
+class Followed(NamedTuple):
+    """What a batch of steps means for the episodes of environments.
+
+    Attributes:
+        over: environments whose episodes are over with it.
+        began: those whose next episodes begin with it, where line-ups are drawn.
+        early: the first agent and environment where the agent shall act though it has ended; None:
+            there is none.
+    """
+
+    over: list[int]
+    began: list[int]
+    early: tuple[int, int] | None
+
+
+class BookedBatch(NamedTuple):
+    """What a batch of steps means for the books.
+
+    Attributes:
+        env_returns: [L] of the episodes that are over.
+        env_lengths: [L] their environment steps.
+        agent_returns: [L, A] each agent's return in these; NaN if it did not act.
+        steps: of environments.
+    """
+
+    env_returns: NDArray[np.float64]
+    env_lengths: NDArray[np.intp]
+    agent_returns: NDArray[np.float64]
+    steps: int
+
+
+class SharedEpisodes:
+    """The episodes of N environments with A agents, and their line-ups.
+
+    An agent takes part from its first observation until its end. The episode of an environment is
+    over when no agent takes part in it any more. Until then, an agent that has ended stays away.
+
+    Args:
+        line_ups: decides for each episode; None: the same modules act in all of them.
+        played_by: by name of each agent, the modules that may act.
+        order: the names in the order of the line-ups.
+        numbers: of the N environments among those of all sessions of this gateway.
+
+    Attributes:
+        names: of the agents.
+        drawn: line-ups are drawn.
+    """
+
+    def __init__(
+        self,
+        line_ups: LineUps | None,
+        played_by: Mapping[str, Sequence[str]],
+        order: Sequence[str],
+        numbers: range,
+    ) -> None:
+        self.names, self.drawn = tuple(played_by), line_ups is not None
+        self._line_ups, self._numbers = line_ups, np.array(numbers, np.intp)
+        at_first = {name: ids[0] for name, ids in played_by.items()}
+        self._players = Players(len(numbers), self.names, at_first)
+        self._column = np.array([order.index(name) for name in self.names], np.intp)  # [A]
+        shape = len(self.names), len(numbers)
+        self._stages: NDArray[np.int8] = np.zeros(shape, np.int8)
+        self._returns = np.zeros(shape)
+        self._acted = np.zeros(shape, np.bool_)  # in the episode
+        self._lengths = np.zeros(len(numbers), np.intp)
+
+    def follow(self, parts: Sequence[AgentRows], continuing: Collection[int] = ()) -> Followed:
+        """Follow which agents end and which act next.
+
+        Args:
+            parts: of different agents.
+            continuing: environments whose episodes continue with the agents that act next, even if
+                all earlier agents have ended.
+        """
+        stages = self._stages
+        touched: set[int] = set()
+        for part in parts:
+            ended = [part.environments[at] for at in part.ended]
+            stages[part.index, ended] = _ENDED
+            touched.update(ended)
+        if continuing:
+            touched -= {*continuing} & {each for part in parts for each in _acting(part)}
+        over = [each for each in sorted(touched) if not (stages[:, each] == _ACTS).any()]
+        stages[:, over] = _OUT
+        began: set[int] = set()
+        for part in parts:
+            acting = _acting(part)
+            of_agent = stages[part.index, acting]  # [B]
+            gone = of_agent == _ENDED
+            if gone.any():
+                return Followed(over, [], (part.index, acting[int(gone.argmax())]))
+            if self.drawn:
+                new = np.array(acting, np.intp)[of_agent == _OUT]
+                began.update(new[(stages[:, new] == _OUT).all(0)].tolist())
+            stages[part.index, acting] = _ACTS
+        return Followed(over, sorted(began), None)
+
+    def book(self, parts: Sequence[AgentRows], over: list[int]) -> BookedBatch:
+        """Add the rewards of a batch of steps.
+
+        A length is a number of environment steps: each batch with rewards for it is one.
+
+        Args:
+            parts: of different agents.
+            over: as `follow` returned it.
+        """
+        stepped: set[int] = set()
+        for part in parts:
+            rewarded = [part.environments[at] for at in part.rewarded]
+            self._returns[part.index, rewarded] += [part.rewards[at] for at in part.rewarded]
+            self._acted[part.index, rewarded] = True
+            stepped.update(rewarded)
+        self._lengths[list(stepped)] += 1
+        booked = self._ended(over, len(stepped))
+        for part in parts:  # these may be of the next episode
+            for at, reward in part.early:
+                self._returns[part.index, part.environments[at]] += reward
+        return booked
+
+    def _ended(self, over: list[int], steps: int) -> BookedBatch:
+        if not over:  # as most batches
+            return BookedBatch(_NONE, _NONE_LONG, _NONE[:, None], steps)
+        returns, lengths = self._returns[:, over], self._lengths[over]  # [A, L], [L]
+        of_agents = np.where(self._acted[:, over], returns, np.nan)  # [A, L]
+        self._returns[:, over], self._acted[:, over], self._lengths[over] = 0, False, 0
+        return BookedBatch(returns.sum(0), lengths, of_agents.T, steps)
+
+    # -- line-ups ---------------------------------------------------------------------------------
+
+    def players(self, environments: Sequence[int]) -> NDArray[np.object_]:
+        """The ids of modules [K, A] in environments [K]."""
+        return self._players.of(np.array(environments, np.intp))
+
+    def begin(self, environments: Sequence[int]) -> None:
+        """Draw line-ups for the episodes that begin in environments [K].
+
+        Raises:
+            LineUpError: there is no line-up for one.
+        """
+        assert self._line_ups is not None
+        began = np.array(environments, np.intp)
+        line_up = self._line_ups.begin(self._numbers[began])
+        ours = line_up.players.reshape(len(began), -1)[:, self._column]  # [K, A]
+        slots = began[:, None] * len(self.names) + np.arange(len(self.names))  # [K, A]
+        self._players.line_up(LineUp(slots.ravel(), ours.ravel()))
+
+    def tell_ended(self, environments: Sequence[int], booked: BookedBatch) -> None:
+        """Report episodes of environments [L] to what draws line-ups."""
+        if self._line_ups is not None:
+            in_order = np.empty_like(booked.agent_returns)  # [L, A]
+            in_order[:, self._column] = booked.agent_returns
+            self._line_ups.ended(self._numbers[list(environments)], in_order, booked.env_lengths)
+
+    def leave(self) -> None:
+        """Drop running episodes: a league's matches are played by others."""
+        if self._line_ups is not None:
+            self._line_ups.abandon(self._numbers.tolist())
+
+
+#: Steps of an environment that are kept until they are summed up.
+_STEPS = 16
+
+
+class SessionInfos:
+    """Watches numbers of a session as an EnvRunner watches infos.
+
+    Args:
+        names: of the K numbers of a step.
+        agents: how many act in each environment, A.
+        apart: their names; (): their numbers are not told apart.
+        environments: N.
+        newest: takes the numbers of episodes, by name.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        agents: int,
+        apart: Sequence[str],
+        environments: int,
+        newest: dict[str, deque[InfoNumber]],
+    ) -> None:
+        self._names, self._agents, self._newest = names, agents, newest
+        # An episode's numbers are read before the next one begins.
+        self._watch = InfoWatch(environments * agents, _STEPS, AutoresetMode.DISABLED, apart)
+        self._over = np.zeros((environments, agents, _STEPS), np.bool_)
+        self._seen = np.zeros((environments, agents), np.bool_)  # something happened there
+        self._t = 0  # steps that are not summed up yet
+        self._any_over = False  # an episode ended in one of them
+
+    def see(self, parts: Iterable[AgentRows], over: Sequence[int]) -> None:
+        """Take what a batch of steps tells.
+
+        Args:
+            parts: of different agents.
+            over: the environments whose episodes end with it.
+        """
+        any_told = False
+        for part in parts:
+            if part.infos is not None and part.rewarded:
+                rows = [part.environments[at] * self._agents + part.index for at in part.rewarded]
+                self._watch.put(self._names, part.infos[part.rewarded], rows, self._t)
+                self._seen.ravel()[rows] = True
+                any_told = True
+        if over:
+            self._end(over)
+        elif any_told:
+            self._advance(1)
+
+    def record(
+        self, environment: int, infos: NDArray[np.float64] | None, *, starts: bool, ends: bool
+    ) -> None:
+        """Take the numbers of the L steps of a recording.
+
+        Args:
+            environment: its number.
+            infos: [L, K]; None: no step has any.
+            starts: the first step begins an episode.
+            ends: the last step ended it.
+        """
+        if starts:
+            self._end([environment])  # one that is running
+        begin, end = 0, 0 if infos is None else len(infos)
+        while infos is not None and begin < end:
+            count = min(end - begin, _STEPS - self._t)
+            steps = slice(self._t, self._t + count)
+            self._watch.put(self._names, infos[begin : begin + count], environment, steps)
+            self._seen[environment] = True
+            self._advance(count)
+            begin += count
+        if ends:
+            self._end([environment])
+
+    def settle(self) -> None:
+        """Hand over the numbers of all episodes that have ended."""
+        if self._any_over:
+            self._sum_up()
+
+    def _end(self, environments: Any) -> None:
+        """Episodes end with the step under way."""
+        self._over[environments, :, self._t] = True
+        self._seen[environments] = True
+        self._any_over = True
+        self._advance(1)
+
+    def _advance(self, steps: int) -> None:
+        self._t += steps
+        if self._t == _STEPS:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        # Only where something happened: many environments may step one after the other.
+        seen = np.flatnonzero(self._seen)  # [R] of the N * A rows
+        over = self._over.reshape(-1, _STEPS)  # [N * A, T]
+        keep_newest(self._newest, self._watch.advance(None, over[seen], seen))
+        over[seen] = False
+        self._seen[:] = False
+        self._t, self._any_over = 0, False
