@@ -79,7 +79,7 @@ class Waste:
 
     def go_on(self) -> None:
         while hasattr(self, "player") and len(self.player.rows.complete) >= ROWS:
-            self.player.batch(ROWS)
+            self.player.take_batch(ROWS)
 
 
 def _fail(error: BaseException) -> None:

@@ -416,7 +416,7 @@ class Check:
     def _episodes(self) -> Iterator[Finding]:
         played = self.server.take_played()
         of_agents = {player.name: player.take_ended() for player in self._players}
-        lengths = played.env_lengths or [each[1] for ended in of_agents.values() for each in ended]
+        lengths = played.env_lengths or [each for _, ended in of_agents.values() for each in ended]
         if not lengths:
             advice = "end them with terminated, or with truncated after a number of steps"
             yield Finding("episodes", "warning", "none ended", advice)
@@ -425,8 +425,8 @@ class Check:
         share = 100 * terminated / (terminated + truncated)
         ends = f"{share:.0f} % terminated, {100 - share:.0f} % truncated"
         yield Finding("episodes", "ok", f"{len(lengths):,} of {_spread(lengths)} steps; {ends}")
-        for name, ended in of_agents.items():
-            if returns := [each[0] for each in ended]:
+        for name, (returns, _) in of_agents.items():
+            if returns:
                 advice = "" if any(returns) else "nothing is learned from rewards of 0"
                 state: State = "warning" if advice else "ok"
                 yield Finding("returns", state, f"{name}: {_spread(returns)}", advice)

@@ -8,24 +8,22 @@ from functools import partial
 from typing import Any
 
 from juggler.envrunner.agent_returns import has_metrics_by_agent, to_messages
-from juggler.envrunner.deliveries import receipt_for, tell_round
+from juggler.envrunner.deliveries import receipt_for
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import environment_in
 from juggler.envrunner.evaluation import Goal
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.filming import film
-from juggler.envrunner.finiteness import NonFinite
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.envrunner.process import prepare_process
 from juggler.envrunner.program import EnvRunnerProgram
-from juggler.envrunner.rounds import PlayedRound, Recorded
 from juggler.envrunner.sampling_worker import SamplingWorker
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.envrunner.stage import OwnCode, Stage
 from juggler.envrunner.stage_building import build_stage
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.worker import Contact, Inbox, attach_and_run
-from juggler.runtime.connectors.mergeable_state import check, from_bytes, to_bytes
+from juggler.runtime.connectors.mergeable_state import check, from_bytes
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
@@ -146,7 +144,7 @@ class EnvRunner(SamplingWorker):
         if self._index == 0:  # all EnvRunners have the same environments and modules
             for note in played.notes:
                 self._attachment.report(note)
-        self._hand_over(recorded, played)
+        self._hand_over(recorded, played, by_agent=self._tells_agents)
         self._deliveries.spent({"frames": time.perf_counter() - encoding})
 
     def _can_record(self, command_id: int, request: training_pb2.SampleRequest) -> bool:
@@ -163,52 +161,6 @@ class EnvRunner(SamplingWorker):
         for module_id, streams in self._streams.items():
             if module_id not in recorded and streams.subscribed:
                 self._act_on(streams, Version(0, 0))
-
-    def _hand_over(
-        self, requests: Mapping[int, training_pb2.SampleRequest], played: PlayedRound
-    ) -> None:
-        """Send each batch to its learner, and answer the other requests.
-
-        Raises:
-            NonFinite: steps of a module are lost. All requests are answered.
-        """
-        broken: NonFinite | None = None
-        told = False  # what came of the round itself is in one of its receipts
-        for command_id, request in requests.items():
-            result = played.modules[request.module_id]
-            receipt = receipt_for(request)
-            if isinstance(result, NonFinite):
-                receipt.live_steps = result.live_steps
-                self._deliveries.answer(command_id, receipt, "nonfinite", str(result))
-                broken = result
-                continue
-            if not told:
-                tell_round(receipt, played, by_agent=self._tells_agents)
-                told = True
-            self._send(command_id, request, receipt, result)
-        if broken is not None:
-            raise broken
-
-    def _send(
-        self,
-        command_id: int,
-        request: training_pb2.SampleRequest,
-        receipt: training_pb2.Receipt,
-        result: Recorded,
-    ) -> None:
-        receipt.version.CopyFrom(result.version.message())
-        receipt.episode_returns.extend(result.episode_returns)
-        receipt.episode_lengths.extend(result.episode_lengths)
-        receipt.stale_steps = result.stale_steps
-        if result.connector_delta:
-            receipt.connector_delta = to_bytes(result.connector_delta)
-        sender = self._streams[request.module_id].sender(request.learner)
-        assert sender is not None  # no command came between
-        if result.batch is None:
-            self._deliveries.answer(command_id, receipt)
-            return
-        receipt.live_steps = result.batch.live_steps
-        self._deliveries.send(command_id, request, receipt, result.batch, sender)
 
     def _evaluate(self, _: int, command: training_pb2.Evaluate) -> training_pb2.Evaluation:
         assert self._stage is not None

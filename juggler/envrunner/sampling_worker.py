@@ -7,18 +7,20 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Protocol
 
-from juggler.envrunner.deliveries import Deliveries
+from juggler.envrunner.deliveries import Deliveries, receipt_for, tell_round
 from juggler.envrunner.environments.seeding import seed_process
+from juggler.envrunner.finiteness import NonFinite
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.envrunner.process import index_of
-from juggler.envrunner.rounds import RequestedRound
+from juggler.envrunner.rounds import PlayedRound, RequestedRound
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.envrunner.stage import OwnCode
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, from_json
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.checkpoints.weights import playing_trees
+from juggler.runtime.connectors.mergeable_state import to_bytes
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
@@ -88,6 +90,60 @@ class SamplingWorker(ABC):
     @abstractmethod
     def _let_go(self, module_id: str) -> None:
         """Forget a player, once no running episode has it."""
+
+    def _receipt(self, request: training_pb2.SampleRequest) -> training_pb2.Receipt:
+        """An empty receipt for a request."""
+        return receipt_for(request)
+
+    # -- what came of a round ---------------------------------------------------------------------
+
+    def _hand_over(
+        self,
+        requests: Mapping[int, training_pb2.SampleRequest],
+        played: PlayedRound,
+        *,
+        by_agent: bool,
+    ) -> None:
+        """Send each batch to its learner, and answer the other requests.
+
+        Args:
+            requests: of the round, by command id.
+            played: the round.
+            by_agent: whether each agent's returns are reported.
+
+        Raises:
+            NonFinite: steps of a module are lost. All requests are answered.
+        """
+        broken: NonFinite | None = None
+        told = False  # what came of the round itself is in one of its receipts
+        for command_id, request in requests.items():
+            result, receipt = played.modules[request.module_id], self._receipt(request)
+            if isinstance(result, NonFinite):
+                receipt.live_steps = result.live_steps
+                self._deliveries.answer(command_id, receipt, "nonfinite", str(result))
+                broken = result
+                continue
+            receipt.version.CopyFrom(result.version.message())
+            receipt.episode_returns.extend(result.episode_returns)
+            receipt.episode_lengths.extend(result.episode_lengths)
+            receipt.stale_steps = result.stale_steps
+            if result.connector_delta:
+                receipt.connector_delta = to_bytes(result.connector_delta)
+            if not told:
+                tell_round(receipt, played, by_agent=by_agent)
+                told = True
+            sender = self._streams[request.module_id].sender(request.learner)
+            if result.batch is not None:
+                receipt.live_steps = result.batch.live_steps
+            if sender is None:
+                why = f"no learner {request.learner}"
+                self._deliveries.answer(command_id, receipt, "learner_lost", why)
+            elif result.batch is None:
+                self._deliveries.answer(command_id, receipt)
+            else:
+                self._deliveries.send(command_id, request, receipt, result.batch, sender)
+        if broken is not None:
+            raise broken
 
     # -- commands ---------------------------------------------------------------------------------
 

@@ -12,7 +12,10 @@ import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
+from juggler.envrunner.finiteness import NonFinite, check_finite
+from juggler.envrunner.paced.rows import oldest_version
 from juggler.envrunner.paced.slots import PacedSlots
+from juggler.envrunner.rounds import Recorded
 from juggler.gateway.episode_log import EpisodeLog
 from juggler.gateway.evaluation import EVALUATED, LEFT, TRAINING, GreedyEpisodes
 from juggler.gateway.row_layout import Layout
@@ -21,11 +24,9 @@ from juggler.gateway.step_batches import Share
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import EnvToModule
 from juggler.runtime.connectors.mergeable_state import State, merge
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.structures import first_leaf, put, take, to_tree, tree_leaves, tree_map
 from juggler.runtime.wire.trees import Tree
-from juggler.runtime.wire.v1 import training_pb2
 
 #: A row whose simulator takes longer for a step is handed in short, so that no batch waits for it.
 STALL_SECONDS = 1.0
@@ -357,25 +358,24 @@ class Player(PacedSlots):
         """Take over what connectors of all EnvRunners have learned."""
         self._connectors.set_state(state)
 
-    def batch(self, rows: int) -> tuple[EpisodeBatch, list[tuple[float, int]], State]:
-        """A batch of rows, ended episodes, and what connectors have learned."""
+    def take_batch(self, most_rows: int) -> Recorded | NonFinite:
+        """A batch of the oldest complete rows, and ended episodes."""
+        stale, ended = self.new("steps_stale"), self.take_ended()
+        rows = min(most_rows, len(self.rows.complete))
+        if not rows:
+            return Recorded(None, self.version, *ended, stale_steps=stale)
         batch = self.rows.batch(rows, self.policy.log_probabilities)
+        try:
+            check_finite(batch)
+        except NonFinite as error:
+            return error
         delta, self._delta = self._delta, {}
-        return batch, self.take_ended(), delta
-
-    def take_ended(self) -> list[tuple[float, int]]:
-        """Return and length of the episodes that ended since the last call."""
-        ended, self.ended = self.ended, []
-        return ended
+        return Recorded(batch, oldest_version(batch), *ended, delta, stale)
 
     def new(self, name: str) -> int:
         """A count's increase since the last call."""
         before, self._told[name] = self._told[name], self.counts[name]
         return self.counts[name] - before
-
-    def take_notes(self) -> list[training_pb2.Note]:
-        """What is to be said of how the policy acts, each once."""
-        return self.policy.take_notes()
 
 
 def _shown(shares: Sequence[Share]) -> NDArray[np.bool_]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -14,22 +14,20 @@ from gymnasium import Space
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
-from juggler.envrunner.deliveries import tell_round
 from juggler.envrunner.environments.seeding import module_seeds, player_seed
 from juggler.envrunner.evaluation import Goal
-from juggler.envrunner.finiteness import NonFinite
+from juggler.envrunner.learner_streams import FIRST_WEIGHTS_SECONDS
 from juggler.envrunner.multi_agent.assigned_line_ups import AssignedLineUps
 from juggler.envrunner.process import prepare_process, step_back
 from juggler.envrunner.program import EnvRunnerProgram, GatewayAddress
-from juggler.envrunner.rounds import Played, PlayedRound
+from juggler.envrunner.rounds import Played
 from juggler.envrunner.sampling_worker import SamplingWorker
 from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup
 from juggler.envrunner.stage import OwnCode, refuse_league
 from juggler.gateway.agents import Casting
 from juggler.gateway.evaluation import GreedyEpisodes
 from juggler.gateway.gateway_server import GatewayServer
-from juggler.gateway.player import Player
-from juggler.gateway.served_module import ServedModule
+from juggler.gateway.served_player import ServedPlayer
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.sessions import RESUME_SECONDS
 from juggler.gateway.transport import Transport
@@ -39,8 +37,8 @@ from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import join_address, split_address
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.actors.worker import Contact, Inbox, attach_and_run
+from juggler.runtime.connectors.mergeable_state import from_bytes
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
-from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
 #: How often to look for weights that a request waits for.
@@ -61,6 +59,27 @@ def main(program: EnvRunnerProgram) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class AskedRound:
+    """The requests of a round, and when it ends.
+
+    Attributes:
+        requests: by command id, one for each module.
+        at: when it came, in seconds of `time.monotonic`.
+        until: steps of environments; None: it ends with its batches. Line-ups may leave out one of
+            its modules, for which it would wait in vain.
+    """
+
+    requests: dict[int, training_pb2.SampleRequest]
+    at: float
+    until: int | None = None
+
+    @property
+    def modules(self) -> list[str]:
+        """The ids of its modules."""
+        return [each.module_id for each in self.requests.values()]
+
+
 class GatewayRunner(SamplingWorker):
     """Takes part in a run, once simulators have told all spaces.
 
@@ -70,7 +89,12 @@ class GatewayRunner(SamplingWorker):
     round is open, the agents of all its modules begin rows as they like. A round is over when every
     module has a batch, or one has two; or, where line-ups are drawn, with as many steps as a round
     of an EnvRunner has. Then each hands over what it has.
+
+    Attributes:
+        slow_seconds: after which people are told how full a batch is.
     """
+
+    slow_seconds = 30.0
 
     def __init__(
         self,
@@ -85,27 +109,32 @@ class GatewayRunner(SamplingWorker):
             attachment, inbox, contact, OwnCode(module_factory, own_connectors), policy_in
         )
         self._inbox, self._gateway_address = inbox, gateway
-        self._server: GatewayServer | None = None
+        self._server: GatewayServer
         self._casting = Casting()
         # By the driver: the command's id, and the setup.
-        self._told: tuple[int, EnvRunnerSetup] | None = None
+        self._told: tuple[int, EnvRunnerSetup]
         self._is_ready = False
         self._seed, self._added = 0, 0  # players, with former ones
         self._left: dict[str, Played] = {}  # of players that have left, not reported yet
-        self._modules: dict[str, ServedModule] = {}  # by the key of the player: see `Casting`
+        # By the key of a player, as in `Casting`: what it is built from, with its seed.
+        self._setups: dict[str, tuple[ActingSetup, int]] = {}
+        self._players: dict[str, ServedPlayer] = {}  # whose spaces are known
         self._new: deque[AskedRound] = deque()  # from the first thread
         self._asked: deque[AskedRound] = deque()  # whose weights are here
-        self._slow_round = SlowRound()
+        # The round that is waited for, since when, and after how long people are told next.
+        self._slow: tuple[AskedRound | None, float, float] = (None, 0.0, 0.0)
         self._asked_at = 0.0  # when a simulator was last here that lets the gateway act, seconds
         # Commands with their ids, and what is to be played.
-        self._evaluations: deque[tuple[int, training_pb2.Evaluate, Tree, Version]] = deque()
+        self._evaluations: deque[tuple[int, Version, GreedyEpisodes]] = deque()
         self._loop.on(training_pb2.Evaluate, self._evaluate)
 
     def close(self) -> None:
         with ExitStack() as stack:  # an error of one module leaves no recording of another open
-            for module in self._modules.values():
-                stack.callback(module.close)
-            if self._server is not None:
+            for streams in self._streams.values():
+                stack.callback(streams.close)
+            for player in self._players.values():
+                stack.callback(player.close)
+            if hasattr(self, "_server"):
                 self._server.close("the run is over, or lost this gateway")
             if self._contact.health is not None:
                 self._contact.health.ready(False)
@@ -123,7 +152,7 @@ class GatewayRunner(SamplingWorker):
             seed=seed,
         )
         for module_id, own_seed in self._seeds(told, seed).items():
-            self._add(module_id, told.modules[module_id], own_seed)
+            self._setups[module_id] = told.modules[module_id], own_seed
         self._told = command_id, told
         tls = read_tls(None) if self._contact.local else self._contact.tls
         token = read_token(None, tls) if self._contact.local else self._contact.token
@@ -148,18 +177,17 @@ class GatewayRunner(SamplingWorker):
         seeds = module_seeds(seed, len(told.modules)) if told.agents else [seed]
         return dict(zip(told.modules, seeds, strict=True))
 
-    def _add(self, module_id: str, acting: ActingSetup, seed: int) -> None:
-        streams = self._streams.get(module_id)
-        self._modules[module_id] = ServedModule(module_id, streams, acting, seed, self._frozen)
+    def _next_seed(self) -> int:
+        """The seed of a player that the Setup did not name."""
+        self._added += 1
+        return player_seed(self._seed, self._added - 1)
 
     def _let_in(self, module_id: str, acting: ActingSetup) -> None:
         self._of_league()
-        if module_id in self._modules:
+        if module_id in self._setups:
             raise ValueError(f"a player {module_id!r} is here already")
-        assert self._server is not None
         with self._server.between_turns():
-            self._add(module_id, acting, player_seed(self._seed, self._added))
-            self._added += 1
+            self._setups[module_id] = acting, self._next_seed()
             self._casting.players.append(module_id)
             self._server.manager.let_in(module_id)
 
@@ -167,21 +195,16 @@ class GatewayRunner(SamplingWorker):
         league = self._of_league()
         if module_id not in self._casting.players:
             return
-        assert self._server is not None
         with self._server.between_turns():
-            for asked in (self._new, self._asked):
-                for place, each in enumerate(asked):
-                    self._answer_for_gone(each, module_id)
-                    asked[place] = each.without(module_id)
+            for asked in (each for rounds in (self._new, self._asked) for each in rounds):
+                for command_id, request in [*asked.requests.items()]:
+                    if request.module_id == module_id:
+                        self._deliveries.no_learner(command_id, request)
+                        del asked.requests[command_id]
             self._casting.players.remove(module_id)
             trained = (each for each in self._casting.players if each in self._streams)
             league.forget(module_id, next(trained))
             self._forget_left(league)
-
-    def _answer_for_gone(self, asked: AskedRound, module_id: str) -> None:
-        for command_id, request in asked.requests.items():
-            if request.module_id == module_id:
-                self._deliveries.no_learner(command_id, request)
 
     def _of_league(self) -> AssignedLineUps:
         if self._casting.league is None:
@@ -190,11 +213,11 @@ class GatewayRunner(SamplingWorker):
 
     def _forget_left(self, league: AssignedLineUps) -> None:
         """Forget players that were let go and that no running episode has."""
-        assert self._server is not None
         for module_id in league.take_left():
-            left = self._modules.pop(module_id)
-            if not left.is_trained:
-                self._left.setdefault(left.module_id, Played()).add(left.take_played())
+            del self._setups[module_id]
+            left = self._players.pop(module_id, None)
+            if left is not None and left.streams is None:
+                self._left.setdefault(left.module_id, Played()).add(left.played())
             self._server.manager.let_go(module_id)
 
     def _address(self) -> str:
@@ -206,7 +229,6 @@ class GatewayRunner(SamplingWorker):
         return join_address(host, port + number if port else port)
 
     def _play(self, requests: Mapping[int, training_pb2.SampleRequest]) -> None:
-        assert self._server is not None
         line_ups = [each for request in requests.values() for each in request.line_ups]
         if line_ups:
             with self._server.between_turns():
@@ -216,32 +238,30 @@ class GatewayRunner(SamplingWorker):
 
     def _evaluate(self, command_id: int, command: training_pb2.Evaluate) -> None:
         """Have a checkpoint play episodes. The reply follows."""
-        assert self._server is not None
         trees, version = self._checkpoint(command)
+        goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
+        # Here, as no simulator is to wait until a module is built.
+        actor = self._players[DEFAULT_MODULE].greedy_actor(trees[DEFAULT_MODULE])
+        evaluation = GreedyEpisodes(actor, command.episodes, command.most_steps, goal)
         with self._server.between_turns():
-            self._evaluations.append((command_id, command, trees[DEFAULT_MODULE], version))
+            self._evaluations.append((command_id, version, evaluation))
         self._server.wake()
 
     def _go_on_evaluating(self) -> None:
         """Begin with the next evaluation, or answer the one that is over."""
-        module = self._modules[DEFAULT_MODULE]
-        command_id, command, tree, version = self._evaluations[0]
-        assert module.player is not None
-        player, now = module.player, time.monotonic()
-        assert self._server is not None
+        player, now = self._players[DEFAULT_MODULE], time.monotonic()
+        command_id, version, evaluation = self._evaluations[0]
         if self._server.manager.sessions.asking or player.evaluation is None:
             self._asked_at = now
         in_vain = now > self._asked_at + RESUME_SECONDS
         if player.evaluation is None:
-            goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
-            about = command.episodes, command.most_steps, goal
-            player.evaluate(GreedyEpisodes(module.greedy_actor(tree), *about))
-        elif (played := player.take_evaluation(at_once=in_vain)) is not None:
+            player.evaluate(evaluation)
+        elif player.take_evaluation(at_once=in_vain) is not None:
             self._evaluations.popleft()
             answer = training_pb2.Evaluation(
                 version=version.message(),
-                episode_returns=played.returns,
-                episode_lengths=played.lengths,
+                episode_returns=evaluation.returns,
+                episode_lengths=evaluation.lengths,
             )
             self._attachment.reply(command_id, answer)
 
@@ -252,35 +272,38 @@ class GatewayRunner(SamplingWorker):
 
     def prepare(
         self, key: str, agents: int, observation_space: Space[Any], action_space: Space[Any]
-    ) -> Player:
+    ) -> ServedPlayer:
         """Build a player. With the last one, tell the driver the spaces."""
-        assert self._told is not None
         command_id, told = self._told
         config = told.env_runner
-        if key not in self._modules:
+        if key in self._setups:
+            module_id, (setup, seed) = key, self._setups[key]
+        else:
             assert key.startswith(f"{RANDOM}:"), f"no module is set up for {key}"
-            seed = player_seed(self._seed, self._added)
-            self._added += 1
-            self._modules[key] = ServedModule(RANDOM, None, None, seed, self._frozen)
-        player = self._modules[key].prepare(
-            observation_space,
-            action_space,
-            config.envs_per_runner * agents,
-            config.fragment_steps,
-            self._own_code,
-            self._recorded(config, observation_space, action_space),
+            module_id, setup, seed = RANDOM, None, self._next_seed()
+        spaces = observation_space, action_space
+        player = self._players[key] = ServedPlayer(
+            module_id,
+            *spaces,
+            setup=setup,
+            streams=self._streams.get(key),
+            seed=seed,
+            rows=config.envs_per_runner * agents,
+            steps=config.fragment_steps,
+            own_code=self._own_code,
+            frozen=self._frozen,
+            episodes=self._recorded(config, *spaces),
         )
-        trained = {each: self._modules.get(each) for each in told.modules if each in self._streams}
-        missing = [each for each, module in trained.items() if module and module.player is None]
+        trained = [each for each in told.modules if each in self._streams]
+        missing = [each for each in trained if each not in self._players]
         if missing:
-            whose = self._modules[key].module_id
-            self._note(f"has agents of module {whose}; waits for those of {', '.join(missing)}")
+            self._note(f"has agents of module {module_id}; waits for those of {', '.join(missing)}")
         elif not self._is_ready:
             self._is_ready = True
             step_back()
             if self._contact.health is not None:
                 self._contact.health.ready(True)
-            ready = [module.ready for module in trained.values() if module]
+            ready = [self._players[each].ready for each in trained]
             self._attachment.reply(command_id, training_pb2.Ready(modules=ready))
         return player
 
@@ -294,20 +317,15 @@ class GatewayRunner(SamplingWorker):
         return SampledEpisodes(config, worker, observation_space, action_space, None, self._warn)
 
     def wanted(self, key: str) -> int:
-        module = self._modules[key]
-        assert module.player is not None
-        asked = sum(1 for each in self._asked if each.is_for(key))
-        if self._has_several_agents:
+        player = self._players[key]
+        asked = sum(key in each.modules for each in self._asked)
+        if self._casting.table:
             return _ANY if asked else 0
-        return asked * module.rows - module.complete - module.player.rows_begun
+        return asked * player.most_rows - len(player.rows.complete) - player.rows_begun
 
     def holds_up(self, key: str) -> bool:
         """Whether steps wait for a request; with several agents, only between rounds."""
-        return not (self._has_several_agents and self._asked)
-
-    @property
-    def _has_several_agents(self) -> bool:
-        return bool(self._casting.table)
+        return not (self._casting.table and self._asked)
 
     def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         note = training_pb2.Note(text=text, warning=warning)
@@ -315,39 +333,58 @@ class GatewayRunner(SamplingWorker):
         self._attachment.report(note)
 
     def go_on(self) -> None:
-        for module in self._modules.values():
-            module.take_weights()
-        assert self._server is not None
+        for player in self._players.values():
+            player.take_weights()
         if self._evaluations:
             self._go_on_evaluating()
-        while self._new and self._new[0].can_begin(self._modules):
+        while self._new and self._can_begin(self._new[0]):
             self._begin_round(self._new.popleft())
-        while self._asked and self._asked[0].is_over(self._modules, self._server.manager.env_steps):
-            self._hand_over(self._asked.popleft())
+        while self._asked and self._is_over(self._asked[0]):
+            self._finish(self._asked.popleft())
         if self._casting.league is not None:
             self._forget_left(self._casting.league)
-        if text := self._slow_round.look(self._asked, self._modules):
-            here = self._server.manager.guests.here()
-            self.tell(f"{text}; environments of simulators: {here[1]:,}", False, *here)
+        self._look_whether_slow()
 
     def patience(self) -> float:
         return _LOOK_SECONDS if self._new else 1.0
 
+    # -- rounds -----------------------------------------------------------------------------------
+
+    def _can_begin(self, asked: AskedRound) -> bool:
+        """Whether the weights of its requests are here, or have no learner.
+
+        Raises:
+            LearnerOutOfReach: no weights came for long.
+        """
+        for request in asked.requests.values():
+            player = self._players.get(request.module_id)
+            if player is None:
+                return False
+            streams = self._streams[request.module_id]
+            if not streams.subscribed or streams.sender(request.learner) is None:
+                continue
+            if player.has_weights and player.version >= Version.of(request.at_least):
+                continue
+            if not player.has_weights and time.monotonic() - asked.at > FIRST_WEIGHTS_SECONDS:
+                raise streams.out_of_reach(TimeoutError("no weights came from the learner."))
+            return False
+        return True
+
     def _begin_round(self, asked: AskedRound) -> None:
         """Begin to record for the requests that have a learner."""
-        assert self._told is not None
-        assert self._server is not None
+        config, until = self._told[1].env_runner, None
         left: dict[int, training_pb2.SampleRequest] = {}
         for command_id, request in asked.requests.items():
-            if self._modules[request.module_id].streams.sender(request.learner) is None:
+            if self._streams[request.module_id].sender(request.learner) is None:
                 self._deliveries.no_learner(command_id, request)
                 continue
-            seed = None
+            player = self._players[request.module_id]
+            if request.connector_state:
+                player.learn_from_others(from_bytes(request.connector_state))
             if request.HasField("seed"):
-                seed = self._seeds(self._told[1], request.seed)[request.module_id]
-            self._modules[request.module_id].begin(request, seed)
+                seeds = self._seeds(self._told[1], request.seed)
+                player.policy.seed(seeds[request.module_id])
             left[command_id] = request
-        config, until = self._told[1].env_runner, None
         if self._casting.draws:
             before = self._asked[-1].until if self._asked else None  # rounds follow each other
             until = before or self._server.manager.env_steps
@@ -355,64 +392,69 @@ class GatewayRunner(SamplingWorker):
         if left:
             self._asked.append(AskedRound(left, asked.at, until))
 
-    def _hand_over(self, asked: AskedRound) -> None:
+    def _is_over(self, asked: AskedRound) -> bool:
+        """Whether its batches are complete, or its steps are taken."""
+        if asked.until is not None and self._server.manager.env_steps >= asked.until:
+            return True
+        batches = [self._players[each].complete_batches for each in asked.modules]
+        return all(each >= 1 for each in batches) or any(each >= 2 for each in batches)
+
+    def _finish(self, asked: AskedRound) -> None:
         """Send each batch to its learner. The receipts follow.
 
         Raises:
             NonFinite: steps of a module are lost. All requests are answered.
         """
-        assert self._server is not None
-        broken: NonFinite | None = None
+        started = time.perf_counter()
         self._tell_notes()
-        told = False  # what came of the round itself is in one of its receipts
-        for command_id, request in asked.requests.items():
-            started, module = time.perf_counter(), self._modules[request.module_id]
-            receipt, batch, error = module.hand_over(request)
-            sender = module.streams.sender(request.learner)
-            receipt.counts.update(self._server.counted)
-            here = receipt.simulators
-            here.connected, here.environments = self._server.manager.guests.here()
-            self._deliveries.has_spent(self._server.seconds)
-            self._deliveries.spent({"frames": time.perf_counter() - started})
-            if error is not None:
-                self._deliveries.answer(command_id, receipt, "nonfinite", str(error))
-                broken = error
-                continue
-            if sender is None:
-                why = f"no learner {request.learner}"
-                self._deliveries.answer(command_id, receipt, "learner_lost", why)
-                continue
-            if not told:
-                tell_round(receipt, self._take_played(), by_agent=True)
-                told = True
-            if batch is None:
-                self._deliveries.answer(command_id, receipt)
-            else:
-                self._deliveries.send(command_id, request, receipt, batch, sender)
-        for module_id, module in self._modules.items():
-            if module.is_trained and module.player and not asked.is_for(module_id):
-                module.player.take_ended()  # in no receipt: they are not counted
-        if broken is not None:
-            raise broken
-
-    def _take_played(self) -> PlayedRound:
-        """What came of a round besides its batches."""
-        assert self._server is not None
+        results = {each: self._players[each].result() for each in asked.modules}
         others, self._left = self._left, {}
-        for module in self._modules.values():
-            if not module.is_trained:
-                others.setdefault(module.module_id, Played()).add(module.take_played())
+        for module_id, player in self._players.items():
+            if player.streams is None:
+                others.setdefault(player.module_id, Played()).add(player.played())
+            elif module_id not in results:
+                player.take_ended()  # in no receipt: they are not counted
         league = self._casting.league
         matches = [] if league is None else league.take_ended()
-        return replace(self._server.take_played(), others=others, matches=matches)
+        played = replace(
+            self._server.take_played(), modules=results, others=others, matches=matches
+        )
+        self._deliveries.has_spent(self._server.seconds)
+        self._deliveries.spent({"frames": time.perf_counter() - started})
+        self._hand_over(asked.requests, played, by_agent=True)
+
+    def _receipt(self, request: training_pb2.SampleRequest) -> training_pb2.Receipt:
+        receipt = super()._receipt(request)
+        receipt.counts.update(self._server.counted)
+        here = receipt.simulators
+        here.connected, here.environments = self._server.manager.guests.here()
+        return receipt
 
     def _tell_notes(self) -> None:
         """Report how modules act, once for each class and all gateways."""
         notes: list[training_pb2.Note] = []
-        for module in self._modules.values():
-            notes.extend(note for note in module.take_notes() if note not in notes)
+        for player in self._players.values():
+            notes.extend(each for each in player.policy.take_notes() if each not in notes)
         for note in notes if self._index == 0 else ():
             self._attachment.report(note)
+
+    def _look_whether_slow(self) -> None:
+        """Report how full a slow batch is, at growing intervals."""
+        asked = self._asked[0] if self._asked else None
+        before, since, tell_after = self._slow
+        now = time.monotonic()
+        if asked is None or asked is not before:
+            self._slow = asked, now, self.slow_seconds
+        elif (waited := now - since) >= tell_after:
+            self._slow = asked, since, 2 * waited
+            parts = []
+            for module_id in asked.modules:
+                steps, size = self._players[module_id].fullness()
+                whose = "" if len(asked.requests) == 1 else f" of module {module_id}"
+                parts.append(f"{steps:,} of {size:,} steps{whose}")
+            text = f"has {', '.join(parts)} of its next batch after {waited:.0f} s"
+            here = self._server.manager.guests.here()
+            self.tell(f"{text}; environments of simulators: {here[1]:,}", False, *here)
 
 
 def _why_not_logged(told: ActingSetup) -> str:
@@ -433,99 +475,3 @@ def policy_in(frame: FrameType | None) -> str:
             return f"inference by {type(frame.f_locals['self'].module).__name__}"
         frame = frame.f_back
     return "the gateway"
-
-
-_TELL_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class AskedRound:
-    """The requests of a round, and when it ends.
-
-    Attributes:
-        requests: by command id, one for each module.
-        at: when it came, in seconds of `time.monotonic`.
-        until: steps of environments; None: it ends with its batches. Line-ups may leave out one of
-            its modules, for which it would wait in vain.
-    """
-
-    requests: dict[int, training_pb2.SampleRequest]
-    at: float
-    until: int | None = None
-
-    def without(self, module_id: str) -> AskedRound:
-        """This round without the requests for a module."""
-        others = {each: one for each, one in self.requests.items() if one.module_id != module_id}
-        return replace(self, requests=others)
-
-    def is_for(self, module_id: str) -> bool:
-        """Whether it has a request for a module."""
-        return any(each.module_id == module_id for each in self.requests.values())
-
-    def can_begin(self, modules: Mapping[str, ServedModule]) -> bool:
-        """Whether the weights of its requests are here, or have no learner.
-
-        Args:
-            modules: of the gateway, by id.
-
-        Raises:
-            LearnerOutOfReach: no weights came for long.
-        """
-        each = self.requests.values()
-        return all(modules[one.module_id].can_begin(one, self.at) for one in each)
-
-    def is_over(self, modules: Mapping[str, ServedModule], env_steps: int) -> bool:
-        """Whether its batches are complete, or its steps are taken.
-
-        Args:
-            modules: of the gateway, by id.
-            env_steps: of all environments so far.
-        """
-        if self.until is not None and env_steps >= self.until:
-            return True
-        asked = [modules[each.module_id] for each in self.requests.values()]
-        return all(module.complete >= module.rows for module in asked) or any(
-            module.complete >= 2 * module.rows for module in asked
-        )
-
-    def fullness(self, modules: Mapping[str, ServedModule]) -> str:
-        """For people: how many of its steps are here, of each module."""
-        parts = []
-        for each in self.requests.values():
-            here, all_steps = modules[each.module_id].fullness()
-            whose = "" if len(self.requests) == 1 else f" of module {each.module_id}"
-            parts.append(f"{here:,} of {all_steps:,} steps{whose}")
-        return ", ".join(parts)
-
-
-class SlowRound:
-    """Reports how full a slow batch is, at growing intervals.
-
-    Attributes:
-        seconds: to the first time.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = _TELL_SECONDS
-        self._of: AskedRound | None = None
-        self._next = 0.0  # seconds since it was begun to wait
-        self._since = 0.0
-
-    def look(self, asked: Sequence[AskedRound], modules: Mapping[str, ServedModule]) -> str:
-        """What is to be said now, for people; "": nothing.
-
-        Args:
-            asked: rounds without an answer, the oldest first.
-            modules: of the gateway, by id.
-        """
-        if not asked:
-            self._of = None
-            return ""
-        now = time.monotonic()
-        if asked[0] is not self._of:
-            self._of, self._since, self._next = asked[0], now, self.seconds
-        waited = now - self._since
-        if waited < self._next:
-            return ""
-        self._next = 2 * waited
-        return f"has {asked[0].fullness(modules)} of its next batch after {waited:.0f} s"

@@ -149,7 +149,7 @@ def test_agents_are_named_and_so_is_how_full_a_batch_is_that_takes_long(
     make_world: Callable[..., AgentsWorld],
 ) -> None:
     world = make_world({"row": "rows", "column": "columns"})
-    world.runner._slow_round.seconds = 0.2
+    world.runner.slow_seconds = 0.2
     with world.connect("row", "column") as session:
         text = heard(world, "has the simulator at")
         assert text.endswith("1 environment for policies 'rows', 'columns', agents 'row', 'column'")

@@ -344,11 +344,11 @@ def test_players_come_and_go_while_simulators_play(make_world: Make) -> None:
         assert world.receipts("new")["new"].dropped == "learner_lost"
         world.driver.hear(attach_pb2.Done)
         assert session.step({name: see(1, 1) for name in AGENTS}) == {"column": 1, "row": 1}
-        assert "new" in world.runner._modules
+        assert "new" in world.runner._players
         with world.connect(*AGENTS) as late:
             assert episode(late, 2) == {"column": 0, "row": 0}, "nothing else is left"
             assert session.step(rewards=dict.fromkeys(AGENTS, 5.0), terminated=True) == {}
-            eventually(lambda: "new" not in world.runner._modules)
+            eventually(lambda: "new" not in world.runner._players)
             episode(late, 3)
         assert results(world.receipts("main")) == {1: [-3, 3], 2: [5, 5]}
         world.add_player("newer")

@@ -330,8 +330,10 @@ def test_a_module_that_fails_to_close_leaves_the_others_to_close(
         raise MemoryError
 
     world = make_world(TWO)
+    with world.connect("row", "column"):
+        world.begin()
     world.close()
-    for module_id, module in world.runner._modules.items():
+    for module_id, module in world.runner._players.items():
         module.streams.close = partial(fail, module_id)
         module._writer = SimpleNamespace(close=partial(fail, f"writer of {module_id}"))
     with pytest.raises(MemoryError):

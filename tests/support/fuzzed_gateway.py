@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 from juggler.client.spaces import Values
 from juggler.envrunner.finiteness import check_finite
+from juggler.envrunner.rounds import Recorded
 from juggler.gateway import gateway_server, player, recordings, sessions, step_batches
 from juggler.gateway.agents import Casting
 from juggler.gateway.gateway_server import GatewayServer
@@ -406,9 +407,11 @@ class FuzzedGateway(Books):
         self.take_played()
         while self.asked and len(player.rows.complete) >= self.rows:
             self.asked -= 1
-            batch, ended, _ = player.batch(self.rows)
-            self.ended.update(ended)
-            self.check_batch(batch)
+            result = player.take_batch(self.rows)
+            assert isinstance(result, Recorded), result
+            self.ended.update(zip(result.episode_returns, result.episode_lengths, strict=True))
+            if result.batch is not None:
+                self.check_batch(result.batch)
 
     def take_played(self) -> None:
         """Take what came of environments' episodes."""

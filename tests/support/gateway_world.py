@@ -28,6 +28,7 @@ from juggler.client import AgentsSession, connect, connect_agents
 from juggler.client.connection import Connection
 from juggler.client.spaces import Values
 from juggler.envrunner.program import GatewayAddress
+from juggler.envrunner.rounds import Recorded
 from juggler.gateway import player
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
@@ -219,9 +220,12 @@ class GatewayWorld:
             self.player is not None and self._asked and len(self.player.rows.complete) >= self.rows
         ):
             self._asked -= 1
-            batch, ended, delta = self.player.batch(self.rows)
-            self.learned.append(delta)
-            self.batches.append((EpisodeBatch.from_tree(batch.to_tree()), ended))
+            result = self.player.take_batch(self.rows)
+            assert isinstance(result, Recorded), result
+            assert result.batch is not None
+            self.learned.append(result.connector_delta)
+            ended = zip(result.episode_returns, result.episode_lengths, strict=True)
+            self.batches.append((EpisodeBatch.from_tree(result.batch.to_tree()), [*ended]))
 
     def _failed(self, error: BaseException) -> None:
         self.failure = error

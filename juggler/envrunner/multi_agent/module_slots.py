@@ -294,13 +294,12 @@ class ModuleSlots:
         if not self._row_age:
             paced.hand_in_all()
         stale = self._drop_stale()
-        ended, paced.ended = paced.ended, []
-        returns, lengths = [each[0] for each in ended], [each[1] for each in ended]
+        ended = paced.take_ended()
         if self._not_finite is not None:
             return self._not_finite
         taken = rows.complete[: self.most_rows]
         if not taken:
-            return Recorded(None, self._version, returns, lengths, stale_steps=stale)
+            return Recorded(None, self._version, *ended, stale_steps=stale)
         batch = rows.batch(len(taken), self.policy.log_probabilities)
         if self.critic_space is not None:
             batch = apart_from_critic(batch)
@@ -315,7 +314,7 @@ class ModuleSlots:
             at = place, error.step, error.column
             return self._lost(*at, batch.live_steps, why, error.value, error.episode_step)
         delta, self._delta = self._delta, {}
-        return Recorded(batch, oldest_version(batch), returns, lengths, delta, stale)
+        return Recorded(batch, oldest_version(batch), *ended, delta, stale)
 
     def played(self) -> Played:
         """The steps of a module that is not trained, since last time.
@@ -325,9 +324,7 @@ class ModuleSlots:
         """
         if self._not_finite is not None:
             raise self._not_finite
-        ended, self._paced.ended = self._paced.ended, []
-        returns, lengths = [each[0] for each in ended], [each[1] for each in ended]
-        return Played(self._paced.counts.pop("steps", 0), returns, lengths)
+        return Played(self._paced.counts.pop("steps", 0), *self._paced.take_ended())
 
     def skip(self) -> None:
         """Forget the returns of a round that was not recorded."""

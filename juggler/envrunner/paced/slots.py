@@ -127,6 +127,11 @@ class PacedSlots:
         self.of["row"][:], self.of["acted"][:], self.of["first"][:] = -1, False, True
         self.of["length"][:], self.of["return"][:] = 0, 0
 
+    def take_ended(self) -> tuple[list[float], list[int]]:
+        """Returns and lengths of the episodes that ended since the last call."""
+        ended, self.ended = self.ended, []
+        return [total for total, _ in ended], [length for _, length in ended]
+
     def new_episodes(self, count: int) -> NDArray[np.intp]:
         """The ids of new episodes."""
         self._next_episode += count
