@@ -111,15 +111,22 @@ class Connection:
         self.close()
 
     def _exchange(
-        self, agents: Iterable[pb.Rows], continuing: Iterable[int] = ()
+        self, agents: Iterable[pb.Rows], continuing: Iterable[int] = (), idle: float = 0.0
     ) -> pb.ActionBatch:
         """Send a batch of steps, and wait for the actions.
+
+        Args:
+            agents: rows of each agent.
+            continuing: environments whose episodes continue.
+            idle: rewards of agents that never acted in the episode that ends in environment 0.
 
         Raises:
             GatewayError: the session is over.
         """
         self._seq += 1
         steps = pb.StepBatch(seq=self._seq, agents=agents, continuing=continuing)
+        if idle:
+            steps.idle_rewards[0] = idle
         message = pb.FromSimulator(steps=steps)
         self._send(message)
         while True:

@@ -437,6 +437,7 @@ class AgentsSession(Connection):
             for i, each in enumerate(hello.agents)
         }
         self.versions: dict[str, Version] = {}
+        self._idle = 0.0  # rewards of agents that have ended in the episode without an action
         self._held: dict[str, pb.Rows] = {}  # last rows of a continuing episode without an agent
         super().__init__(hello, *dialing)
 
@@ -460,7 +461,8 @@ class AgentsSession(Connection):
                 truncated.
             rewards: by agent, since the last call. An agent's rewards between two of its actions
                 add up to the reward of the first one. Rewards before its first action are part of
-                its return, and no step has them. Rewards after its end, and rewards that come with
+                its return, and no step has them; of an agent that never acts, they are part of the
+                environment's return alone. Rewards after its end, and rewards that come with
                 the beginning of an episode, are ignored.
             terminated: by agent, whether its episode ended; true: of everyone.
             truncated: by agent, whether its episode was cut off, as by a time limit; true: of
@@ -487,6 +489,7 @@ class AgentsSession(Connection):
         self._add(agents, rewards or {}, infos or {})
         parts: dict[str, pb.Rows] = {}
         ending: set[str] = set()
+        idle = self._idle
         for name, agent in agents.items():
             over = _is_set("terminated", terminated, name)
             cut = _is_set("truncated", truncated, name) and not over
@@ -494,24 +497,28 @@ class AgentsSession(Connection):
                 ending.add(name)
                 if agent.acted:
                     parts[name] = self._row(agent, shown.get(name), over, cut)
+                else:
+                    idle += agent.reward
                 agent.ended |= agent.acted
                 agent.acted, agent.reward, agent.infos = False, 0.0, {}
         acting = [name for name in agents if name in shown and name not in ending]
         left = any(agent.acted for agent in agents.values())
         # A gateway ends an episode that has no agent left, unless one acts in the same message.
         marked = continues or bool(self._held)
-        if ending and not left and not continues and not (acting and marked):
+        is_over = ending and not left and not continues and not (acting and marked)
+        if is_over:
+            idle += sum(agent.reward for agent in agents.values())
             for agent in agents.values():
                 agent.ended, agent.reward = False, 0.0
         parts |= {name: self._row(agents[name], shown[name]) for name in acting}
-        self._agents = agents
+        self._agents, self._idle = agents, 0.0 if is_over else idle
         parts, self._held = {**self._held, **parts}, {}
         if not (acting or left) and (continues or not ending):
             self._held = parts
             return {}
         if not parts:
             return {}
-        answer = self._exchange(parts.values(), [0] * marked)
+        answer = self._exchange(parts.values(), [0] * marked, idle if is_over else 0.0)
         given = {each.agent: each for each in answer.agents}
         return {name: self._acted(name, given[agents[name].index]) for name in acting}
 
@@ -521,10 +528,11 @@ class AgentsSession(Connection):
         Ends that were held back are sent first; running episodes are truncated.
         """
         held, self._held = self._held, {}
+        idle = self._idle + sum(agent.reward for agent in self._agents.values())
         try:
             if held:
                 with suppress(GatewayError):  # then nothing is left to end
-                    self._exchange(held.values())
+                    self._exchange(held.values(), idle=idle)
         finally:
             super().close()
 

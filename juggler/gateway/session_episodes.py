@@ -159,7 +159,9 @@ class SharedEpisodes:
             stages[part.index, acting] = _ACTS
         return Followed(over, sorted(began), None)
 
-    def book(self, parts: Sequence[AgentRows], over: list[int]) -> BookedBatch:
+    def book(
+        self, parts: Sequence[AgentRows], over: list[int], idle: Mapping[int, float]
+    ) -> BookedBatch:
         """Add the rewards of a batch of steps.
 
         A length is a number of environment steps: each batch with rewards for it is one.
@@ -167,6 +169,7 @@ class SharedEpisodes:
         Args:
             parts: of different agents.
             over: as `follow` returned it.
+            idle: by environment, rewards of agents that never acted in an episode that is over.
         """
         stepped: set[int] = set()
         for part in parts:
@@ -175,19 +178,20 @@ class SharedEpisodes:
             self._acted[part.index, rewarded] = True
             stepped.update(rewarded)
         self._lengths[list(stepped)] += 1
-        booked = self._ended(over, len(stepped))
+        booked = self._ended(over, len(stepped), idle)
         for part in parts:  # these may be of the next episode
             for at, reward in part.early:
                 self._returns[part.index, part.environments[at]] += reward
         return booked
 
-    def _ended(self, over: list[int], steps: int) -> BookedBatch:
+    def _ended(self, over: list[int], steps: int, idle: Mapping[int, float]) -> BookedBatch:
         if not over:  # as most batches
             return BookedBatch(_NONE, _NONE_LONG, _NONE[:, None], steps)
         returns, lengths = self._returns[:, over], self._lengths[over]  # [A, L], [L]
         of_agents = np.where(self._acted[:, over], returns, np.nan)  # [A, L]
         self._returns[:, over], self._acted[:, over], self._lengths[over] = 0, False, 0
-        return BookedBatch(returns.sum(0), lengths, of_agents.T, steps)
+        totals = returns.sum(0) + [idle.get(each, 0.0) for each in over]  # [L]
+        return BookedBatch(totals, lengths, of_agents.T, steps)
 
     # -- line-ups ---------------------------------------------------------------------------------
 

@@ -403,7 +403,7 @@ class SessionManager:
         """Account for a batch of steps."""
         session, over = batch.session, batch.over
         if (episodes := session.episodes) is not None:
-            booked = episodes.book(batch.parts, over)
+            booked = episodes.book(batch.parts, over, batch.idle)
             self.env_steps += booked.steps
             if over:
                 returns, lengths = booked.env_returns.tolist(), booked.env_lengths.tolist()

@@ -176,6 +176,7 @@ class Batch:
         parts: of different agents.
         over: the environments whose episodes are over with it, if the session counts them or tells
             infos.
+        idle: by environment, rewards of agents that never acted in an episode that is over.
         began: those whose next episodes begin with it, where line-ups are drawn.
         answers: the actions of each part, by the index of its agent.
         arrived: seconds of `time.perf_counter`.
@@ -185,6 +186,7 @@ class Batch:
     seq: int
     parts: list[Steps] = field(default_factory=list)
     over: list[int] = field(default_factory=list)
+    idle: dict[int, float] = field(default_factory=dict)
     began: list[int] = field(default_factory=list)
     answers: dict[int, Part] = field(default_factory=dict)
     arrived: float = field(default_factory=time.perf_counter)
@@ -215,6 +217,9 @@ def read_steps(session: Session, message: pb.StepBatch) -> Batch:
                     f"{session.agents[early[0]].at(early[1])} acts, and has ended in this episode: "
                     "pause it until all agents that act there have ended",
                 )
+            batch.idle = dict(message.idle_rewards)
+            named = _environments_of(session, [*batch.idle])
+            check_rewards([*batch.idle.values()], lambda at: f"environment {named[at]}")
         elif session.infos is not None:
             batch.over = [part.environments[at] for part in batch.parts for at in part.ended]
     except SessionError as error:

@@ -229,6 +229,34 @@ def test_rewards_from_before_the_first_action_are_in_returns_and_in_no_step(
     assert set(rewards) <= {1.0, 2.0, 0.0}
 
 
+def test_rewards_of_an_agent_that_never_acts_are_in_the_return_of_its_environment(
+    make_world: Make,
+) -> None:
+    world = make_world(dict.fromkeys(("row", "column", "third"), "zero"), steps=2)
+    with world.connect("row", "column", "third") as session:
+        world.begin()
+        world.ask("zero", rounds=9)
+        for _ in range(3):
+            session.step({"row": see(0, 0)})
+            session.step({"row": see(1, 0)}, {"row": 1.0, "column": 5.0, "third": 30.0})
+            third = {"rewards": {"third": 70.0}, "terminated": {"third": True}}
+            session.step({"row": see(2, 0)}, **third)  # without an action
+            both = {"row": 2.0, "column": 3.0}
+            assert session.step(rewards=both, terminated={"row": True, "column": True}) == {}
+        receipt = world.receipts("zero")["zero"]
+    assert {*receipt.env_returns} == {111.0}
+    told = {(each.agent, *each.returns) for each in receipt.agent_returns}
+    assert {name for name, *_ in told} == {"row"}
+    assert {total for _, *totals in told for total in totals} == {3.0}
+
+
+def test_rewards_of_idle_agents_are_checked(make_world: Make) -> None:
+    world = make_world(dict.fromkeys(AGENTS, "zero"))
+    rows = pb.Rows(observations=Values(space_to_message(SEEN)).tensors(see(0, 0)[None]))
+    with world.connect(*AGENTS) as session, pytest.raises(GatewayError, match="NOT_FINITE"):
+        session._exchange([rows], idle=np.inf)
+
+
 @pytest.mark.parametrize(("early", "code"), [([1.0, 2.0], "WRONG_SHAPE"), ([np.nan], "NOT_FINITE")])
 def test_early_rewards_are_checked(make_world: Make, early: list[float], code: str) -> None:
     world = make_world(dict.fromkeys(AGENTS, "zero"))

@@ -266,7 +266,7 @@ class Relay:
 
 
 @pytest.mark.parametrize(
-    ("column_acts", "episode"), [(True, (3.0, 2)), (False, (1.0, 1))], ids=["acts", "leaves"]
+    ("column_acts", "episode"), [(True, (3.0, 2)), (False, (3.0, 1))], ids=["acts", "leaves"]
 )
 def test_a_relay_in_turns_is_one_episode(
     make_world: Callable[..., AgentsWorld], column_acts: bool, episode: tuple[float, int]

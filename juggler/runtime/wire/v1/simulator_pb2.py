@@ -26,17 +26,19 @@ from juggler.runtime.wire.v1 import spaces_pb2 as juggler_dot_runtime_dot_wire_d
 from juggler.runtime.wire.v1 import tensors_pb2 as juggler_dot_runtime_dot_wire_dot_v1_dot_tensors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'juggler/runtime/wire/v1/simulator.proto\x12\x14juggler.simulator.v1\x1a$juggler/runtime/wire/v1/spaces.proto\x1a%juggler/runtime/wire/v1/tensors.proto\"\x99\x02\n\rFromSimulator\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.juggler.simulator.v1.HelloH\x00\x12\x30\n\x05steps\x18\x02 \x01(\x0b\x32\x1f.juggler.simulator.v1.StepBatchH\x00\x12\x34\n\trecording\x18\x03 \x01(\x0b\x32\x1f.juggler.simulator.v1.RecordingH\x00\x12\x35\n\x06policy\x18\x04 \x01(\x0b\x32#.juggler.simulator.v1.PolicyRequestH\x00\x12\x30\n\x07goodbye\x18\x05 \x01(\x0b\x32\x1d.juggler.simulator.v1.GoodbyeH\x00\x42\t\n\x07message\"\xfe\x02\n\x0bToSimulator\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.juggler.simulator.v1.WelcomeH\x00\x12\x34\n\x07\x61\x63tions\x18\x02 \x01(\x0b\x32!.juggler.simulator.v1.ActionBatchH\x00\x12,\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1b.juggler.simulator.v1.ErrorH\x00\x12.\n\x06notice\x18\x04 \x01(\x0b\x32\x1c.juggler.simulator.v1.NoticeH\x00\x12\x32\n\x08recorded\x18\x05 \x01(\x0b\x32\x1e.juggler.simulator.v1.RecordedH\x00\x12\x33\n\x06policy\x18\x06 \x01(\x0b\x32!.juggler.simulator.v1.PolicyChunkH\x00\x12\x35\n\nnew_policy\x18\x07 \x01(\x0b\x32\x1f.juggler.simulator.v1.NewPolicyH\x00\x42\t\n\x07message\"\xed\x01\n\x05Hello\x12\x14\n\x0cprotocol_min\x18\x01 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x02 \x01(\r\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12(\n\x04mode\x18\x04 \x01(\x0e\x32\x1a.juggler.simulator.v1.Mode\x12\x14\n\x0c\x65nvironments\x18\x05 \x01(\r\x12+\n\x06\x61gents\x18\x06 \x03(\x0b\x32\x1b.juggler.simulator.v1.Agent\x12\x14\n\x0cresume_token\x18\x07 \x01(\t\x12\x11\n\treal_time\x18\x08 \x01(\x08\x12\x12\n\ninfo_names\x18\t \x03(\t\"z\n\x05\x41gent\x12\n\n\x02id\x18\x01 \x01(\t\x12,\n\x11observation_space\x18\x02 \x01(\x0b\x32\x11.juggler.v1.Space\x12\'\n\x0c\x61\x63tion_space\x18\x03 \x01(\x0b\x32\x11.juggler.v1.Space\x12\x0e\n\x06policy\x18\x04 \x01(\t\"\xda\x01\n\x07Welcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x14\n\x0cresume_token\x18\x04 \x01(\t\x12\x16\n\x0eresume_seconds\x18\x05 \x01(\x01\x12\x0f\n\x07resumed\x18\x06 \x01(\x08\x12\x10\n\x08last_seq\x18\x07 \x01(\x04\x12\x19\n\x11\x62\x61tches_in_flight\x18\x08 \x01(\r\x12\x15\n\rmessage_bytes\x18\t \x01(\x04\x12\x16\n\x0e\x66ragment_steps\x18\n \x01(\r\"Z\n\x0bNamedTensor\x12\x0c\n\x04path\x18\x01 \x03(\t\x12 \n\x05\x64type\x18\x02 \x01(\x0e\x32\x11.juggler.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"X\n\tStepBatch\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12*\n\x06\x61gents\x18\x02 \x03(\x0b\x32\x1a.juggler.simulator.v1.Rows\x12\x12\n\ncontinuing\x18\x03 \x03(\r\"\xa5\x02\n\x04Rows\x12\r\n\x05\x61gent\x18\x01 \x01(\r\x12\x14\n\x0c\x65nvironments\x18\x02 \x03(\r\x12\x0f\n\x07rewards\x18\x03 \x03(\x02\x12\x12\n\nterminated\x18\x04 \x03(\x08\x12\x11\n\ttruncated\x18\x05 \x03(\x08\x12\x37\n\x0cobservations\x18\x06 \x03(\x0b\x32!.juggler.simulator.v1.NamedTensor\x12\x12\n\nfinal_rows\x18\x07 \x03(\r\x12=\n\x12\x66inal_observations\x18\x08 \x03(\x0b\x32!.juggler.simulator.v1.NamedTensor\x12\x0e\n\x06paused\x18\t \x03(\x08\x12\r\n\x05infos\x18\n \x03(\x01\x12\x15\n\rearly_rewards\x18\x0b \x03(\x02\"I\n\x0b\x41\x63tionBatch\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12-\n\x06\x61gents\x18\x02 \x03(\x0b\x32\x1d.juggler.simulator.v1.Actions\"\x92\x01\n\x07\x41\x63tions\x12\r\n\x05\x61gent\x18\x01 \x01(\r\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x34\n\x07version\x18\x03 \x01(\x0b\x32#.juggler.simulator.v1.PolicyVersion\x12\x32\n\x07\x61\x63tions\x18\x04 \x03(\x0b\x32!.juggler.simulator.v1.NamedTensor\"3\n\rPolicyVersion\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06update\x18\x02 \x01(\x04\"\xcb\x02\n\tRecording\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x61gent\x18\x02 \x01(\r\x12\x13\n\x0b\x65nvironment\x18\x03 \x01(\r\x12\x0e\n\x06starts\x18\x04 \x01(\x08\x12\x12\n\nterminated\x18\x05 \x01(\x08\x12\x11\n\ttruncated\x18\x06 \x01(\x08\x12\x37\n\x0cobservations\x18\x07 \x03(\x0b\x32!.juggler.simulator.v1.NamedTensor\x12\x32\n\x07\x61\x63tions\x18\x08 \x03(\x0b\x32!.juggler.simulator.v1.NamedTensor\x12\x0f\n\x07rewards\x18\t \x03(\x02\x12\x13\n\x0b\x61\x63tion_logp\x18\n \x03(\x02\x12\x34\n\x07version\x18\x0b \x01(\x0b\x32#.juggler.simulator.v1.PolicyVersion\x12\r\n\x05infos\x18\x0c \x03(\x01\"[\n\x08Recorded\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05stale\x18\x02 \x01(\x08\x12\x33\n\x06newest\x18\x03 \x01(\x0b\x32#.juggler.simulator.v1.PolicyVersion\"\x1f\n\rPolicyRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\"\x8f\x01\n\x0bPolicyChunk\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x34\n\x07version\x18\x02 \x01(\x0b\x32#.juggler.simulator.v1.PolicyVersion\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\"Q\n\tNewPolicy\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x34\n\x07version\x18\x02 \x01(\x0b\x32#.juggler.simulator.v1.PolicyVersion\"\x19\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x7f\n\x06Notice\x12/\n\x04kind\x18\x01 \x01(\x0e\x32!.juggler.simulator.v1.Notice.Kind\x12\x0c\n\x04text\x18\x02 \x01(\t\"6\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0b\n\x07WAITING\x10\x01\x12\x0b\n\x07LEAVING\x10\x02\"\xbc\x04\n\x05\x45rror\x12.\n\x04\x63ode\x18\x01 \x01(\x0e\x32 .juggler.simulator.v1.Error.Code\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\x11\n\tretryable\x18\x04 \x01(\x08\"\xd1\x03\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\x17\n\x13UNSUPPORTED_VERSION\x10\x01\x12\x12\n\x0e\x45XPECTED_HELLO\x10\x02\x12\x10\n\x0cSECOND_HELLO\x10\x03\x12\x10\n\x0cWRONG_SPACES\x10\x04\x12\x0e\n\nNOT_SERVED\x10\x05\x12\x08\n\x04\x46ULL\x10\x06\x12\x13\n\x0fUNKNOWN_SESSION\x10\x07\x12\x0e\n\nSUPERSEDED\x10\x08\x12\x0f\n\x0b\x42\x41\x44_MESSAGE\x10\t\x12\x10\n\x0cOUT_OF_ORDER\x10\n\x12\x16\n\x12TOO_MANY_IN_FLIGHT\x10\x0b\x12\x17\n\x13UNKNOWN_ENVIRONMENT\x10\x0c\x12\x11\n\rUNKNOWN_AGENT\x10\r\x12\x0f\n\x0bWRONG_SHAPE\x10\x0e\x12\x0e\n\nNOT_FINITE\x10\x0f\x12\x13\n\x0fNO_LEGAL_ACTION\x10\x10\x12\x18\n\x14NO_FINAL_OBSERVATION\x10\x11\x12\t\n\x05\x45NDED\x10\x12\x12\x0e\n\nWRONG_MODE\x10\x13\x12\x13\n\x0fUNKNOWN_VERSION\x10\x14\x12\x18\n\x14NO_LOG_PROBABILITIES\x10\x15\x12\x10\n\x0c\x43\x41NNOT_LEARN\x10\x16\x12\x10\n\x0cNOT_EXPORTED\x10\x17\"\r\n\x0bInfoRequest\"\x81\x02\n\x04Info\x12\x14\n\x0cprotocol_min\x18\x01 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x02 \x01(\r\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12)\n\x05modes\x18\x04 \x03(\x0e\x32\x1a.juggler.simulator.v1.Mode\x12+\n\x06\x61gents\x18\x05 \x03(\x0b\x32\x1b.juggler.simulator.v1.Agent\x12\x36\n\x06\x63ounts\x18\x06 \x03(\x0b\x32&.juggler.simulator.v1.Info.CountsEntry\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01*X\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10REMOTE_INFERENCE\x10\x01\x12\x13\n\x0fLOCAL_INFERENCE\x10\x02\x12\x0f\n\x0bLOGGED_DATA\x10\x03\x32\xac\x01\n\tSimulator\x12H\n\x07GetInfo\x12!.juggler.simulator.v1.InfoRequest\x1a\x1a.juggler.simulator.v1.Info\x12U\n\x07Session\x12#.juggler.simulator.v1.FromSimulator\x1a!.juggler.simulator.v1.ToSimulator(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'juggler/runtime/wire/v1/simulator.proto\x12\x14juggler.simulator.v1\x1a$juggler/runtime/wire/v1/spaces.proto\x1a%juggler/runtime/wire/v1/tensors.proto\"\x99\x02\n\rFromSimulator\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.juggler.simulator.v1.HelloH\x00\x12\x30\n\x05steps\x18\x02 \x01(\x0b\x32\x1f.juggler.simulator.v1.StepBatchH\x00\x12\x34\n\trecording\x18\x03 \x01(\x0b\x32\x1f.juggler.simulator.v1.RecordingH\x00\x12\x35\n\x06policy\x18\x04 \x01(\x0b\x32#.juggler.simulator.v1.PolicyRequestH\x00\x12\x30\n\x07goodbye\x18\x05 \x01(\x0b\x32\x1d.juggler.simulator.v1.GoodbyeH\x00\x42\t\n\x07message\"\xfe\x02\n\x0bToSimulator\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.juggler.simulator.v1.WelcomeH\x00\x12\x34\n\x07\x61\x63tions\x18\x02 \x01(\x0b\x32!.juggler.simulator.v1.ActionBatchH\x00\x12,\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1b.juggler.simulator.v1.ErrorH\x00\x12.\n\x06notice\x18\x04 \x01(\x0b\x32\x1c.juggler.simulator.v1.NoticeH\x00\x12\x32\n\x08recorded\x18\x05 \x01(\x0b\x32\x1e.juggler.simulator.v1.RecordedH\x00\x12\x33\n\x06policy\x18\x06 \x01(\x0b\x32!.juggler.simulator.v1.PolicyChunkH\x00\x12\x35\n\nnew_policy\x18\x07 \x01(\x0b\x32\x1f.juggler.simulator.v1.NewPolicyH\x00\x42\t\n\x07message\"\xed\x01\n\x05Hello\x12\x14\n\x0cprotocol_min\x18\x01 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x02 \x01(\r\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12(\n\x04mode\x18\x04 \x01(\x0e\x32\x1a.juggler.simulator.v1.Mode\x12\x14\n\x0c\x65nvironments\x18\x05 \x01(\r\x12+\n\x06\x61gents\x18\x06 \x03(\x0b\x32\x1b.juggler.simulator.v1.Agent\x12\x14\n\x0cresume_token\x18\x07 \x01(\t\x12\x11\n\treal_time\x18\x08 \x01(\x08\x12\x12\n\ninfo_names\x18\t \x03(\t\"z\n\x05\x41gent\x12\n\n\x02id\x18\x01 \x01(\t\x12,\n\x11observation_space\x18\x02 \x01(\x0b\x32\x11.juggler.v1.Space\x12\'\n\x0c\x61\x63tion_space\x18\x03 \x01(\x0b\x32\x11.juggler.v1.Space\x12\x0e\n\x06policy\x18\x04 \x01(\t\"\xda\x01\n\x07Welcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x14\n\x0cresume_token\x18\x04 \x01(\t\x12\x16\n\x0eresume_seconds\x18\x05 \x01(\x01\x12\x0f\n\x07resumed\x18\x06 \x01(\x08\x12\x10\n\x08last_seq\x18\x07 \x01(\x04\x12\x19\n\x11\x62\x61tches_in_flight\x18\x08 \x01(\r\x12\x15\n\rmessage_bytes\x18\t \x01(\x04\x12\x16\n\x0e\x66ragment_steps\x18\n \x01(\r\"Z\n\x0bNamedTensor\x12\x0c\n\x04path\x18\x01 \x03(\t\x12 \n\x05\x64type\x18\x02 \x01(\x0e\x32\x11.juggler.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\xd4\x01\n\tStepBatch\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12*\n\x06\x61gents\x18\x02 \x03(\x0b\x32\x1a.juggler.simulator.v1.Rows\x12\x12\n\ncontinuing\x18\x03 \x03(\r\x12\x46\n\x0cidle_rewards\x18\x04 \x03(\x0b\x32\x30.juggler.simulator.v1.StepBatch.IdleRewardsEntry\x1a\x32\n\x10IdleRewardsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\xa5\x02\n\x04Rows\x12\r\n\x05\x61gent\x18\x01 \x01(\r\x12\x14\n\x0c\x65nvironments\x18\x02 \x03(\r\x12\x0f\n\x07rewards\x18\x03 \x03(\x02\x12\x12\n\nterminated\x18\x04 \x03(\x08\x12\x11\n\ttruncated\x18\x05 \x03(\x08\x12\x37\n\x0cobservations\x18\x06 \x03(\x0b\x32!.juggler.simulator.v1.NamedTensor\x12\x12\n\nfinal_rows\x18\x07 \x03(\r\x12=\n\x12\x66inal_observations\x18\x08 \x03(\x0b\x32!.juggler.simulator.v1.NamedTensor\x12\x0e\n\x06paused\x18\t \x03(\x08\x12\r\n\x05infos\x18\n \x03(\x01\x12\x15\n\rearly_rewards\x18\x0b \x03(\x02\"I\n\x0b\x41\x63tionBatch\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12-\n\x06\x61gents\x18\x02 \x03(\x0b\x32\x1d.juggler.simulator.v1.Actions\"\x92\x01\n\x07\x41\x63tions\x12\r\n\x05\x61gent\x18\x01 \x01(\r\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x34\n\x07version\x18\x03 \x01(\x0b\x32#.juggler.simulator.v1.PolicyVersion\x12\x32\n\x07\x61\x63tions\x18\x04 \x03(\x0b\x32!.juggler.simulator.v1.NamedTensor\"3\n\rPolicyVersion\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06update\x18\x02 \x01(\x04\"\xcb\x02\n\tRecording\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x61gent\x18\x02 \x01(\r\x12\x13\n\x0b\x65nvironment\x18\x03 \x01(\r\x12\x0e\n\x06starts\x18\x04 \x01(\x08\x12\x12\n\nterminated\x18\x05 \x01(\x08\x12\x11\n\ttruncated\x18\x06 \x01(\x08\x12\x37\n\x0cobservations\x18\x07 \x03(\x0b\x32!.juggler.simulator.v1.NamedTensor\x12\x32\n\x07\x61\x63tions\x18\x08 \x03(\x0b\x32!.juggler.simulator.v1.NamedTensor\x12\x0f\n\x07rewards\x18\t \x03(\x02\x12\x13\n\x0b\x61\x63tion_logp\x18\n \x03(\x02\x12\x34\n\x07version\x18\x0b \x01(\x0b\x32#.juggler.simulator.v1.PolicyVersion\x12\r\n\x05infos\x18\x0c \x03(\x01\"[\n\x08Recorded\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05stale\x18\x02 \x01(\x08\x12\x33\n\x06newest\x18\x03 \x01(\x0b\x32#.juggler.simulator.v1.PolicyVersion\"\x1f\n\rPolicyRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\"\x8f\x01\n\x0bPolicyChunk\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x34\n\x07version\x18\x02 \x01(\x0b\x32#.juggler.simulator.v1.PolicyVersion\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\"Q\n\tNewPolicy\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x34\n\x07version\x18\x02 \x01(\x0b\x32#.juggler.simulator.v1.PolicyVersion\"\x19\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x7f\n\x06Notice\x12/\n\x04kind\x18\x01 \x01(\x0e\x32!.juggler.simulator.v1.Notice.Kind\x12\x0c\n\x04text\x18\x02 \x01(\t\"6\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0b\n\x07WAITING\x10\x01\x12\x0b\n\x07LEAVING\x10\x02\"\xbc\x04\n\x05\x45rror\x12.\n\x04\x63ode\x18\x01 \x01(\x0e\x32 .juggler.simulator.v1.Error.Code\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\x11\n\tretryable\x18\x04 \x01(\x08\"\xd1\x03\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\x17\n\x13UNSUPPORTED_VERSION\x10\x01\x12\x12\n\x0e\x45XPECTED_HELLO\x10\x02\x12\x10\n\x0cSECOND_HELLO\x10\x03\x12\x10\n\x0cWRONG_SPACES\x10\x04\x12\x0e\n\nNOT_SERVED\x10\x05\x12\x08\n\x04\x46ULL\x10\x06\x12\x13\n\x0fUNKNOWN_SESSION\x10\x07\x12\x0e\n\nSUPERSEDED\x10\x08\x12\x0f\n\x0b\x42\x41\x44_MESSAGE\x10\t\x12\x10\n\x0cOUT_OF_ORDER\x10\n\x12\x16\n\x12TOO_MANY_IN_FLIGHT\x10\x0b\x12\x17\n\x13UNKNOWN_ENVIRONMENT\x10\x0c\x12\x11\n\rUNKNOWN_AGENT\x10\r\x12\x0f\n\x0bWRONG_SHAPE\x10\x0e\x12\x0e\n\nNOT_FINITE\x10\x0f\x12\x13\n\x0fNO_LEGAL_ACTION\x10\x10\x12\x18\n\x14NO_FINAL_OBSERVATION\x10\x11\x12\t\n\x05\x45NDED\x10\x12\x12\x0e\n\nWRONG_MODE\x10\x13\x12\x13\n\x0fUNKNOWN_VERSION\x10\x14\x12\x18\n\x14NO_LOG_PROBABILITIES\x10\x15\x12\x10\n\x0c\x43\x41NNOT_LEARN\x10\x16\x12\x10\n\x0cNOT_EXPORTED\x10\x17\"\r\n\x0bInfoRequest\"\x81\x02\n\x04Info\x12\x14\n\x0cprotocol_min\x18\x01 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x02 \x01(\r\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12)\n\x05modes\x18\x04 \x03(\x0e\x32\x1a.juggler.simulator.v1.Mode\x12+\n\x06\x61gents\x18\x05 \x03(\x0b\x32\x1b.juggler.simulator.v1.Agent\x12\x36\n\x06\x63ounts\x18\x06 \x03(\x0b\x32&.juggler.simulator.v1.Info.CountsEntry\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01*X\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10REMOTE_INFERENCE\x10\x01\x12\x13\n\x0fLOCAL_INFERENCE\x10\x02\x12\x0f\n\x0bLOGGED_DATA\x10\x03\x32\xac\x01\n\tSimulator\x12H\n\x07GetInfo\x12!.juggler.simulator.v1.InfoRequest\x1a\x1a.juggler.simulator.v1.Info\x12U\n\x07Session\x12#.juggler.simulator.v1.FromSimulator\x1a!.juggler.simulator.v1.ToSimulator(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'juggler.runtime.wire.v1.simulator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_STEPBATCH_IDLEREWARDSENTRY']._loaded_options = None
+  _globals['_STEPBATCH_IDLEREWARDSENTRY']._serialized_options = b'8\001'
   _globals['_INFO_COUNTSENTRY']._loaded_options = None
   _globals['_INFO_COUNTSENTRY']._serialized_options = b'8\001'
-  _globals['_MODE']._serialized_start=3846
-  _globals['_MODE']._serialized_end=3934
+  _globals['_MODE']._serialized_start=3971
+  _globals['_MODE']._serialized_end=4059
   _globals['_FROMSIMULATOR']._serialized_start=143
   _globals['_FROMSIMULATOR']._serialized_end=424
   _globals['_TOSIMULATOR']._serialized_start=427
@@ -49,42 +51,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WELCOME']._serialized_end=1394
   _globals['_NAMEDTENSOR']._serialized_start=1396
   _globals['_NAMEDTENSOR']._serialized_end=1486
-  _globals['_STEPBATCH']._serialized_start=1488
-  _globals['_STEPBATCH']._serialized_end=1576
-  _globals['_ROWS']._serialized_start=1579
-  _globals['_ROWS']._serialized_end=1872
-  _globals['_ACTIONBATCH']._serialized_start=1874
-  _globals['_ACTIONBATCH']._serialized_end=1947
-  _globals['_ACTIONS']._serialized_start=1950
-  _globals['_ACTIONS']._serialized_end=2096
-  _globals['_POLICYVERSION']._serialized_start=2098
-  _globals['_POLICYVERSION']._serialized_end=2149
-  _globals['_RECORDING']._serialized_start=2152
-  _globals['_RECORDING']._serialized_end=2483
-  _globals['_RECORDED']._serialized_start=2485
-  _globals['_RECORDED']._serialized_end=2576
-  _globals['_POLICYREQUEST']._serialized_start=2578
-  _globals['_POLICYREQUEST']._serialized_end=2609
-  _globals['_POLICYCHUNK']._serialized_start=2612
-  _globals['_POLICYCHUNK']._serialized_end=2755
-  _globals['_NEWPOLICY']._serialized_start=2757
-  _globals['_NEWPOLICY']._serialized_end=2838
-  _globals['_GOODBYE']._serialized_start=2840
-  _globals['_GOODBYE']._serialized_end=2865
-  _globals['_NOTICE']._serialized_start=2867
-  _globals['_NOTICE']._serialized_end=2994
-  _globals['_NOTICE_KIND']._serialized_start=2940
-  _globals['_NOTICE_KIND']._serialized_end=2994
-  _globals['_ERROR']._serialized_start=2997
-  _globals['_ERROR']._serialized_end=3569
-  _globals['_ERROR_CODE']._serialized_start=3104
-  _globals['_ERROR_CODE']._serialized_end=3569
-  _globals['_INFOREQUEST']._serialized_start=3571
-  _globals['_INFOREQUEST']._serialized_end=3584
-  _globals['_INFO']._serialized_start=3587
-  _globals['_INFO']._serialized_end=3844
-  _globals['_INFO_COUNTSENTRY']._serialized_start=3799
-  _globals['_INFO_COUNTSENTRY']._serialized_end=3844
-  _globals['_SIMULATOR']._serialized_start=3937
-  _globals['_SIMULATOR']._serialized_end=4109
+  _globals['_STEPBATCH']._serialized_start=1489
+  _globals['_STEPBATCH']._serialized_end=1701
+  _globals['_STEPBATCH_IDLEREWARDSENTRY']._serialized_start=1651
+  _globals['_STEPBATCH_IDLEREWARDSENTRY']._serialized_end=1701
+  _globals['_ROWS']._serialized_start=1704
+  _globals['_ROWS']._serialized_end=1997
+  _globals['_ACTIONBATCH']._serialized_start=1999
+  _globals['_ACTIONBATCH']._serialized_end=2072
+  _globals['_ACTIONS']._serialized_start=2075
+  _globals['_ACTIONS']._serialized_end=2221
+  _globals['_POLICYVERSION']._serialized_start=2223
+  _globals['_POLICYVERSION']._serialized_end=2274
+  _globals['_RECORDING']._serialized_start=2277
+  _globals['_RECORDING']._serialized_end=2608
+  _globals['_RECORDED']._serialized_start=2610
+  _globals['_RECORDED']._serialized_end=2701
+  _globals['_POLICYREQUEST']._serialized_start=2703
+  _globals['_POLICYREQUEST']._serialized_end=2734
+  _globals['_POLICYCHUNK']._serialized_start=2737
+  _globals['_POLICYCHUNK']._serialized_end=2880
+  _globals['_NEWPOLICY']._serialized_start=2882
+  _globals['_NEWPOLICY']._serialized_end=2963
+  _globals['_GOODBYE']._serialized_start=2965
+  _globals['_GOODBYE']._serialized_end=2990
+  _globals['_NOTICE']._serialized_start=2992
+  _globals['_NOTICE']._serialized_end=3119
+  _globals['_NOTICE_KIND']._serialized_start=3065
+  _globals['_NOTICE_KIND']._serialized_end=3119
+  _globals['_ERROR']._serialized_start=3122
+  _globals['_ERROR']._serialized_end=3694
+  _globals['_ERROR_CODE']._serialized_start=3229
+  _globals['_ERROR_CODE']._serialized_end=3694
+  _globals['_INFOREQUEST']._serialized_start=3696
+  _globals['_INFOREQUEST']._serialized_end=3709
+  _globals['_INFO']._serialized_start=3712
+  _globals['_INFO']._serialized_end=3969
+  _globals['_INFO_COUNTSENTRY']._serialized_start=3924
+  _globals['_INFO_COUNTSENTRY']._serialized_end=3969
+  _globals['_SIMULATOR']._serialized_start=4062
+  _globals['_SIMULATOR']._serialized_end=4234
 # @@protoc_insertion_point(module_scope)

@@ -123,14 +123,23 @@ class NamedTensor(_message.Message):
     def __init__(self, path: _Optional[_Iterable[str]] = ..., dtype: _Optional[_Union[_tensors_pb2.DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class StepBatch(_message.Message):
-    __slots__ = ("seq", "agents", "continuing")
+    __slots__ = ("seq", "agents", "continuing", "idle_rewards")
+    class IdleRewardsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
     SEQ_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FIELD_NUMBER: _ClassVar[int]
     CONTINUING_FIELD_NUMBER: _ClassVar[int]
+    IDLE_REWARDS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     agents: _containers.RepeatedCompositeFieldContainer[Rows]
     continuing: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, seq: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[Rows, _Mapping]]] = ..., continuing: _Optional[_Iterable[int]] = ...) -> None: ...
+    idle_rewards: _containers.ScalarMap[int, float]
+    def __init__(self, seq: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[Rows, _Mapping]]] = ..., continuing: _Optional[_Iterable[int]] = ..., idle_rewards: _Optional[_Mapping[int, float]] = ...) -> None: ...
 
 class Rows(_message.Message):
     __slots__ = ("agent", "environments", "rewards", "terminated", "truncated", "observations", "final_rows", "final_observations", "paused", "infos", "early_rewards")
