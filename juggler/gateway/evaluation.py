@@ -31,6 +31,7 @@ class GreedyEpisodes:
     Attributes:
         returns: undiscounted returns of the episodes so far.
         lengths: their numbers of steps.
+        given_up: the driver wants no more of them.
     """
 
     def __init__(self, actor: Actor, episodes: int, most_steps: int, goal: Goal | None) -> None:
@@ -39,13 +40,14 @@ class GreedyEpisodes:
         self._actor, self._episodes = actor, episodes
         self._most_steps, self._goal = most_steps, goal
         self._running = 0
+        self.given_up = False
 
     @property
     def is_over(self) -> bool:
-        """Whether all episodes have ended, or the goal is out of reach."""
+        """Whether all episodes have ended, or more are in vain."""
         returns, goal = self.returns, self._goal
         in_vain = goal is not None and returns and goal.out_of_reach(returns, self._episodes)
-        return bool(in_vain) or len(returns) >= self._episodes
+        return self.given_up or bool(in_vain) or len(returns) >= self._episodes
 
     def choose(
         self, places: NDArray[np.intp], of: dict[str, NDArray[Any]], most: int

@@ -125,7 +125,7 @@ class GatewayRunner(SamplingWorker):
         self._slow: tuple[AskedRound | None, float, float] = (None, 0.0, 0.0)
         self._asked_at = 0.0  # when a simulator was last here that lets the gateway act, seconds
         # Commands with their ids, and what is to be played.
-        self._evaluations: deque[tuple[int, Version, GreedyEpisodes]] = deque()
+        self._evaluations: deque[tuple[int, training_pb2.Evaluate, GreedyEpisodes]] = deque()
         self._loop.on(training_pb2.Evaluate, self._evaluate)
 
     def close(self) -> None:
@@ -236,21 +236,31 @@ class GatewayRunner(SamplingWorker):
         self._new.append(AskedRound(dict(requests), time.monotonic()))
         self._server.wake()
 
-    def _evaluate(self, command_id: int, command: training_pb2.Evaluate) -> None:
-        """Have a checkpoint play episodes. The reply follows."""
+    def _evaluate(
+        self, command_id: int, command: training_pb2.Evaluate
+    ) -> training_pb2.Evaluation | None:
+        """Have a checkpoint play episodes, or give one up."""
+        if not command.episodes:
+            with self._server.between_turns():
+                for _, other, evaluation in self._evaluations:
+                    evaluation.given_up |= other.checkpoint == command.checkpoint
+            self._server.wake()
+            return training_pb2.Evaluation()
         trees, version = self._checkpoint(command)
+        command.version.CopyFrom(version.message())
         goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
         # Here, as no simulator is to wait until a module is built.
         actor = self._players[DEFAULT_MODULE].greedy_actor(trees[DEFAULT_MODULE])
         evaluation = GreedyEpisodes(actor, command.episodes, command.most_steps, goal)
         with self._server.between_turns():
-            self._evaluations.append((command_id, version, evaluation))
+            self._evaluations.append((command_id, command, evaluation))
         self._server.wake()
+        return None
 
     def _go_on_evaluating(self) -> None:
         """Begin with the next evaluation, or answer the one that is over."""
         player, now = self._players[DEFAULT_MODULE], time.monotonic()
-        command_id, version, evaluation = self._evaluations[0]
+        command_id, command, evaluation = self._evaluations[0]
         if self._server.manager.sessions.asking or player.evaluation is None:
             self._asked_at = now
         in_vain = now > self._asked_at + RESUME_SECONDS
@@ -259,7 +269,7 @@ class GatewayRunner(SamplingWorker):
         elif player.take_evaluation(at_once=in_vain) is not None:
             self._evaluations.popleft()
             answer = training_pb2.Evaluation(
-                version=version.message(),
+                version=command.version,
                 episode_returns=evaluation.returns,
                 episode_lengths=evaluation.lengths,
             )

@@ -185,13 +185,14 @@ def alone(tmp_path: Path) -> Iterator[AgentsWorld]:
     world.close()
 
 
-def have_played(world: AgentsWorld, action: int, episodes: int) -> None:
+def have_played(world: AgentsWorld, action: int, episodes: int, checkpoint: str = "") -> None:
     """Have the gateway evaluate weights that choose this action."""
     tree: Any = {"weights": {"scale": np.full((), action, np.float32)}, "connectors": {}}
     for part in restores("default", tree, {}):
         world.driver.ask(part, attach_pb2.Done)
     version = Version(1, action).message()
-    world.driver.tell(training_pb2.Evaluate(episodes=episodes, version=version))
+    about = {"episodes": episodes, "version": version, "checkpoint": checkpoint}
+    world.driver.tell(training_pb2.Evaluate(**about))
 
 
 def test_a_gateway_plays_one_checkpoint_after_the_other_and_answers(alone: AgentsWorld) -> None:
@@ -206,6 +207,23 @@ def test_a_gateway_plays_one_checkpoint_after_the_other_and_answers(alone: Agent
     first, second = (alone.driver.hear(training_pb2.Evaluation) for _ in range(2))
     assert (first.episode_returns, first.version.update) == ([2.0] * 3, 2)
     assert (second.episode_returns, second.version.update) == ([1.0] * 2, 1)
+
+
+def test_an_evaluation_that_was_given_up_is_not_played_to_its_end(alone: AgentsWorld) -> None:
+    with connect(alone.address, *SPACES, real_time=True) as session:
+        alone.begin()
+        have_played(alone, 2, episodes=10_000, checkpoint="candidate/1")
+        have_played(alone, 1, episodes=2, checkpoint="candidate/2")
+        nothing = np.zeros(2, np.float32)
+        while session.step(nothing, 0.0) != 2:
+            session.step(nothing, 0.0, True, False, nothing)
+        alone.driver.tell(training_pb2.Evaluate(checkpoint="candidate/1"))
+        while alone.driver._answers.qsize() < 3:
+            session.step(nothing, 0.0, True, False, nothing)
+    given_up, first, second = (alone.driver.hear(training_pb2.Evaluation) for _ in range(3))
+    assert not given_up.HasField("version")
+    assert (first.version.update, len(first.episode_returns) < 10_000) == (2, True)
+    assert (second.version.update, len(second.episode_returns)) == (1, 2)
 
 
 def test_a_gateway_without_simulators_gives_an_evaluation_up(

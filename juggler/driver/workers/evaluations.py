@@ -72,6 +72,12 @@ class Evaluators:
         kind = "gateway with simulators" if self.are_gateways else "`juggler evaluator`"
         return f"no {kind} is here"
 
+    def stop(self, evaluator: Worker, cut: SnapshotWritten) -> None:
+        """Have a gateway give up a checkpoint; others play to the end."""
+        if self.are_gateways:
+            command = training_pb2.Evaluate(episodes=0, checkpoint=cut.place)
+            self._parts.commands.send(evaluator, command)
+
     def ask(
         self,
         episodes: int,
@@ -418,6 +424,7 @@ class Confirmation:
             return False
         if command.checkpoint != candidate.cut.place:
             return False  # one that was given up
+        candidate.player = None
         if not evaluation.episode_returns:
             self.impossible(_NO_SIMULATOR)
             return False
@@ -505,7 +512,9 @@ class Confirmation:
         return self._candidate is not None and self._candidate.player is not None
 
     def _let_go(self) -> None:
-        self._candidate = None
+        candidate, self._candidate = self._candidate, None
+        if candidate is not None and candidate.player and candidate.cut:
+            self._evaluators.stop(candidate.player, candidate.cut)
         self._snapshots.let_go(CANDIDATE)
 
 

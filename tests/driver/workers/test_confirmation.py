@@ -306,6 +306,20 @@ def test_a_gateway_confirms_while_it_has_simulators(tmp_path: Path) -> None:
     assert "no simulator" in confirmation.outcome["why_not"]
 
 
+@pytest.mark.parametrize("simulators", [True, False])
+def test_a_gateway_is_told_of_a_candidate_that_is_given_up(
+    tmp_path: Path, simulators: bool
+) -> None:
+    keys = {"gateway": "127.0.0.1:0", "evaluation_seconds": 1000.0} if simulators else {}
+    world = asynchronous(tmp_path, **keys)
+    player = world.runner if simulators else evaluator(world)
+    train(world)
+    place = str(cut(world).path)
+    world.parts.confirmation.give_up()
+    told = [command for _, command in asked(world, player)]
+    assert [(each.checkpoint, each.episodes) for each in told[1:]] == [(place, 0)] * simulators
+
+
 def test_a_candidate_whose_simulators_leave_is_put_off_and_not_refused(tmp_path: Path) -> None:
     world = asynchronous(tmp_path, gateway="127.0.0.1:0", evaluation_seconds=1000.0)
     train(world)
