@@ -13,14 +13,13 @@ from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import environment_in
 from juggler.envrunner.evaluation import Goal
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.filming import film
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.envrunner.process import prepare_process
 from juggler.envrunner.program import EnvRunnerProgram
 from juggler.envrunner.sampling_worker import SamplingWorker
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.envrunner.stage import OwnCode, Stage
-from juggler.envrunner.stage_building import build_stage
+from juggler.envrunner.stage_building import build_stage, film
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.worker import Contact, Inbox, attach_and_run
 from juggler.runtime.connectors.mergeable_state import check, from_bytes

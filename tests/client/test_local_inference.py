@@ -25,8 +25,8 @@ from support.gateway_world import (
 )
 
 from juggler.client import GatewayError
-from juggler.client.local import LocalPolicy
-from juggler.gateway import publisher
+from juggler.client.session import LocalPolicy
+from juggler.gateway import recordings
 from juggler.runtime.connectors.mergeable_state import Moments
 from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.episodes.version import Version
@@ -223,7 +223,7 @@ def test_an_export_that_fails_in_whatever_way_is_told(monkeypatch: pytest.Monkey
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("no such operation")
 
-    monkeypatch.setattr(publisher, "to_onnx", fails)
+    monkeypatch.setattr(recordings, "to_onnx", fails)
     with GatewayWorld() as world:
         world.use(0.4, Version(1, 0))
         with pytest.raises(GatewayError, match="NOT_EXPORTED"):

@@ -20,8 +20,7 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.running_episodes import RunningEpisodes
-from juggler.envrunner.sampler import Fragment, NonFinite, Sampler
+from juggler.envrunner.sampler import Fragment, NonFinite, RunningEpisodes, Sampler
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig

@@ -24,7 +24,7 @@ from support.gateway_world import (
 from juggler.client import GatewayError, box, connect, connect_agents, discrete, play
 from juggler.envrunner import info_numbers
 from juggler.envrunner.info_numbers import MOST_EPISODES, MOST_NUMBERS, InfoNumber, InfoNumbers
-from juggler.gateway import publisher
+from juggler.gateway import recordings
 from juggler.gateway.session_episodes import SessionInfos
 from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.episodes.version import Version
@@ -76,7 +76,7 @@ def exported_once(graph: ActingGraph, optimize: bool) -> Any:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[GatewayWorld]:
-    monkeypatch.setattr(publisher, "to_onnx", exported_once)
+    monkeypatch.setattr(recordings, "to_onnx", exported_once)
     with GatewayWorld(rows=1, steps=4) as world:
         world.ask(1000)
         yield world

@@ -21,7 +21,7 @@ from juggler.gateway import gateway_server, player, recordings, sessions, step_b
 from juggler.gateway.agents import Casting
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
-from juggler.gateway.publisher import Publisher
+from juggler.gateway.recordings import Publisher
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
