@@ -25,7 +25,7 @@ MOST_EPISODES: Final = 100
 
 #: Types of what is a number here.
 NUMBERS: Final = (float, int, np.floating, np.integer, np.bool_)
-_LARGEST = 1e300  # so that sums are finite
+LARGEST = 1e300  # so that sums are finite
 _MOST_OTHERS = 1000  # names that are remembered to be none
 _NOT_OF_THE_ENVIRONMENT = (ACTION_MASK, "final_obs", "final_info")
 
@@ -158,21 +158,6 @@ class InfoWatch:
             else:
                 np.copyto(column, given, where=there, casting="unsafe")
 
-    def put(self, names: Iterable[str], values: NDArray[np.float64], rows: Any, steps: Any) -> None:
-        """Record some steps of some rows.
-
-        Args:
-            names: of K numbers, always the same ones, as `is_name`, `names_another` and
-                `most_names` allow.
-            values: [..., K]; NaN where a step gave none.
-            rows: which of the N, as an index.
-            steps: which of the T, likewise.
-        """
-        for k, name in enumerate(names):
-            if name not in self._numbers:
-                self._numbers[name] = self._begin()
-            self._numbers[name].values[rows, steps] = values[..., k]
-
     def _are_numbers(self, given: Any) -> bool:
         """Whether it has a number for each environment."""
         rows = self._shape[0]
@@ -208,25 +193,19 @@ class InfoWatch:
             most=np.full(rows, -np.inf),
         )
 
-    def advance(
-        self,
-        live: NDArray[np.bool_] | None,
-        done: NDArray[np.bool_],
-        seen: NDArray[np.intp] | slice = slice(None),
-    ) -> InfoNumbers:
+    def advance(self, live: NDArray[np.bool_] | None, done: NDArray[np.bool_]) -> InfoNumbers:
         """Account for one fragment, of which all steps were seen.
 
         Args:
-            live: [R, T]; false where a step only resets; None: nowhere.
-            done: [R, T], the last step of an episode.
-            seen: which R of the N rows, in ascending order; nothing happened in the others.
+            live: [N, T]; false where a step only resets; None: nowhere.
+            done: [N, T], the last step of an episode.
         """
         if not self._numbers:
             return {}
-        begins = np.ones_like(done)  # [R, T] where a segment of an episode begins
+        begins = np.ones_like(done)  # [N, T] where a segment of an episode begins
         begins[:, 1:] = done[:, :-1]
         at = np.flatnonzero(begins)  # [S] where each begins among all steps
-        rows = np.arange(self._shape[0])[seen][at // done.shape[1]]  # [S]
+        rows = at // done.shape[1]  # [S]
         ends = np.append(at[1:], done.size) - 1  # [S] its last step among all
         ended = done.ravel()[ends]  # [S]
         first = np.ones(len(rows), np.bool_)  # [S] continues the running episode of its row
@@ -237,25 +216,23 @@ class InfoWatch:
         order = np.flatnonzero(ended)[by_step]  # [E]
         found: InfoNumbers = {}
         for name, number in self._numbers.items():
-            values = number.values[seen]  # [R, T]
-            counted = np.abs(values) <= _LARGEST  # [R, T]
+            values = number.values  # [N, T]
+            counted = np.abs(values) <= LARGEST  # [N, T]
             if live is not None:
                 counted &= live
             sums = _reduce(np.add, np.where(counted, values, 0.0), at)  # [S]
             counts = _reduce(np.add, counted.astype(np.int64), at)  # [S]
             least = _reduce(np.minimum, np.where(counted, values, np.inf), at)  # [S]
             most = _reduce(np.maximum, np.where(counted, values, -np.inf), at)  # [S]
-            of = rows[first]
-            sums[first] += number.sums[of]
-            counts[first] += number.counts[of]
-            least[first] = np.minimum(least[first], number.least[of])
-            most[first] = np.maximum(most[first], number.most[of])
-            on = rows[last]
-            number.sums[on] = np.where(ended, 0.0, sums)[last]
-            number.counts[on] = np.where(ended, 0, counts)[last]
-            number.least[on] = np.where(ended, np.inf, least)[last]
-            number.most[on] = np.where(ended, -np.inf, most)[last]
-            number.values[seen] = np.nan
+            sums[first] += number.sums
+            counts[first] += number.counts
+            least[first] = np.minimum(least[first], number.least)
+            most[first] = np.maximum(most[first], number.most)
+            number.sums = np.where(ended, 0.0, sums)[last]
+            number.counts = np.where(ended, 0, counts)[last]
+            number.least = np.where(ended, np.inf, least)[last]
+            number.most = np.where(ended, -np.inf, most)[last]
+            values[:] = np.nan
             given = order[counts[order] > 0]  # [E'] episodes that gave it
             agents = rows[given] % len(self._before_names)  # [E']
             for place, before in enumerate(self._before_names):

@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from juggler.envrunner.info_numbers import InfoNumber, InfoWatch, keep_newest
+from juggler.envrunner.info_numbers import LARGEST, MOST_EPISODES, InfoNumber, keep_newest
 from juggler.envrunner.multi_agent.line_up import LineUp, LineUps, Players
 
 _OUT, _ACTS, _ENDED = 0, 1, 2
@@ -225,12 +224,8 @@ class SharedEpisodes:
             self._line_ups.abandon(self._numbers.tolist())
 
 
-#: Steps of an environment that are kept until they are summed up.
-_STEPS = 16
-
-
 class SessionInfos:
-    """Watches numbers of a session as an EnvRunner watches infos.
+    """Sums up the numbers of a session's steps over episodes.
 
     Args:
         names: of the K numbers of a step.
@@ -248,13 +243,14 @@ class SessionInfos:
         environments: int,
         newest: dict[str, deque[InfoNumber]],
     ) -> None:
-        self._names, self._agents, self._newest = names, agents, newest
-        # An episode's numbers are read before the next one begins.
-        self._watch = InfoWatch(environments * agents, _STEPS, AutoresetMode.DISABLED, apart)
-        self._over = np.zeros((environments, agents, _STEPS), np.bool_)
-        self._seen = np.zeros((environments, agents), np.bool_)  # something happened there
-        self._t = 0  # steps that are not summed up yet
-        self._any_over = False  # an episode ended in one of them
+        before = [f"{agent}/" for agent in apart] or [""] * agents
+        self._names = [
+            (a, k, b + name) for a, b in enumerate(before) for k, name in enumerate(names)
+        ]
+        self._newest = newest
+        shape = environments, agents, len(names)
+        self._sums, self._counts = np.zeros(shape), np.zeros(shape, np.int64)
+        self._least, self._most = np.full(shape, np.inf), np.full(shape, -np.inf)
 
     def see(self, parts: Iterable[AgentRows], over: Sequence[int]) -> None:
         """Take what a batch of steps tells.
@@ -263,17 +259,11 @@ class SessionInfos:
             parts: of different agents.
             over: the environments whose episodes end with it.
         """
-        any_told = False
         for part in parts:
             if part.infos is not None and part.rewarded:
-                rows = [part.environments[at] * self._agents + part.index for at in part.rewarded]
-                self._watch.put(self._names, part.infos[part.rewarded], rows, self._t)
-                self._seen.ravel()[rows] = True
-                any_told = True
-        if over:
-            self._end(over)
-        elif any_told:
-            self._advance(1)
+                rows = [part.environments[at] for at in part.rewarded]  # [R]
+                self._add(rows, part.index, part.infos[part.rewarded, None])
+        self._end(over)
 
     def record(
         self, environment: int, infos: NDArray[np.float64] | None, *, starts: bool, ends: bool
@@ -288,39 +278,33 @@ class SessionInfos:
         """
         if starts:
             self._end([environment])  # one that is running
-        begin, end = 0, 0 if infos is None else len(infos)
-        while infos is not None and begin < end:
-            count = min(end - begin, _STEPS - self._t)
-            steps = slice(self._t, self._t + count)
-            self._watch.put(self._names, infos[begin : begin + count], environment, steps)
-            self._seen[environment] = True
-            self._advance(count)
-            begin += count
+        if infos is not None:
+            self._add([environment], 0, infos[None])
         if ends:
             self._end([environment])
 
-    def settle(self) -> None:
-        """Hand over the numbers of all episodes that have ended."""
-        if self._any_over:
-            self._sum_up()
+    def _add(self, environments: list[int], agent: int, infos: NDArray[np.float64]) -> None:
+        """Add numbers [R, L, K] of steps in environments [R]."""
+        at, told = (environments, agent), np.abs(infos) <= LARGEST  # false with a NaN
+        self._sums[at] += np.where(told, infos, 0.0).sum(1)
+        self._counts[at] += told.sum(1)
+        least, most = np.where(told, infos, np.inf).min(1), np.where(told, infos, -np.inf).max(1)
+        self._least[at] = np.minimum(self._least[at], least)
+        self._most[at] = np.maximum(self._most[at], most)
 
-    def _end(self, environments: Any) -> None:
-        """Episodes end with the step under way."""
-        self._over[environments, :, self._t] = True
-        self._seen[environments] = True
-        self._any_over = True
-        self._advance(1)
-
-    def _advance(self, steps: int) -> None:
-        self._t += steps
-        if self._t == _STEPS:
-            self._sum_up()
-
-    def _sum_up(self) -> None:
-        # Only where something happened: many environments may step one after the other.
-        seen = np.flatnonzero(self._seen)  # [R] of the N * A rows
-        over = self._over.reshape(-1, _STEPS)  # [N * A, T]
-        keep_newest(self._newest, self._watch.advance(None, over[seen], seen))
-        over[seen] = False
-        self._seen[:] = False
-        self._t, self._any_over = 0, False
+    def _end(self, environments: Sequence[int]) -> None:
+        """End the episodes of environments [E]."""
+        if not environments:
+            return
+        ended = list(environments)
+        counts = self._counts[ended]  # [E, A, K]
+        means = self._sums[ended] / np.maximum(counts, 1)  # [E, A, K]
+        least, most = self._least[ended], self._most[ended]  # [E, A, K] both
+        for a, k, name in self._names:
+            gave = counts[:, a, k].nonzero()[0][-MOST_EPISODES:]
+            if len(gave):
+                columns = ([*each[gave, a, k].tolist()] for each in (means, least, most))
+                numbers = [InfoNumber(*each) for each in zip(*columns, strict=True)]
+                keep_newest(self._newest, {name: numbers})
+        self._sums[ended] = self._counts[ended] = 0
+        self._least[ended], self._most[ended] = np.inf, -np.inf

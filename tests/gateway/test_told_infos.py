@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +21,8 @@ from support.gateway_world import (
 )
 
 from juggler.client import GatewayError, box, connect, connect_agents, discrete, play
-from juggler.envrunner import info_numbers
 from juggler.envrunner.info_numbers import MOST_EPISODES, MOST_NUMBERS, InfoNumber, InfoNumbers
 from juggler.gateway import recordings
-from juggler.gateway.session_episodes import SessionInfos
 from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -126,27 +123,6 @@ def test_an_episode_that_another_one_follows_without_an_end_is_told(world: Gatew
             simulator.send(recording=recording)
             assert simulator.hear().recorded.seq == seq
         assert taken(world) == {"x": [InfoNumber(2.0, 1.0, 3.0), InfoNumber(5.0, 5.0, 5.0)]}
-
-
-def test_environments_where_nothing_happened_are_not_gone_through(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gone_through: list[int] = []
-    reduce = info_numbers._reduce
-
-    def counted(function: Any, values: Any, at: Any) -> Any:
-        gone_through.append(values.size)
-        return reduce(function, values, at)
-
-    monkeypatch.setattr(info_numbers, "_reduce", counted)
-    newest: dict[str, deque[InfoNumber]] = {}
-    infos = SessionInfos(["x"], 1, (), 1000, newest)
-    for environment in (999, 5, 5, 0):
-        infos.record(environment, np.full((7, 1), environment), starts=True, ends=False)
-    infos.record(999, np.full((7, 1), 1.0), starts=False, ends=True)
-    infos.settle()
-    assert [each.mean for each in newest["x"]] == [5.0, 500.0]
-    assert max(gone_through) <= 4 * 16, "steps of those environments alone"
 
 
 def test_of_many_numbers_the_first_are_kept_and_of_many_episodes_the_newest(
