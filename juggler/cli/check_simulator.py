@@ -414,7 +414,7 @@ class Check:
             yield Finding("steps", "problem" if silent > _END_SECONDS else "warning", said)
 
     def _episodes(self) -> Iterator[Finding]:
-        played = self.server.take_played()
+        played = self.server.manager.take_played()
         of_agents = {player.name: player.take_ended() for player in self._players}
         lengths = played.env_lengths or [each for _, ended in of_agents.values() for each in ended]
         if not lengths:

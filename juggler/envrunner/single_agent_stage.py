@@ -15,7 +15,7 @@ from juggler.envrunner.on_device.device_sampler import DeviceSampler, why_on_hos
 from juggler.envrunner.rounds import PlayedRound, Recorded
 from juggler.envrunner.sampler import NonFinite, Sampler
 from juggler.envrunner.setup import EnvRunnerSetup
-from juggler.envrunner.stage import ActingParts, NoLeague, OwnCode
+from juggler.envrunner.stage import ActingParts, OwnCode, Stage
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.version import Version
@@ -23,7 +23,7 @@ from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
 
-class SingleAgentStage(NoLeague):
+class SingleAgentStage(Stage):
     """A vector of environments with one agent each.
 
     Args:

@@ -29,7 +29,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 class Stage(Protocol):
-    """What an EnvRunner plays rounds and evaluations with."""
+    """What an EnvRunner plays with. By itself, it has no league."""
 
     def ready(self) -> list[training_pb2.Ready.Module]:
         """What there is of each module."""
@@ -67,6 +67,7 @@ class Stage(Protocol):
         Raises:
             ValueError: there is no league, or a line-up does not fit the agents.
         """
+        refuse_league()
 
     def add_player(self, module_id: str, acting: ActingSetup) -> None:
         """Let another module be in line-ups from now on, trained or not.
@@ -74,6 +75,7 @@ class Stage(Protocol):
         Raises:
             ValueError: there is no league, or what it plays with is not what the setup says.
         """
+        refuse_league()
 
     def remove_player(self, module_id: str) -> None:
         """Forget a module once no running episode has it.
@@ -83,6 +85,7 @@ class Stage(Protocol):
         Raises:
             ValueError: there is no league.
         """
+        refuse_league()
 
     def evaluate(
         self,
@@ -203,19 +206,6 @@ class ActingParts:
             ready.environment_observation_space.CopyFrom(sides[0])
             ready.environment_action_space.CopyFrom(sides[1])
         return ready
-
-
-class NoLeague:
-    """A stage on which the same modules play until the run ends."""
-
-    def assign(self, line_ups: Iterable[training_pb2.LineUp]) -> None:
-        refuse_league()
-
-    def add_player(self, module_id: str, acting: ActingSetup) -> None:
-        refuse_league()
-
-    def remove_player(self, module_id: str) -> None:
-        refuse_league()
 
 
 def refuse_league() -> NoReturn:

@@ -11,7 +11,6 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from juggler.envrunner.rounds import PlayedRound
 from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.recordings import LocalInference, Recording
 from juggler.gateway.row_layout import Interface
@@ -92,23 +91,6 @@ class GatewayServer:
         self._clock.start()
         self.wake()
         return bound
-
-    def take_played(self) -> PlayedRound:
-        """What came of environments' episodes since the last call.
-
-        Returns are there where simulators may have several agents.
-        """
-        manager = self.manager
-        returns, lengths = zip(*manager.env_ended, strict=True) if manager.env_ended else ((), ())
-        manager.env_ended = []
-        return PlayedRound(
-            {},
-            {},
-            [*returns],
-            [*lengths],
-            agent_returns=manager.take_agent_returns(),
-            infos=manager.take_infos(),
-        )
 
     def wake(self) -> None:
         """Call `Work.go_on` soon. May be called in any thread."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import unquote
 
@@ -25,6 +25,16 @@ class Tell(Protocol):
         """Tell people something, and how many simulators and environments are connected."""
 
 
+@dataclass(slots=True)
+class _Lines:
+    """The lines about one thing, since a time in seconds."""
+
+    began: float
+    told: int = 1
+    untold: int = 0
+    last: str = ""  # of the latter
+
+
 class GuestBook:
     """Logs simulators that come and go, in few lines.
 
@@ -43,10 +53,7 @@ class GuestBook:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sessions, self._tell, self._rows, self._clock = sessions, tell, rows, clock
-        self._began: dict[str, float] = {}  # of the lines about each thing
-        self._lines: dict[str, int] = defaultdict(int)
-        self._untold: dict[str, int] = defaultdict(int)
-        self._last: dict[str, str] = {}  # that was not told
+        self._of: dict[str, _Lines] = {}  # about each thing
         self._told_of_rows = False
 
     def came(self, session: Session, *, back: bool) -> None:
@@ -84,32 +91,26 @@ class GuestBook:
     def look(self) -> None:
         """Report how much was not told, if it is time."""
         now = self._clock()
-        for kind, began in list(self._began.items()):
-            if now - began < _SECONDS:
+        for kind, lines in list(self._of.items()):
+            if now - lines.began < _SECONDS:
                 continue
-            del self._began[kind]
-            self._lines.pop(kind, None)
-            if many := self._untold.pop(kind, 0):
-                self._begin(kind)
-                more = f" ({many:,} times in the last {_SECONDS:.0f} s; this is the last one)"
-                text = self._last.pop(kind) + (more if many > 1 else "")
-                self._say(text, kind == "refused")
+            del self._of[kind]
+            if lines.untold:
+                self._of[kind] = _Lines(now)
+                more = (
+                    f" ({lines.untold:,} times in the last {_SECONDS:.0f} s; this is the last one)"
+                )
+                self._say(lines.last + (more if lines.untold > 1 else ""), kind == "refused")
 
     def _line(self, kind: str, what: str, why: str) -> None:
         self.look()
         text = f"{what}: {one_line(why, _LONGEST)}"
-        if kind not in self._began:
-            self._begin(kind)
-        elif self._lines[kind] >= _MOST_LINES.get(kind, _MOST):
-            self._untold[kind] += 1
-            self._last[kind] = text
-            return
+        lines = self._of.setdefault(kind, _Lines(self._clock(), told=0))
+        if lines.told < _MOST_LINES.get(kind, _MOST):
+            lines.told += 1
+            self._say(text, kind == "refused")
         else:
-            self._lines[kind] += 1
-        self._say(text, kind == "refused")
-
-    def _begin(self, kind: str) -> None:
-        self._began[kind], self._lines[kind] = self._clock(), 1
+            lines.untold, lines.last = lines.untold + 1, text
 
     def _say(self, text: str, warning: bool) -> None:
         simulators, environments = self.here()

@@ -433,7 +433,7 @@ class GatewayRunner(SamplingWorker):
         league = self._casting.league
         matches = [] if league is None else league.take_ended()
         played = replace(
-            self._server.take_played(), modules=results, others=others, matches=matches
+            self._server.manager.take_played(), modules=results, others=others, matches=matches
         )
         self._deliveries.has_spent(self._server.seconds)
         self._deliveries.spent({"frames": time.perf_counter() - started})

@@ -13,8 +13,9 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
 from juggler.envrunner.agent_returns import AgentReturns, add_returns, has_metrics_by_agent
-from juggler.envrunner.info_numbers import InfoNumber, InfoNumbers, told_apart
+from juggler.envrunner.info_numbers import InfoNumber, told_apart
 from juggler.envrunner.multi_agent.line_up import LineUpError
+from juggler.envrunner.rounds import PlayedRound
 from juggler.gateway.agents import Casting, module_of
 from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.evaluation import TRAINING
@@ -149,7 +150,8 @@ class SessionManager:
         resumed = bool(hello.resume_token)
         if resumed:
             session = self.sessions.resumed(hello)
-            self._must_be_as_before(session, hello, cast)
+            for agent, given in zip(session.agents, hello.agents, strict=True):
+                self._must_have(self.agents[agent.player], given)
             if session.stream is not None:
                 text = "another stream goes on with this session"
                 self.last_word(session, SessionError(Code.SUPERSEDED, text))
@@ -283,21 +285,6 @@ class SessionManager:
         )
         return agent, observation_space, action_space
 
-    def _must_be_as_before(
-        self, session: Session, hello: pb.Hello, cast: list[tuple[str, ...]]
-    ) -> None:
-        """
-        Raises:
-            SessionError: a session that goes on began with other agents.
-        """
-        drawn = session.episodes is not None and session.episodes.drawn
-        for agent, given, players in zip(session.agents, hello.agents, cast, strict=True):
-            same = agent.name == given.id if drawn else agent.player == players[0]
-            if not same:
-                text = f"{whose(given)}a session goes on with the agents that it began with"
-                raise SessionError(Code.UNKNOWN_AGENT, text)
-            self._must_have(self.agents[agent.player], given)
-
     def _must_have(self, ours: pb.Agent, given: pb.Agent) -> None:
         """
         Raises:
@@ -421,16 +408,24 @@ class SessionManager:
                     part.rewarded = [at for at in part.rewarded if playing[here[at]] == TRAINING]
             session.infos.see(batch.parts, over)
 
-    def take_agent_returns(self) -> AgentReturns:
-        """Each agent's returns since the last call; {}: there are many agents."""
-        taken, self._agent_returns = self._agent_returns, {}
-        return taken if has_metrics_by_agent(self._names) else {}
+    def take_played(self) -> PlayedRound:
+        """What came of environments' episodes since the last call.
 
-    def take_infos(self) -> InfoNumbers:
-        """Numbers of simulators, of episodes that ended since the last call."""
-        taken = {name: list(episodes) for name, episodes in self._infos.items()}
+        Returns are there where simulators may have several agents, and of each agent if there are
+        few.
+        """
+        ended, self.env_ended = self.env_ended, []
+        of_agents, self._agent_returns = self._agent_returns, {}
+        infos = {name: list(episodes) for name, episodes in self._infos.items()}
         self._infos.clear()
-        return taken
+        return PlayedRound(
+            {},
+            {},
+            [total for total, _ in ended],
+            [length for _, length in ended],
+            agent_returns=of_agents if has_metrics_by_agent(self._names) else {},
+            infos=infos,
+        )
 
 
 _MOST_ROW_BYTES = 256 << 20

@@ -134,6 +134,7 @@ class Session:
         infos: numbers of its steps; None: it tells none.
 
     Attributes:
+        hello: as given.
         id: for people.
         token: that its simulator shows to go on with it.
         mode: whether the gateway acts.
@@ -159,6 +160,7 @@ class Session:
         episodes: SharedEpisodes | None = None,
         infos: SessionInfos | None = None,
     ) -> None:
+        self.hello = hello
         self.id = secrets.token_hex(6)
         self.token = secrets.token_hex(16)
         self.agents, self.episodes, self.infos = agents, episodes, infos
@@ -262,7 +264,7 @@ class Sessions:
         """Return the open session that a hello resumes.
 
         Raises:
-            SessionError: no open session has the token, or it has another size or mode.
+            SessionError: no open session has the token, or it began with another hello.
         """
         session = self._by_token.get(hello.resume_token)
         if session is None:
@@ -273,17 +275,17 @@ class Sessions:
                 "Begin a new one without a token",
                 retryable=True,
             )
-        now = hello.environments, hello.mode, len(hello.agents)
-        if now != (session.environments, session.mode, len(session.agents)):
-            raise SessionError(
-                Code.WRONG_SPACES,
-                f"a session of {session.environments} environments with {len(session.agents)} "
-                f"agents in mode {session.mode} goes on with {now[0]} environments and {now[2]} "
-                f"agents in mode {now[1]}: send the hello that it began with",
-            )
-        if hello.info_names != session.info_names:
-            text = "a session goes on with other info_names: send the hello that it began with"
-            raise SessionError(Code.WRONG_SPACES, text)
+        before, named = session.hello, session.episodes is not None
+        agents = [agent.id if named else "" for agent in hello.agents]
+        for name, same in (
+            ("mode", hello.mode == before.mode),
+            ("environments", hello.environments == before.environments),
+            ("agents", agents == [agent.name for agent in session.agents]),
+            ("info_names", hello.info_names == before.info_names),
+        ):
+            if not same:
+                text = f"a session goes on with other {name}: send the hello that it began with"
+                raise SessionError(Code.WRONG_SPACES, text)
         return session
 
     @property

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,7 +188,7 @@ class Batch:
     over: list[int] = field(default_factory=list)
     idle: dict[int, float] = field(default_factory=dict)
     began: list[int] = field(default_factory=list)
-    answers: dict[int, Part] = field(default_factory=dict)
+    answers: dict[int, bytes] = field(default_factory=dict)
     arrived: float = field(default_factory=time.perf_counter)
 
 
@@ -452,47 +452,33 @@ _ACTIONS_ACTIONS = b"\x22"
 _TENSOR_DATA = b"\x22"
 
 
-class Part(NamedTuple):
-    """The actions of one agent.
-
-    Attributes:
-        size: in bytes.
-        pieces: the bytes.
-    """
-
-    size: int
-    pieces: list[bytes]
-
-
-def action_batch(seq: int, parts: Sequence[Part]) -> bytes:
+def action_batch(seq: int, parts: Sequence[bytes]) -> bytes:
     """A ToSimulator with an ActionBatch.
 
     Args:
         seq: of the batch of steps.
-        parts: the actions of its agents.
+        parts: of its agents, as `Answers.part` writes them.
     """
-    number = write_varint(seq)
-    size = 1 + len(number) + sum(part.size for part in parts)
-    head = [_TO_SIMULATOR_ACTIONS, write_varint(size), _BATCH_SEQ, number]
-    return b"".join(chain(head, *(part.pieces for part in parts)))
+    content = b"".join([_BATCH_SEQ, write_varint(seq), *parts])
+    return b"".join([_TO_SIMULATOR_ACTIONS, write_varint(len(content)), content])
 
 
 class Answers:
-    """
+    """Writes the actions of a policy.
+
     Args:
         layout: of actions.
-        policy: the name of the policy that acts.
+        policy: the name of the policy.
     """
 
     def __init__(self, layout: Layout, policy: str) -> None:
-        self._leaves = layout.leaves
-        self._policy = policy
+        self._leaves, self._policy = layout.leaves, policy
         self._version: Version | None = None
-        # By agent and rows, of that version.
-        self._beginnings: dict[tuple[int, int], tuple[int, list[bytes]]] = {}
+        # By agent and rows, the bytes before each leaf, of that version.
+        self._beginnings: dict[tuple[int, int], list[bytes]] = {}
 
-    def part(self, agent: int, rows: int, data: Sequence[bytes], version: Version) -> Part:
-        """Make one agent's part of a message.
+    def part(self, agent: int, rows: int, data: Sequence[bytes], version: Version) -> bytes:
+        """Write one agent's part of an ActionBatch.
 
         Args:
             agent: its index in the session.
@@ -505,23 +491,21 @@ class Answers:
         key = agent, rows
         if key not in self._beginnings:
             self._beginnings[key] = self._written(agent, rows, version)
-        size, beginnings = self._beginnings[key]
-        return Part(size, [*chain.from_iterable(zip(beginnings, data, strict=True))])
+        pairs = zip(self._beginnings[key], data, strict=True)
+        return b"".join(chain.from_iterable(pairs))
 
-    def _written(self, agent: int, rows: int, version: Version) -> tuple[int, list[bytes]]:
-        """The size of the part, and the bytes before each leaf."""
+    def _written(self, agent: int, rows: int, version: Version) -> list[bytes]:
         acted = to_message(version)
         head = pb.Actions(agent=agent, policy=self._policy, version=acted).SerializeToString()
         tensors = []
         for leaf in self._leaves:
-            shape = (rows, *leaf.shape)
+            shape, size = (rows, *leaf.shape), rows * leaf.row_bytes
             tensor = pb.NamedTensor(path=leaf.path, dtype=leaf.number, shape=shape)
-            begins = tensor.SerializeToString() + _TENSOR_DATA + write_varint(rows * leaf.row_bytes)
-            size = len(begins) + rows * leaf.row_bytes
-            tensors.append(_ACTIONS_ACTIONS + write_varint(size) + begins)
+            begins = tensor.SerializeToString() + _TENSOR_DATA + write_varint(size)
+            tensors.append(_ACTIONS_ACTIONS + write_varint(len(begins) + size) + begins)
         size = len(head) + sum(map(len, tensors)) + rows * sum(x.row_bytes for x in self._leaves)
         tensors[0] = _BATCH_AGENTS + write_varint(size) + head + tensors[0]
-        return len(_BATCH_AGENTS) + len(write_varint(size)) + size, tensors
+        return tensors
 
 
 def to_message(version: Version) -> pb.PolicyVersion:

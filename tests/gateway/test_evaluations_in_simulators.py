@@ -117,7 +117,7 @@ def test_neither_numbers_nor_recordings_of_training_have_episodes_of_an_evaluati
                     session.step(np.full(3, k), float(k), over, infos={"episode": float(k)})
         assert evaluation.is_over
         with world._server.at_work():
-            told = world._server.take_played().infos["episode"]
+            told = world._server.manager.take_played().infos["episode"]
         assert [each.mean for each in told] == [3, 4, 5]
         assert [episode.rewards.tolist() for episode in found] == [[k] * 2 for k in (3, 4, 5)]
 

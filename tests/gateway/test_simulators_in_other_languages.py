@@ -198,7 +198,7 @@ def test_the_simulators_in_python_play() -> None:
         assert world.count("steps") >= 25
         scope["simulate_with_numbers"](world.address, 12)
         with world._server.at_work():
-            told = world._server.take_played().infos
+            told = world._server.manager.take_played().infos
         assert told == {"left": [(4.5, 0.0, 9.0)]}
     with GatewayWorld(module_of_any_size, rows=1, steps=4) as world:
         world.ask(1000)

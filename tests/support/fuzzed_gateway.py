@@ -415,7 +415,7 @@ class FuzzedGateway(Books):
 
     def take_played(self) -> None:
         """Take what came of environments' episodes."""
-        played = self.server.take_played()
+        played = self.server.manager.take_played()
         self.env_ended += zip(played.env_returns, played.env_lengths, strict=True)
         for name, episodes in played.infos.items():
             self.infos[name.rpartition("/")[2]].update(each.mean for each in episodes)
