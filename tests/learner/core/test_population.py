@@ -136,7 +136,10 @@ def test_a_learner_takes_a_population_for_any_other_core(make_batch: MakeBatch) 
 
     learner, restored = make(seed=0), make(seed=9)
     learner.update_from_episodes([make_batch(seed=1)])
-    restored.restore(*learner.save())
+    tree, extras = learner.save()
+    # Earlier versions saved hyper-parameters, too.
+    older: Any = {"default": {**tree["default"], "hyperparameters": {"lr": np.zeros(3)}}}  # type: ignore[dict-item]
+    restored.restore(older, extras)
     found = fetch_metrics(learner.update_from_episodes([make_batch(seed=2)]))
     assert found == fetch_metrics(restored.update_from_episodes([make_batch(seed=2)]))
     assert [found[f"lr[{index}]"] for index in range(3)] == RATES[:3]
