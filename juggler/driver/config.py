@@ -578,6 +578,7 @@ _EXAMPLES: Final = {
     "modules": "{default = {lr = 1e-3}}",
     "num_learners": "2",
     "optimizers": '{value = {parameters = ["value_*"]}}',
+    "simulator_parameters": "{wind = 0.5}",
     "shared": '{"encoder.*" = ["first", "second"]}',
 }
 #: Examples for all other keys, by type.
