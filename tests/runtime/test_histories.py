@@ -142,6 +142,7 @@ def _an_answer_counts_each_time_it_comes(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(RequestPool, "_replied", again)
 
 
+@pytest.mark.slow  # of the simulated world: whether it would show them
 @pytest.mark.parametrize(
     ("fault", "history", "seen"),
     [

@@ -153,6 +153,14 @@ def test_only_one_process_listens_at_a_path(shared: Path) -> None:
     assert list(shared.iterdir()) == []
 
 
+def test_a_token_that_is_expected_no_more_is_refused(shared: Path) -> None:
+    made = MemorySocket(shared_address("name"))
+    made.expect("token", socket.socket.close)()
+    with pytest.raises(ConnectionResetError):
+        connect(str(*shared.iterdir()), "token")
+    made.close()
+
+
 def test_a_socket_is_its_owners_alone(shared: Path) -> None:
     before = os.umask(0)
     try:

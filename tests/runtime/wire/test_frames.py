@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.wire_cases import HEADER, assert_same, feed_all, trees
 
 from juggler.runtime.wire import frames, layouts
-from juggler.runtime.wire.chunks import Known, read_chunk, read_known
+from juggler.runtime.wire.chunks import Known, read_chunk, read_known, read_varint
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
@@ -247,4 +247,8 @@ def test_however_many_large_trees_are_sent_the_forms_that_are_kept_have_a_limit(
         assert kept == frames._kept <= frames._MOST_KEPT
 
 
-# Numbers are written and read as protobuf does.
+def test_a_number_of_too_many_bytes_is_none() -> None:
+    assert read_varint(b"\xff" * 9 + b"\x01", 0) == (2**64 - 1, 10)
+    assert read_varint(b"\xff" * 9 + b"\x7f", 0) == (2**64 - 1, 10), "bits beyond are left out"
+    with pytest.raises(WireError, match="no number at byte 0"):
+        read_varint(b"\xff" * 10 + b"\x01", 0)
