@@ -1,4 +1,7 @@
-"""Moves action masks from infos into observations."""
+"""Moves action masks from infos into observations.
+
+Modules apply them: see `juggler.runtime.modules.rl_module`.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ class ObservedMasks(VectorWrapper):
             space = mask_space(read_masks(actions, infos[ACTION_MASK], np.arange(1)))  # of [1, n]
             LegalActions(space, actions, "")
         except (ValueError, TypeError, LookupError) as error:
-            reason = f"the action mask in its info is not one: {error}"
+            reason = f"info['action_mask'] does not fit the action space: {error}"
             raise EnvironmentFailed("environment 0", "reset", reason) from error
         self._masks: Any = zeros(space, (env.num_envs,))  # [N, n] each, int8
         self.single_observation_space = spaces.Dict(

@@ -66,7 +66,7 @@ class GroupObservations:
             except (ValueError, TypeError, LookupError, AttributeError) as error:
                 agents = ", ".join(plain.agents)
                 raise ValueError(
-                    f"the action mask in the infos of {agents} is not one: {error}"
+                    f"info['action_mask'] of {agents} does not fit the action space: {error}"
                 ) from error
             parts = (
                 self._plain.spaces
@@ -118,7 +118,9 @@ class GroupObservations:
                 # A mask may also be floats of 0.0 and 1.0.
                 why = misfit(space, tree_map(_as_int8, each), ACTION_MASK)
             except (ValueError, TypeError, LookupError, AttributeError) as error:
-                raise Misfit(row, f"the action mask in its info is not one: {error}") from None
+                raise Misfit(
+                    row, f"info['action_mask'] does not fit the action space: {error}"
+                ) from None
             if why:
                 raise Misfit(row, f"the action mask in its info does not fit: {why}")
             flat.append(each)
