@@ -90,6 +90,9 @@ def _shared(config: type[LearnerConfig]) -> list[bool]:
     return [not issubclass(config, kind) for kind in SHARED]
 
 
+_Q_ALGORITHMS = ", ".join(
+    name for name, each in ALGORITHMS.items() if each.module == "juggler:QNetwork"
+)
 #: By title, what a section is about: a class, and others as parts of its table, by name.
 SECTIONS: list[tuple[str, dict[str, type[Any]]]] = [
     ("The run", {"": DriverConfig}),
@@ -99,7 +102,7 @@ SECTIONS: list[tuple[str, dict[str, type[Any]]]] = [
     ("Intrinsic rewards: keys of `intrinsic`", {"": IntrinsicConfig}),
     ("Imitation: keys of `imitation`", {"": ImitationConfig}),
     ("The module", {"": ModuleConfig}),
-    ("The default module: keys of `model`", {"": ModelConfig, "dqn, pqn, r2d2": QNetworkConfig}),
+    ("The default module: keys of `model`", {"": ModelConfig, _Q_ALGORITHMS: QNetworkConfig}),
     ("Connectors", {"": ConnectorsTable, "keys of `connectors`": ConnectorsConfig}),
     ("Several agents", {"": AgentsConfig}),
     ("Leagues: keys of `league`", {"": LeagueConfig}),
