@@ -42,6 +42,7 @@ def test_a_batch_is_held_with_what_its_header_said(world: World) -> None:
     (held,), missing = store.pop([7])
     assert missing == []
     assert (held.batch_id, held.envrunner, held.version) == (7, "envrunner-3", (4, 7))
+    assert [held.staleness(update) for update in (6, 7, 9)] == [0, 0, 2]
     assert held.live_steps == frame.header.live_steps
     assert isinstance(frame.tree, dict)
     for name, column in frame.tree["default"].items():
