@@ -178,16 +178,19 @@ class GatewayServer:
             for steps in batch.parts:
                 alike[steps.agent.interface].append(steps)
         shown: dict[Interface, Tree] = {}
-        errors: dict[Session, SessionError] = {}
+        refused: dict[Batch, SessionError] = {}
         for interface, parts in alike.items():
-            shown[interface], refused = read_observations(interface, parts)
-            for steps, refusal in refused:
-                errors.setdefault(steps.batch.session, refusal)
+            shown[interface], found = read_observations(interface, parts)
+            for steps, refusal in found:
+                refused.setdefault(steps.batch, refusal)
+        errors: dict[Session, SessionError] = {}
         by_player: dict[str, list[Share]] = defaultdict(list)
         for batch in arrivals:
             if batch.session in errors:
-                continue
+                continue  # what it sent before its mistake is taken
             try:
+                if batch in refused:
+                    raise refused[batch]
                 for share in self.manager.shares(batch):
                     by_player[share.player].append(share)
             except SessionError as wrong:
@@ -433,19 +436,20 @@ class Clock:
 
 def tell_to_wait(waiting: Iterable[Session]) -> None:
     """Tell simulators that have waited for long, each once per answer."""
-    text = "no samples are requested now; answers come as soon as they are"
+    message = _notice("no samples are requested now; answers come as soon as they are")
     for session in waiting:
         if session.stream is not None and not session.told_to_wait:
-            session.stream.send(_notice(text))
+            session.stream.send(message)
             session.told_to_wait = True
 
 
 def tell_of_untold(sessions: Iterable[Session]) -> None:
     """Tell simulators, each once, that not all of their episodes are counted."""
     text = f"no samples were requested for long: of the episodes that ended, {MOST_UNTOLD:,}"
+    message = _notice(f"{text} are counted, the newest")
     for session in sessions:
         if session.stream is not None and not session.told_of_untold:
-            session.stream.send(_notice(f"{text} are counted, the newest"))
+            session.stream.send(message)
             session.told_of_untold = True
 
 

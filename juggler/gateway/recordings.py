@@ -28,8 +28,15 @@ from juggler.runtime.connectors.leaves import acted_dtype, at, holds_masks
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.wire.structures import put, space_leaves, take, tree_map
-from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
+from juggler.runtime.wire.structures import (
+    choices_of,
+    find_outside,
+    put,
+    space_leaves,
+    take,
+    tree_map,
+)
+from juggler.runtime.wire.trees import Tree, flatten, path_name, unflatten
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _ROUNDED = 1e-3  # rounding of a log-probability of 0 in other programs
@@ -105,6 +112,7 @@ class Reader:
         self._observations, self._actions = Layout(observation_space), Layout(action_space)
         self._checks = ValueChecks(observation_space, action_space)
         self._leaves = space_leaves(action_space)
+        self._choices = choices_of(self._leaves)
         self._masked = holds_masks(observation_space)
         self._counts = not any(isinstance(space, spaces.Box) for _, space in self._leaves)
 
@@ -194,38 +202,27 @@ class Reader:
 
     def _check_actions(self, observations: Tree, actions: Tree) -> None:
         """Check that the space and the masks allow the actions."""
-        for path, space in self._leaves:
-            array, where = at(actions, path), f" at {path_name(path)}" if path else ""
+        for path, array in flatten(actions):
             if array.dtype.kind == "f":
-                _must_be_finite(array, f"actions{where}")
-            if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-                counts = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
-                places = (array - space.start).reshape(len(array), -1)  # [L, choices]
-                bad = ((places < 0) | (places >= counts)).any(1)  # [L]
-                if not bad.any() and self._masked:
-                    bad = self._illegal(observations, path, counts, places)
-                if bad.any():
-                    step = int(bad.argmax())
-                    text = f"the action{where} of step {step} is {array[step]}"
-                    raise SessionError(
-                        Code.WRONG_SHAPE, f"{text}, which its space or its mask does not have"
-                    )
-            elif isinstance(space, spaces.MultiBinary) and (array & ~1).any():
-                text = f"the actions{where} have other numbers than 0 and 1"
+                _must_be_finite(array, f"actions{f' at {path_name(path)}' if path else ''}")
+        if found := find_outside(self._choices, actions):
+            (step, *_), what = found
+            raise SessionError(Code.WRONG_SHAPE, f"the action of step {step}{what}")
+        masks = dict(flatten(at(observations, (ACTION_MASK,)))) if self._masked else {}
+        for path, leaf in self._leaves:
+            if path not in masks:
+                continue
+            space: Any = leaf
+            counts = np.ravel(space.n if isinstance(leaf, spaces.Discrete) else space.nvec)
+            array = at(actions, path)  # [L, ...]
+            places = (array - space.start).reshape(len(array), -1)  # [L, choices]
+            flat = masks[path][: len(array)].reshape(len(array), -1)  # [L, sum of counts]
+            starts = np.cumsum([0, *counts[:-1]])  # [choices]
+            allowed = np.take_along_axis(flat, starts + places, 1)  # [L, choices]
+            if not allowed.all():
+                step = int(allowed.all(1).argmin())
+                text = f"the action of step {step} is {array[step]}, which its mask forbids"
                 raise SessionError(Code.WRONG_SHAPE, text)
-
-    def _illegal(
-        self, observations: Tree, path: Path, counts: NDArray[Any], places: NDArray[Any]
-    ) -> NDArray[np.bool_]:
-        """[L] where a choice [L, choices] of `counts` was not allowed."""
-        masks = dict(flatten(at(observations, (ACTION_MASK,))))
-        if path not in masks:
-            return np.zeros(len(places), np.bool_)
-        starts = np.cumsum([0, *counts[:-1]])  # [choices]
-        flat = masks[path][: len(places)].reshape(len(places), -1)  # [L, sum of counts]
-        allowed = np.take_along_axis(flat, starts + places, 1)  # [L, choices]
-        illegal: NDArray[np.bool_] = (allowed == 0).any(1)  # [L]
-        return illegal
 
     def _as_chosen(self, actions: Tree) -> Tree:
         """Actions in the dtypes that policies act in."""

@@ -155,6 +155,7 @@ class Interface:
         action_space: of one agent.
 
     Attributes:
+        spaces: of observations and of actions.
         observations: their arrays.
         actions: their arrays.
         checks: of observations.
@@ -166,6 +167,7 @@ class Interface:
     """
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
+        self.spaces = observation_space, action_space
         self.observations, self.actions = Layout(observation_space), Layout(action_space)
         self.checks = ValueChecks(observation_space, action_space)
         self.nothing = zeros(observation_space, (1,))

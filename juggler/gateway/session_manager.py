@@ -190,16 +190,16 @@ class SessionManager:
         self, stream: GatewayStream, hello: pb.Hello, cast: list[tuple[str, ...]]
     ) -> Session:
         """A new session, once its agents have players."""
-        fresh: dict[str, tuple[pb.Agent, Space[Any], Space[Any]]] = {}
+        fresh: dict[str, tuple[pb.Agent, Interface]] = {}
         for given, players in zip(hello.agents, cast, strict=True):
             for key in players:
                 if key not in self.agents and key not in fresh:
                     fresh[key] = self._read(given, key)
                 self._must_have(self.agents[key] if key in self.agents else fresh[key][0], given)
         self._make_room(hello)
-        for key, (agent, *both) in fresh.items():
+        for key, one in fresh.items():
             try:
-                self._prepare(key, sum(key in players for players in cast), agent, *both)
+                self._prepare(key, sum(key in players for players in cast), *one)
             except (WireError, UnsupportedSpace) as error:
                 raise SessionError(Code.WRONG_SPACES, str(error)) from error
         several = bool(self._casting.table)
@@ -224,17 +224,15 @@ class SessionManager:
             infos = SessionInfos(list(hello.info_names), *counts, self._infos)
         return Session(agents, hello, stream, episodes, infos)
 
-    def _prepare(
-        self, key: str, count: int, agent: pb.Agent, observed: Space[Any], acted: Space[Any]
-    ) -> None:
+    def _prepare(self, key: str, count: int, agent: pb.Agent, interface: Interface) -> None:
         alike = (
             self.interfaces[each]
             for each, other in self.agents.items()
             if other.observation_space == agent.observation_space
             and other.action_space == agent.action_space
         )
-        interface = next(alike, None) or Interface(observed, acted)
-        player = self._work.prepare(key, count, observed, acted)
+        interface = next(alike, interface)
+        player = self._work.prepare(key, count, *interface.spaces)
         self.players[key], self.agents[key], self.interfaces[key] = player, agent, interface
         self.answers[key] = Answers(interface.actions, module_of(key))
 
@@ -245,8 +243,8 @@ class SessionManager:
         agent = pb.Agent()  # all agents of a league have equal spaces
         agent.CopyFrom(next(iter(self.agents.values())))
         agent.policy = module_id
-        spaces = read_space(agent, "observation_space"), read_space(agent, "action_space")
-        self._prepare(module_id, len(self._casting.table), agent, *spaces)
+        interface = next(iter(self.interfaces.values()))
+        self._prepare(module_id, len(self._casting.table), agent, interface)
         for session in self.sessions.by_id.values():
             for each in session.agents:
                 each.seat(module_id, self.players[module_id].seat(session.environments))
@@ -275,7 +273,7 @@ class SessionManager:
         while no_room(more, self._load):
             self.lose(gone.pop(0))
 
-    def _read(self, given: pb.Agent, key: str) -> tuple[pb.Agent, Space[Any], Space[Any]]:
+    def _read(self, given: pb.Agent, key: str) -> tuple[pb.Agent, Interface]:
         """What all agents of a player have in common.
 
         Raises:
@@ -284,15 +282,16 @@ class SessionManager:
         observation_space = read_space(given, "observation_space")
         action_space = read_space(given, "action_space")
         try:
-            must_fit(observation_space, action_space, self._settings.fragment_steps)
-        except (WireError, UnsupportedSpace) as error:
+            steps = self._settings.fragment_steps
+            interface = fitting(observation_space, action_space, steps)
+        except ValueError as error:
             raise SessionError(Code.WRONG_SPACES, f"{whose(given)}{error}") from error
         agent = pb.Agent(
             observation_space=space_to_message(observation_space),
             action_space=space_to_message(action_space),
             policy=module_of(key) if self._casting.table else "",
         )
-        return agent, observation_space, action_space
+        return agent, interface
 
     def _must_have(self, ours: pb.Agent, given: pb.Agent) -> None:
         """
@@ -442,24 +441,23 @@ _MOST_ROW_BYTES = 256 << 20
 _MOST_NUMBERS = 1 << 22
 
 
-def must_fit(observation_space: Space[Any], action_space: Space[Any], steps: int) -> None:
-    """Check that masks fit the actions, and rows the memory.
+def fitting(observation_space: Space[Any], action_space: Space[Any], steps: int) -> Interface:
+    """The interface of spaces, if rows of them fit the memory.
 
     Raises:
-        SessionError: they do not, or it has not.
+        SessionError: they are too large.
+        ValueError: masks do not fit the actions.
     """
     for name, space in (("observation", observation_space), ("action", action_space)):
         if (numbers := _numbers(space)) > _MOST_NUMBERS:
             text = f"an {name} is {numbers} numbers, with one for each value of what is counted"
             raise SessionError(Code.WRONG_SPACES, f"{text}: at most {_MOST_NUMBERS}")
-    try:
-        leaves = Interface(observation_space, action_space).observations.leaves
-    except ValueError as error:
-        raise SessionError(Code.WRONG_SPACES, str(error)) from error
-    row_bytes = steps * sum(leaf.row_bytes for leaf in leaves)
+    interface = Interface(observation_space, action_space)
+    row_bytes = steps * sum(leaf.row_bytes for leaf in interface.observations.leaves)
     if row_bytes > _MOST_ROW_BYTES:
         text = f"{steps} observations take {row_bytes} bytes: at most {_MOST_ROW_BYTES}"
         raise SessionError(Code.WRONG_SPACES, text)
+    return interface
 
 
 def read_space(agent: pb.Agent, name: str) -> Space[Any]:

@@ -118,7 +118,11 @@ HOLE = np.where(np.arange(18).reshape(6, 3) == 7, np.nan, FIVE)
         (recording(seen=HOLE), "NOT_FINITE", "step 2: the observation is NaN"),
         (recording(seen=FIVE[:5]), "WRONG_SHAPE", "[6, 3], as the space says"),
         (recording(acted=[0] * 6), "WRONG_SHAPE", "actions at the root"),
-        (recording(acted=[0, 0, 2, 0, 0]), "WRONG_SHAPE", "the action of step 2 is 2"),
+        (
+            recording(acted=[0, 0, 2, 0, 0]),
+            "WRONG_SHAPE",
+            "the action of step 2 holds 2, which is not in its space",
+        ),
         (recording(rewards=[]), "WRONG_SHAPE", "without rewards"),
         (recording(rewards=[float("nan")] * 5), "NOT_FINITE", "the reward of step 0 is nan"),
         (recording(action_logp=[float("-inf")] * 5), "NOT_FINITE", "action_logp [0] is -inf"),
