@@ -210,7 +210,7 @@ def test_a_callback_a_connector_a_builder_and_an_algorithm_may_have_such_types(
     config = ConnectorsConfig(env_to_module=[{"use": "mine:Adds", "more": 2}])
     pipeline = build_env_to_module(config, space, space, {"mine:Adds": mine.Adds})
     assert pipeline.observation_space == space
-    with pytest.raises(ValueError, match="keys of its own, such as 'every'"):
+    with pytest.raises(ValueError, match="its own keys, such as 'every'"):
         give_builder(mine.Builder)
     assert [*_without_type(mine.Config)] == []
     assert _makes_several(mine.several)

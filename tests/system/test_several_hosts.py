@@ -61,7 +61,7 @@ def test_workers_go_on_with_a_driver_that_takes_the_place_of_theirs(place: Place
     for worker in workers:
         worker.wait_for(f"waiting up to 600 s for a driver at {address}", 60)
     again = place.start("driver", "--resume", "run", "--bind", address, *options)
-    again.wait_for("going on from update")
+    again.wait_for("resuming from update")
 
     def all_are_back() -> bool:
         line = metrics(directory)[-1]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from juggler.runtime.actors.worker import heeded_signals
+from juggler.runtime.actors.worker import handled_signals
 
 _BEGIN = """
 import multiprocessing, os, signal, subprocess, time
@@ -132,7 +132,7 @@ def test_one_that_hangs_is_ended_and_says_where(tmp_path: Path) -> None:
 def test_one_that_leaves_by_itself_is_left_alone(tmp_path: Path) -> None:
     done = _leave(tmp_path, "leaves")
     assert done.returncode == 1, done.stderr  # it was let go for a reason
-    assert "the driver let this worker go: enough" in done.stderr
+    assert "the driver dismissed this worker: enough" in done.stderr
 
 
 def test_one_that_waits_for_its_driver_is_interrupted_at_once() -> None:
@@ -160,7 +160,7 @@ attach_and_run(Contact("127.0.0.1:9"), "worker", None)
 def test_one_that_nohup_started_outlives_its_terminal(ignored: bool) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:
-        heeded = [each.name for each in heeded_signals()]
+        heeded = [each.name for each in handled_signals()]
     finally:
         signal.signal(signal.SIGHUP, before)
     assert heeded == ["SIGTERM", "SIGINT"] + ["SIGHUP"] * (not ignored)

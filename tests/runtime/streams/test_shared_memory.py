@@ -237,12 +237,12 @@ from juggler.runtime.streams.shared_memory import Reader, Writer
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 reader, writer = Reader(ours), Writer(theirs)
 if {probed}:
-    reader.hear()
+    reader.receive_offers()
     assert writer.place([memoryview(bytes(4096))], 4096) == 0
 held = os.dup(0)
 os.close(held)
 resource.setrlimit(resource.RLIMIT_NOFILE, (held,) * 2)
-reader.hear()
+reader.receive_offers()
 print(reader.why_not)
 print(writer.place([memoryview(bytes(4096))], 4096))
 """

@@ -136,7 +136,7 @@ function workers({ newest, status, state }) {
     each.last_error ? `${each.last_error} (${duration(each.seconds_since_error)} ago)` : "",
   ]);
   const { requests_in_flight: requests, updates_in_flight: updates, queued_batches: batches } = status.queues;
-  const columns = [["worker", ""], ["state", ""], ["device", ""], ["steps/s", "number"], ["heard", "number"], ["memory", "number"], ["restarts", "number"], ["last error", "error"]];
+  const columns = [["worker", ""], ["state", ""], ["device", ""], ["steps/s", "number"], ["silent", "number"], ["memory", "number"], ["restarts", "number"], ["last error", "error"]];
   return made(
     [rows.map((row) => row.map((cell) => cell.textContent ?? cell)), requests, updates, batches],
     el("p", {}, `Sample requests in flight: ${requests}. Updates in flight: ${updates}. Batches that wait at learners: ${batches}.`),
