@@ -159,7 +159,7 @@ class Interface:
         observations: their arrays.
         actions: their arrays.
         checks: of observations.
-        nothing: [1, ...] an observation in place of one that is not shown.
+        nothing: [1, ...] stands for an observation that is not shown.
 
     Raises:
         UnsupportedSpace: a space cannot be sent as arrays.

@@ -36,12 +36,6 @@ def _mapping(groups: list[list[str]], **tables: Any) -> dict[str, Any]:
 # -- which module plays which agent ---------------------------------------------------------------
 
 
-def test_the_first_pattern_that_matches_decides() -> None:
-    patterns = {"adversary_1": "one", "adversary_*": "others", "*": "rest"}
-    found = _mapping(TWO_KINDS, agents=patterns)
-    assert found == {"adversary_0": "others", "adversary_1": "one", "agent_0": "rest"}
-
-
 def test_agents_of_equal_spaces_share_the_default_module() -> None:
     assert _mapping([["red", "blue"]]) == {"red": "default", "blue": "default"}
 

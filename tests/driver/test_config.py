@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -37,16 +36,6 @@ def _as_toml(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 # -- keys and values ------------------------------------------------------------------------------
-
-
-def test_every_key_belongs_to_one_room() -> None:
-    config = RunConfig()
-    owners = Counter(
-        key.name for part in fields(config) for key in fields(getattr(config, part.name))
-    )
-    assert set(owners.values()) == {1}
-    empty = {"agents", "league", "mapping", "modules", "shared"}
-    assert config.flat().keys() == owners.keys() - empty
 
 
 def test_configurations_share_no_tables() -> None:
@@ -87,12 +76,6 @@ def test_a_value_of_env_kwargs_that_no_file_can_hold_is_refused_with_what_to_do(
 def test_an_environment_given_as_an_instance_is_answered_with_a_function() -> None:
     with pytest.raises(ConfigError, match="gymnasium"):
         give_names(object(), None, {})  # type: ignore[arg-type]
-
-
-def test_whole_numbers_stand_for_floats_and_not_the_other_way_round() -> None:
-    assert RunConfig.from_flat({"lr": 1}).learner.lr == 1.0
-    assert "batch_size: expected a whole number, not 100.5" in _error({"batch_size": 100.5})
-    assert "seed: expected a whole number, not true" in _error({"seed": True})
 
 
 def test_a_whole_number_may_be_written_with_an_exponent() -> None:
@@ -210,30 +193,6 @@ def _told(values: dict[str, Any]) -> list[str]:
     return str(wrong.value).splitlines()
 
 
-def test_unknown_keys_wrong_types_and_values_out_of_range_have_a_line_each() -> None:
-    told = _told(
-        {
-            "gama": 0.9,
-            "batchsize": 3,
-            "lr": "x",
-            "synchronous": 3,
-            "num_env_runners": 0,
-            "stop_seconds": -1,
-            "fragment_steps": 0,
-            "c_bar": -1,
-            "lambda_": 2,
-            "model": {"hidden_size": [8]},
-            "optimizers": {"value": {"lr": -1}},
-            "connectors": {"learner": ["clip"]},
-        }
-    )
-    about = "gama batchsize synchronous lr num_env_runners stop_seconds fragment_steps model"
-    about += " connectors optimizers lambda_ c_bar"
-    assert len(told) == len(about.split())
-    for key, line in zip(about.split(), told, strict=True):
-        assert key in line
-
-
 @pytest.mark.parametrize("off", ["", "none"])
 def test_a_retired_key_is_dropped_at_its_old_default_alone(off: str) -> None:
     assert RunConfig.from_flat({"trace": off}) == RunConfig()
@@ -291,6 +250,9 @@ def test_all_mistakes_within_a_table_have_a_line_each(
         assert line.startswith(begin)
 
 
+# What can be meant in a configuration, and hardly is, is told when a run starts.
+
+
 def test_each_line_of_an_error_at_the_command_line_names_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -300,9 +262,6 @@ def test_each_line_of_an_error_at_the_command_line_names_the_command(
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith(f"juggler train: {path}: unknown key 'gama'")
     assert second.startswith(f"juggler train: {path}: unknown key 'batchsize'")
-
-
-# What can be meant in a configuration, and hardly is, is told when a run starts.
 
 
 @pytest.mark.parametrize("piece", ["clip_rewards", "normalize_rewards"])

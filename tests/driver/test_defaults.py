@@ -89,14 +89,6 @@ def test_an_age_that_has_no_effect_is_not_chosen() -> None:
     assert config.doubts() == []
 
 
-def test_nothing_is_chosen_for_an_environment_that_nobody_here_knows_and_that_is_said() -> None:
-    given = {"connectors": {}}
-    config, said = settled(RunConfig.from_flat(given), given.keys(), ())
-    assert config == RunConfig()
-    assert "of the environment are unknown" in said
-    assert settled(config, config.flat().keys(), ()) == (config, "")
-
-
 def test_a_model_that_an_algorithm_needs_is_there_before_the_spaces_are_known() -> None:
     needs = RunConfig.from_flat({"algorithm": "r2d2"})
     assert with_models(needs, {"algorithm"}).module.model == {"recurrent": "lstm"}
@@ -106,15 +98,6 @@ def test_a_model_that_an_algorithm_needs_is_there_before_the_spaces_are_known() 
     tables = {"agents": {"*": "main"}, "modules": {"main": {"algorithm": "r2d2"}}}
     several = with_models(RunConfig.from_flat(tables), tables.keys())
     assert several.agents.modules["main"]["model"] == {"recurrent": "lstm"}
-
-
-def test_what_is_chosen_is_said_in_one_line() -> None:
-    given = {"algorithm": "ppo", "lr": 1e-3}
-    config, said = settled(RunConfig.from_flat(given), given.keys(), [group()])
-    assert said.startswith("chosen for ppo: ")
-    assert "\n" not in said
-    assert f"minibatches = {config.flat()['minibatches']}" in said
-    assert " lr = " not in said
 
 
 def in_toml(value: object) -> str:

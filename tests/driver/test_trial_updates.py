@@ -126,12 +126,6 @@ def test_a_module_of_ones_own_that_takes_long_to_learn_is_left_to_the_run(
     assert not try_updates_of(module=f"{OWN}:Slow")
 
 
-def test_no_update_is_made_where_all_code_ships(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "try_update", lambda *_: pytest.fail("it was made"))
-    connectors = {"env_to_module": ["mean_std_filter"], "learner": ["clip_rewards"]}
-    assert try_updates_of(algorithm="dqn", connectors=connectors)
-
-
 # A run that cannot go on with its weights is told so before its workers start.
 
 

@@ -18,7 +18,7 @@ from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.run_end import Times
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, write
-from juggler.runtime.connectors.mergeable_state import Moments, from_bytes
+from juggler.runtime.connectors.mergeable_state import Moments
 from juggler.runtime.wire.frames import FrameReader
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import training_pb2
@@ -120,12 +120,6 @@ def test_every_learner_begins_with_them_until_there_is_a_checkpoint(
         (_, first), *_ = world.asked(learner, training_pb2.Restore)
         assert first.state_bytes > 0
     assert world.core.weights_version.update == 0
-
-
-def test_envrunners_are_told_what_its_connectors_had_learned(saved: Path, tmp_path: Path) -> None:
-    world = WorkersWorld(tmp_path, beginning_of(config(saved)), connectors=FILTER)
-    requests = [request for _, request in world.asked(world.runner, training_pb2.SampleRequest)]
-    assert from_bytes(requests[0].connector_state).keys() == LEARNED.keys()
 
 
 def test_a_run_that_is_resumed_does_not_begin_with_others_weights(saved: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 from support.workers_world import (
     ROWS,
     SHAPE,
@@ -17,11 +16,8 @@ from support.workers_world import (
     synchronous,
 )
 
-from juggler.driver.checkpoint.restoring import connectors_of
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.registry import WorkerRegistry
-from juggler.runtime.checkpoints.checkpoint import read
-from juggler.runtime.connectors.mergeable_state import Moments, from_bytes, to_bytes
 from juggler.runtime.wire.v1 import training_pb2
 
 
@@ -30,23 +26,6 @@ def checkpoint_is_on_the_disk(world: WorkersWorld) -> None:
     assert written.problem == ""
     world.snapshots.done(written)
     world.turn()
-
-
-def test_the_next_round_waits_until_the_checkpoint_is_on_the_disk(tmp_path: Path) -> None:
-    world = synchronous(tmp_path)
-    play_a_round(world)
-    assert len(requests(world)) == 4
-    assert not world.snapshots.under_way
-    play_a_round(world)
-    assert len(world.asked(world.learner, training_pb2.Snapshot)) == 1
-    assert len(requests(world)) == 4
-    answer_the_snapshot(world)
-    assert len(requests(world)) == 4
-    checkpoint_is_on_the_disk(world)
-    assert len(requests(world)) == 6
-    assert [path.name for path in tmp_path.iterdir()] == ["000000002"]
-    play_a_round(world)
-    assert len(requests(world)) == 8, "none is due"
 
 
 def test_behind_a_checkpoint_all_begin_anew_as_those_of_a_resumed_run_begin(tmp_path: Path) -> None:
@@ -65,22 +44,6 @@ def test_behind_a_checkpoint_all_begin_anew_as_those_of_a_resumed_run_begin(tmp_
     ((_, learner),) = resumed.joined(world.learner)
     assert told == [None] * 4 + [runner.seed, None]
     assert snapshot.seed == learner.seed
-
-
-def test_behind_a_checkpoint_all_are_told_what_connectors_had_learned_there(tmp_path: Path) -> None:
-    world = synchronous(tmp_path)
-    much, little = (
-        to_bytes({"filter": Moments.of(np.zeros((count, 1))).to_tree()}) for count in (1000, 1)
-    )
-    play_a_round(world, connector_delta=much)
-    play_a_round(world, connector_delta=little)
-    answer_the_snapshot(world)
-    checkpoint_is_on_the_disk(world)
-    told = [request.connector_state for _, request in requests(world)]
-    assert [bool(state) for state in told] == [False, False, True, False, True, False]
-    saved = connectors_of(read(tmp_path / "000000002"))
-    np.testing.assert_equal(from_bytes(told[4]), saved.merged)
-    assert Moments.from_tree(from_bytes(told[4])["filter"]).count == 2002
 
 
 def test_a_checkpoint_that_fails_holds_up_nobody_for_longer(tmp_path: Path) -> None:

@@ -113,18 +113,6 @@ def test_a_mapping_without_a_table_chooses_among_the_modules_that_have_tables() 
 # -- what they play with --------------------------------------------------------------------------
 
 
-def test_a_module_is_what_it_was_in_its_checkpoint(before: Path) -> None:
-    module = frozen_in(config_with(train=False, **{"from": f"{before}:prey"}))
-    assert module.source == "prey"
-    acting = module.acting_setup()
-    assert acting.module.model == {"hidden_sizes": [8]}
-    assert acting.connectors == {"env_to_module": ["mean_std_filter"]}
-    assert acting.digest == tree_digest(module.tree)
-    weights: Any = module.tree["weights"]
-    assert {name: float(array) for name, array in weights.items()} == {"scale": 1, "count": 1}
-    np.testing.assert_equal(module.tree["connectors"], LEARNED)
-
-
 @pytest.mark.parametrize(
     ("source", "words"),
     [

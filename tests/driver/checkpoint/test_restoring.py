@@ -35,13 +35,6 @@ def _checkpoint(counters: dict[str, Any]) -> Checkpoint:
     return Checkpoint((1, 7), {}, {}, counters, {}, {}, Path("run/checkpoints/000000007"))
 
 
-def test_the_books_of_a_run_are_sound() -> None:
-    must_be_sound(_checkpoint(_GOOD))
-    must_be_sound(_checkpoint({**_GOOD, "of a newer version": 1}))
-    by_agent = {"red_0": {"episodes": 9, "returns": [1.0, 2.0]}}
-    must_be_sound(_checkpoint({**_GOOD, "by_module": {"red": _ENDED}, "by_agent": by_agent}))
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -16,7 +16,6 @@ from juggler.driver.checkpoint.restoring import (
     begin_commands,
     connectors_of,
     core_of,
-    metrics_of,
     must_be_sound,
 )
 from juggler.driver.checkpoint.snapshots import (
@@ -114,51 +113,6 @@ def _saved(world: World) -> Checkpoint:
     return world.written()
 
 
-def test_the_states_of_all_modules_become_one_checkpoint(world: World) -> None:
-    saved = _saved(world)
-    assert saved.module_ids == ("red", "blue")
-    assert saved.version == (5, 70), "whatever module is set back, its generation grows"
-    assert saved.path is not None
-    assert saved.path.name == "000000070"
-    assert [saved.version_of(name) for name in ("red", "blue")] == [(2, 30), (3, 40)]
-    assert [saved.counters_of(name)["trained"] for name in ("red", "blue")] == [100, 7]
-    assert saved.counters["trained"] == 107
-    assert saved.spaces_of("red") == SPACES.to_json()
-    assert RunConfig.from_flat(saved.config) == CONFIG
-    must_be_sound(saved)
-
-
-def test_each_module_has_the_books_of_the_moment_when_its_state_began_to_come(world: World) -> None:
-    red, blue = _chunks("red", (1, 1), 1.0), _chunks("blue", (1, 1), 2.0)
-    world.writer.begin(TRAINED)
-    world.take("red", red[:1], whole=False)
-    for module_id in ("red", "blue"):
-        world.trains(module_id, 50)
-    world.metrics.episodes_ended([1.0], [5])
-    world.take("blue", blue[:1], whole=False)
-    for module_id in ("red", "blue"):
-        world.trains(module_id, 1000)
-    world.metrics.episodes_ended([2.0], [6])
-    world.take("red", red[1:])
-    world.take("blue", blue[1:])
-    saved = world.written()
-    assert [saved.counters_of(name)["trained"] for name in ("red", "blue")] == [0, 50]
-    assert (saved.counters["trained"], saved.counters["returns"]) == (50, [1.0])
-    must_be_sound(saved)
-
-
-def test_every_module_is_restored_at_its_own_version_with_its_own_books(world: World) -> None:
-    saved = _saved(world)
-    core = core_of(CONFIG, saved)
-    for module_id, version, trained in (("red", (2, 30), 100), ("blue", (3, 40), 7)):
-        module = core.modules[module_id]
-        assert module.weights_version == Version(*version)
-        assert module.ledger.trained == trained
-    assert core.updates == 70
-    assert core.next_id == saved.counters["next_id"]
-    assert metrics_of(saved).episodes == 0
-
-
 # -- learners that die ----------------------------------------------------------------------------
 
 
@@ -228,16 +182,6 @@ def test_one_learner_of_each_module_is_asked_once_all_have_one(world: World) -> 
     world.take("red", _chunks("red", (1, 1), 1.0))
     assert not world.writer.under_way
     assert checkpointing.begin()
-
-
-def test_a_process_that_hosts_all_modules_is_asked_for_each(world: World) -> None:
-    checkpointing, commands = _checkpointing(world)
-    for module_id in ("red", "blue"):
-        _joins(world, "learner-0", module_id)
-    assert checkpointing.begin()
-    assert [worker for worker, _ in commands.told] == ["learner-0"] * 2
-    checkpointing.left("learner-0")
-    assert not world.writer.under_way
 
 
 # -- what is refused ------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from juggler.driver.run_end import RunClock
 from juggler.driver.workers.module_setups import Spaces
 from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
-from juggler.runtime.connectors.mergeable_state import Moments, State
+from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.spaces import space_to_message
@@ -101,22 +101,6 @@ def test_a_snapshot_becomes_a_checkpoint(world: World, tmp_path: Path) -> None:
     assert RunConfig.from_flat(found.config) == CONFIG
 
 
-def test_what_connectors_had_learned_when_the_first_chunk_came_is_part_of_it(world: World) -> None:
-    world.writer.begin(TRAINED)
-    world.connectors = {"filter": Moments.of(np.array([[1.0], [3.0]])).to_tree()}
-    first, *others = _chunks(size=200)
-    world.take([first], whole=False)
-    world.connectors = {"filter": Moments.of(np.array([[9.0]])).to_tree()}
-    world.take(others)
-    path = world.written().path
-    assert path is not None
-    found = read(path)
-    assert found.tree["modules"].keys() == {"w"}
-    learned = connectors_of(found)
-    assert Moments.from_tree(learned.merged["filter"]).mean == [2.0]
-    assert learned.merged
-
-
 def test_connectors_in_a_checkpoint_that_are_none_are_named(world: World) -> None:
     world.writer.begin(TRAINED)
     world.connectors = {"filter": {"mean": np.zeros(2)}}
@@ -125,18 +109,6 @@ def test_connectors_in_a_checkpoint_that_are_none_are_named(world: World) -> Non
     assert path is not None
     with pytest.raises(CheckpointError, match="'filter/mean'"):
         connectors_of(read(path))
-
-
-def test_one_snapshot_follows_another_and_has_books_of_its_own(world: World) -> None:
-    for update in (3, 4, 5):
-        world.writer.begin(TRAINED)
-        world.metrics.episodes_ended([1.0], [10])
-        world.take(_chunks(update, size=200))
-        path = world.written().path
-        assert path is not None
-        assert (read(path).version, read(path).counters["episodes"]) == ((1, update), update - 2)
-    kept = sorted(checkpoint.name for checkpoint in path.parent.iterdir())
-    assert kept == ["000000004", "000000005"]
 
 
 def test_a_directory_that_cannot_be_written_is_a_problem_and_no_end(tmp_path: Path) -> None:
@@ -168,15 +140,6 @@ def test_a_snapshot_is_given_up_when_its_learner_goes(world: World, came: int) -
     path = world.written().path
     assert path is not None
     assert read(path).version == (1, 4)
-
-
-def test_a_snapshot_that_is_whole_is_written_though_its_learner_goes(world: World) -> None:
-    world.writer.begin(TRAINED)
-    world.take(_chunks())
-    world.writer.abandon("default")
-    assert world.writer.under_way
-    assert world.written().path is not None
-    assert not world.writer.under_way
 
 
 # What the driver lets a worker go for; the next snapshot is another learner's.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from support.core_world import answer, join, make, one_module, only, receipt, step
@@ -11,14 +10,11 @@ from support.core_world import answer, join, make, one_module, only, receipt, st
 from juggler.driver.core.events import (
     Arrived,
     Command,
-    Discard,
-    FormGroup,
     IssueUpdate,
     LearnerJoined,
     Request,
     RunnerJoined,
     RunnerLeft,
-    SampleFailed,
     SampleReceived,
     Share,
 )
@@ -26,39 +22,6 @@ from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.episodes.version import Version
 
 # Requests.
-
-
-def test_nothing_is_requested_before_there_is_a_learner() -> None:
-    core = one_module(ModuleSettings(batch_size=100, max_open_updates=2))
-    assert join(core) == []
-    commands = step(core, LearnerJoined("learner-0", "L"))
-    assert commands[0] == FormGroup(1, ("learner-0",))
-    assert len(only(Request, commands)) == 2
-
-
-def test_a_runner_gets_requests_up_to_its_cap() -> None:
-    requests = join(make(requests_per_runner=3, max_open_updates=10))
-    assert [request.batch_id for request in requests] == [1, 2, 3]
-    assert requests[0] == Request("envrunner-0", "R", 1, "learner-0", 1, Version(0, 0))
-
-
-def test_requests_stop_where_max_open_updates_updates_are_open() -> None:
-    core = make(batch_size=100, max_open_updates=2, requests_per_runner=10)
-    assert len(join(core, steps=60)) == 4  # 180 open < 200: one more
-    assert join(core, index=1) == []
-
-
-def test_one_request_goes_out_however_large_it_is() -> None:
-    assert len(join(make(batch_size=10, max_open_updates=1), steps=5000)) == 1
-
-
-def test_steps_in_an_update_still_count_as_open() -> None:
-    core = make(batch_size=100, max_open_updates=1)
-    first, second = join(core)
-    step(core, receipt(first))
-    (update,) = step(core, receipt(second))
-    assert isinstance(update, IssueUpdate)
-    assert len(step(core, answer(update, "learner-0", 1))) == 2
 
 
 def test_scarce_requests_go_around_all_runners() -> None:
@@ -90,15 +53,6 @@ def test_a_bound_that_one_learner_uses_up_does_not_starve_the_other() -> None:
     assert len(only(IssueUpdate, commands)) == 1
 
 
-def test_a_runner_that_cannot_sample_gives_its_request_back() -> None:
-    core = make()
-    first, _ = join(core)
-    (again,) = step(core, SampleFailed(first.batch_id, "envrunner-0", "R"))
-    assert isinstance(again, Request)
-    assert again.batch_id not in (1, 2)
-    assert core.ledger.sampled == core.ledger.lost_unreported == 0
-
-
 def test_ids_go_on_above_those_of_an_earlier_run() -> None:
     core = one_module(
         ModuleSettings(batch_size=100, max_open_updates=2), first_id=40, generation=7, update=9
@@ -119,80 +73,7 @@ def test_a_request_asks_for_weights_at_most_one_update_behind_the_newest() -> No
         assert request.at_least == Version(1, number - 1)
 
 
-def test_a_request_asks_for_the_newest_weights_that_runners_got_by_the_update_before() -> None:
-    core = make(batch_size=50, max_open_updates=1, requests_per_runner=1, weights_interval=3)
-    (request,) = join(core)
-    asked = []
-    for number in range(1, 9):
-        (update,) = only(IssueUpdate, step(core, receipt(request)))
-        (request,) = only(Request, step(core, answer(update, "learner-0", number)))
-        asked.append(request.at_least)
-    assert asked == [Version(1, update) for update in (0, 0, 0, 3, 3, 3, 6, 6)]
-
-
 # Reports.
-
-
-def test_a_receipt_with_a_reason_is_sampled_and_dropped() -> None:
-    core = make()
-    first, _ = join(core)
-    step(core, receipt(first, steps=30, dropped="refused"))
-    assert core.ledger.sampled == core.ledger.dropped["refused"] == 30
-    assert core.held_steps == 0
-
-
-def test_a_batch_that_arrives_after_it_was_dropped_is_discarded() -> None:
-    core = make()
-    first, _ = join(core)
-    step(core, receipt(first, dropped="learner_lost"))
-    commands = step(core, Arrived("learner-0", "L", first.batch_id, 50))
-    assert only(Discard, commands) == [Discard("learner-0", (first.batch_id,))]
-    assert core.ledger.sampled == 50
-
-
-def test_a_batch_that_arrived_stays_though_its_runner_thinks_it_lost() -> None:
-    core = make()
-    first, _ = join(core)
-    step(core, Arrived("learner-0", "L", first.batch_id, 50))
-    step(core, receipt(first, dropped="learner_lost"))
-    assert core.held_steps == 50
-    assert sum(core.ledger.dropped.values()) == 0
-
-
-def test_a_receipt_from_another_learner_than_asked_means_that_the_batch_is_lost() -> None:
-    core = make(learners=2)
-    first, _ = join(core)
-    step(core, receipt(replace(first, learner="learner-1")))
-    assert core.ledger.sampled == core.ledger.dropped["learner_lost"] == 50
-
-
-def test_a_batch_that_two_learners_got_stays_with_the_right_one() -> None:
-    core = make(learners=2)
-    first, _ = join(core)
-    step(core, Arrived("learner-0", "L", first.batch_id, 50))
-    commands = step(core, Arrived("learner-1", "L", first.batch_id, 50))
-    assert commands == [Discard("learner-1", (first.batch_id,))]
-    assert core.held_steps == 50
-
-
-def test_reports_of_a_dead_incarnation_are_ignored() -> None:
-    core = make()
-    first, second = join(core)
-    join(core, incarnation="R2")
-    assert step(core, receipt(first)) == []
-    step(core, SampleFailed(second.batch_id, "envrunner-0", "R"))
-    step(core, RunnerLeft("envrunner-0", "R", "killed"))
-    assert core.num_runners == 1
-    assert core.ledger.sampled == 0
-
-
-def test_requests_of_a_dead_runner_are_lost_unreported() -> None:
-    core = make()
-    join(core)
-    step(core, RunnerLeft("envrunner-0", "R", "killed"))
-    assert core.ledger.lost_unreported == 100
-    assert not core.ledger.requested
-    assert len(join(core, index=1)) == 2
 
 
 def test_requests_that_a_runner_had_not_begun_when_it_left_are_not_lost() -> None:

@@ -82,12 +82,6 @@ def test_nobody_waits_for_an_envrunner_that_is_gone_when_a_learner_leaves() -> N
     assert only(LeftGroup, told) == [LeftGroup("learner-1")]
 
 
-def test_a_learner_leaves_at_once_if_nothing_was_asked_for_it() -> None:
-    core = make(learners=2)
-    step(core, PeersMet(core.generation, 0))
-    assert leave(core) == [LeftGroup("learner-1"), FormGroup(2, ("learner-0",))]
-
-
 def test_the_last_learner_stays_until_another_one_has_its_weights() -> None:
     core = make(learners=1, batch_size=50, max_open_updates=2)
     assert leave(core, 0) == []
@@ -119,12 +113,3 @@ def test_who_waits_to_join_does_so_no_more_when_it_is_to_leave() -> None:
     assert only(FormGroup, told) == [], "nobody who leaves joins"
     assert core.members == ("learner-0", "learner-1")
     assert not core.modules["default"].admissible
-
-
-def test_a_learner_that_dies_before_it_could_leave_loses_what_it_holds() -> None:
-    core, requests = two_with_requests()
-    leave(core)
-    step(core, receipt(of(1, requests)[0]))
-    told = step(core, LearnerLeft("learner-1", "L", "killed"))
-    assert only(FormGroup, told) == [FormGroup(2, ("learner-0",))]
-    assert core.ledger.dropped["learner_lost"] == 50

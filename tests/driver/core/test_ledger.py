@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from juggler.driver.core.events import DROP_REASONS, WorkerKey
-from juggler.driver.core.ledger import Batch, Counters, Ledger, LedgerError
+from juggler.driver.core.events import WorkerKey
+from juggler.driver.core.ledger import Batch, Ledger, LedgerError
 
 RUNNER = WorkerKey("envrunner-0", "a")
 LEARNER = WorkerKey("learner-0", "b")
@@ -32,19 +32,6 @@ def test_steps_too_old_for_any_batch_are_sampled_and_dropped() -> None:
     ledger.check()
 
 
-def test_the_end_drops_what_is_reported_and_forgets_what_is_not() -> None:
-    ledger = Ledger()
-    ledger.hold(requested(ledger, 1), live_steps=3)
-    updating(ledger, 2, live_steps=4)
-    requested(ledger, 3)
-    ledger.finish()
-    counters = ledger.counters()
-    assert (counters.sampled, counters.dropped["shutdown"], counters.in_flight) == (7, 7, 0)
-    assert counters.lost_unreported == 0
-    assert not ledger.requested
-    ledger.check()
-
-
 def test_steps_in_flight_at_a_checkpoint_are_dropped_as_restart_by_the_run_that_goes_on() -> None:
     before = Ledger()
     before.train(updating(before, 1, live_steps=5))
@@ -56,18 +43,9 @@ def test_steps_in_flight_at_a_checkpoint_are_dropped_as_restart_by_the_run_that_
     after.check()
 
 
-def test_counters_that_do_not_balance_are_refused() -> None:
-    with pytest.raises(LedgerError, match=r"11.*5"):
-        Ledger.restore(Counters(11, 5, {"stale": 1}, in_flight=4, lost_unreported=0))
-
-
 def test_check_notices_a_step_in_no_place() -> None:
     ledger = Ledger()
     ledger.hold(requested(ledger, 1), live_steps=7)
     del ledger.held[1]
     with pytest.raises(LedgerError):
         ledger.check()
-
-
-def test_every_reason_is_in_the_counters_from_the_start() -> None:
-    assert tuple(Ledger().counters().dropped) == DROP_REASONS

@@ -26,7 +26,7 @@ from juggler.driver.league.events import (
 )
 from juggler.driver.league.league import League
 from juggler.driver.league.rllib import Rllib
-from juggler.driver.league.self_play import Fictitious, SelfPlay, SelfPlayWindow
+from juggler.driver.league.self_play import Fictitious, SelfPlayWindow
 
 
 def the_other(assigned: AssignLineUp) -> str:
@@ -342,12 +342,6 @@ def test_a_league_exploiter_meets_everybody_that_is_frozen() -> None:
     assert_frequencies(within(opponents, "league"), {"main-0-v0": 1 / 6, "main-1-v0": 5 / 6})
 
 
-def test_every_player_that_learns_has_as_many_matches() -> None:
-    league, _ = league_of(AlphaStar(mains=1, main_exploiters=2, league_exploiters=1))
-    homes = Counter(line_up(league).home for _ in range(DRAWS))
-    assert_frequencies(homes, dict.fromkeys([p.player_id for p in league.roster.learners()], 0.25))
-
-
 def test_home_plays_either_side_as_often() -> None:
     league, _ = league_of(Fictitious())
     rows = Counter(line_up(league).players["row"] for _ in range(DRAWS))
@@ -372,11 +366,6 @@ def test_one_draw_decides_what_an_rllib_match_is_for() -> None:
         assert set(other) <= allowed[assigned.branch]
     shares = {"league_exploiter": 0.33, "main_exploiter": 0.33, "self-play": 0.34}
     assert_frequencies(branches, shares)
-
-
-def test_self_play_has_no_other_opponents() -> None:
-    league = begun(builder=SelfPlay())
-    assert {tuple(line_up(league).players.values()) for _ in range(20)} == {("main-0", "main-0")}
 
 
 @pytest.mark.parametrize(("window", "known"), [(2, [2, 3]), (10, [0, 1, 2, 3])])

@@ -5,21 +5,7 @@ from __future__ import annotations
 import pytest
 
 from juggler.driver.config import RunConfig
-from juggler.driver.league.builders import BUILDERS
 from juggler.driver.league.config import LeagueConfig
-
-
-@pytest.mark.parametrize("builder", sorted(BUILDERS))
-def test_every_builder_that_ships_begins_with_its_defaults(builder) -> None:
-    config = LeagueConfig.from_table({"builder": builder})
-    assert type(config.make_builder()) is BUILDERS[builder]
-
-
-def test_keys_reach_the_league_and_its_builder() -> None:
-    table = {"builder": "alphastar", "decay": 0.9, "options": {"main_exploiters": 7}}
-    config = LeagueConfig.from_table(table)
-    assert config.decay == 0.9
-    assert config.make_builder().main_exploiters == 7  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("given", ["none", None])

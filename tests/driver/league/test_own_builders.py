@@ -45,12 +45,6 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.delitem(__import__("sys").modules, "my_league", raising=False)
 
 
-def test_a_name_is_imported_and_options_are_its_keys() -> None:
-    config = LeagueConfig.from_table({"builder": "my_league:Mine", "options": {"every": 7}})
-    assert config.make_builder().every == 7  # type: ignore[attr-defined]
-    LeagueConfig.from_table({"builder": "my_league:NoKeys", "options": {"mains": 2}})
-
-
 @pytest.mark.parametrize(
     ("table", "told"),
     [

@@ -34,17 +34,6 @@ def test_a_line_tells_of_the_inferences_since_the_line_before() -> None:
     assert metrics.line(4.0, 0)["inference"] is None
 
 
-def test_the_books_of_a_replay_are_the_newest_and_there_before_anything_is_learned() -> None:
-    metrics = Metrics()
-    metrics.replayed("learner-0", "default", {"replay_rows": 10.0})
-    assert metrics.line(1.0, 10)["modules"] == {"default": {"replay_rows": 10.0}}
-    metrics.updated("learner-0", "default", {"default": {"loss": 0.5, "replay_rows": 15.0}})
-    metrics.replayed("learner-0", "default", {"replay_rows": 20.0})
-    metrics.updated("learner-0", "default", {})
-    metrics.replayed("learner-0", "default", {})
-    assert metrics.line(2.0, 20)["modules"] == {"default": {"loss": 0.5, "replay_rows": 20.0}}
-
-
 def test_all_learners_wait_for_the_replay_that_lacks_the_most_steps() -> None:
     metrics = Metrics()
     for learner, missing in (("learner-0", 0.0), ("learner-1", 1000.0), ("learner-2", 1.0)):
@@ -245,29 +234,6 @@ def test_who_is_refused_again_and_again_is_evaluated_ever_more_seldom() -> None:
     assert len(evaluated) < 150
     gaps = [later / before for before, later in pairwise(evaluated[20:])]
     assert max(gaps) < 1.11, "and a run that is solved at last hears of it soon"
-
-
-def test_who_was_refused_before_has_to_play_longer() -> None:
-    """Else the luck of many candidates would add up, and one of them would pass."""
-    asked, candidates = [], Candidates()
-    for episodes in range(7):
-        asked.append(candidates.episodes)
-        candidates.refuse(episodes)
-    assert asked == [100, 200, 300, 400, 500, 500, 500]
-
-
-@pytest.mark.parametrize(
-    ("returns", "reached"),
-    [
-        ([475.0] * 100, True),
-        ([500.0] * 50 + [450.0] * 50, True),
-        ([500.0] * 50 + [449.9] * 50, False),
-        ([float("nan")] * 100, False),
-    ],
-)
-def test_the_mean_of_all_episodes_reaches_the_goal(returns: list[float], reached: bool) -> None:
-    goals = ReturnGoals(475.0)
-    assert goals.reached(goals.played(returns, {})) is reached
 
 
 AGENT_RETURNS = {("a", "main"): [1.0, 3.0], ("b", "main"): [5.0], ("c", "rest"): [-2.0]}

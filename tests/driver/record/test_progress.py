@@ -199,21 +199,6 @@ def test_a_run_that_was_confirmed_says_by_what() -> None:
     )
 
 
-def test_a_run_that_ended_before_its_first_step_has_a_conclusion() -> None:
-    stream = io.StringIO()
-    PlainProgress(stream).finish({"solved": False, "reason_for_stop": "failed"})
-    assert stream.getvalue() == "ended (failed): return - after 0 steps in 0.0 s\n"
-
-
-def test_messages_carry_their_level_and_no_control_codes() -> None:
-    stream = io.StringIO()
-    progress = PlainProgress(stream)
-    progress.message("three\nlines\n\tof it")
-    progress.message("\x1b[31mred\x1b[0m \x1b]0;title\x07bell\x07", "error")
-    progress.message("again", "warning")
-    assert stream.getvalue() == "three\nlines\n\tof it\nerror: red bell\nwarning: again\n"
-
-
 def test_a_run_goes_on_when_nobody_reads_any_more() -> None:
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream:

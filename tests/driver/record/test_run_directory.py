@@ -180,12 +180,6 @@ def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_goes_on_has_the_config_that_it_goes_on_with(tmp_path: Path) -> None:
-    RunDirectory.create(tmp_path / "run", {"lr": 1.0}, "x").close()
-    RunDirectory.open(tmp_path / "run", {"lr": 2.0}).close()
-    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text()) == {"lr": 2.0}
-
-
 # Run directories that are taken, gone, or of a run that has ended.
 
 

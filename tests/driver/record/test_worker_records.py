@@ -96,17 +96,6 @@ def test_who_is_here_and_who_is_started_again_is_never_forgotten() -> None:
     assert records.by_id[back.worker_id].worker is back
 
 
-def test_an_update_of_several_learners_is_one_and_one_without_weights_is_none() -> None:
-    records = WorkerRecords()
-    for name in ("learner-0", "learner-1"):
-        records.joined(_worker("a", name))
-        records.trained(name, 10, Version(1, 1))
-    records.trained("learner-0", 0, Version(1, 1))
-    assert records.updates == 1
-    records.trained("learner-0", 10, Version(2, 1))  # the weights of update 1 were lost
-    assert records.updates == 2
-
-
 def test_rates_are_over_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("juggler.driver.record.workers.time.monotonic", lambda: now)

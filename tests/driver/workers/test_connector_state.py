@@ -82,6 +82,9 @@ def test_what_is_announced_is_news_for_everybody_however_little_it_is() -> None:
     assert nothing.news_for(told) == b""
 
 
+# -- in a worker_events --------------------------------------------------------------------------
+
+
 def test_a_delta_of_other_connectors_is_refused() -> None:
     state = learned(delta(1.0))
     with pytest.raises(ValueError, match="states of other connectors"):
@@ -92,22 +95,11 @@ def test_a_delta_of_other_connectors_is_refused() -> None:
     assert Moments.from_tree(state.merged["filter"]).count == 1
 
 
-# -- in a worker_events --------------------------------------------------------------------------
-
-
 def states_asked_with(world: WorkersWorld) -> list[bytes]:
     return [
         request.connector_state
         for _, request in world.asked(world.runner, training_pb2.SampleRequest)
     ]
-
-
-def test_the_request_after_a_receipt_passes_on_what_it_told(tmp_path: Path) -> None:
-    world = WorkersWorld(tmp_path)
-    assert states_asked_with(world) == [b"", b""], "both are asked at once"
-    world.sample(connector_delta=delta(4.0))
-    *_, after = states_asked_with(world)
-    assert mean(after) == 4
 
 
 def answer_updates(world: WorkersWorld, **said: Any) -> None:

@@ -21,7 +21,7 @@ from juggler.driver.checkpoint.snapshots import SnapshotWritten
 from juggler.driver.workers.evaluations import BestCheckpoint
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.runtime.actors.hub_events import Worker
-from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
+from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
@@ -97,20 +97,6 @@ def test_the_best_checkpoint_is_kept_and_a_worse_one_is_not(tmp_path: Path) -> N
         (5.5, False, 2),
     ]
     assert BestCheckpoint(tmp_path / "run").summary == best.summary, "a resumed run knows it"
-
-
-def test_one_that_is_due_waits_for_a_checkpoint_that_is_on_its_way(world: WorkersWorld) -> None:
-    player = world.joined()
-    world.ask_for_a_snapshot()
-    world.parts.evaluations.want()
-    world.parts.evaluations.begin()
-    assert world.snapshots_asked() == 1
-    answer_the_snapshot(world)
-    written = world.on_disk()
-    world.parts.evaluations.written(written)
-    assert asked(world, player) == [], "that was a checkpoint"
-    world.parts.evaluations.begin()
-    assert world.snapshots_asked() == 2
 
 
 def test_people_are_told_once_that_evaluations_wait_for_a_learner(world: WorkersWorld) -> None:
@@ -256,12 +242,6 @@ def test_a_result_tells_the_best_checkpoint() -> None:
     assert result.best == Path("runs/one/best/000000007")
     shown = "best       runs/one/best/000000007, with 480.2 ± 3 in 10 episodes"
     assert str(result).splitlines()[-1] == shown
-
-
-def test_a_run_without_a_best_checkpoint_says_why(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(CheckpointError, match="the run has had no evaluation; set"):
-        juggler.load_policy(tmp_path / "best")
 
 
 @pytest.fixture

@@ -148,23 +148,6 @@ def test_a_learner_is_told_how_to_learn_and_a_runner_how_to_sample() -> None:
     assert acting.connectors == module.connectors
 
 
-@pytest.mark.parametrize(
-    ("envs_per_runner", "evaluation_episodes", "stop_return", "rows"),
-    [(16, 10, None, 10), (4, 10, None, 4), (5, 5, None, 5), (16, 10, 5.0, 16), (400, 10, 5.0, 100)],
-)
-def test_an_evaluator_has_no_more_environments_than_episodes_to_play(
-    envs_per_runner: int, evaluation_episodes: int, stop_return: float | None, rows: int
-) -> None:
-    registry = _registry(
-        envs_per_runner=envs_per_runner,
-        evaluation_episodes=evaluation_episodes,
-        stop_return=stop_return,
-    )
-    for role, expected in (("evaluator", rows), ("envrunner", envs_per_runner)):
-        setup = from_json(_set_up(registry, _worker(role)).config, EnvRunnerSetup)
-        assert setup.env_runner.envs_per_runner == expected
-
-
 # -- who is here ----------------------------------------------------------------------------------
 
 

@@ -45,17 +45,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     Asked.fails = False
 
 
-def test_a_copy_plays_once_every_envrunner_has_it(world: World) -> None:
-    world.want(FreezePlayer("main-0"))
-    (asked,) = world.copies_asked_for()
-    assert not world.plays("main-0-v0")
-    world.send_weights(asked)
-    assert not world.plays("main-0-v0"), "the EnvRunner does not have it yet"
-    world.take_parts()
-    assert world.plays("main-0-v0")
-    assert "main-0-v0" in world.parts.registry.frozen
-
-
 def test_a_copy_that_is_retired_before_it_is_made_is_forgotten(world: World) -> None:
     world.want(FreezePlayer("main-0"))
     (asked,) = world.copies_asked_for()
@@ -299,15 +288,6 @@ def test_an_envrunner_has_more_line_ups_than_environments_and_gets_new_ones_for_
     world.finish(world.one, *first[:2])
     assert len(world.ask(world.one)) == 2
     assert world.games == 2
-
-
-def test_one_request_of_a_round_has_all_line_ups() -> None:
-    world = LeagueMatchesWorld()
-    assert world.ask(world.one, round=4)
-    world.matches.left(world.one)
-    assert world.ask(world.one, round=5)
-    assert world.ask(world.one, round=5) == []
-    assert world.ask(world.other, round=5)
 
 
 def test_an_outcome_counts_once_and_only_from_who_was_to_play() -> None:

@@ -335,19 +335,6 @@ class Keeping(World):
     kept_bytes = 4 * 10**9
 
 
-def test_a_learner_whose_steps_have_no_room_is_not_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(learners_here, "usable_memory", lambda: 10 * 10**9)
-    world = Keeping(tmp_path, algorithm="dqn", save_replay=False)
-    assert world.refusal(learners=3) == (
-        "replay_capacity: the 3 learners on this host keep steps of 12.0 GB in all (4.0, 4.0, "
-        "4.0), and 10.0 GB of this host's memory are free for that. Lower it, limit each replay "
-        "with replay_memory, or keep the steps on disk with replay_directory"
-    )
-    assert world.scale(learners=2).result() == (0, 1)
-
-
 def test_memory_that_learners_have_taken_for_their_steps_is_not_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,18 +344,6 @@ def test_memory_that_learners_have_taken_for_their_steps_is_not_asked_for_again(
     assert "8.0 GB in all (4.0, 4.0), and 6.0 GB" in world.refusal(learners=2)
     world.resident["learner-0"] = 9 * 10**9  # of which 4 are its steps
     assert world.scale(learners=2).result() == (0, 1)
-
-
-@pytest.mark.parametrize("starts_again", [False, True], ids=["all_here", "one_starts_again"])
-def test_learners_may_go_where_nothing_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts_again: bool
-) -> None:
-    world = Keeping(tmp_path, algorithm="dqn", num_learners=3)
-    monkeypatch.setattr(learners_here, "usable_memory", lambda: 0)
-    if starts_again:
-        world.leave(world.learners[1])
-    assert ("learner-1" in world.parts.registry.attached) != starts_again
-    assert world.scale(learners=2).result() == (0, 3)
 
 
 def test_a_run_that_is_ending_starts_none(make: Make) -> None:

@@ -83,14 +83,6 @@ def test_it_is_named_with_a_line_of_metrics_also_where_nothing_is_trained_on(wor
     assert "Are its environments slow, or stuck?" in text
 
 
-def test_where_nothing_is_learned_those_who_bring_nothing_are_named_too(world: World) -> None:
-    assert "has sent none" not in world.standstill.what_is_there()
-    world.now += SECONDS
-    text = world.standstill.look()
-    assert text.startswith("no update in the last 7 s. envrunners: 1 attached, 1 ready; ")
-    assert "envrunner-0 on host has had requests for 2 batches and has sent none for 7 s" in text
-
-
 def test_a_group_that_takes_long_to_form_is_told_once(world: World) -> None:
     assert world.standstill.slow_groups() == ""
     world.now += 5.0

@@ -83,21 +83,6 @@ def finish(world: WorkersWorld, learner: int, number: int) -> None:
     world.reply(world.learners[learner], command_id, done)
 
 
-@pytest.mark.parametrize("named", [["blue"], ["blue", "green"], []])
-def test_an_envrunner_that_acts_with_other_modules_is_let_go(
-    tmp_path: Path, named: list[str]
-) -> None:
-    world = world_of_two(tmp_path)
-    stranger = world.join("envrunner", 1)
-    ((command_id, _),) = world.asked(stranger, training_pb2.Setup)
-    shape = {"rows": ROWS, "steps": STEPS}
-    ready = ready_message(*named, observation_space=SPACE, action_space=SPACE, **shape)
-    if not named:
-        ready = training_pb2.Ready()
-    world.reply(stranger, command_id, ready)
-    assert "the run's modules: blue, red" in world.why_dismissed(stranger)
-
-
 def test_the_runs_return_is_that_of_environments_and_modules_have_their_agents(
     tmp_path: Path,
 ) -> None:
@@ -163,16 +148,6 @@ def test_what_connectors_learn_is_told_to_their_own_module_alone(tmp_path: Path)
     assert from_bytes(told["blue"])["filter"]["count"] == 2
     assert told["red"] == b""
     assert everything(world.parts.connectors) == to_bytes({"blue": from_bytes(learned)})
-
-
-def test_a_runner_that_begins_anew_is_told_so_once_in_a_round(tmp_path: Path) -> None:
-    world = world_of_two(tmp_path)
-    before = len(all_requests(world))
-    world.parts.commands.restart_runners(update=3)
-    for index in indices(world):
-        answer(world, index, live_steps=0)
-    seeds = [request.HasField("seed") for _, request in all_requests(world)[before:]]
-    assert seeds == [True, False, False, False]
 
 
 def test_the_status_tells_of_each_module(tmp_path: Path) -> None:

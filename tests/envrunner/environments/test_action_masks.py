@@ -15,8 +15,10 @@ from support.scripted_environments import MaskedParts, Scripted, mask_of, masked
 from support.scripted_modules import LinearPolicy
 from support.vectors import MODES, vector_of_functions
 
+from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.action_masks import observe_masks
 from juggler.envrunner.environments.legal_actions import LegalActions
+from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.sampler import Sampler
@@ -264,3 +266,18 @@ def test_masks_in_observations_must_fit_actions() -> None:
         LegalActions(spaces.Dict({"a": spaces.MultiBinary(4)}), actions, "a fragment")
     with pytest.raises(ValueError, match="action mask for 'c', and no such action"):
         LegalActions(spaces.Dict({"c": spaces.MultiBinary(2)}), actions, "a fragment")
+
+
+def test_a_failing_first_reset_leaves_no_environment_open() -> None:
+    closed = []
+
+    class Closing(Scripted):
+        def reset(self, **options):
+            raise RuntimeError("no reset")
+
+        def close(self):
+            closed.append(self)
+
+    with pytest.raises(EnvironmentFailed, match="no reset"):
+        make_vector_env(EnvRunnerConfig(envs_per_runner=2), Closing)
+    assert len(closed) == 2

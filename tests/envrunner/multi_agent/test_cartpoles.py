@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
@@ -47,6 +48,20 @@ def test_each_agents_states_rewards_and_ends_are_those_of_cartpole() -> None:
                 del single[at]
         there = [at in single for at in np.ndindex(N, A)]
         assert acting.ravel().tolist() == there
+
+
+def test_agents_that_still_balance_are_truncated_together() -> None:
+    limit = gymnasium.spec("CartPole-v1").max_episode_steps
+    assert limit == 500
+    game = CartPoles(1, 2)
+    observations, acting = game.reset(0, np.ones(1, bool))
+    for step in range(1, limit + 1):
+        actions = actions_for(observations)
+        actions[0, 1] = 0  # the second agent lets its pole fall
+        observations, _, terminated, truncated, acting, _ = game.step(actions)
+        assert truncated[0].tolist() == [step == limit, False]
+        assert not terminated[0, 0]
+    assert not acting.any()
 
 
 def test_a_reset_of_some_environments_leaves_the_others_as_they_are() -> None:

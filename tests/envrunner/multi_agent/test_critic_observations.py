@@ -329,3 +329,13 @@ def test_a_mask_that_was_not_there_at_first_is_an_error() -> None:
     with pytest.raises(Misfit, match="had none in the first reset") as wrong:
         made.batch([np.zeros((2, 3))] * 2, [None, np.ones(3)])
     assert wrong.value.row == 1
+
+
+def test_a_mask_beside_one_in_the_observation_is_not_read() -> None:
+    space = spaces.Dict({"observation": PLAIN["Box"], "action_mask": spaces.MultiBinary(3)})
+    made = GroupObservations(AgentGroup(("a",), space, spaces.Discrete(3)), np.ones(3))
+    seen = {"observation": np.zeros((2, 3)), "action_mask": np.array([1, 0, 0])}
+    batch = made.batch([seen], [np.ones(3)])
+    assert made.group.observation_space is space
+    assert isinstance(batch, dict)
+    assert batch["action_mask"].tolist() == [[1, 0, 0]]

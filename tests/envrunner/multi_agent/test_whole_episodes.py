@@ -17,7 +17,7 @@ from support.scripted_agents import (
     sampler_of,
 )
 
-from juggler.envrunner.evaluation import play_whole_episodes
+from juggler.envrunner.evaluation import Goal, play_whole_episodes
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.runtime.acting.actor import Acted
@@ -82,6 +82,17 @@ def test_an_episode_counts_as_it_is_at_most_steps() -> None:
     assert returns[3:] == returns[:2]
     each = [of_agents[agent, agent] for agent in AGENTS]
     assert [sum(pair) for pair in zip(*each, strict=True)] == returns
+
+
+def test_it_stops_when_the_goal_is_out_of_reach() -> None:
+    envs = ScriptedAgents(1, dict.fromkeys(AGENTS, THREE), in_turn(AGENTS, 4))
+    goal = Goal(mean=100.0, best=3.0)
+    steps: list[tuple[int, int]] = []
+    returns, *_ = play_whole_episodes(
+        envs, modules_of(envs), 10, 0, lambda *at: steps.append(at), goal=goal
+    )
+    assert returns == [3.0]
+    assert steps == [(0, 1), (0, 2), (0, 3), (1, 4)]
 
 
 @pytest.mark.parametrize("reward", [math.inf, 1e39])

@@ -268,3 +268,44 @@ def test_a_worker_gives_up_on_a_driver_that_does_not_greet_it(
     with pytest.raises(AttachError, match=f"^the driver at {address} {why}"):
         Attachment(address, "worker", -1, new_incarnation(), Mailbox())
     assert given_up.wait(_SECONDS), "the stream is closed"
+
+
+def test_a_welcome_that_comes_too_late_does_not_reach_the_next_attempt(
+    serve: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up, came, over = threading.Event(), threading.Event(), threading.Event()
+
+    def attach(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        given_up.wait(_SECONDS)
+        late = attach_pb2.ToWorker(welcome=attach_pb2.Welcome(worker_id="worker-0"))
+        late.commands.add(id=1)
+        yield late.SerializeToString()
+        over.wait(_SECONDS)
+
+    received, ended, close = Attachment._received, Attachment._ended, Attachment.close
+
+    def notices(self: Attachment, message: bytes) -> None:
+        received(self, message)
+        came.set()
+
+    def notices_the_end(self: Attachment, end: Any) -> None:
+        ended(self, end)
+        over.set()
+
+    def closes(self: Attachment) -> None:
+        given_up.set()
+        assert came.wait(_SECONDS)
+        close(self)
+
+    monkeypatch.setattr(attachment_module, "WELCOME_SECONDS", 0.1)
+    monkeypatch.setattr(Attachment, "_received", notices)
+    monkeypatch.setattr(Attachment, "_ended", notices_the_end)
+    monkeypatch.setattr(Attachment, "close", closes)
+    service, method = ATTACH_METHOD.strip("/").split("/")
+    served = {method: grpc.stream_stream_rpc_method_handler(attach)}
+    address = serve(grpc.method_handlers_generic_handler(service, served))
+    inbox: Mailbox[Any] = Mailbox()  # of all attempts
+    with pytest.raises(DriverBusy):
+        Attachment(address, "worker", -1, new_incarnation(), inbox)
+    assert over.wait(_SECONDS)
+    assert inbox.gather() == []

@@ -138,6 +138,20 @@ def test_readers_do_without_those_that_relayed_and_were_killed_or_hang(host: Hos
 
 
 @pytest.mark.usefixtures("everything_is_large")
+def test_readers_leave_for_another_when_who_relays_leaves_in_order(
+    server: Learner, join: Join, publish: Callable[..., Version]
+) -> None:
+    readers = [join(server.tcp_address) for _ in range(4)]
+    for _ in range(3):
+        publish(*readers)
+        soon(lambda: readers_at(server) == 1, "one reader is left")
+        (relay,) = relaying(readers)
+        relay.close()
+        readers.remove(relay)
+        publish(*readers)
+
+
+@pytest.mark.usefixtures("everything_is_large")
 def test_versions_do_not_go_back_when_another_relays(
     server: Learner, join: Join, publish: Callable[..., Version]
 ) -> None:

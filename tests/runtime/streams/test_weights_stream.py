@@ -260,6 +260,21 @@ def test_closing_the_publisher_ends_streams_on_both_sides(server: Learner) -> No
             assert call.code() is grpc.StatusCode.OK
 
 
+def test_closing_a_subscription_ends_its_thread_at_once(
+    server: Learner, subscribe: Subscribe
+) -> None:
+    before = set(threading.enumerate())
+    subscription = subscribe()
+    subscription.wait_for(server.publish(1, 0), PATIENCE)
+    own = [t for t in set(threading.enumerate()) - before if not t.name.startswith("learner")]
+    assert own
+    subscription.close()
+    for thread in own:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert subscription.newest is not None, "what was received can still be used"
+
+
 def test_subscribers_that_go_before_they_have_read_anything_free_the_learners_threads(
     tmp_path: Path,
 ) -> None:
