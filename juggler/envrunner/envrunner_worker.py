@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from juggler.envrunner.agent_returns import has_metrics_by_agent, to_messages
-from juggler.envrunner.deliveries import receipt_for
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import environment_in
 from juggler.envrunner.evaluation import Goal
@@ -141,7 +140,7 @@ class EnvRunner(SamplingWorker):
             # The command loop answers the last request of the round with the failure.
             for command_id, request in recorded.items():
                 if command_id != max(requests):
-                    self._deliveries.answer(command_id, receipt_for(request))
+                    self._deliveries.answer(command_id, self._receipt(request))
             raise
         encoding = time.perf_counter()
         self._deliveries.spent({"waiting": sampling - started, **played.seconds})

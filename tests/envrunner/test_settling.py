@@ -14,11 +14,11 @@ import pytest
 from support.sharing import soon
 from support.weights_learner import PATIENCE, Learner, readers_at, same
 
-from juggler.envrunner import deliveries
+from juggler.envrunner import sampling_worker
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.deliveries import Deliveries
 from juggler.envrunner.envrunner_worker import EnvRunner
 from juggler.envrunner.learner_streams import LearnerStreams
+from juggler.envrunner.sampling_worker import Deliveries
 from juggler.runtime.actors.attachment import Attachment, Detached
 from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.worker import Contact
@@ -40,7 +40,7 @@ class _Attachment:
 def test_a_runner_that_leaves_waits_until_what_it_sent_is_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deliveries, "_ACKNOWLEDGED_SECONDS", 30.0)
+    monkeypatch.setattr(sampling_worker, "_ACKNOWLEDGED_SECONDS", 30.0)
     attachment = _Attachment()
     inbox: Mailbox[Any] = Mailbox()
     runner = runner_with(attachment, inbox, "blue")
@@ -81,8 +81,8 @@ class _Sender:
 def test_what_nobody_acknowledges_is_dropped_before_a_runner_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deliveries, "_ACKNOWLEDGED_SECONDS", 0.1)
-    monkeypatch.setattr(deliveries, "_CLOSED_SECONDS", 30.0)
+    monkeypatch.setattr(sampling_worker, "_ACKNOWLEDGED_SECONDS", 0.1)
+    monkeypatch.setattr(sampling_worker, "_CLOSED_SECONDS", 30.0)
     attachment = _Attachment()
     inbox: Mailbox[Any] = Mailbox()
     runner = runner_with(attachment, inbox, "blue")
