@@ -55,7 +55,7 @@ class Fault:
 LEDGER, MODULE, RUNNERS = (
     f"driver/core/{name}.py" for name in ("ledger", "module_core", "runners")
 )
-ROOM = "driver/core/room.py"
+ROOM = "driver/core/staleness.py"
 HUB, WORKER = "runtime/actors/hub.py", "runtime/actors/worker.py"
 SUPERVISOR, MAILBOX = "runtime/actors/supervisor.py", "runtime/actors/hub_events.py"
 WEIGHTS, EPISODES = "runtime/streams/weights.py", "runtime/streams/episodes.py"

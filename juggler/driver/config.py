@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 import msgspec
 import numpy as np
 
-from juggler.driver.core.room import Room, StalenessBudget
+from juggler.driver.core.staleness import OpenBatchLimit, StalenessBudget
 from juggler.driver.driver_config import OWN_KEYS, WAITED_FOR, AgentsConfig, who_plays
 from juggler.driver.driver_config import ConfigError as ConfigError
 from juggler.driver.driver_config import DriverConfig as DriverConfig
@@ -529,7 +529,7 @@ def _runners_without_room(config: RunConfig) -> list[str]:
         return []
     open_updates = config.staleness.open_updates
     fragment = runner.envs_per_runner * runner.fragment_steps
-    at_once = Room(open_updates, learner.batch_size, driver.learners).batches(fragment)
+    at_once = OpenBatchLimit(open_updates, learner.batch_size, driver.learners).batches(fragment)
     if driver.num_env_runners <= at_once:
         return []
     # Whole fragments, enough to leave room while all other EnvRunners sample.

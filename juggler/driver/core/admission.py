@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 
 from juggler.driver.core.group import Learner, worker_order
 from juggler.driver.core.ledger import Batch
-from juggler.driver.core.room import Room
 from juggler.driver.core.runners import Runner, Runners
+from juggler.driver.core.staleness import OpenBatchLimit
 from juggler.driver.core.state import State
 
 
@@ -51,11 +51,11 @@ class Asynchronous:
     """Keeps requests in flight, limited so that no batch becomes too old.
 
     A learner of k consumes batch_size / k steps in each update, or one larger batch, in order of
-    arrival. While what is open for it is less than max_open_updates updates (see `Room`), a further
-    batch waits for max_open_updates - 1 updates at most. The bound is kept for each learner, not
-    for their sum: if the batches of one learner used up a sum, another would have too little for
-    its share, and the run would stop. Once everything requested is reported, each module either
-    has room or can make an update, independently of the others.
+    arrival. While what is open for it is less than max_open_updates updates (see
+    `OpenBatchLimit`), a further batch waits for max_open_updates - 1 updates at most. The bound is
+    kept for each learner, not for their sum: if the batches of one learner used up a sum, another
+    would have too little for its share, and the run would stop. Once everything requested is
+    reported, each module either has room or can make an update, independently of the others.
 
     With `stop_steps`, the run makes no more updates than needed, and requests no more than one
     module could need for them.
@@ -261,7 +261,7 @@ def _has_enough(module: State) -> bool:
 
 def _has_room(module: State, learner: Learner) -> bool:
     settings = module.settings
-    room = Room(settings.max_open_updates, settings.batch_size, len(module.group.members))
+    room = OpenBatchLimit(settings.max_open_updates, settings.batch_size, len(module.group.members))
     return room.is_left(learner.open_batches, learner.open_steps)
 
 

@@ -17,8 +17,8 @@ class ModuleSettings:
     """Live steps in one update, over all learners of the group."""
 
     max_open_updates: int
-    """Number of updates for which batches may be open at once (see `Room`). Asynchronous mode
-    only."""
+    """Number of updates for which batches may be open at once (see `OpenBatchLimit`).
+    Asynchronous mode only."""
 
     requests_per_runner: int = 2
     """Maximum number of rounds of one runner that are not reported in full. The same for all

@@ -398,7 +398,7 @@ class LeagueCopies:
         self._awaited.pop(copy_id, None)
         if self._registry.frozen.pop(copy_id, None) is None:
             return
-        for worker in self._registry.players():
+        for worker in self._registry.acting_workers():
             removal = training_pb2.RemovePlayer(module_id=copy_id)
             self._parts.frozen_parts.append(worker, [removal], self._parts.commands.send)
 
@@ -417,7 +417,7 @@ class LeagueCopies:
             return self._league.no_copy(copy_id, str(error))
         self._registry.frozen[copy_id] = frozen
         self._awaited[copy_id] = set(self._registry.env_runners())
-        for worker in self._registry.players():
+        for worker in self._registry.acting_workers():
             parts = restores(copy_id, frozen.tree, {})
             acting = to_json(frozen.acting_setup())
             add = training_pb2.AddPlayer(module_id=copy_id, config=acting)

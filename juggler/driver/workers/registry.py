@@ -182,13 +182,13 @@ class WorkerRegistry:
             if table.get(worker.worker_id) is worker:
                 del table[worker.worker_id]
 
-    def players(self) -> list[Worker]:
+    def acting_workers(self) -> list[Worker]:
         """Return workers that play, or are about to."""
         return [worker for worker in self.attached.values() if worker.role != LEARNER]
 
     def env_runners(self) -> list[Worker]:
         """Return workers that sample, for which matches wait."""
-        return [worker for worker in self.players() if worker.role == ENVRUNNER]
+        return [worker for worker in self.acting_workers() if worker.role == ENVRUNNER]
 
     def hosts(self, module_id: str) -> list[Worker]:
         """Return set-up learner processes that host this module."""

@@ -86,7 +86,7 @@ class TrainedModules:
                 self._commands.send(learner, command)
         acting = to_json(registry.acting_setup(module_id))
         self._awaited[module_id] = set(registry.env_runners())
-        for worker in registry.players():
+        for worker in registry.acting_workers():
             added = training_pb2.AddPlayer(module_id=module_id, config=acting)
             self._parts.frozen_parts.append(worker, [added], self._commands.send)
 
@@ -166,7 +166,7 @@ class TrainedModules:
         """Close the books of a settled module everywhere."""
         registry = self._registry
         self._core.forget(module_id)
-        for worker in registry.players():
+        for worker in registry.acting_workers():
             removed = training_pb2.RemovePlayer(module_id=module_id)
             self._parts.frozen_parts.append(worker, [removed], self._commands.send)
         for learner in registry.hosts(module_id):

@@ -26,7 +26,7 @@ from juggler.driver.core.events import (
     UsedBatch,
 )
 from juggler.driver.core.ledger import Counters
-from juggler.driver.core.room import Room, StalenessBudget
+from juggler.driver.core.staleness import OpenBatchLimit, StalenessBudget
 from juggler.driver.core.state import ModuleSettings, ModuleStart
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 
@@ -419,7 +419,7 @@ def test_every_run_gets_to_its_last_step_and_ends_there_whatever_is_lost(seed: i
 def test_small_batches_fill_updates_together_and_a_large_one_is_an_update(
     steps: int, learners: int, batches: int
 ) -> None:
-    assert Room(updates=3, batch_size=100, learners=learners).batches(steps) == batches
+    assert OpenBatchLimit(updates=3, batch_size=100, learners=learners).batches(steps) == batches
     core = make(learners=learners, max_open_updates=3, requests_per_runner=100)
     assert len(join(core, steps=steps)) == batches, "admission keeps the same rule"
 

@@ -18,7 +18,7 @@ from juggler.driver.core.events import (
     RunnerJoined,
     SampleReceived,
 )
-from juggler.driver.core.room import StalenessBudget
+from juggler.driver.core.staleness import StalenessBudget
 from juggler.driver.core.state import ModuleSettings, ModuleStart
 from juggler.runtime.episodes.version import Version
 

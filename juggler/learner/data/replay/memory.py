@@ -206,7 +206,7 @@ def must_be_rows(rows: Mapping[str, Any]) -> None:
         )
 
 
-class Room(NamedTuple):
+class ReplayLimits(NamedTuple):
     """Place and number of kept steps.
 
     Attributes:

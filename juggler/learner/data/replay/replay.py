@@ -22,7 +22,7 @@ from juggler.learner.data.replay.episode_rows import (
     size_of,
 )
 from juggler.learner.data.replay.memory import (
-    Room,
+    ReplayLimits,
     any_leaf,
     bytes_of_step,
     count_of,
@@ -58,7 +58,7 @@ class _Keeper(DataSource):
 
     _marks: tuple[str, ...] = ()  # of the table
 
-    def __init__(self, room: Room, alpha: float, seed: int, *, episodes: bool) -> None:
+    def __init__(self, room: ReplayLimits, alpha: float, seed: int, *, episodes: bool) -> None:
         self._room, self._alpha, self._saved, self._episodes = room, alpha, room.saved, episodes
         self._seed, self._beginnings, self._rank = seed, 0, 0
         self._forget()
@@ -273,7 +273,7 @@ class Replay(_Keeper):
         self.keeps_frames, self.keeps_rows = not episodes, episodes
         self._taken_in, self._is_trial = 0, False
         self._ones = torch.ones(size)  # [B]
-        room = Room(capacity, memory, directory, begin, saved)
+        room = ReplayLimits(capacity, memory, directory, begin, saved)
         super().__init__(room, priority_exponent, seed, episodes=episodes)
 
     def _forget(self) -> None:
@@ -448,7 +448,9 @@ class MixInReplay(_Keeper):
         memory: float | None = None,
     ) -> None:
         self._source, self._old_per_new = source, share / (1 - share)
-        super().__init__(Room(capacity, memory, directory, saved=saved), 0.0, seed, episodes=True)
+        super().__init__(
+            ReplayLimits(capacity, memory, directory, saved=saved), 0.0, seed, episodes=True
+        )
 
     def _forget(self) -> None:
         super()._forget()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class OpenBatchLimit:
     """Limits the open batches of a module.
 
     No batch waits for more than `updates` updates.
@@ -47,10 +47,10 @@ class StalenessBudget:
 
     Attributes:
         drop_after: a learner drops a batch that is older than this when its update comes.
-        open_updates: how many updates' worth of batches may be open (see `Room`). Weights that act
-            may already be `weights_interval - 1` updates old. Of the rest, half is for the queue;
-            the other half is slack for a slow runner whose batch is overtaken by batches requested
-            later.
+        open_updates: how many updates' worth of batches may be open (see `OpenBatchLimit`). Weights
+            that act may already be `weights_interval - 1` updates old. Of the rest, half is for the
+            queue; the other half is slack for a slow runner whose batch is overtaken by batches
+            requested later.
         row_age: gateways and EnvRunners with several agents hand in a row that is older than this
             before it is full, and drop a complete row that is twice as old. 0 in synchronous mode,
             in which nothing is stale.
