@@ -99,7 +99,7 @@ def read_metadata(data: Path) -> dict[str, Any]:
     # run code that the file names.
     needed = ("observation_space", "action_space", "dataset_id", "total_episodes")
     if not isinstance(metadata, dict) or (missing := [k for k in needed if k not in metadata]):
-        what = all_of(missing) if isinstance(metadata, dict) else "an object"
+        what = all_of(missing) if isinstance(metadata, dict) else "JSON object"
         raise DatasetError(f"{file} has no {what}: it is damaged or incomplete")
     return metadata
 

@@ -334,7 +334,7 @@ class Idle(Gaussian):
     [
         (Counting, "the same state and sample give the same result: state/mean"),
         (Noisy, "the same state and sample give the same result: state/mean"),
-        (InPlace, "returned parameters never change:  parameters/mean"),
+        (InPlace, "returned parameters never change: parameters/mean"),
         (Eager, "the same state and sample|grads changes neither state nor sample: state"),
         (Forgetful, "a saved state continues with the same numbers: restored state/velocity"),
         (Rewarding, "grads changes neither state nor sample: sample/"),
