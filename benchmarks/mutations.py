@@ -106,15 +106,15 @@ FAULTS = [
     Fault(SUPERVISOR, "2.0 ** min(deaths - 1, 64)", "2.0 ** min(deaths, 64)", "the first delay is doubled"),
     Fault(SUPERVISOR, "self.failures >= self.policy.quarantine_after", "self.failures > self.policy.quarantine_after", "one life too many"),
     Fault(SUPERVISOR, "if self.had_enough_use(now) or (killed and self.uses):", "if self.had_enough_use(now):", "a killed worker counts as failed"),
-    Fault(WORKER, "                if stop.failure:\n                    raise ToldToFail(stop.failure)\n", "", "a failure that the driver names is not raised"),
+    Fault(WORKER, "                if stop.failure:\n                    raise FailedOnRequest(stop.failure)\n", "", "a failure that the driver names is not raised"),
     # Weights and batches on their way.
     Fault(WEIGHTS, "weights.version > self._newest.version", "True", "readers go back to older weights"),
     Fault(WEIGHTS, "                self._newest = weights\n                self._condition.notify_all()", "                self._newest = weights", "nobody is woken by new weights"),
     Fault(WEIGHTS, "newest.version >= version, timeout", "newest.version > version, timeout", "the very version is not enough"),
     Fault(WEIGHTS, "                    self._failure = error\n", "                    pass\n", "a dead thread goes unnoticed"),
-    Fault(EPISODES, 'self._settled(said.batch_id, "refused" if said.refused else "", said.refused)', 'self._settled(said.batch_id, "", said.refused)', "a refused batch counts as taken"),
+    Fault(EPISODES, 'self._settled(answer.batch_id, "refused" if answer.refused else "", answer.refused)', 'self._settled(answer.batch_id, "", answer.refused)', "a refused batch counts as taken"),
     Fault(EPISODES, '        for batch_id in lost:\n            self._settled(batch_id, "learner_lost", end.why)\n', "", "batches on a broken stream are never settled"),
-    Fault(EPISODES, "            self._open.discard(said.batch_id)\n", "", "a batch is settled twice"),
+    Fault(EPISODES, "            self._open.discard(answer.batch_id)\n", "", "a batch is settled twice"),
     # What is learned.
     Fault(RETURNS, "- values) * live  # [N, T] r + γ V' - V", "- values)  # [N, T] r + γ V' - V", "steps that are not live count"),
     Fault(RETURNS, "carried = discounts * ~truncated *", "carried = discounts *", "corrections flow over a truncation"),

@@ -50,7 +50,7 @@ juggler train my_run.toml --num-env-runners 8
 juggler.train("my_run.toml", num_env_runners=8)
 ```
 
-Values of the command override those of the file, which override the defaults below. For an
+The command's values override the file's, which override the defaults below. For an
 environment on this host, a run [chooses other values](algorithms.md#what-a-run-chooses) for some
 keys that you do not give, and prints them. An unknown key is an error that names the nearest right
 one. All errors are reported at once, one per line.

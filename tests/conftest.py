@@ -140,11 +140,11 @@ def make_batch() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def _kept_forkserver() -> Iterator[None]:
-    from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
+    from juggler.runtime.actors.processes import release_forkserver, share_forkserver
 
     share_forkserver()
     yield
-    let_go_of_forkserver()
+    release_forkserver()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from juggler.runtime.nearest import closest
 
-#: For each command its function, and what `juggler --help` says about it.
+#: For each command its function, and its line in `juggler --help`.
 COMMANDS = {
     "train": ("juggler.cli.train:run", "train on this host, until solved or stopped"),
     "sweep": ("juggler.cli.sweep:run", "look for good settings with many short runs"),
@@ -20,7 +20,7 @@ COMMANDS = {
     "evaluate": ("juggler.cli.evaluate:run", "play with the policy in a checkpoint, or record it"),
     "status": ("juggler.cli.status:run", "show the state of a run, or list runs"),
     "watch": ("juggler.cli.status:watch", "serve a page about runs, for a browser"),
-    "scale": ("juggler.cli.scale:run", "have more or fewer workers in a run"),
+    "scale": ("juggler.cli.scale:run", "change the number of workers of a run"),
     "plot": ("juggler.cli.plot:run", "draw return, throughput and staleness of runs"),
     "league": ("juggler.cli.league:run", "show the players of a league, and their win rates"),
     "launch": (
@@ -33,7 +33,7 @@ COMMANDS = {
     "doctor": ("juggler.cli.doctor:run", "check this machine, a process or a simulator"),
 }
 
-#: Commands under a word of their own, which is part of a command.
+#: Aliases: words for a command with its first arguments.
 ALIASES = {
     "envrunner": ("worker", "envrunner"),
     "learner": ("worker", "learner"),
@@ -45,7 +45,7 @@ ALIASES = {
     "certs": ("launch", "certs"),
 }
 
-#: What people ask for by other words.
+#: Words that people may try instead of a command.
 _OTHER_WORDS = {"resume": "train --resume RUN", "go-on": "train --resume RUN", "run": "train"}
 
 _ELSEWHERE = """\
@@ -56,11 +56,11 @@ juggler runs on Linux. On macOS and Windows, use docker (see docs/docker.md). In
 
 
 def command_line() -> NoReturn:
-    """Be the process of a command, to its end.
+    """Run a command as the main program, and exit.
 
-    Workers, whose streams have threads, leave as local ones do.
+    Workers, whose streams have threads, exit like local ones.
     """
-    _take_nothing_over()
+    _reset_inherited_state()
     if sys.platform != "linux" or _words(sys.argv[1:])[:1] != ["worker"]:
         sys.exit(main())
     from juggler.runtime.actors.processes import leave
@@ -75,9 +75,10 @@ def command_line() -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit status.
 
-    0; 1: it failed; 2: it was misused; 128 and a signal's number, such as 130 after Ctrl-C.
+    0: success; 1: failure; 2: wrong arguments; 128 plus a signal's number, such as 130 after
+    Ctrl-C.
     """
-    if sys.platform != "linux":  # before importing what other systems lack
+    if sys.platform != "linux":  # before imports that fail on other systems
         print(_ELSEWHERE, file=sys.stderr)
         return 2
     try:
@@ -90,9 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
 
 
-def _take_nothing_over() -> None:
+def _reset_inherited_state() -> None:
     """Reopen closed standard streams, and reset blocked or ignored signals."""
-    # Otherwise the next file that is opened would become a standard stream.
+    # Otherwise the next opened file would become a standard stream.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -140,19 +141,19 @@ def _run(argv: Sequence[str] | None) -> int:
             status: int = getattr(importlib.import_module(module), function)(arguments[1:])
     except KeyboardInterrupt as interrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C has nothing left to end
-        if not hasattr(interrupt, "result"):  # else the run ended in order and said so
+        if not hasattr(interrupt, "result"):  # otherwise the run ended normally, with a message
             print(f"juggler {name}: interrupted, left at once", file=sys.stderr)
         return 128 + signal.SIGINT
     return status
 
 
 def _words(arguments: Sequence[str]) -> list[str]:
-    """Put the command in the place of an alias."""
+    """Replace an alias by its command."""
     return [*ALIASES.get(arguments[0], arguments[:1]), *arguments[1:]] if arguments else []
 
 
 def _begins_a_run(arguments: Sequence[str]) -> bool:
-    """Whether a command starts workers of its own."""
+    """Return whether a command starts its own workers."""
     others = ("-h", "--help", "--list", "--seeds")
     return arguments[0] == "train" and not any(
         each.partition("=")[0] in others for each in arguments
@@ -161,14 +162,14 @@ def _begins_a_run(arguments: Sequence[str]) -> bool:
 
 @contextmanager
 def _forkserver() -> Iterator[None]:
-    """Start the forkserver at once, to import torch meanwhile."""
+    """Start the forkserver early, to import torch in the background."""
     from juggler.runtime.actors import processes
 
     processes.share_forkserver()
     try:
         yield
     finally:
-        processes.let_go_of_forkserver()
+        processes.release_forkserver()
 
 
 def _usage() -> str:
@@ -179,6 +180,6 @@ def _usage() -> str:
             "",
             *lines,
             "",
-            "juggler COMMAND --help shows its options. To begin: juggler train cartpole",
+            "juggler COMMAND --help shows its options. To start: juggler train cartpole",
         ]
     )

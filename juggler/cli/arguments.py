@@ -1,4 +1,4 @@
-"""What the commands share: options and their values, and errors for people."""
+"""Shared parts of the commands: options, their values, and errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ C = TypeVar("C", bound="ConfigArguments")
 
 
 def registry_of_values(*, checked: bool = True) -> tyro.constructors.ConstructorRegistry:
-    """Make rules for values that tyro reads or words differently.
+    """Make rules for values that tyro parses or describes differently.
 
     Args:
         checked: a wrong value is an error; False: it is read as None.
@@ -72,7 +72,7 @@ def registry_of_values(*, checked: bool = True) -> tyro.constructors.Constructor
     def values(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
         kind, words = info.type, get_args(info.type)
         kinds = [each for each in words if each is not NoneType]
-        if get_origin(kind) is Literal:  # of several words, the nearest is named
+        if get_origin(kind) is Literal:  # an error names the nearest word
             metavar = f"{{{','.join(words)}}}"
             return rule(metavar, lambda given: _word(given[0], kind), lambda value: value in words)
         if kind is dict or get_origin(kind) is dict:
@@ -107,7 +107,7 @@ def registry_of_values(*, checked: bool = True) -> tyro.constructors.Constructor
                 lambda given: _number(given[0], kind),
                 lambda value: type(value) is kind or (kind is float and type(value) is int),
             )
-        # As in files, "none" is the word for None; and for no text, which is shown so, too.
+        # As in files, "none" means None, and also an empty text, which is shown that way.
         optional = len(kinds) == 1 and NoneType in words
         one, nothing = (kinds[0], None) if optional else (kind, "")
         if one not in ((str, int, float) if optional else (str,)):
@@ -154,9 +154,9 @@ def _schedule(given: list[str]) -> float | list[tuple[float, float]]:
         numbers = [float(each) for each in given]
         return list(zip(numbers[::2], numbers[1::2], strict=True))
     except ValueError:
-        hint = "; what else the command takes goes before the options" if len(given) > 1 else ""
+        hint = "; other arguments go before the options" if len(given) > 1 else ""
         raise ValueError(
-            "expected a number, or a step and a value again and again, as in 0 1e-3 1000000 1e-4, "
+            "expected a number, or pairs of a step and a value, as in 0 1e-3 1000000 1e-4, "
             f"not {' '.join(given)!r}{hint}"
         ) from None
 
@@ -177,14 +177,14 @@ def _from_json(arguments: list[str]) -> dict[str, Any]:
     try:
         value = json.loads(arguments[0])
     except json.JSONDecodeError as error:
-        told = f"expected a JSON object, as in '{{\"key\": 1}}', not {arguments[0]!r} ({error})"
-        raise ValueError(told) from error
+        message = f"expected a JSON object, as in '{{\"key\": 1}}', not {arguments[0]!r} ({error})"
+        raise ValueError(message) from error
     if not isinstance(value, dict):
         raise ValueError("expected a JSON object, as in '{\"key\": 1}'")
     return value
 
 
-#: Environment variable of a program that replaces a worker: that worker's incarnation.
+#: Environment variable of a program that replaces a worker: the former incarnation.
 PREDECESSOR: Final = "JUGGLER_PREDECESSOR"
 #: A line break that ends neither a paragraph nor an item of a list.
 _WITHIN: Final = re.compile(r"(?<!\n)\n(?!\n|- )")
@@ -194,7 +194,7 @@ _WITHIN: Final = re.compile(r"(?<!\n)\n(?!\n|- )")
 def whole_paragraphs() -> Iterator[None]:
     """Have tyro read docstrings with joined lines.
 
-    By itself it breaks a line wherever the next one is indented.
+    By default it breaks a line wherever the next one is indented.
     """
     parse = docstring_parser.parse_from_object
 
@@ -218,53 +218,53 @@ Flag = tyro.conf.FlagCreatePairsOff[bool]
 
 @dataclass(kw_only=True)
 class AccessArguments:
-    """What a process of a run shows to others."""
+    """Credentials of a process of a run."""
 
     token_file: str | None = None
-    """A file with the secret of the run; or set JUGGLER_TOKEN_FILE, or JUGGLER_TOKEN."""
+    """File with the run's token; or set JUGGLER_TOKEN_FILE, or JUGGLER_TOKEN."""
 
     tls: str | None = None
-    """A directory with ca.pem, cert.pem, key.pem and perhaps a token, as `juggler certs` makes it;
-    or set JUGGLER_TLS."""
+    """Directory with ca.pem, cert.pem, key.pem and optionally a token, made by `juggler certs`; or
+    set JUGGLER_TLS."""
 
 
 @dataclass(kw_only=True)
 class WorkerArguments(AccessArguments):
-    """How a worker on another host finds its driver."""
+    """How a worker on another host reaches its driver."""
 
     driver: str
     """Address of the driver, HOST:PORT; or the run directory, if this host shares its file system.
     """
 
     index: int = -1
-    """This worker's number among those of its role. -1: the driver chooses."""
+    """Index of this worker within its role. -1: the driver chooses."""
 
     timeout: float = 60.0
-    """How many seconds to wait for the driver's first answer."""
+    """Seconds to wait for the driver's first answer."""
 
     reattach_seconds: float = 600.0
-    """How long to look for a driver that is lost, or for its successor, and to retry a driver that
-    has no room. 0: leave at once."""
+    """Seconds to wait for a lost driver or its successor, and to retry a driver that has no room.
+    0: leave at once."""
 
     health_bind: str = ""
     """Serve health checks at this address, HOST:PORT, without TLS: for probes and `juggler
     healthcheck`."""
 
     log_format: LogFormat = "text"
-    """Format of this process's own messages on stderr. json: one object per line."""
+    """Format of this process's messages on stderr. json: one object per line."""
 
     def contact(self, role: str) -> Contact:
         """Return how to reach the driver; start health checks.
 
         Raises:
-            EndpointError: an address is malformed, or cannot be listened on; or the directory that
+            EndpointError: an address is malformed, or cannot be bound; or the directory that
                 containers share cannot be used.
             RunDirectoryError: the run in the directory has no driver.
-            ValueError: the token, or the directory for TLS, cannot be read or used.
+            ValueError: the token or the directory for TLS cannot be used.
         """
         address = self.driver
         log = WorkerLog(role, self.log_format)
-        # A run that has yet to begin has no directory.
+        # A run that has not started yet has no directory.
         if Path(address).is_dir() or (":" not in address and os.sep in address):
             address = find_driver_from_elsewhere(Path(address), self.timeout, log.info)
         split_address(address)
@@ -292,7 +292,7 @@ class ConfigArguments:
     """A configuration, and options for its keys."""
 
     config: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CONFIG]")] = None
-    """A configuration that ships with Juggler, or a .toml file. Options override its values."""
+    """Name of a shipped configuration, or a .toml file. Options override its values."""
 
     run: RunConfig = field(default_factory=RunConfig)
 
@@ -307,8 +307,8 @@ def parse(
 ) -> T:
     """Parse flat options into a dataclass; exit with 2 if wrong.
 
-    Options that can only be switched on are a `Flag`; other booleans may be set by a file in either
-    way. What is not `checked` is read as None where it is no value of its option.
+    Options that can only be switched on are a `Flag`; other booleans may be true or false in a
+    file. Without `checked`, invalid values are read as None.
     """
     options: dict[str, Any] = {} if default is None else {"default": default}
     # `from` is a keyword of Python, so the field has another name.
@@ -340,14 +340,14 @@ def _with_a_table_for_the_league(arguments: Sequence[str]) -> list[str]:
 
 
 def parse_first(kind: type[C], arguments: Sequence[str], command: str) -> tuple[C, str | None]:
-    """Parse what decides the options: configuration and algorithm.
+    """Parse configuration and algorithm, which decide the options.
 
-    Every option of shipped algorithms is accepted here, or those of the user's own algorithm.
-    `parse_rest` reports wrong values, as it knows the defaults.
+    Accepts every option of shipped algorithms, or of the user's own algorithm. `parse_rest`
+    reports wrong values, because it knows the defaults.
 
     Raises:
-        ConfigError: an option belongs to another library, or is a key of the model; or there is no
-            algorithm of this name.
+        ConfigError: an option belongs to another library, or is a key of the model; or the
+            algorithm is unknown.
     """
     if own := _own_algorithm(arguments):
         bases = [type(RunConfig.from_flat({"algorithm": own}).learner)]
@@ -362,13 +362,13 @@ def parse_first(kind: type[C], arguments: Sequence[str], command: str) -> tuple[
     every = make_dataclass("EveryAlgorithm", [("algorithm", str, "")], bases=tuple(bases))
     asked = [argument for argument in arguments if argument not in ("-h", "--help")]
     run = RunConfig(learner=every())
-    _must_say_booleans_alone(arguments, run)
+    _check_booleans(arguments, run)
     first = parse(kind, asked, command, kind(run=run), checked=False)
     return first, first.run.learner.algorithm or None
 
 
-def _must_say_booleans_alone(arguments: Sequence[str], run: RunConfig) -> None:
-    """Check that no word follows a boolean option, as in files."""
+def _check_booleans(arguments: Sequence[str], run: RunConfig) -> None:
+    """Check that boolean options have no value, unlike in files."""
     booleans = {key for key, value in run.flat().items() if isinstance(value, bool)}
     words: list[str] = []
     for each in arguments:
@@ -380,12 +380,12 @@ def _must_say_booleans_alone(arguments: Sequence[str], run: RunConfig) -> None:
 
 
 def _own_algorithm(arguments: Sequence[str]) -> str:
-    """Return the user's own algorithm that a command names, or ""."""
-    said = ""
+    """Return the user's own algorithm in a command, or ""."""
+    algorithm = ""
     for argument, after in zip(arguments, [*arguments[1:], ""], strict=False):
         option, _, value = argument.partition("=")
         if option == "--algorithm":
-            said = value or after
+            algorithm = value or after
             break
         if option in ("--resume", "--run-dir"):
             path = Path(value or after) / CONFIG_FILE
@@ -394,8 +394,8 @@ def _own_algorithm(arguments: Sequence[str]) -> str:
         else:
             continue
         if path.is_file():
-            said = str(read_toml(path).get("algorithm", ""))
-    return said if ":" in said else ""
+            algorithm = str(read_toml(path).get("algorithm", ""))
+    return algorithm if ":" in algorithm else ""
 
 
 def parse_rest(kind: type[C], arguments: Sequence[str], command: str, base: RunConfig) -> C:
@@ -416,19 +416,19 @@ def _key(argument: str) -> str:
 
 
 def keys_given(arguments: Sequence[str]) -> frozenset[str]:
-    """The keys that options set, and perhaps names that are not keys."""
+    """Return the keys that options set, valid or not."""
     names = {_key(argument) for argument in arguments}
     return frozenset(names | {name.removeprefix("no_") for name in names})
 
 
-def must_stand_alone(
-    config: str | None, arguments: Sequence[str], goes_on: str, may_change: Sequence[str]
+def must_not_be_combined(
+    config: str | None, arguments: Sequence[str], resumed: str, may_change: Sequence[str]
 ) -> None:
-    """Check that --resume comes with nothing that would be ignored.
+    """Check that --resume has no options that would be ignored.
 
     Args:
-        goes_on: what does, as it was started, for people.
-        may_change: keys that may be other ones.
+        resumed: what is resumed, for people.
+        may_change: keys that may have new values.
     """
     others = sorted(keys_given(arguments) - {"", "resume", *may_change})
     if config is not None:
@@ -436,17 +436,17 @@ def must_stand_alone(
     if others:
         changed = all_of(f"--{key}" for key in may_change)
         raise ConfigError(
-            f"--resume goes on with {goes_on}, with other {changed} at most: leave out "
+            f"--resume continues {resumed}, and only {changed} may change: leave out "
             f"{all_of(others)}"
         )
 
 
 class PlotError(Exception):
-    """A run cannot be drawn; the message names it and says why."""
+    """A run that cannot be drawn; the message has the reason."""
 
 
 def report_errors(command: str, work: Callable[[], int]) -> int:
-    """Run a command; print errors people can fix; return its status."""
+    """Run a command; print errors of the user; return its status."""
     from juggler.driver.driver import RunFailed
     from juggler.driver.record.run_directory import RunDirectoryError
     from juggler.experiments.sweep import SweepFailed
@@ -467,9 +467,9 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
         print(f"juggler {command}: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        raise  # of stdout: its reader has read enough
+        raise  # stdout was closed by its reader
     except Exception as error:
-        if not explains_itself(error):  # of a user's own code, such as a callback
+        if not explains_itself(error):  # from user code, such as a callback
             print(traceback_of(error), end="", file=sys.stderr)
             return 1
         failure = describe(error)
@@ -493,11 +493,11 @@ def process_started() -> float:
 
 @dataclass(kw_only=True)
 class MonitoringArguments:
-    """How a run can be monitored, besides `juggler status`."""
+    """Monitoring of a run, in addition to `juggler status`."""
 
     metrics_bind: str = ""
     """Serve metrics for Prometheus at this address, HOST:PORT, as /metrics: with the driver's TLS
-    and token, if it has any, and with neither if --insecure is given. `juggler train` takes the
+    and token, if it has them, or with neither if --insecure is given. `juggler train` reads the
     token from JUGGLER_TOKEN or JUGGLER_TOKEN_FILE."""
 
     health_bind: str = ""
@@ -516,7 +516,7 @@ class MonitoringArguments:
             token: the run's token. None: the run serves this host only, and metrics use the token
                 from the environment variables.
         """
-        if insecure:  # for scrapers that can only be given an address
+        if insecure:  # for scrapers that only accept an address
             token, tls = "", None
         elif token is None:
             token = read_token(None) if self.metrics_bind else ""

@@ -1,4 +1,4 @@
-"""`juggler check-simulator`: play with a simulator, and report what it sends."""
+"""`juggler check-simulator`: plays with a simulator, and reports problems."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from juggler.runtime.wire.trees import Path, Tree, flatten, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _ADDRESS = "{address}"
-_FEW_STEPS = 20  # after a cut, or to see whether observations change
+_FEW_STEPS = 20  # after a cut, or to check whether observations change
 _RESUME_SECONDS = 15.0
-_FEW, _FEW_SECONDS = 3, 10.0  # episodes, and how long to wait for more of them
+_FEW, _FEW_SECONDS = 3, 10.0  # episodes, and how long to wait for them
 _LINE_SECONDS = 5.0
 _LOOK_SECONDS = 0.1
 _END_SECONDS = 5.0
@@ -51,17 +51,17 @@ _END_SECONDS = 5.0
 
 @dataclass(kw_only=True)
 class Arguments:
-    """Play with a simulator as a gateway does.
+    """Play with a simulator like a gateway.
 
-    It reports what the simulator sends.
+    Reports what the simulator sends.
 
     Actions are random. The command exits with 1 if the simulator breaks a rule of the protocol, or
-    if observations are outside of their space.
+    if observations are outside their space.
     """
 
     simulator: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="HOST:PORT|COMMAND")]
     """HOST:PORT, or unix:PATH, to listen at for a simulator that you start; or a command that
-    starts it, with {address} in the place of the address to dial, as in "./game {address}"."""
+    starts it, with {address} for the address to dial, as in "./game {address}"."""
 
     steps: int = 1000
     """Number of steps to play, of all agents together."""
@@ -86,23 +86,23 @@ def _report(given: Arguments) -> int:
     return status_of(found)
 
 
-def check(given: Arguments, say: Callable[[str], None]) -> list[Finding]:
-    """Play with the simulator, and return what was found.
+def check(given: Arguments, report: Callable[[str], None]) -> list[Finding]:
+    """Play with the simulator, and return the findings.
 
     Args:
         given: the options.
-        say: called with each line about what happens.
+        report: called with each line of progress.
 
     Raises:
-        ConfigError: the command cannot be started, or takes no address.
+        ConfigError: the command cannot be started, or has no place for the address.
         EndpointError: the gateway cannot listen there.
         KeyboardInterrupt: Ctrl-C ended the check, and the command.
     """
     command = _words(given.simulator) if _ADDRESS in given.simulator else []
     if not command and " " in given.simulator:
-        rule = f'put {_ADDRESS} where the command takes the address, as in "./game {_ADDRESS}"'
+        rule = f'put {_ADDRESS} where the command expects the address, as in "./game {_ADDRESS}"'
         raise ConfigError(f"{given.simulator!r}: {rule}")
-    work, process, ended = Check(given.steps, say), None, True
+    work, process, ended = Check(given.steps, report), None, True
     # Random actions are cheap, so each message is answered at once.
     settings = GatewaySettings(
         1 << 12, 0.0, "check", Watched.ROW_STEPS, _RESUME_SECONDS, casting=AnyAgents()
@@ -111,17 +111,17 @@ def check(given: Arguments, say: Callable[[str], None]) -> list[Finding]:
     work.server = GatewayServer(Transport(read_token(None, tls)), work, settings, work.failed)
     address = "127.0.0.1:0" if command else given.simulator
     address = work.server.start(address, tls, given.insecure)
-    # A command in a session of its own would outlive a check that a signal ends.
+    # A command in its own session would outlive a check that a signal ends.
     with signals_become(lambda why: work.over.set()) as caught:
         try:
-            say(f"takes simulators at {address}")
+            report(f"takes simulators at {address}")
             if command:
                 process = _started([word.replace(_ADDRESS, address) for word in command])
             _wait(work, process, given.seconds)
             status = None if process is None else process.poll()
         finally:
             caught.no_more()
-            work.server.close("the check is over")
+            work.server.close("the check has ended")
             if process is not None:
                 ended = _end(process, 0.0 if caught.number else _END_SECONDS)
     if caught.number:
@@ -132,8 +132,8 @@ def check(given: Arguments, say: Callable[[str], None]) -> list[Finding]:
     if status and not work.was_cut:
         found.append(Finding("command", "problem", f"it ended by itself, with status {status}"))
     elif not ended:
-        said = f"it ran for {_END_SECONDS:.0f} s after the check, and was killed"
-        found.append(Finding("command", "warning", said, "end it after the error ENDED"))
+        text = f"it ran for {_END_SECONDS:.0f} s after the check, and was killed"
+        found.append(Finding("command", "warning", text, "end it after the error ENDED"))
     return found
 
 
@@ -159,7 +159,7 @@ def _end(process: subprocess.Popen[bytes], seconds: float) -> bool:
     except subprocess.TimeoutExpired:
         by_itself = False
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # with what it has started
+        os.killpg(process.pid, signal.SIGKILL)  # with its child processes
     process.wait()
     return by_itself
 
@@ -173,7 +173,7 @@ def _wait(work: Check, process: subprocess.Popen[bytes] | None, seconds: float) 
             return
         if now > shown + _LINE_SECONDS:
             shown = now
-            work.say(work.progress())
+            work.report(work.progress())
 
 
 class AnyAgents(Casting):
@@ -189,7 +189,7 @@ class AnyAgents(Casting):
 
 
 class Watched(Player):
-    """A player that acts at random, and watches its simulators.
+    """A player that acts at random, and checks its simulators.
 
     Args:
         name: of its agent, for people.
@@ -198,8 +198,8 @@ class Watched(Player):
 
     Attributes:
         name: as given.
-        ends: how many episodes terminated, and how many were truncated.
-        session: the first that has sent steps.
+        ends: numbers of terminated and of truncated episodes.
+        session: the first session that has sent steps.
     """
 
     ROW_STEPS = 32
@@ -212,7 +212,7 @@ class Watched(Player):
         self.ends = [0, 0]
         self.name, self._spaces = name, (observation_space, action_space)
         self._boxes = {p: x for p, x in space_leaves(observation_space) if isinstance(x, Box)}
-        self._outside, self._many_outside = "", 0  # the first number, and rows
+        self._outside, self._many_outside = "", 0  # the first number outside, and number of rows
         self._first: dict[Path, NDArray[Any]] = {}  # [...] of the first row
         self._changed: dict[Path, NDArray[np.bool_]] = {}  # [...]
 
@@ -229,7 +229,7 @@ class Watched(Player):
         return refused
 
     def _look(self, shown: Tree, steps: Steps, rows: NDArray[np.intp]) -> None:
-        """Look at the observations [R, ...] of some rows."""
+        """Check the observations [R, ...] of some rows."""
         for path, array in flatten(shown):
             first = self._first.setdefault(path, array[0].copy())  # [...]
             changed = self._changed.setdefault(path, np.zeros(first.shape, np.bool_))
@@ -245,22 +245,22 @@ class Watched(Player):
                 number, ends = array[row][at], (low[at], high[at])
                 where = steps.agent.at(steps.environments[rows[row]])
                 self._outside = (
-                    f"{where}: the number{_at(path)} at {rest} is {number:g}, outside of "
+                    f"{where}: the number{_at(path)} at {rest} is {number:g}, outside "
                     f"{ends[0]:g} to {ends[1]:g}"
                 )
 
     def findings(self) -> Iterator[Finding]:
-        """What was seen of the agent's observations."""
+        """Yield findings about the agent's observations."""
         observed, acted = (" ".join(str(space).split())[:200] for space in self._spaces)
         yield Finding(self.name, "ok", f"observes {observed}, acts in {acted}")
         if self._outside:
-            said = f"{self._many_outside:,} are outside of their space. {self._outside}"
-            yield Finding("bounds", "problem", said, "scale them, or widen the space")
+            text = f"{self._many_outside:,} are outside their space. {self._outside}"
+            yield Finding("bounds", "problem", text, "scale them, or widen the space")
         for path, changed in self._changed.items():
             if not changed.all() and self.environments.counts["steps"] >= _FEW_STEPS:
                 same, first = int((~changed).sum()), np.argwhere(~changed)[0].tolist()
-                said = f"{same} of {changed.size} numbers{_at(path)}, such as the one at {first}"
-                yield Finding("observations", "warning", f"{self.name}: {said}, never changed")
+                text = f"{same} of {changed.size} numbers{_at(path)}, such as the one at {first}"
+                yield Finding("observations", "warning", f"{self.name}: {text}, never changed")
 
 
 def _at(path: Path) -> str:
@@ -268,39 +268,39 @@ def _at(path: Path) -> str:
 
 
 class Check:
-    """Has all steps answered, and none recorded.
+    """The work of a gateway that answers all steps and records none.
 
     Args:
-        steps: to play before the connection is cut.
-        say: called with each line about what happens.
+        steps: number of steps before the connection is cut.
+        report: called with each line of progress.
 
     Attributes:
         server: the gateway.
-        say: as given.
-        over: there is nothing more to see.
+        report: as given.
+        over: set once the check has ended.
         failure: an error of the gateway itself.
     """
 
     server: GatewayServer
 
-    def __init__(self, steps: int, say: Callable[[str], None]) -> None:
-        self.say, self.over = say, threading.Event()
+    def __init__(self, steps: int, report: Callable[[str], None]) -> None:
+        self.report, self.over = report, threading.Event()
         self.failure: BaseException | None = None
         self._wanted = steps
         self._players: list[Watched] = []
-        self._began = self._last = 0.0  # when the first and the last steps came, seconds
-        self._looked_at = self._cut_at = 0.0  # likewise, the last turn and the cut
+        self._began = self._last = 0.0  # times of the first and the last steps, in seconds
+        self._looked_at = self._cut_at = 0.0  # times of the last turn and of the cut
         self._counts: dict[str, float] = defaultdict(float)
-        self._before: dict[str, float] = self._counts  # of the cut
+        self._before: dict[str, float] = self._counts  # counts before the cut
         self._rule = self._left = self._afterwards = ""
 
     @property
     def was_cut(self) -> bool:
-        """Whether it has cut the connection."""
+        """Whether the connection was cut."""
         return self._cut_at > 0
 
     def progress(self) -> str:
-        """Word how far the check is."""
+        """Describe the progress of the check."""
         counts = self._counts
         return f"{counts['steps']:,.0f} steps, {counts['episodes']:,.0f} episodes"
 
@@ -324,7 +324,7 @@ class Check:
         return _LOOK_SECONDS
 
     def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
-        self.say(text)
+        self.report(text)
         why = text.partition(": ")[2]
         if text.startswith("refused"):
             self._rule = self._rule or why
@@ -346,7 +346,7 @@ class Check:
             self.over.set()
 
     def _is_over(self, counts: dict[str, float], now: float) -> bool:
-        """Cut the connection after enough steps, and see what follows."""
+        """Cut the connection after enough steps, and watch the reaction."""
         if self.was_cut:
             new = {name: counts[name] - self._before[name] for name in counts}
             if new.get("sessions_begun"):
@@ -358,12 +358,14 @@ class Check:
         if counts["steps"] >= self._wanted and enough:
             session = next(each.session for each in self._players if each.session)
             if isinstance(session.stream, GatewayStream):
-                self.say("cuts the connection, to see whether the simulator resumes its session")
+                self.report(
+                    "cuts the connection, to check whether the simulator resumes its session"
+                )
                 self._cut_at, self._before = now, counts
                 session.stream.cut()
         return False
 
-    # -- what was seen, once the gateway has ended -------------------------------------------------
+    # -- findings, once the gateway has ended -------------------------------------------------
 
     def findings(self) -> Iterator[Finding]:
         """All findings."""
@@ -373,31 +375,31 @@ class Check:
             yield from self._steps()
             yield from self._episodes()
         elif not self._rule:
-            said = "a session began, and" if self._players else "no simulator came:"
-            yield Finding("steps", "problem", f"{said} no step was taken")
+            text = "a session began, and" if self._players else "no simulator came:"
+            yield Finding("steps", "problem", f"{text} no step was taken")
         if self._rule:
             yield Finding("protocol", "problem", self._rule)
         elif self._counts["steps"]:
             yield Finding("protocol", "ok", "no rule was broken")
         if self._left == LOST and not self.was_cut:
-            said = f"it broke, and the simulator did not come back in {_RESUME_SECONDS:.0f} s"
-            yield Finding("connection", "problem", said, "send a Goodbye at the end")
+            text = f"it broke, and the simulator did not come back within {_RESUME_SECONDS:.0f} s"
+            yield Finding("connection", "problem", text, "send a Goodbye at the end")
         elif self._afterwards == "resumed":
             yield Finding("cut connection", "ok", "the simulator resumed its session")
         elif self.was_cut:
-            said = self._afterwards or "the simulator did not come back"
+            text = self._afterwards or "the simulator did not come back"
             advice = "send Hello.resume_token in a new stream within Welcome.resume_seconds"
-            yield Finding("cut connection", "warning", said, advice)
+            yield Finding("cut connection", "warning", text, advice)
 
     def _steps(self) -> Iterator[Finding]:
         steps, seconds = self._counts["steps"], max(self._last - self._began, 1e-3)
-        said = f"{steps:,.0f} in {seconds:.1f} s, {steps / seconds:,.0f}/s"
+        text = f"{steps:,.0f} in {seconds:.1f} s, {steps / seconds:,.0f}/s"
         silent = self._looked_at - self._last
         if steps >= self._wanted or self._left or self._rule:
-            yield Finding("steps", "ok", said)
+            yield Finding("steps", "ok", text)
         else:
-            said += f"; each had its answer, and none came in the last {silent:.0f} s"
-            yield Finding("steps", "problem" if silent > _END_SECONDS else "warning", said)
+            text += f"; all were answered, but none came in the last {silent:.0f} s"
+            yield Finding("steps", "problem" if silent > _END_SECONDS else "warning", text)
 
     def _episodes(self) -> Iterator[Finding]:
         played = self.server.take_played()

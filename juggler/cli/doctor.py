@@ -1,4 +1,4 @@
-"""`juggler doctor`: says what works on this machine, and what does not."""
+"""`juggler doctor`: reports what works on this machine, and what does not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FEW_FILES = 4096
 _PORT = 5005  # of `juggler driver`
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
-#: Prints the version of torch, its build, and its GPUs, one in a line.
+#: Prints torch's version, its build, and its GPUs, one per line.
 _TORCH = """
 import torch
 print(torch.__version__, torch.version.cuda or torch.version.hip or "")
@@ -51,13 +51,13 @@ HEALTH: Final = "--health"
 SIMULATOR: Final = "--simulator"
 
 
-def _judged(name: str, is_good: bool, said: str, advice: str, state: State = "warning") -> Finding:
-    """Make a finding, whose advice counts only if it is not good."""
-    return Finding(name, "ok", said) if is_good else Finding(name, state, said, advice)
+def _judged(name: str, is_good: bool, text: str, advice: str, state: State = "warning") -> Finding:
+    """Make a finding; the advice counts only if it is not good."""
+    return Finding(name, "ok", text) if is_good else Finding(name, state, text, advice)
 
 
 def findings() -> Iterator[Finding]:
-    """Run all checks; what raises is a problem of its own."""
+    """Run all checks; an exception is reported as a problem."""
     for check in CHECKS:
         try:
             yield from check()
@@ -78,15 +78,15 @@ def _juggler() -> Iterator[Finding]:
 
 
 def _torch() -> Iterator[Finding]:
-    """Check torch in a process, which may hang or crash."""
+    """Check torch in a separate process, which may hang or crash."""
     began = time.monotonic()
     try:
         done = subprocess.run(
             [sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=_TORCH_SECONDS
         )
     except subprocess.TimeoutExpired:
-        said = f"`import torch` and a sum have not ended in {_TORCH_SECONDS:.0f} s"
-        yield Finding("torch", "problem", said, "look at the disk that it is on, and at the GPU")
+        text = f"`import torch` and a sum have not ended in {_TORCH_SECONDS:.0f} s"
+        yield Finding("torch", "problem", text, "check its disk, and the GPU")
         return
     seconds = time.monotonic() - began
     if done.returncode:
@@ -109,23 +109,23 @@ def _gpus(seen: list[str], build: str) -> Iterator[Finding]:
         yield Finding("GPU", "absent", "none: learners compute on the CPU")
     elif not build:
         advice = "pip install --force-reinstall torch, without the index for the CPU"
-        yield Finding("GPU", "warning", f"{on_host} there, but this torch has no CUDA", advice)
+        yield Finding("GPU", "warning", f"{on_host} found, but this torch has no CUDA", advice)
     else:
         advice = "compare the driver in nvidia-smi with torch's CUDA, and CUDA_VISIBLE_DEVICES"
-        yield Finding("GPU", "warning", f"{on_host} there, and torch sees none", advice)
+        yield Finding("GPU", "warning", f"{on_host} found, but torch sees none", advice)
 
 
 def _cores() -> Iterator[Finding]:
     cores, there = usable_cores(), os.cpu_count() or 1
     of = "" if cores == there else f" of {there}"
-    said = f"{cores:g}{of}, for EnvRunners and learners"
-    yield _judged("cores", cores >= 2, said, "a run needs two at least to be fast")
+    text = f"{cores:g}{of}, for EnvRunners and learners"
+    yield _judged("cores", cores >= 2, text, "a run needs at least two to be fast")
 
 
 def _memory() -> Iterator[Finding]:
     free = usable_memory()
     if free is None:
-        yield Finding("memory", "absent", "the system does not say how much is free")
+        yield Finding("memory", "absent", "the free memory is unknown on this system")
         return
     advice = "each process of a run takes some 300 MiB"
     yield _judged("memory", free >= 2 * _GIB, f"{free / _GIB:.1f} GiB free", advice)
@@ -137,7 +137,7 @@ def _shared_memory() -> Iterator[Finding]:
     try:
         Memory(_MIB).close()
     except OSError as error:
-        advice = "large batches and weights go through sockets, which takes longer"
+        advice = "large batches and weights use sockets, which takes longer"
         yield Finding("files in memory", "warning", f"{error.strerror}", advice)
     place = Path("/dev/shm")
     if not place.is_dir():
@@ -153,13 +153,13 @@ def _shared_memory() -> Iterator[Finding]:
 def _open_files() -> Iterator[Finding]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = hard == resource.RLIM_INFINITY
-    said = "without limit" if unlimited else f"{hard} at once"
+    text = "without limit" if unlimited else f"{hard} at once"
     advice = "enough for some hundred EnvRunners; for more, raise the limit (ulimit -Hn)"
-    yield _judged("open files", unlimited or hard >= _FEW_FILES, said, advice)
+    yield _judged("open files", unlimited or hard >= _FEW_FILES, text, advice)
 
 
 def _processes() -> Iterator[Finding]:
-    """What processes of a run need to end together."""
+    """Check that processes of a run can end together."""
     from juggler.runtime.actors.processes import process_descriptor
 
     descriptor = process_descriptor(os.getpid())
@@ -168,8 +168,8 @@ def _processes() -> Iterator[Finding]:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limit = "" if soft == resource.RLIM_INFINITY else f"; one user may have {soft} of them"
-    said = f"those of a run end together{limit}"
-    yield Finding("processes", "ok", said)
+    text = f"processes of a run end together{limit}"
+    yield Finding("processes", "ok", text)
 
 
 def _sockets() -> Iterator[Finding]:
@@ -196,7 +196,7 @@ def _sockets() -> Iterator[Finding]:
 
 
 def _gRPC() -> Iterator[Finding]:
-    """Check a stream over loopback, as workers have with drivers."""
+    """Check a stream over loopback, as between workers and drivers."""
     import grpc
 
     from juggler.runtime.actors.endpoints import dial, make_server
@@ -233,7 +233,7 @@ def _ports() -> Iterator[Finding]:
         try:
             taken.bind(("127.0.0.1", _PORT))
         except OSError as error:
-            advice = "give `juggler driver` another one: --bind 127.0.0.1:5006"
+            advice = "give `juggler driver` another port: --bind 127.0.0.1:5006"
             yield Finding("ports", "warning", f"{_PORT} is taken: {error.strerror}", advice)
         else:
             yield Finding("ports", "ok", f"{_PORT}, of `juggler driver`, is free")
@@ -245,24 +245,24 @@ def _disk() -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=here):
             pass
     except OSError as error:
-        advice = "go to another directory, or give --run-dir"
+        advice = "change to another directory, or give --run-dir"
         yield Finding("disk", "warning", f"{here} cannot be written: {error.strerror}", advice)
         return
     free = shutil.disk_usage(here).free
-    said = f"{quantity(free / _GIB)} GiB free in {here}"
+    text = f"{quantity(free / _GIB)} GiB free in {here}"
     advice = "checkpoints with a replay are large: give --run-dir elsewhere"
-    yield _judged("disk", free >= _GIB, said, advice)
+    yield _judged("disk", free >= _GIB, text, advice)
 
 
 def _compiler() -> Iterator[Finding]:
     found = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), "")
-    said = f"{found}, for compile = true" if found else "no C++ compiler"
+    text = f"{found}, for compile = true" if found else "no C++ compiler"
     advice = "for compile = true: apt-get install g++"
-    yield _judged("compiler", bool(found), said, advice, "absent")
+    yield _judged("compiler", bool(found), text, advice, "absent")
 
 
 def _extras() -> Iterator[Finding]:
-    """For each extra, whether all that it brings is there."""
+    """Check for each extra whether all its packages are installed."""
     wanted: dict[str, list[str]] = {}
     for requirement in metadata.requires("juggler") or ():
         needs, _, marker = requirement.partition(";")
@@ -275,18 +275,18 @@ def _extras() -> Iterator[Finding]:
         versions = {name: _version(name) for name in packages}
         missing = [name for name in packages if not versions[name]]
         there = ", ".join(f"{name} {version}" for name, version in versions.items())
-        said = f"without {', '.join(missing)}" if missing else there
-        yield _judged(f"extra {extra}", not missing, said, installing(extra), "absent")
+        text = f"without {', '.join(missing)}" if missing else there
+        yield _judged(f"extra {extra}", not missing, text, installing(extra), "absent")
 
 
 def _is_for_this_python(marker: str) -> bool:
-    """Whether a requirement's condition includes this version of Python."""
+    """Return whether a requirement applies to this version of Python."""
     found = re.search(r"python_version\s*(<|>=)\s*['\"]3\.(\d+)['\"]", marker)
     return found is None or (sys.version_info >= (3, int(found[2]))) == (found[1] == ">=")
 
 
 def _version(package: str) -> str:
-    """Of an installed package; "" if it is not there."""
+    """Return the version of an installed package, or ""."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -313,36 +313,37 @@ CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
 
 @dataclass(kw_only=True)
 class Arguments:
-    """Report what works on this machine, and how to mend the rest.
+    """Report what works on this machine, and how to fix the rest.
 
-    A dash marks what is optional. Exits with 1 if there is a problem.
+    A dash marks optional parts. Exits with 1 if there is a problem.
 
-    With --health it checks a process instead, and with --simulator a simulator: see `juggler
-    doctor --health --help` and `juggler check-simulator --help`.
+    With --health it checks a process instead, with --simulator a simulator: see `juggler doctor
+    --health --help` and `juggler check-simulator --help`.
     """
 
     json: Flag = False
-    """Print a list of objects for programs, with `name`, `state`, `said` and `advice`."""
+    """Print a JSON list of objects with `name`, `state`, `said` and `advice`."""
 
 
 @dataclass(kw_only=True)
 class HealthArguments:
     """Check the health of a process.
 
-    Exits with 0 if it serves, else with 1, and says why in one line.
+    Exits with 0 if it serves, otherwise with 1 and the reason in one line.
     """
 
     address: tyro.conf.Positional[str] = "127.0.0.1:5005"
-    """HOST:PORT, or unix:PATH, of a driver, of a learner, or of --health-bind."""
+    """Address, HOST:PORT or unix:PATH, of a driver, of a learner, or of --health-bind."""
 
     service: str = ""
-    """"readiness", or the name of one of its services. By default, whether the process is alive."""
+    """"readiness", or the name of a service of the process. Default: whether the process is
+    alive."""
 
     tls: str | None = None
-    """A directory with ca.pem, cert.pem and key.pem; or set JUGGLER_TLS."""
+    """Directory with ca.pem, cert.pem and key.pem; or set JUGGLER_TLS."""
 
     timeout: float = 5.0
-    """How many seconds to wait for the answer."""
+    """Seconds to wait for the answer."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -370,8 +371,8 @@ def _look(given: Arguments) -> int:
     counts = {state: sum(each.state == state for each in found) for state in MARKS}
     print()
     if not counts["problem"]:
-        said = "To begin: juggler train cartpole"
-        print(said if not counts["warning"] else f"{said} (see the warnings above)")
+        text = "To start: juggler train cartpole"
+        print(text if not counts["warning"] else f"{text} (see the warnings above)")
     else:
         print("Runs may not work here: see the problems above.")
     return status_of(found)

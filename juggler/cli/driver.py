@@ -30,10 +30,10 @@ from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
 
 @dataclass(kw_only=True)
 class RunArguments(ConfigArguments, MonitoringArguments):
-    """A run that a command begins or resumes."""
+    """A run that a command starts or resumes."""
 
     resume: str | None = None
-    """Continue the run in this directory from its newest checkpoint, unless it has reached its
+    """Resume the run in this directory from its newest checkpoint, unless it has reached its
     goal."""
 
     insecure: Flag = False
@@ -58,8 +58,8 @@ class Arguments(RunArguments, AccessArguments):
     """Listen beyond loopback without TLS or without a token: only on a network that you trust."""
 
     go_on: Flag = False
-    """Continue the run in --run-dir from its newest checkpoint if there is one, else begin it: for
-    supervisors that restart a driver with the same command."""
+    """Resume the run in --run-dir from its newest checkpoint if it has one, otherwise start it:
+    for supervisors that restart a driver with the same command."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -69,14 +69,14 @@ def run(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Given(Generic[R]):
-    """What a command was given, checked."""
+    """The checked arguments of a command."""
 
     arguments: R
-    keys: frozenset[str]  # of the configuration, that were given
+    keys: frozenset[str]  # given keys of the configuration
     checkpoint: Checkpoint | None  # to resume from; None: a new run
 
     def start(self, started: float, over: bool = False, listen: Listen | None = None) -> None:
-        """Train to the end. See `start_run`."""
+        """Train to the end; see `start_run`."""
         given = self.arguments
         secrets = () if listen is None else (listen.token, listen.tls)
         monitoring = given.monitoring(given.insecure, *secrets)
@@ -90,7 +90,7 @@ class Given(Generic[R]):
 def read_given(
     kind: type[R], arguments: Sequence[str], command: str, options: R, algorithm: str | None
 ) -> Given[R]:
-    """Parse and check the arguments that `parse_first` has read in part."""
+    """Parse and check the arguments that `parse_first` has partly read."""
     if options.resume is not None and options.config is not None:
         raise ConfigError("give a configuration or --resume, not both")
     checkpoint = None
@@ -112,13 +112,13 @@ def read_arguments(arguments: Sequence[str]) -> Given[Arguments]:
         if first.resume is not None or first.run.driver.run_dir is None:
             raise ConfigError("--go-on needs --run-dir, and cannot be used with --resume")
         if has_checkpoint(Path(first.run.driver.run_dir)):
-            # It goes on with the configuration that it has, and ignores what the command names.
+            # The run resumes with its own configuration, and ignores the command's.
             first.resume, first.config = first.run.driver.run_dir, None
     given = read_given(Arguments, arguments, "driver", first, algorithm)
     for key, plain in (("num_evaluators", 1), ("evaluation_video", 0)):
         if (value := getattr(given.arguments.run.driver, key)) != plain:
             raise ConfigError(
-                f"{key} = {value}: this is for evaluators of the driver's own host, and here they "
+                f"{key} = {value}: this is for evaluators on the driver's host, but here they "
                 f"dial in; leave it at {plain}"
             )
     return given

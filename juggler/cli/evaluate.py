@@ -23,23 +23,23 @@ from juggler.driver.record.episode_returns import Played, WithReturns
 from juggler.driver.record.run_directory import to_json
 from juggler.envrunner.agent_returns import MOST_WITH_METRICS
 
-#: The option of a command that makes a data set.
+#: The option for making a data set.
 RECORD: Final = "--record"
 
 
 @dataclass(kw_only=True)
 class PlayedArguments:
-    """What is played."""
+    """What to play."""
 
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
-    """A checkpoint, or a run directory, whose newest good checkpoint is taken; its `best`, as in
-    runs/demo/best, has the checkpoint that played best in an evaluation."""
+    """A checkpoint, or a run directory, whose newest good checkpoint is used; its `best`, as in
+    runs/demo/best, has the checkpoint with the best evaluation."""
 
     seed: int = 0
     """Seed of the environments."""
 
     env: str | None = None
-    """An environment to play instead of the run's."""
+    """Environment to play instead of the run's."""
 
 
 @dataclass(kw_only=True)
@@ -52,39 +52,38 @@ class Arguments(PlayedArguments):
     """
 
     episodes: int = 20
-    """How many episodes to play."""
+    """Number of episodes to play."""
 
     video: str | None = None
-    """A directory for a video of the first episode."""
+    """Directory for a video of the first episode."""
 
     videos: int = 1
-    """How many episodes --video films, from the first on."""
+    """Number of episodes that --video films, from the first on."""
 
     play: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Player of an agent, as AGENT=PLAYER; may be given several times. AGENT may be a pattern,
     such as player_*. PLAYER is a module of the run, "random", or the path of another run or
-    checkpoint, with :MODULE behind it if it has several. Wins, draws and losses are counted."""
+    checkpoint, followed by :MODULE if it has several. Wins, draws and losses are counted."""
 
     explore: bool = False
-    """With --play: policies draw their actions as in training."""
+    """With --play: draw actions as in training."""
 
     json: Flag = False
-    """Print one JSON object on stdout. What the environment prints goes to stderr."""
+    """Print one JSON object on stdout. Output of the environment goes to stderr."""
 
 
 @dataclass(kw_only=True)
 class RecordArguments(PlayedArguments):
     """Record whole episodes of a policy as a Minari data set.
 
-    The policy in the checkpoint takes its most likely actions. `juggler train --dataset` learns
-    from the data set.
+    The policy takes its most likely actions. `juggler train --dataset` learns from the data set.
     """
 
     episodes: int = 100
-    """How many episodes to record."""
+    """Number of episodes to record."""
 
     to: str | None = None
-    """The directory of the data set, which must not exist; none: demonstrations, in the run's
+    """Directory of the data set, which must not exist; none: demonstrations, in the run's
     directory."""
 
 
@@ -101,12 +100,12 @@ def _evaluate(given: Arguments) -> int:
     from juggler.driver.evaluating import evaluate
 
     if given.videos != 1 and given.video is None:
-        raise ConfigError("--videos: give the directory for them, too, with --video")
+        raise ConfigError("--videos: also give their directory, with --video")
     if given.play:
         return _play(given)
     if given.explore:
-        raise ConfigError("--explore: only matches are played so; name players with --play")
-    with warnings_told("evaluate"), stdout_kept(given.json):
+        raise ConfigError("--explore: only for matches; name players with --play")
+    with warnings_printed("evaluate"), stdout_kept(given.json):
         played = evaluate(
             given.checkpoint,
             given.episodes,
@@ -134,7 +133,7 @@ def _evaluate(given: Arguments) -> int:
     for (agent, module_id), returns in list(played.agent_returns.items())[:MOST_WITH_METRICS]:
         each = Played.of(returns)
         print(f"{agent} ({module_id}): return {each.mean:.2f} ± {each.deviation:.2f}")
-    _tell_videos(played.videos)
+    _print_videos(played.videos)
     return 0
 
 
@@ -147,7 +146,7 @@ def _play(given: Arguments) -> int:
         if not (agent and equals and player):
             raise ConfigError(f"--play {pair}: expected AGENT=PLAYER, such as player_0=random")
         players[agent] = player
-    with warnings_told("evaluate"), stdout_kept(given.json):
+    with warnings_printed("evaluate"), stdout_kept(given.json):
         played = play_matches(
             given.checkpoint,
             players,
@@ -163,15 +162,15 @@ def _play(given: Arguments) -> int:
         _print(asdict(played))
         return 0
     print(played)
-    _tell_videos(played.videos)
+    _print_videos(played.videos)
     return 0
 
 
-def _print(said: Mapping[str, Any]) -> None:
-    print(json.dumps(to_json(said), default=str))
+def _print(values: Mapping[str, Any]) -> None:
+    print(json.dumps(to_json(values), default=str))
 
 
-def _tell_videos(videos: Sequence[Path]) -> None:
+def _print_videos(videos: Sequence[Path]) -> None:
     if videos:
         more = f", and {len(videos) - 1} more" if len(videos) > 1 else ""
         print(f"video: {videos[0]}{more}")
@@ -180,7 +179,7 @@ def _tell_videos(videos: Sequence[Path]) -> None:
 def _record(given: RecordArguments) -> int:
     from juggler.driver.evaluating import record
 
-    with warnings_told("record"):
+    with warnings_printed("record"):
         made = record(
             given.checkpoint,
             given.episodes,
@@ -205,21 +204,21 @@ class Progress:
 
     def __init__(self, total: int, noun: str = "episodes") -> None:
         self._total, self._noun = total, noun
-        self._said = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def __call__(self, ended: int, steps: int = 0) -> None:
-        if ended == self._total or time.monotonic() - self._said < PROGRESS_SECONDS:
+        if ended == self._total or time.monotonic() - self._printed_at < PROGRESS_SECONDS:
             return
-        self._said = time.monotonic()
+        self._printed_at = time.monotonic()
         step = f", step {steps}" if steps else ""
         print(f"{ended} of {self._total} {self._noun}{step}", file=sys.stderr)
 
 
 @contextmanager
-def warnings_told(command: str) -> Iterator[None]:
+def warnings_printed(command: str) -> Iterator[None]:
     """Print warnings on one line of stderr, without their code."""
 
-    def tell(
+    def print_warning(
         message: Warning | str,
         category: type[Warning],
         filename: str,
@@ -230,7 +229,7 @@ def warnings_told(command: str) -> Iterator[None]:
         print(f"juggler {command}: {message}", file=sys.stderr)
 
     with warnings.catch_warnings():
-        warnings.showwarning = tell
+        warnings.showwarning = print_warning
         yield
 
 
@@ -253,10 +252,10 @@ def stdout_kept(for_json: bool) -> Iterator[None]:
 
 
 def in_words(played: WithReturns) -> str:
-    """How many episodes were played, and their returns."""
+    """Describe the number of played episodes, and their returns."""
     if len(played.returns) == 1:
         return f"1 episode: return {played.mean:.1f}"
     return (
         f"{len(played.returns)} episodes: return {played.mean:.1f} ± {played.deviation:.1f} "
-        f"(standard deviation; least {min(played.returns):.1f}, most {max(played.returns):.1f})"
+        f"(standard deviation; min {min(played.returns):.1f}, max {max(played.returns):.1f})"
     )

@@ -17,19 +17,19 @@ _COLOURS = {"ok": "32", "absent": "2", "warning": "33", "problem": "31"}
 class Finding:
     """A line of a report."""
 
-    name: str  # what was looked at
-    state: State  # "absent" is no fault: it is optional
-    said: str  # what was found
-    advice: str = ""  # what to do; "" if there is nothing
+    name: str  # what was checked
+    state: State  # "absent": optional, no fault
+    said: str  # the finding
+    advice: str = ""  # what to do, or ""
 
 
 def status_of(found: Sequence[Finding]) -> int:
-    """Return the exit status of a command that has found this."""
+    """Return the exit status for these findings."""
     return 1 if any(each.state == "problem" for each in found) else 0
 
 
 def print_finding(found: Finding) -> None:
-    """Print a finding, and what to do about it."""
+    """Print a finding and its advice."""
     mark = f"{MARKS[found.state]:<8}"
     if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
         mark = f"\x1b[{_COLOURS[found.state]}m{mark}\x1b[0m"

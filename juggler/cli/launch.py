@@ -26,37 +26,35 @@ _USAGE = """\
 usage: juggler launch ssh CONFIG --hosts FILE [OPTIONS] [-- OPTIONS OF juggler driver]
        juggler launch slurm|swarm|kubernetes CONFIG [OPTIONS] [-- OPTIONS OF juggler driver]
 
-  ssh          the driver here, the workers on hosts that are reached by SSH
-  slurm        every process as a job of Slurm
-  swarm        a stack on a Docker Swarm, the driver on this host
-  kubernetes   a driver, learners and EnvRunners as pods
-  certs        no run, but certificates and a token for TLS between hosts: `juggler certs`
+  ssh the driver here, the workers on hosts reached by SSH slurm every process as a job of Slurm
+  swarm a stack on a Docker Swarm, the driver on this host kubernetes a driver, learners and
+  EnvRunners as pods certs certificates and a token for TLS between hosts, no run: `juggler certs`
 
 juggler launch ENGINE --help shows the options. See docs/clusters.md."""
 
 
 @dataclass(kw_only=True)
 class LaunchArguments:
-    """What every engine needs to know."""
+    """Options of every engine."""
 
     config: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CONFIG]")] = None
-    """A configuration that ships with Juggler, or a .toml file."""
+    """Name of a shipped configuration, or a .toml file."""
 
     run_dir: str = ""
-    """The directory of the run. If it has a run, that run continues. none: a new one under runs/.
+    """Directory of the run. If it has a run, that run is resumed. none: a new one under runs/.
     """
 
     dry_run: Flag = False
     """Print what would be started or submitted, and stop."""
 
     plain_gradients: Flag = False
-    """Let several learners add up gradients without encryption, by gloo or NCCL, which is faster:
-    only on a network that you trust."""
+    """Let several learners add up gradients without encryption, with gloo or NCCL, which is
+    faster: only on a network that you trust."""
 
 
 @dataclass(kw_only=True)
 class HostArguments(LaunchArguments):
-    """What is needed where Juggler is installed on the hosts."""
+    """Options of engines that use Juggler as installed on the hosts."""
 
     insecure: Flag = False
     """Use neither TLS nor tokens: only on a network that you trust."""
@@ -64,44 +62,44 @@ class HostArguments(LaunchArguments):
 
 @dataclass(kw_only=True)
 class EngineArguments(LaunchArguments):
-    """What is needed where an engine keeps the processes."""
+    """Options of engines that manage the processes."""
 
     env_runners: int = 1
-    """How many EnvRunners."""
+    """Number of EnvRunners."""
 
     learners: int = 1
-    """How many learners."""
+    """Number of learners."""
 
     evaluators: int = 0
-    """How many evaluators: they share the episodes of evaluations, as evaluation_seconds asks for
-    them, and confirm that the run is solved."""
+    """Number of evaluators: they share the episodes of evaluations (evaluation_seconds), and
+    confirm that the run is solved."""
 
     detach: Flag = False
     """Submit the run and stop, instead of following it."""
 
     @property
     def numbers(self) -> dict[str, int]:
-        """By role, how many workers."""
+        """Return numbers of workers by role."""
         return dict(zip(ROLES, (self.learners, self.env_runners, self.evaluators), strict=True))
 
 
 @dataclass(kw_only=True)
 class SshArguments(HostArguments):
-    """Train with workers on hosts that are reached by SSH.
+    """Train with workers on hosts reached by SSH.
 
-    The driver is on this host. Ctrl-C ends the run in order. Options of `juggler driver` may follow
-    after `--`.
+    The driver is on this host. Ctrl-C ends the run normally. Options of `juggler driver` may
+    follow after `--`.
     """
 
     hosts: str
-    """The file that names the hosts (TOML; see docs/clusters.md)."""
+    """File with the hosts (TOML; see docs/clusters.md)."""
 
 
 @dataclass(kw_only=True)
 class SlurmArguments(EngineArguments, HostArguments):
     """Train with every process as a job of Slurm.
 
-    Ctrl-C ends the run in order. Options of `juggler driver` may follow after `--`. The run
+    Ctrl-C ends the run normally. Options of `juggler driver` may follow after `--`. The run
     directory must be on a file system that all nodes share.
     """
 
@@ -109,17 +107,17 @@ class SlurmArguments(EngineArguments, HostArguments):
     """Partition of all jobs. none: Slurm's default."""
 
     time: str = ""
-    """Time limit of all jobs, as Slurm takes it, such as 04:00:00. Two minutes before it, the run
-    writes a checkpoint and queues again. none: Slurm's default."""
+    """Time limit of all jobs in Slurm's format, such as 04:00:00. Two minutes before it, the run
+    writes a checkpoint and is queued again. none: Slurm's default."""
 
     sbatch: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """A further option of sbatch for all jobs, such as --account=lab; repeat for each one."""
+    """Further option of sbatch for all jobs, such as --account=lab; repeat for each one."""
 
     sbatch_learner: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """A further option of sbatch for learners, such as --gres=gpu:1; repeat for each one."""
+    """Further option of sbatch for learners, such as --gres=gpu:1; repeat for each one."""
 
     sbatch_envrunner: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """A further option of sbatch for EnvRunners and evaluators, such as --partition=cpu; repeat for
+    """Further option of sbatch for EnvRunners and evaluators, such as --partition=cpu; repeat for
     each one."""
 
 
@@ -127,52 +125,52 @@ class SlurmArguments(EngineArguments, HostArguments):
 class SwarmArguments(EngineArguments):
     """Train with a stack on a Docker Swarm.
 
-    Ctrl-C ends the run in order. Options of `juggler driver` may follow after `--`. Give the
-    command on a manager of the swarm: the driver runs there, with the directory of the run.
+    Ctrl-C ends the run normally. Options of `juggler driver` may follow after `--`. Run the
+    command on a manager of the swarm: the driver runs there, with the run directory.
     """
 
     image: str = "juggler"
-    """The image of Juggler. Nodes that do not have it take it from a registry."""
+    """Image of Juggler. Nodes without it pull it from a registry."""
 
     compose: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """A further compose file, which changes the stack; repeat for each one."""
+    """Further compose file, which changes the stack; repeat for each one."""
 
 
 @dataclass(kw_only=True)
 class KubernetesArguments(EngineArguments):
-    """Train on Kubernetes, by `kubectl`.
+    """Train on Kubernetes, with `kubectl`.
 
-    Ctrl-C ends the run in order. Options of `juggler driver` may follow after `--`. The run is kept
-    in a claim of the cluster, and --run-dir names it.
+    Ctrl-C ends the run normally. Options of `juggler driver` may follow after `--`. The run is
+    stored in a volume claim of the cluster, and --run-dir is its name.
     """
 
     image: str = "juggler"
-    """The image of Juggler."""
+    """Image of Juggler."""
 
     namespace: str = ""
-    """Namespace of everything. none: that of kubectl."""
+    """Namespace of all objects. none: kubectl's."""
 
     component: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """A part that changes the manifests: autoscale, gpu, or the directory of a component of
-    kustomize; repeat for each one."""
+    """Change of the manifests: autoscale, gpu, or the directory of a kustomize component; repeat
+    for each one."""
 
 
 @dataclass(kw_only=True)
 class CertsArguments:
     """Make certificates and a token for all hosts of a run.
 
-    An authority of the run's own signs the certificate.
+    A new authority for the run signs the certificate.
     """
 
     directory: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIRECTORY")]
-    """Where to put ca.pem, cert.pem, key.pem and token: the value for --tls."""
+    """Directory for ca.pem, cert.pem, key.pem and token: the value for --tls."""
 
     host: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """A name or IP address by which the driver or a learner is dialed; repeat for each one.
-    Loopback is always included."""
+    """Name or IP address at which the driver or a learner is dialed; repeat for each one. Loopback
+    is always included."""
 
     days: float = 365.0
-    """How many days the certificate is valid."""
+    """Validity of the certificate in days."""
 
 
 _OPTIONS: dict[str, type[LaunchArguments]] = {
@@ -249,8 +247,8 @@ def _run_of(given: LaunchArguments, options: Sequence[str]) -> Launch:
     gateway = read_arguments([*checked, *options]).arguments.run.env_runner.gateway
     if gateway and not isinstance(given, KubernetesArguments):
         raise LaunchError(
-            f"gateway = {gateway!r}: EnvRunners of this engine make environments, and those of "
-            "this run are simulators'. Launch it on kubernetes; or start its processes yourself, "
+            f"gateway = {gateway!r}: EnvRunners of this engine make environments, but this "
+            "run uses simulators. Launch it on kubernetes; or start its processes yourself, "
             "with `juggler driver`, `juggler learner` and `juggler envrunner --gateway HOST:PORT`"
         )
     insecure = isinstance(given, HostArguments) and given.insecure
@@ -263,7 +261,7 @@ def _say(text: str) -> None:
 
 def _make(given: CertsArguments) -> int:
     if not 0 < given.days <= _MOST_DAYS:
-        raise ValueError(f"--days {given.days:g}: must be above 0, and {_MOST_DAYS:.0f} at most")
+        raise ValueError(f"--days {given.days:g}: must be above 0, and at most {_MOST_DAYS:.0f}")
     try:
         files = new_certificates(Path(given.directory), given.host, given.days)
     except OSError as error:

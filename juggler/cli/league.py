@@ -38,7 +38,7 @@ _MOST_FROZEN = 12  # columns of the table of win rates
 def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
     """Tabulate players: origins, games and ratings.
 
-    Each has a number, which the table of win rates uses.
+    Each player has a number for the table of win rates.
     """
     ids = [player.player_id for player in players]
     ratings = elo(payoffs, ids)
@@ -70,10 +70,10 @@ def win_rate_lines(
     """Tabulate win rates in percent; a draw is half a win.
 
     Args:
-        players: all of them, as in the roster, whose numbers name the columns. Columns are the
-            players that learn, and the newest others.
-        rows: those of the table; None: the players that learn, or else the columns.
-        columns: of the terminal; a wider table goes on below itself.
+        players: all players, in the order of the roster, whose numbers name the columns. Columns
+            are the learning players, and the newest frozen ones.
+        rows: players in rows; None: learning players, or else the columns.
+        columns: of the terminal; a wider table is continued below.
     """
     frozen = [player for player in players if not player.learning]
     left_out = frozen[:-_MOST_FROZEN]
@@ -128,7 +128,7 @@ def _in_parts(table: Sequence[Sequence[str]], columns: float) -> list[str]:
 
 
 def kind_lines(payoffs: Payoffs) -> list[str]:
-    """Word how often roles beat each other over the run."""
+    """Describe how often roles beat each other over the run."""
     lines = ["of all games between roles:"]
     for each in payoffs.kinds.values():
         games = each.wins + each.draws + each.losses
@@ -151,23 +151,23 @@ _LEAST_MATCHES = 2  # of a pair, one on each side
 class Arguments:
     """Show the players of a league.
 
-    It shows their origins, their ratings, and how often each beats each other one.
+    Shows their origins, their ratings, and the win rates between them.
     """
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """A checkpoint, or a run directory, whose newest good checkpoint is taken."""
+    """A checkpoint, or a run directory, whose newest good checkpoint is used."""
 
     tournament: int | None = None
-    """Let every pair of players play this many matches, half of them on each side, instead of
-    showing what came of training. At least 2."""
+    """Number of matches for every pair of players, half on each side, instead of results from
+    training. At least 2."""
 
     exploitability: Flag = False
-    """Show what the best response to each player would win on average, in a small game of
-    OpenSpiel."""
+    """Show what the best response to each player would win on average, in a small OpenSpiel
+    game."""
 
     picture: str | None = None
-    """A file for a picture: win rates of all pairs, and ratings over time. Its suffix decides the
-    format, PNG without one."""
+    """File for a picture: win rates of all pairs, and ratings over time. Its suffix is the format;
+    without one, PNG."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -193,11 +193,11 @@ def _league(given: Arguments) -> int:
     except ValueError as error:
         raise CheckpointError(where, str(error)) from error
     if given.exploitability and not (env := config.env_runner.env).startswith(SCHEME):
-        raise ConfigError(f"--exploitability: {env} is no game of OpenSpiel")
+        raise ConfigError(f"--exploitability: {env} is not a game of OpenSpiel")
     payoffs, rows = league.payoffs, None
     players = [player for player in league.roster.present() if player.plays]
     if given.tournament is not None:
-        players = _that_are_here(players, checkpoint)
+        players = _available(players, checkpoint)
         rows = players
         payoffs = _tournament(players, checkpoint, config, given.tournament)
     print(f"checkpoint: {where}")
@@ -209,13 +209,13 @@ def _league(given: Arguments) -> int:
         print()
         print("\n".join(kind_lines(payoffs)))
     if given.exploitability:
-        here = _that_are_here(players, checkpoint)
+        here = _available(players, checkpoint)
         print()
         print("\n".join(_exploitability_lines(here, checkpoint, config)))
     if given.picture:
         try:
             print(f"picture: {_draw(players, payoffs, run_of(where), Path(given.picture))}")
-        except (OSError, ValueError) as error:  # matplotlib knows no such format
+        except (OSError, ValueError) as error:  # unknown format of matplotlib
             why = (isinstance(error, OSError) and error.strerror) or error
             raise ConfigError(f"--picture {given.picture}: {why}") from error
     return 0
@@ -225,18 +225,17 @@ def _must_have_a_checkpoint(run: Path) -> None:
     """Check that the run has made a checkpoint."""
     if (run / CONFIG_FILE).is_file() and not any((run / CHECKPOINTS).glob("*")):
         raise ConfigError(
-            f"{run}: this run has made no checkpoint yet, which would have its league: try again "
-            "after the first one"
+            f"{run}: this run has no checkpoint with its league yet: try again after the first one"
         )
 
 
-def _that_are_here(players: Sequence[Player], checkpoint: Checkpoint) -> list[Player]:
-    """Return players whose weights are here."""
+def _available(players: Sequence[Player], checkpoint: Checkpoint) -> list[Player]:
+    """Return players whose weights are available."""
     assert checkpoint.path is not None
     kept, found = run_of(checkpoint.path) / DIRECTORY, []
     for player in players:
         try:
-            if player.learning:  # one may have been added a moment before
+            if player.learning:  # it may just have been added
                 checkpoint.module_id(player.player_id)
             if player.parent:
                 read(kept / player.player_id)
@@ -266,24 +265,24 @@ def _exploitability_lines(
             else:
                 policy = load_policy(checkpoint.path, module_id=module_id)
             runner = config.env_runner
-            told = exploitability(policy, runner.env, runner.env_kwargs)
+            found = exploitability(policy, runner.env, runner.env_kwargs)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        lines.append(f"exploitability of {player.player_id}: {told:.4f}")
+        lines.append(f"exploitability of {player.player_id}: {found:.4f}")
     return lines
 
 
 def _tournament(
     players: Sequence[Player], checkpoint: Checkpoint, config: RunConfig, matches: int
 ) -> Payoffs:
-    """The results of all against all."""
+    """Play all against all, and return the results."""
     from juggler.driver.evaluating import play_matches
 
     settings = LeagueConfig.from_table(config.agents.league)
     sides = settings.sides(config.agent_names)
     if len(sides) != 2:
         raise ConfigError(
-            f"--tournament: matches are between two agents or teams, and here they have "
+            f"--tournament: matches are between two agents or teams, but here they have "
             f"{len(sides)} sides"
         )
     assert checkpoint.path is not None
@@ -300,7 +299,7 @@ def _tournament(
         for half_number, (own, others) in enumerate((sides, sides[::-1])):
             seated = {agent: _named(one, kept) for agent in own}
             seated |= {agent: _named(other, kept) for agent in others}
-            # Two draws of their own: with equal ones, equal policies would win once each.
+            # Different draws: with equal ones, equal policies would win once each.
             seed = 2 * number + half_number
             played = play_matches(checkpoint.path, seated, half, seed, explore=True, watch=watch)
             over += half
@@ -314,7 +313,7 @@ def _tournament(
 
 
 def _named(player: Player, kept: Path) -> str:
-    """A player as `play_matches` calls it."""
+    """Return a player's name for `play_matches`."""
     module_id = module_of(player)
     in_run = player.learning or module_id == RANDOM or not player.parent
     return module_id if in_run else str(kept / module_id)
@@ -328,7 +327,7 @@ def _draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Pa
 
     Args:
         run_dir: its metrics have the ratings over time.
-        output: file of the picture. Its suffix decides the format, PNG without one.
+        output: file of the picture. Its suffix is the format; without one, PNG.
     """
     from matplotlib.figure import Figure
 
@@ -350,7 +349,7 @@ def _draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Pa
         right.plot(steps, ratings, ("-", "--", ":", "-.")[place // 10 % 4], label=name)
     right.set_xlabel("steps trained, all players")
     right.set_ylabel("Elo rating")
-    right.set_title("ratings of players that learn")
+    right.set_title("ratings of learning players")
     if right.lines:
         right.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     path = output if output.suffix else output.with_suffix(".png")

@@ -21,9 +21,9 @@ from juggler.driver.record.run_directory import RunDirectoryError
 
 #: The name of the project in its template.
 _NAME = "my_project"
-#: Directories that every project has beside its package.
+#: Directories of every project next to its package.
 _OTHERS = ("tests", "runs")
-#: Files of another name there, which tools would heed.
+#: Files that have other names in the template, because tools would use them.
 _RENAMED = {"gitignore": ".gitignore"}
 
 
@@ -31,11 +31,11 @@ _RENAMED = {"gitignore": ".gitignore"}
 class Arguments:
     """Write a project that trains at once.
 
-    It has an environment, a module, a configuration and a test, all with comments, to be changed.
+    It has an environment, a module, a configuration and a test, all commented, for you to change.
     """
 
     directory: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIRECTORY")]
-    """Where to write it. Its name becomes that of the package: letters, digits and underscores."""
+    """Directory to write. Its name becomes the package's: letters, digits and underscores."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -49,10 +49,10 @@ def _write(directory: Path) -> int:
     try:
         if _is_project(whole):
             raise RunDirectoryError(
-                f"{directory} is a project already: `juggler train train.toml` trains in it"
+                f"{directory} is already a project: `juggler train train.toml` trains in it"
             )
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise RunDirectoryError(f"{directory} is there, and nothing in it is overwritten")
+            raise RunDirectoryError(f"{directory} already exists, and is not overwritten")
         _must_be_a_name(name)
         for path in _copy(resources.files("juggler") / "templates" / "project", directory, name):
             print(path)
@@ -65,7 +65,7 @@ def _write(directory: Path) -> int:
 
 
 def _is_project(directory: Path) -> bool:
-    """Whether it looks like a project of `juggler new`."""
+    """Return whether a directory looks like a project of `juggler new`."""
     package = directory / directory.name / "__init__.py"
     return (directory / "train.toml").is_file() and package.is_file()
 
@@ -96,10 +96,10 @@ def _must_be_a_name(name: str) -> None:
     if name in sys.stdlib_module_names or _is_installed(name):
         raise ConfigError(f"{name!r} is the name of another package: choose another one")
     if name in _OTHERS:
-        raise ConfigError(f"{name!r} is what the project's {name} are in: choose another name")
+        raise ConfigError(f"{name!r} is the directory of the project's {name}: choose another name")
 
 
 def _is_installed(name: str) -> bool:
-    """Whether Python would find another package first."""
+    """Return whether Python would find another package first."""
     spec = importlib.util.find_spec(name)
     return spec is not None and spec.origin is not None

@@ -38,8 +38,8 @@ class Arguments:
     """
 
     run_dirs: tyro.conf.Positional[tuple[str, ...]]
-    """Run directories; their curves are drawn in one picture. Of a directory that `juggler train
-    --seeds` has made, the interquartile mean with its 95 % interval is drawn."""
+    """Run directories; their curves are drawn in one picture. For a directory of `juggler train
+    --seeds`, the interquartile mean is drawn with its 95 % interval."""
 
     output: str | None = None
     """File of the picture; none: plot.png in the directory of one run, comparison.png in the
@@ -49,19 +49,19 @@ class Arguments:
     """Draw the interquartile mean of all runs, with its 95 % interval."""
 
     by: By = "auto"
-    """Whose returns are drawn: of each run, the sum over agents; of each module, the mean of one of
-    its agents; or of each agent. auto: of one run, those of each module if it has several, or else
-    of each agent if it has several; of several runs, their own."""
+    """Returns to draw: per run (summed over agents), per module (mean of one of its agents), or
+    per agent. auto: for one run, per module if it has several, otherwise per agent if it has
+    several; for several runs, per run."""
 
     metric: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Draw this metric instead, such as policy_loss or info/score/mean; give it again for more. A
-    name is a key of metrics.jsonl, or the end of several: each module then has a curve."""
+    """Metric to draw instead, such as policy_loss or info/score/mean; repeat for more. A name is a
+    key of metrics.jsonl, or the end of several keys: each module then has a curve."""
 
     smooth: int = 1
-    """Draw the mean of this many lines of metrics up to each. Evaluations stay as they are."""
+    """Number of metrics lines in a moving average. Evaluations are not averaged."""
 
     log: Flag = False
-    """Draw on logarithmic axes, without the numbers that are not above 0."""
+    """Draw on logarithmic axes, without numbers that are not above 0."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -92,7 +92,7 @@ class Picture:
     A notebook shows it.
 
     Attributes:
-        figure: of Matplotlib, to be changed or saved.
+        figure: Matplotlib's figure, to change or save.
     """
 
     figure: Figure
@@ -111,23 +111,22 @@ def plot(
     smooth: int = 1,
     log: bool = False,
 ) -> Picture:
-    """Draw runs into one picture, as `juggler plot` does.
+    """Draw runs into one picture, like `juggler plot`.
 
     Runs may still be training.
 
     Args:
-        runs: results, runs that `juggler.start` has returned, or directories of runs.
-        by: whose returns are drawn: of each "run", each "module" or each "agent". "auto": of one
-            run, those of each module if there are several, else those of each agent if there are
-            several; else those of the run.
+        runs: results, runs from `juggler.start`, or directories of runs.
+        by: returns per "run", per "module" or per "agent". "auto": for one run, per module if
+            there are several, otherwise per agent if there are several; otherwise per run.
         together: draw the interquartile mean of all runs, with its 95 % interval.
         metrics: draw these instead, such as "policy_loss" or "info/score/mean".
         smooth: number of metrics lines to average over: each line and the lines before it.
         log: draw on logarithmic axes.
 
     Raises:
-        PlotError: a run has no metrics, no metrics by module or agent although `by` asks for
-            them, or no numbers of one of `metrics`.
+        PlotError: a run has no metrics, no metrics by module or agent although `by` needs them, or
+            no numbers of one of `metrics`.
     """
     given = [run.run_dir if isinstance(run, Result | StartedRun) else Path(run) for run in runs]
     return Picture(draw(given, by, together=together, metrics=metrics, smooth=smooth, log=log))
@@ -157,7 +156,7 @@ class Run:
     columns: Columns
     broken: int  # lines that could not be read
     named: dict[str, Columns]  # returns by module or agent; {}: the run's returns only
-    # Columns by full key, by the metric name that was asked for.
+    # Columns by full key, by requested metric name.
     metrics: dict[str, Columns] = field(default_factory=dict)
     group: str = ""  # runs of a group are drawn as one curve; "": this run has its own curve
 
@@ -171,7 +170,7 @@ def read_run(
         metrics: further metrics to read, by names as in `columns_of`.
 
     Raises:
-        PlotError: the run has no metrics, or no metrics by module or agent although `by` asks for
+        PlotError: the run has no metrics, or no metrics by module or agent although `by` needs
             them.
     """
     file = path / METRICS_FILE
@@ -180,15 +179,13 @@ def read_run(
         raise PlotError(f"{path} {what}; give the directory of a run")
     found = read_metrics(path)
     if not found.lines:
-        what = (
-            f"none of its {found.broken} lines is one of metrics" if found.broken else "it is empty"
-        )
+        what = f"none of its {found.broken} lines has metrics" if found.broken else "it is empty"
         raise PlotError(f"{file}: {what}; the first line is written a second after the start")
     lines = list(map(flat, found.lines))
     names, table = _names(found.lines, by)
     if by in ("module", "agent") and not names:
         raise PlotError(
-            f"{file}: it has no metrics by {by}, as a run with several {by}s has: leave out --by"
+            f"{file}: it has no metrics by {by}, not having several {by}s: leave out --by"
         )
     columns = {key: _column(lines, key) for key in _KEYS}
     named = {
@@ -254,11 +251,11 @@ def save(run_dirs: Sequence[Path], output: Path | None = None, by: By = "auto", 
     """Draw runs into a file.
 
     Args:
-        output: file of the picture. Its suffix decides the format, PNG without one. None: plot.png
-            in the directory of one run, comparison.png in the working directory for several.
+        output: file of the picture. Its suffix is the format; without one, PNG. None: plot.png in
+            the directory of one run, comparison.png in the working directory for several.
 
     Raises:
-        PlotError: as `draw`; or the picture cannot be written.
+        PlotError: as for `draw`; or the picture cannot be written.
     """
     figure = draw(run_dirs, by, **how)
     default = run_dirs[0] / "plot.png" if len(run_dirs) == 1 else Path("comparison.png")
@@ -283,18 +280,17 @@ def draw(
     """Draw runs into one figure; report skipped lines on stderr.
 
     Args:
-        run_dirs: directories of runs. Runs with several seeds, of the directory that has them, are
-            drawn as the interquartile mean of their returns and its 95 % interval.
-        by: whose returns are drawn. "auto": of one run, those of each module if there are several,
-            else those of each agent if there are several; else those of the run.
-        together: draw all runs so.
-        metrics: draw these instead. Each is a key of a flat line, or the end of a key.
+        run_dirs: directories of runs. A directory of runs with several seeds is drawn as the
+            interquartile mean of their returns with its 95 % interval.
+        by: returns to draw. "auto": for one run, per module if there are several, otherwise per
+            agent if there are several; otherwise per run.
+        together: draw all runs that way.
+        metrics: metrics to draw instead. Each is a key of a flat line, or the end of a key.
         smooth: number of lines to average over: each line and the lines before it.
         log: draw on logarithmic axes.
 
     Raises:
-        PlotError: a directory has no metrics, or none of modules or agents although `by` asks for
-            them.
+        PlotError: a directory has no metrics, or none by module or agent although `by` needs them.
     """
     if not run_dirs:
         raise PlotError("give at least one run directory")
@@ -316,7 +312,7 @@ def draw(
     if together:
         found = [(path, name, f"{len(found)} runs") for path, name, _ in found]
     if by != "run" and any(group for *_, group in found):
-        raise PlotError(f"the mean of several runs is of their own returns: leave out --by {by}")
+        raise PlotError(f"the mean of several runs needs returns per run: leave out --by {by}")
     runs = [
         replace(read_run(path, name, by, metrics, smooth), group=group)
         for path, name, group in found
@@ -387,7 +383,7 @@ class _Curve:
 
 
 def _whole(runs: list[Run]) -> list[_Curve]:
-    """A curve for each run."""
+    """Return a curve for each run."""
     names = dict.fromkeys(run.group or run.name for run in runs)
     colours = dict(zip(names, itertools.cycle(COLOURS), strict=False))
     return [_Curve(run, run.name, run.columns, colours[run.group or run.name], "-") for run in runs]
@@ -421,7 +417,7 @@ def _draw_return(axes: Axes, curve: _Curve, key: str, scale: float) -> None:
     returns = columns[_RETURN]
     axes.plot(x, returns, style, color=colour, linewidth=1.8, label="training")
     evaluation = columns["evaluation_return_mean"]
-    # Each line repeats the last evaluation until there is a new one.
+    # Each line repeats the last evaluation until the next one.
     is_new = np.isfinite(evaluation) & (evaluation != np.roll(evaluation, 1))
     is_new[0] = np.isfinite(evaluation[0])
     if is_new.any():
@@ -486,7 +482,7 @@ def _panels_of(runs: list[Run], metrics: Sequence[str]) -> list[_Panel]:
             curves.append(_Curve(first, name, columns, *known[name], together=together))
         if not curves:
             raise PlotError(
-                f"no run has numbers of the metric {metric!r}: take a key of the lines of "
+                f"no run has numbers of the metric {metric!r}: give a key of the lines of "
                 f"{METRICS_FILE}, such as episode_length_mean, or of a table in them, such as kl"
             )
         panels.append((metric, curves, _draw_metric))

@@ -1,4 +1,4 @@
-"""`juggler scale`: more or fewer workers, while a run goes on."""
+"""`juggler scale`: changes the number of workers during a run."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _ANSWER_SECONDS = 10.0
 
 @dataclass(kw_only=True)
 class Arguments:
-    """Have another number of workers in a run, which goes on meanwhile.
+    """Change the number of workers of a running run.
 
-    EnvRunners that are too many finish what they do, and lose nothing; so do learners of `juggler
+    Surplus EnvRunners finish their work, so nothing is lost; so do surplus learners of `juggler
     train`.
     """
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """The directory of a run of `juggler train` or `juggler launch`, on the host of its driver."""
+    """Directory of a run of `juggler train` or `juggler launch`, on the host of its driver."""
 
     env_runners: int | None = None
-    """How many EnvRunners. none: as many as there are."""
+    """Number of EnvRunners. none: unchanged."""
 
     learners: int | None = None
-    """How many learners. none: as many as there are."""
+    """Number of learners. none: unchanged."""
 
     evaluators: int | None = None
-    """How many evaluators, in a run of `juggler launch`. none: as many as there are."""
+    """Number of evaluators, in a run of `juggler launch`. none: unchanged."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -46,7 +46,7 @@ def _scale(given: Arguments) -> int:
 
     wanted = dict(zip(ROLES, (given.learners, given.env_runners, given.evaluators), strict=True))
     if all(number is None for number in wanted.values()):
-        raise LaunchError("say how many: --env-runners N, --learners N or --evaluators N")
+        raise LaunchError("give a number: --env-runners N, --learners N or --evaluators N")
     must_allow(wanted)
     run_dir = Path(given.run).absolute()
     launched = Launch(run_dir)
@@ -63,7 +63,7 @@ def _scale(given: Arguments) -> int:
     address = find_driver(run_dir)
     if given.evaluators is not None:
         raise LaunchError(
-            "the evaluators of a run of `juggler train` stay: --evaluators is for `juggler launch`"
+            "`juggler train` keeps its evaluators: --evaluators is for `juggler launch`"
         )
     before = _ask(run_dir, address, given.env_runners or 0, given.learners or 0)
     for number, so_far, what in zip(
@@ -75,7 +75,7 @@ def _scale(given: Arguments) -> int:
 
 
 def _ask(run_dir: Path, address: str, env_runners: int, learners: int) -> tuple[int, int]:
-    """Ask the driver for these numbers of workers -> the numbers before."""
+    """Ask the driver for these numbers of workers; return the former ones."""
     import grpc
 
     from juggler.driver.monitoring import SCALE_METHOD

@@ -1,4 +1,4 @@
-"""`juggler status` and `juggler watch`: what runs do, in terminal and browser."""
+"""`juggler status` and `juggler watch`: show runs in terminal and browser."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from juggler.runtime.wire.v1 import status_pb2
 if TYPE_CHECKING:
     from juggler.driver.watching.overview import Overview
 
-#: The option of a command that lists runs.
+#: The option for listing runs.
 RUNS: Final = "--runs"
-#: Where runs are that were given no directory.
+#: Default directory of runs.
 DEFAULT: Final = "runs"
 _EVERY_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
@@ -45,53 +45,52 @@ _RUN_STYLES = {
 
 @dataclass(kw_only=True)
 class Arguments(AccessArguments):
-    """Show the state of a run, renewed every second.
+    """Show the state of a run, updated every second.
 
-    It shows workers, versions, rates, step counts and last events, until the run ends or until
+    Shows workers, versions, rates, step counts and recent events, until the run ends or until
     Ctrl-C.
 
-    With --runs, or without a run, all runs of a directory are listed: see `juggler status --runs
+    With --runs, or without a run, lists all runs of a directory: see `juggler status --runs
     --help`.
     """
 
     where: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DRIVER")]
-    """The driver's address, HOST:PORT; or, on its host, the run directory."""
+    """Address of the driver, HOST:PORT; or, on its host, the run directory."""
 
     once: Flag = False
     """Show the state once and stop."""
 
     json: Flag = False
-    """Print one JSON object per line, with everything that is known."""
+    """Print one JSON object per line, with the whole state."""
 
 
 @dataclass(kw_only=True)
 class RunsArguments:
     """List runs, the newest first, with their state.
 
-    Of a single run, list its checkpoints, too.
+    For a single run, also list its checkpoints.
     """
 
     directory: tyro.conf.Positional[str] = DEFAULT
-    """A directory of runs, or a run."""
+    """Directory of runs, or of a run."""
 
     json: Flag = False
-    """Print one JSON object for each run, a line each."""
+    """Print one JSON object per run, one per line."""
 
 
 @dataclass(kw_only=True)
 class WatchArguments(AccessArguments):
     """Serve a page about running and finished runs.
 
-    It reads their directories, and no run notices. Ctrl-C ends it. The page asks for the token,
-    which is required beyond loopback; with --tls, it is served by HTTPS.
+    It reads their directories, without affecting the runs. Ctrl-C ends it. The page asks for the
+    token, which is required beyond loopback; with --tls, it is served by HTTPS.
     """
 
     runs: tyro.conf.Positional[tuple[str, ...]] = (DEFAULT,)
     """Directories of runs, or runs: several are compared."""
 
     bind: str | None = None
-    """Address to serve at, HOST:PORT. none: 127.0.0.1:7070, or the first port after that which is
-    free."""
+    """Address to serve at, HOST:PORT. none: 127.0.0.1:7070, or the next free port."""
 
     insecure: Flag = False
     """Serve beyond loopback without encryption: only on a network that you trust."""
@@ -136,7 +135,7 @@ def _show(given: Arguments) -> int:
 
 
 def _statuses(given: Arguments) -> Iterator[Any]:
-    """What the driver says, once a second, until it is gone."""
+    """Yield the driver's status, once a second, until it has ended."""
     import grpc
 
     from juggler.driver.monitoring import ask_status
@@ -186,14 +185,14 @@ def _statuses(given: Arguments) -> Iterator[Any]:
 
 _WORKER_STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "left": "red"}
 _LEVELS = {"info": "dim", "warning": "yellow", "error": "red"}
-_SILENT_SECONDS = 3.0  # of an attached worker: more than a heartbeat or two
+_SILENT_SECONDS = 3.0  # of an attached worker: more than one or two heartbeats
 _SHOWN_MESSAGES = 6
 _NARROW = 130  # terminal columns
 _ONLY_WIDE = ("host", "pid", "incarnation", "device", "memory", "last error")
 
 
 def table(status: status_pb2.RunStatus, width: int) -> RenderableType:
-    """The most important facts, in a given number of columns."""
+    """Tabulate the most important facts, in a given number of columns."""
     is_wide = width >= _NARROW
     workers = _workers(status, () if is_wide else _ONLY_WIDE)
     errors = () if is_wide else _last_errors(status)
@@ -261,12 +260,12 @@ def _league(status: status_pb2.RunStatus) -> dict[str, str]:
 
 
 def _simulators(status: status_pb2.RunStatus) -> dict[str, str]:
-    """A row about the simulators at gateways, if there are any gateways."""
-    told = [each.simulators for each in status.workers if each.HasField("simulators")]
-    connected = sum(each.connected for each in told)
-    environments = sum(each.environments for each in told)
+    """Return a row about simulators at gateways, if there are any gateways."""
+    shown = [each.simulators for each in status.workers if each.HasField("simulators")]
+    connected = sum(each.connected for each in shown)
+    environments = sum(each.environments for each in shown)
     text = f"{connected:,} connected, with {environments:,} environments"
-    return {"simulators": text} if told else {}
+    return {"simulators": text} if shown else {}
 
 
 def _returns(
@@ -292,7 +291,7 @@ def _workers(status: status_pb2.RunStatus, left_out: Sequence[str]) -> Table:
 
 
 def _cells(worker: status_pb2.WorkerStatus) -> dict[str, Text | str]:
-    """By title, from left to right."""
+    """Return the cells of a worker by title, from left to right."""
     version, resources = worker.version, worker.resources
     silent = worker.state in ("ready", "starting") and worker.seconds_silent > _SILENT_SECONDS
     on_device = f" + {_memory(resources.device_bytes)}" if resources.device_bytes else ""
@@ -305,7 +304,7 @@ def _cells(worker: status_pb2.WorkerStatus) -> dict[str, Text | str]:
         "device": plain(worker.device) or "-",
         "version": f"{version.generation}.{version.update}" if worker.HasField("version") else "-",
         "steps/s": quantity(worker.steps_per_second),
-        "heard": Text(clock(worker.seconds_silent), style="yellow" if silent else ""),
+        "silent": Text(clock(worker.seconds_silent), style="yellow" if silent else ""),
         "memory": _memory(resources.resident_bytes) + on_device,
         "restarts": str(worker.restarts),
         "last error": Text(_last_error(worker), style="red"),
@@ -348,7 +347,9 @@ def _list(given: RunsArguments) -> int:
     from juggler.driver.watching.overview import Overseer, find_runs, names_of, to_plain
 
     directory = Path(given.directory)
-    is_there = given.directory != DEFAULT or directory.exists()  # else no run was trained here yet
+    is_there = (
+        given.directory != DEFAULT or directory.exists()
+    )  # otherwise no run was trained here yet
     run_dirs = find_runs([directory]) if is_there else []
     found = [
         Overseer(run_dir, name).look()
@@ -394,7 +395,7 @@ def _show_runs(found: list[Overview], console: Console) -> None:
 
 
 def _show_checkpoints(run_dir: Path, console: Console) -> None:
-    """Show checkpoints for commands: the newest ones, and the best one."""
+    """Show the newest checkpoints and the best one, for use in commands."""
     from juggler.driver.watching.overview import text_of
     from juggler.runtime.checkpoints.checkpoint import read_record
 
@@ -407,11 +408,11 @@ def _show_checkpoints(run_dir: Path, console: Console) -> None:
         try:
             counters = read_record(path)["counters"]
             returns, steps = counters.get("returns"), quantity(counters["trained"])
-            told = number(fmean(returns) if returns else None), steps
+            shown = number(fmean(returns) if returns else None), steps
             written = _ago(path.stat().st_mtime)
-        except Exception:  # the directory may hold anything
-            told, written = ("", ""), "damaged"
-        table.add_row(Text(text_of(path)), *told, written)
+        except Exception:  # the directory may contain anything
+            shown, written = ("", ""), "damaged"
+        table.add_row(Text(text_of(path)), *shown, written)
     if table.row_count:
         console.print()
         console.print(table)
@@ -430,8 +431,8 @@ def _ago(then: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Word a time: 8.3 s, 12 min 5 s, 4 days."""
-    if seconds < 59.95:  # which is rounded: never 60.0 s
+    """Describe a duration: 8.3 s, 12 min 5 s, 4 days."""
+    if seconds < 59.95:  # rounded: never 60.0 s
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -448,7 +449,7 @@ def _watch(given: WatchArguments) -> int:
 
     directories = [Path(each) for each in given.runs]
     is_default = given.runs == (DEFAULT,)
-    # A user may watch before there is a run.
+    # A user may start watching before there is a run.
     found = [] if is_default and not directories[0].exists() else find_runs(directories)
     tls = read_tls(given.tls)
     with serve_page(

@@ -12,7 +12,7 @@ from juggler.cli.arguments import (
     ConfigArguments,
     Flag,
     keys_given,
-    must_stand_alone,
+    must_not_be_combined,
     parse_first,
     parse_rest,
     report_errors,
@@ -23,40 +23,39 @@ from juggler.driver.given_config import load_given
 
 @dataclass(kw_only=True)
 class Arguments(ConfigArguments):
-    """Look for good settings with many short runs, which Optuna chooses.
+    """Look for good settings with many short runs, chosen by Optuna.
 
-    Each is a run of its own.
+    Every trial is a separate run.
 
     juggler sweep cartpole --stop-steps 50000 --space lr=1e-4..1e-2:log --space
     entropy_coefficient=0,0.01 --trials 20
 
-    Ctrl-C ends the trials in order, and --resume goes on with them. At the end there are a table, a
-    plot, and the best settings as a file that `juggler train` takes, all in
-    --run-dir.
+    Ctrl-C ends the trials normally, and --resume continues them. At the end, --run-dir has a
+    table, a plot, and the best settings as a file for `juggler train`.
     """
 
     space: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """A key of the configuration and its values, for each key that varies: KEY=LOW..HIGH,
+    """Key of the configuration and its values, for each key that varies: KEY=LOW..HIGH,
     KEY=LOW..HIGH:log, KEY=LOW..HIGH:STEP or KEY=A,B,C. A key of a table has a dot:
     model.hidden_sizes=[64],[256]."""
 
     trials: int | None = None
-    """How many runs there are to be, with those of before a resume; none: 20."""
+    """Total number of runs, including runs before a resume; none: 20."""
 
     jobs: int | None = None
-    """How many at once; none: as many as there are cores for."""
+    """Number of runs at once; none: as many as the cores allow."""
 
     metric: str = "episode_return_mean"
-    """What trials are compared by: a key of the lines of metrics."""
+    """Metric that compares trials: a key of metrics lines."""
 
     minimize: Flag = False
-    """The least of it is the best."""
+    """The smallest value is the best."""
 
     prune: bool = True
-    """End trials that have fallen behind the median of the others."""
+    """End trials that fall behind the median of the other trials."""
 
     resume: str | None = None
-    """Go on with the sweep in this directory."""
+    """Resume the sweep in this directory."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -68,16 +67,16 @@ def _sweep(arguments: Sequence[str]) -> int:
 
     first, algorithm = parse_first(Arguments, arguments, "sweep")
     if first.resume is not None:
-        goes_on = "a sweep as it was started"
-        must_stand_alone(first.config, arguments, goes_on, ("trials", "jobs"))
+        resumed = "a sweep with its settings"
+        must_not_be_combined(first.config, arguments, resumed, ("trials", "jobs"))
         return _status(resume_sweep(first.resume, trials=first.trials, jobs=first.jobs))
     base, in_file = load_given(first.config, algorithm)
     given = parse_rest(Arguments, arguments, "sweep", base)
-    said = keys_given(arguments)
+    given_keys = keys_given(arguments)
     plan = plan_of(
         given.run,
-        in_file | said,
-        said,
+        in_file | given_keys,
+        given_keys,
         base,
         _by_key(given.space),
         metric=given.metric,
@@ -94,7 +93,7 @@ def _status(result: object) -> int:
 
 
 def _by_key(space: Sequence[str]) -> dict[str, str]:
-    """Split values from their keys, each of which comes once."""
+    """Split values from their keys, each of which occurs once."""
     found: dict[str, str] = {}
     for each in space:
         key, equals, values = each.partition("=")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from juggler.cli.arguments import (
     Flag,
-    must_stand_alone,
+    must_not_be_combined,
     parse_first,
     process_started,
     report_errors,
@@ -24,22 +24,22 @@ from juggler.envrunner.environments.extras import extra_for
 class Arguments(RunArguments):
     """Train on this host until a stop condition holds.
 
-    Ctrl-C ends the run in order.
+    Ctrl-C ends the run normally.
 
-    Algorithms have their own options: `juggler train --algorithm ppo --help` shows those of PPO,
-    `juggler train --algorithm my_file:MyAlgorithm --help` those of an algorithm of your own, and
-    `juggler train pendulum --help` those of a configuration, with its values.
+    Algorithms have their own options: `juggler train --algorithm ppo --help` shows PPO's,
+    `juggler train --algorithm my_file:MyAlgorithm --help` the options of your own algorithm, and
+    `juggler train pendulum --help` the options of a configuration, with its values.
     """
 
     list: Flag = False
-    """List the configurations that ship with Juggler, with what they reached, and stop."""
+    """List the shipped configurations with their results, and stop."""
 
     seeds: int | None = None
-    """Train with this number of seeds, from --seed on, each a run of its own, and report what they
-    reach together: the interquartile mean with a 95 % interval."""
+    """Number of seeds, from --seed on, each a separate run, to report together: the interquartile
+    mean with a 95 % interval."""
 
     jobs: int | None = None
-    """With --seeds: how many runs at once; none: as many as there are cores for."""
+    """With --seeds: number of runs at once; none: as many as the cores allow."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -48,15 +48,15 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _train(arguments: Sequence[str], started: float) -> int:
-    # The file decides the defaults of the options, so its name is read first.
+    # The file sets the defaults of the options, so its name is read first.
     first, algorithm = parse_first(Arguments, arguments, "train")
     if first.list:
         print(listing())
         return 0
     _must_go_together(first)
     if first.resume is not None and first.seeds is not None:
-        goes_on = "runs with several seeds as they were started"
-        must_stand_alone(first.config, arguments, goes_on, ("seeds", "jobs"))
+        resumed = "runs with several seeds with their settings"
+        must_not_be_combined(first.config, arguments, resumed, ("seeds", "jobs"))
         return _seeds(Path(first.resume), first.seeds, first.jobs)
     read_first = read_given(Arguments, arguments, "train", first, algorithm)
     given, checkpoint = read_first.arguments, read_first.checkpoint
@@ -81,10 +81,12 @@ def _must_go_together(first: Arguments) -> None:
     from juggler.experiments.seeds import CONFIG_FILE as SEEDS_FILE
 
     if first.seeds is None and first.jobs is not None:
-        raise ConfigError("--jobs is how many runs there are at once: give --seeds, too")
+        raise ConfigError("--jobs is the number of runs at once: also give --seeds")
     must_be_some("jobs", first.jobs)
     if first.resume and first.seeds is None and (Path(first.resume) / SEEDS_FILE).is_file():
-        raise ConfigError(f"{first.resume} has runs with several seeds: add --seeds and how many")
+        raise ConfigError(
+            f"{first.resume} has runs with several seeds: add --seeds and their number"
+        )
     of_one = {
         "--metrics-bind": first.metrics_bind,
         "--health-bind": first.health_bind,
@@ -92,7 +94,7 @@ def _must_go_together(first: Arguments) -> None:
     }
     for option, value in of_one.items():
         if first.seeds is not None and value:
-            raise ConfigError(f"{option} is of one run, and --seeds makes several: leave one out")
+            raise ConfigError(f"{option} is for one run, but --seeds makes several: leave one out")
 
 
 def _seeds(directory: Path, seeds: int, jobs: int | None) -> int:
@@ -105,7 +107,7 @@ def _seeds(directory: Path, seeds: int, jobs: int | None) -> int:
     return 1 if result.failed else 0
 
 
-#: Of `juggler train --list`.
+#: Columns of `juggler train --list`.
 _HEAD = ("name", "algorithm", "environment", "extra", "return", "steps", "seconds", "seen on")
 
 

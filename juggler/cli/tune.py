@@ -22,12 +22,12 @@ from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import differing, load_given
 
 _MIN_SECONDS: Final = 1.0
-_PROBES: Final = 12  # runs that `--seconds` is divided by, their starts included
-_GAIN: Final = 1.05  # of a larger size: slower than that is not worth its processes
+_PROBES: Final = 12  # runs, including their starts, that share `--seconds`
+_GAIN: Final = 1.05  # minimum gain of a larger size, for its additional processes
 _MOST_RUNNERS: Final = 64
 _MIN_STEPS: Final = 8  # shorter fragments bootstrap nearly every return
-_ABOUT: Final = 1.1  # how much larger than an update its batches may be
-#: Keys that are advised, in the order in which they are tried.
+_ABOUT: Final = 1.1  # maximum size of an update's batches, relative to the update
+#: Keys to tune, in the order of their trials.
 _TRIED: Final = ("envs_per_runner", "num_env_runners", "learner_threads")
 KEYS: Final = (*_TRIED, "fragment_steps")
 
@@ -36,28 +36,28 @@ KEYS: Final = (*_TRIED, "fragment_steps")
 class Arguments(ConfigArguments):
     """Find a fast configuration for this machine.
 
-    It times short runs for about a minute, and reports which numbers of EnvRunners, environments
-    and threads, and which fragments, suit the machine.
+    Times short runs for about a minute, and reports the best numbers of EnvRunners, environments
+    and threads, and the best fragments.
     """
 
     write: str | None = None
-    """Write the configuration with these sizes to this file, which `juggler train` takes."""
+    """File to write with these sizes, for `juggler train`."""
 
     seconds: float = 60.0
-    """How long to measure, about."""
+    """Approximate duration of the measurement, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What a short run has reached."""
+    """Result of a short run."""
 
-    config: RunConfig  # of the run, with the values that it chose by itself
-    rate: float  # steps trained on per second; 0: it made no update
-    busy: float  # the share of its time that the learner worked
+    config: RunConfig  # configuration of the run, with the values that it chose
+    rate: float  # steps trained on per second; 0: no update
+    busy: float  # share of the time that the learner worked
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Its sizes by key."""
+        """Sizes of the run by key."""
         flat = self.config.flat()
         return {key: flat[key] for key in KEYS}
 
@@ -69,7 +69,7 @@ class Timed:
         )
         if (threads := sizes["learner_threads"]) > 1:
             shape += f", {threads} threads of the learner"
-        rate = int(float(f"{self.rate:.2g}"))  # more digits would not be true
+        rate = int(float(f"{self.rate:.2g}"))  # further digits would be noise
         return f"{shape}: about {rate:,} steps/s, the learner busy {self.busy:.0%}"
 
 
@@ -92,7 +92,7 @@ def _tune(arguments: Sequence[str]) -> int:
     for key, value in best.sizes.items():
         before = now.sizes[key]
         print(f"  {key} = {value}" + (f"  (was {before})" if before != value else ""))
-    print("batch_size stays: an update of another size changes what is learned.")
+    print("batch_size is unchanged: another size would change what is learned.")
     if to is not None:
         _write(best, keys, to)
         print(f"\njuggler train {to}")
@@ -102,45 +102,45 @@ def _tune(arguments: Sequence[str]) -> int:
 def search(config: RunConfig, given: Collection[str], seconds: float) -> tuple[Timed, Timed]:
     """Time a configuration, and then other sizes, one key at a time.
 
-    A size doubles as long as steps per second grow by a twentieth; of those as fast, the first is
-    advised, which has the fewest processes.
+    A size doubles while steps per second grow by 5 %; of equally fast sizes, the first is chosen,
+    which has the fewest processes.
 
     Args:
-        seconds: for all runs, about. One that has begun goes to its end.
+        seconds: for all runs, approximately. A run that has started is finished.
 
     Raises:
-        ConfigError: the run cannot be timed; the message says why.
+        ConfigError: the run cannot be timed; the message has the reason.
     """
     from juggler.driver.driver import RunFailed
-    from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
+    from juggler.runtime.actors.processes import release_forkserver, share_forkserver
 
     if config.env_runner.gateway or config.env_runner.dataset:
         what = "simulators dial in" if config.env_runner.gateway else "nothing is sampled"
-        raise ConfigError(f"only runs that sample on this host can be timed, and here {what}")
+        raise ConfigError(f"only runs that sample on this host can be timed, but here {what}")
     ends = time.monotonic() + seconds
     share_forkserver()
     try:
-        _say(f"timing runs of {config.env_runner.env} for about {seconds:g} s")
+        _print(f"timing runs of {config.env_runner.env} for about {seconds:g} s")
         now = best = time_run(config, given, seconds / _PROBES)
         if not now.rate:
-            raise ConfigError("the first run made no update in its time: give more --seconds")
-        config = now.config  # with the sizes that it chose by itself
+            raise ConfigError("the first run made no update in time: give more --seconds")
+        config = now.config  # with the sizes that it chose
         for key in _TRIED:
             for values in _sizes(best.config, key):
                 if time.monotonic() >= ends:
-                    _say(f"there was no time for other {key}: give more --seconds")
+                    _print(f"there was no time for other {key}: give more --seconds")
                     break
                 try:
                     other = RunConfig.from_flat({**best.config.flat(), **values})
                     timed = time_run(other, config.flat(), seconds / _PROBES)
                 except (ConfigError, RunFailed) as error:
-                    _say(f"{key} = {values[key]} fails: {error}")
+                    _print(f"{key} = {values[key]} fails: {error}")
                     break
                 if timed.rate < _GAIN * best.rate:
                     break
                 best = timed
     finally:
-        let_go_of_forkserver()
+        release_forkserver()
     return now, best
 
 
@@ -152,7 +152,7 @@ def _sizes(config: RunConfig, key: str) -> Iterator[dict[str, int]]:
     while (value := 2 * value) <= most:
         sizes = {**flat, key: value}
         rows = sizes["envs_per_runner"]
-        rows *= sizes["num_env_runners"] if config.driver.synchronous else 1  # of an update
+        rows *= sizes["num_env_runners"] if config.driver.synchronous else 1  # rows of an update
         steps = min(flat["fragment_steps"], int(_ABOUT * flat["batch_size"]) // rows)
         if steps < min(flat["fragment_steps"], _MIN_STEPS):
             return
@@ -190,7 +190,7 @@ def time_run(config: RunConfig, given: Collection[str], seconds: float) -> Timed
     waited = [each.get("seconds/learner/waiting", 0.0) for each in (first, last)]
     learners = max(1, last["num_learners"])
     busy = 1 - (waited[1] - waited[0]) / passed / learners
-    _say(str(timed := Timed(timed.config, rate, min(1.0, max(0.0, busy)))))
+    _print(str(timed := Timed(timed.config, rate, min(1.0, max(0.0, busy)))))
     return timed
 
 
@@ -202,13 +202,13 @@ def _read(run_dir: Path) -> dict[str, object]:
 
 
 def _kept(config: RunConfig, changed: Collection[str]) -> dict[str, object]:
-    """What a configuration said for keys that short runs change."""
+    """Return a configuration's values of keys that short runs change."""
     flat = config.flat()
     return {key: flat[key] for key in changed}
 
 
 def _write(best: Timed, given: Collection[str], path: Path) -> None:
-    """Write sizes and other non-defaults for `juggler train`."""
+    """Write sizes and other non-default keys for `juggler train`."""
     from juggler.driver.record.run_directory import to_toml
 
     flat = best.config.flat()
@@ -218,7 +218,7 @@ def _write(best: Timed, given: Collection[str], path: Path) -> None:
         with path.open("xb") as file:
             file.write(about.encode() + to_toml(values))
     except FileExistsError:
-        raise ConfigError(f"--write {path}: it is there, and is not overwritten") from None
+        raise ConfigError(f"--write {path}: it already exists, and is not overwritten") from None
     except OSError as error:
         raise ConfigError(f"--write {path}: {error.strerror}") from error
 
@@ -226,12 +226,12 @@ def _write(best: Timed, given: Collection[str], path: Path) -> None:
 def _must_be_writable(path: Path) -> None:
     """Check that a new file can be written there."""
     if path.exists():
-        raise ConfigError(f"--write {path}: it is there, and is not overwritten")
+        raise ConfigError(f"--write {path}: it already exists, and is not overwritten")
     if not path.parent.is_dir():
         raise ConfigError(f"--write {path}: there is no directory {path.parent}")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ConfigError(f"--write {path}: this user may not write in {path.parent}")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

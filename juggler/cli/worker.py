@@ -15,19 +15,18 @@ from juggler.cli.arguments import PREDECESSOR, Flag, WorkerArguments, parse, rep
 from juggler.runtime.actors.endpoints import split_address
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.processes import must_end
-from juggler.runtime.actors.worker import Contact, LostTheDriver, attempts, heeded_signals
+from juggler.runtime.actors.worker import Contact, LostTheDriver, attempts, handled_signals
 from juggler.runtime.nearest import nearest
 
 _USAGE: Final = """\
 usage: juggler worker ROLE --driver HOST:PORT [OPTIONS]
 
-  envrunner    sample for the driver of a run; or, with --gateway, take in simulators
-  learner      learn from what EnvRunners sample
-  evaluator    play whole episodes with the newest weights
+  envrunner sample for the driver of a run; or, with --gateway, serve simulators learner learn from
+  what EnvRunners sample evaluator play whole episodes with the newest weights
 
 juggler worker ROLE --help shows the options. `juggler ROLE` is the same."""
 _LINE_SECONDS: Final = 30.0
-_LEAVE_SECONDS: Final = 20.0  # for finalizers, which take their time on a busy machine
+_LEAVE_SECONDS: Final = 20.0  # for finalizers, which may be slow on a busy machine
 
 
 @dataclass(kw_only=True)
@@ -54,9 +53,8 @@ class LearnerArguments(WorkerArguments):
     port. none: the name of this host, if --bind is 0.0.0.0."""
 
     insecure: Flag = False
-    """Listen beyond loopback without TLS or without a token, or, with or without TLS, as one of
-    several learners, whose connections to each other are not encrypted: only on a network that you
-    trust."""
+    """Listen beyond loopback without TLS or without a token, or as one of several learners, whose
+    connections to each other are not encrypted even with TLS: only on a network that you trust."""
 
     reflection: Flag = False
     """Let tools such as grpcurl list the services of this learner."""
@@ -66,8 +64,8 @@ class LearnerArguments(WorkerArguments):
 class EvaluatorArguments(WorkerArguments):
     """Play whole episodes with the newest weights of a run.
 
-    The key evaluation_seconds says how often. Several evaluators share the episodes, until the
-    driver ends them.
+    Evaluations take place every evaluation_seconds. Several evaluators share the episodes, until
+    the driver ends them.
     """
 
 
@@ -133,9 +131,9 @@ def _play(given: EvaluatorArguments) -> int:
 
 
 def work(contact: Contact, main: Callable[[], None]) -> None:
-    """Work until the run is over; restart if the driver is lost.
+    """Work until the run has ended; restart if the driver is lost.
 
-    The new program gets nothing of the old one but a learner's state.
+    The new program inherits only a learner's state.
 
     Raises:
         LostTheDriver: no driver came back.
@@ -146,25 +144,25 @@ def work(contact: Contact, main: Callable[[], None]) -> None:
         if not contact.reattach_seconds or not _is_back(contact):
             raise
         os.environ[PREDECESSOR] = lost.incarnation
-        _begin_anew()
+        _restart()
     except BaseException:
         must_end(_LEAVE_SECONDS)
         raise
 
 
 def _is_back(contact: Contact) -> bool:
-    """Wait until a driver listens at its address."""
+    """Wait until a driver listens at its address again."""
     driver, log = contact.address, contact.log or WorkerLog("worker")
-    for number in heeded_signals():  # nothing is left to end in order
+    for number in handled_signals():  # nothing is left to finish
         signal.signal(number, _end)
-    said = time.monotonic()
+    logged = time.monotonic()
     log.info(f"waiting up to {contact.reattach_seconds:.0f} s for a driver at {driver}")
     for _ in attempts(contact.reattach_seconds):
         try:
             socket.create_connection(split_address(driver), timeout=5.0).close()
         except OSError as error:
-            if time.monotonic() - said > _LINE_SECONDS:
-                said = time.monotonic()
+            if time.monotonic() - logged > _LINE_SECONDS:
+                logged = time.monotonic()
                 log.info(f"no driver at {driver} yet ({error})")
         else:
             return True
@@ -173,13 +171,13 @@ def _is_back(contact: Contact) -> bool:
 
 
 def _end(number: int, _: object) -> NoReturn:
-    """End this process by a signal, also as process 1."""
+    """End this process by a signal, even as process 1."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     os._exit(128 + number)
 
 
-def _begin_anew() -> NoReturn:
+def _restart() -> NoReturn:
     """Replace this process by the same command."""
     sys.stdout.flush()
     sys.stderr.flush()

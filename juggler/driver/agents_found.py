@@ -1,4 +1,4 @@
-"""Settles what the agents of an environment mean for a configuration."""
+"""Fits a configuration's tables to the agents of its environment."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class FoundGroup:
     """Agents of an environment with equal spaces, as the rehearsal reports them."""
 
     agents: tuple[str, ...]  # their names; (): the environment has one agent, which has no name
-    # Space of their observations, before any connector; None: it has no message, as where a
+    # Space of their observations, before any connector; None: it has no message, as when a
     # connector replaces it
     observation: spaces_pb2.Space | None
-    action: spaces_pb2.Space | None  # space of their actions, likewise
+    action: spaces_pb2.Space | None  # space of their actions, or None as above
 
     def other_space(self, spaces: Mapping[str, Any]) -> tuple[str, str, str] | None:
-        """Return the first space that differs from a checkpoint; None: none does.
+        """Return the first space that differs from a checkpoint, or None.
 
         Args:
             spaces: of the checkpoint, by "observation" and "action", as JSON.
 
         Returns:
-            Which of the two it is, and for people how it was and how it is.
+            "observation" or "action", and descriptions of the old and the new space.
         """
         for side, has in (("observation", self.observation), ("action", self.action)):
             if has is None or side not in spaces:
-                continue  # one has no encoding: whether weights fit shows when they are taken over
+                continue  # one has no encoding: loading the weights shows whether they fit
             had = ParseDict(spaces[side], spaces_pb2.Space())
             if had != has:
                 return side, str(space_from_message(had)), str(space_from_message(has))
@@ -50,9 +50,9 @@ class FoundGroup:
 
 
 def needs_environment(config: RunConfig) -> bool:
-    """Whether the driver must make an environment to know the modules."""
+    """Return whether the driver must make an environment to know the modules."""
     if config.env_runner.gateway:
-        return False  # simulators tell their agents when they dial
+        return False  # simulators report their agents when they dial
     tables = config.agents
     is_known = bool(tables.agents) or not config.env_runner.env.startswith((PETTINGZOO, OPENSPIEL))
     return tables.has_patterns or not is_known
@@ -62,7 +62,7 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
     """Name every agent of the environment in the table `agents`.
 
     Args:
-        config: may have patterns there, or nothing. With a gateway they stay.
+        config: `agents` may be empty or have patterns. With a gateway, patterns stay.
         groups: of the environment; (): unknown here.
 
     Raises:
@@ -76,7 +76,7 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
         if tables.has_patterns:
             key = tables.first_given
             raise ConfigError(
-                f"{key}: nothing here says which agents {config.env_runner.env} has, since it is "
+                f"{key}: the agents of {config.env_runner.env} are unknown here, because it is "
                 "made on other hosts: name every agent in the table agents, without patterns"
             )
         _check_goals(config)
@@ -89,13 +89,13 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
 
 
 def _playing(config: RunConfig, played_by: dict[str, str | list[str]]) -> RunConfig:
-    """A configuration with this table of agents."""
+    """Return a configuration with this table of agents."""
     tables = config.agents
     modules = {}
     for module_id, table in config.agents.modules.items():
         modules[module_id] = dict(table)
         if "algorithm" in table:
-            # Actors read this without the algorithm, which may bring a module of its own.
+            # Actors read the module's name from here: the algorithm's default is not known to them.
             modules[module_id]["module"] = config.of(module_id).module.module or "none"
     found = replace(config, agents=replace(tables, agents=played_by, modules=modules))
     found.have_needed_learners()
@@ -105,13 +105,13 @@ def _playing(config: RunConfig, played_by: dict[str, str | list[str]]) -> RunCon
 
 
 def _league_in(config: RunConfig, groups: Sequence[FoundGroup]) -> dict[str, str | list[str]]:
-    """Every player of a league may play every agent."""
+    """Let every player of a league play every agent."""
     if len(groups) > 1:
         one, other = groups[0].agents[0], groups[1].agents[0]
         raise ConfigError(
             f"league: agents {one!r} and {other!r} have different spaces, and every player of a "
             "league can play every agent: make their spaces equal with a wrapper of the "
-            "environment, or leave out the table league, and each has a module of its own"
+            "environment, or leave out the table league, and each has its own module"
         )
     return _playing_a_league(config, groups[0].agents)
 
@@ -128,14 +128,14 @@ def _playing_a_league(config: RunConfig, agents: Sequence[str]) -> dict[str, str
 
 
 def _with_simulators(config: RunConfig) -> RunConfig:
-    """Complete the tables for simulators, whose agents' patterns stay."""
+    """Complete the tables for simulators, and keep patterns of agents."""
     tables = config.agents
     if tables.league:
         teams = LeagueConfig.from_table(tables.league).teams
         if not teams:
             raise ConfigError(
-                "league: simulators tell their agents when they dial, and a league has to know "
-                'them before: name every agent in teams, as in teams = [["player_0"], '
+                "league: simulators report their agents when they dial, and a league needs "
+                'them earlier: name every agent in teams, as in teams = [["player_0"], '
                 '["player_1"]]'
             )
         agents = [agent for team in teams for agent in team]
@@ -144,7 +144,7 @@ def _with_simulators(config: RunConfig) -> RunConfig:
         return _playing(config, tables.agents)
     if tables.mapping:
         raise ConfigError(
-            f"mapping = {tables.mapping!r} with a gateway: add the table agents, which lists the "
+            f"mapping = {tables.mapping!r} with a gateway: add the table agents, with the "
             'modules that may act for each agent, as in "player_*" = ["main", "random"]'
         )
     if others := [each for each in tables.modules if each != DEFAULT_MODULE]:
@@ -162,9 +162,9 @@ def _with_one_agent(config: RunConfig) -> RunConfig:
     seen = f"critic_sees = {''.join(config.critics_see[:1])!r}"
     for key, given, why in (
         (seen, config.critics_see, "whose value function sees its observation: leave it out"),
-        ("agents", tables.agents, "and not several to be mapped: leave out the table agents"),
+        ("agents", tables.agents, "so there is nothing to map: leave out the table agents"),
         ("league", tables.league, "and no opponent: leave out the table league"),
-        ("mapping", tables.mapping, "and not several to be mapped: leave it out"),
+        ("mapping", tables.mapping, "so there is nothing to map: leave it out"),
         ("modules", others, f"which {DEFAULT_MODULE!r} plays: leave out {listed(others)}"),
         ("shared", tables.shared, "and one module, which shares nothing: leave out the table"),
     ):

@@ -1,4 +1,4 @@
-"""Callbacks: code of a script that hears of a run."""
+"""Callbacks: a script's code that runs on events of a run."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ MetricsLine = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Evaluation(WithReturns):
-    """Episodes that an evaluator played beside training, deterministically.
+    """Episodes that an evaluator played alongside training, deterministically.
 
     Attributes:
-        returns: undiscounted, one of each episode; with several agents, the sums over them.
+        returns: undiscounted, one per episode; with several agents, summed over the agents.
         lengths: numbers of environment steps, in the same order.
-        agent_returns: by agent and the module that played it, what it got in the episodes in which
-            it acted; empty if there is one agent.
-        update: that the weights had.
+        agent_returns: by agent and module, the agent's returns in the episodes in which it acted;
+            empty if there is one agent.
+        update: number of updates that made the weights.
         env_steps_trained: environment steps that these weights were trained on.
         is_best: no evaluation of the run had a higher mean before: its checkpoint is kept.
     """
@@ -52,7 +52,7 @@ class Evaluation(WithReturns):
 
 
 class Run:
-    """A run while it trains, as callbacks see it.
+    """A running run, as callbacks see it.
 
     Attributes:
         run_dir: its directory.
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def updates(self) -> int:
-        """Updates so far; with several modules, those of all of them."""
+        """Updates so far; with several modules, summed over them."""
         return self._core.updates
 
     def message(self, text: str, level: Level = "info") -> None:
@@ -101,9 +101,9 @@ class Run:
         self._progress.message(text, level)
 
     def record(self, name: str, value: float) -> None:
-        """Record a number of your own as `custom/NAME` in the metrics.
+        """Record your own number as `custom/NAME` in the metrics.
 
-        All following lines of metrics have its newest value. A resumed run begins without it. Only
+        Later lines of metrics repeat its newest value. A resumed run starts without it. Only
         callbacks can call this.
 
         Args:
@@ -126,7 +126,7 @@ class Run:
         self._gathered.custom[short] = float(value)
 
     def stop(self, reason: str = "stopped") -> None:
-        """End the run in order before its next update.
+        """End the run normally before its next update.
 
         It writes a last checkpoint. Any thread may call this; the first reason stands.
 
@@ -134,26 +134,26 @@ class Run:
             reason: the `reason_for_stop` of the summary.
 
         Raises:
-            ValueError: this reason is one that only the run itself can have, or it is empty.
+            ValueError: the reason is empty, or one that only the run itself may give.
         """
         if not reason or reason in OWN_REASONS:
             raise ValueError(
-                f"stop({reason!r}): give a reason of your own; {', '.join(OWN_REASONS)} are those "
-                "of the run itself"
+                f"stop({reason!r}): give your own reason; {', '.join(OWN_REASONS)} are "
+                "reserved for the run itself"
             )
         self._stop(reason)
 
     def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
         """Replace a schedule, such as "lr" or "entropy_coefficient", by a number.
 
-        The number counts from the next update that the run asks for. All learners change at the
-        same update. Checkpoints have the number, so that a resumed run continues with it, unless
-        the key has another value in its configuration then. Only callbacks call this.
+        The number applies from the run's next update. All learners change at the same update.
+        Checkpoints have the number, and a resumed run continues with it, unless the key has
+        another value in its configuration then. Only callbacks call this.
 
         Args:
-            key: a key of the algorithm that may be a schedule. A learning rate of an optimizer's
-                own is named as in metrics: "lr_value" of [optimizers.value].
-            value: None: what the configuration says is in force again.
+            key: a key of the algorithm that may be a schedule. An optimizer's own learning rate is
+                named as in metrics: "lr_value" of [optimizers.value].
+            value: None: return to the configuration.
             module_id: of one of several modules; None: of all that have the key.
 
         Raises:
@@ -164,15 +164,15 @@ class Run:
 
 
 class Callback:
-    """What a script does while a run trains: override what you need.
+    """Base class of callbacks: override the methods that you need.
 
-    All methods do nothing here.
+    The methods of this class do nothing.
 
-    They are called in the driver's process, by the thread that drives the run, in the order in
-    which things happened. Workers go on meanwhile, but get no new work, so a callback should be
-    quick: a warning names a callback that takes over a second. An exception ends the run in order,
-    with a last checkpoint, and `juggler.train` then raises it. `sys.exit()` and `KeyboardInterrupt`
-    count as exceptions here.
+    They are called in the driver's process, by the thread that drives the run, in the order of
+    events. During a call workers finish their work but get no new work, so a callback should be
+    quick: a warning names one that takes over a second. An exception ends the run normally, with a
+    last checkpoint, and `juggler.train` then raises it. `sys.exit()` and `KeyboardInterrupt` count
+    as exceptions here.
     """
 
     def on_start(self, run: Run) -> None:
@@ -200,7 +200,7 @@ class Callback:
         """
 
     def on_evaluation(self, run: Run, evaluation: Evaluation) -> None:
-        """An evaluation beside training is done (`evaluation_seconds`)."""
+        """An evaluation alongside training is done (`evaluation_seconds`)."""
 
     def on_checkpoint(self, run: Run, path: Path) -> None:
         """A checkpoint is on the disk.
@@ -246,7 +246,7 @@ def _must_take_its_arguments(callback: Callback, method: str) -> None:
     names = [*signature(getattr(Callback, method)).parameters][1:]  # without self
     try:
         takes = signature(getattr(callback, method))
-    except (TypeError, ValueError):  # Python cannot tell
+    except (TypeError, ValueError):  # Python knows no signature
         return
     try:
         takes.bind(*names)
@@ -257,13 +257,13 @@ def _must_take_its_arguments(callback: Callback, method: str) -> None:
 
 @dataclass(slots=True)
 class Callbacks:
-    """Notes what happens in a turn, and tells callbacks between turns."""
+    """Collects the events of a turn, and calls callbacks between turns."""
 
     run: Run
     end: RunEnd
     progress: Progress
     callbacks: Sequence[Callback]
-    # The first exception of a callback, which ends the run; None: there was none
+    # The first exception of a callback, which ends the run; None: no exception yet
     error: BaseException | None = None
     _noted: deque[tuple[str, tuple[Any, ...]]] = field(default_factory=deque)
     _slow: set[str] = field(default_factory=set)  # names in warnings so far
@@ -280,17 +280,17 @@ class Callbacks:
             self.note("on_update", module_id, of_one)
 
     def note(self, method: str, *arguments: Any) -> None:
-        """Have callbacks called with what happened, between two turns."""
+        """Queue a call of every callback, made between two turns."""
         if self.callbacks:
             self._noted.append((method, arguments))
 
     def start(self) -> None:
-        """The run begins."""
+        """Call `on_start`."""
         self.note("on_start")
-        self.tell()
+        self.deliver()
 
-    def tell(self) -> None:
-        """Tell all callbacks what was noted, unless one has raised an error."""
+    def deliver(self) -> None:
+        """Make the queued calls, unless a callback has raised an error."""
         while self._noted and self.error is None:
             method, arguments = self._noted.popleft()
             for callback in self.callbacks:
@@ -298,12 +298,12 @@ class Callbacks:
                     break
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run is over: everybody is told, also after an error."""
+        """Call `on_end` of every callback, also after an error."""
         for callback in self.callbacks:
             self._call(callback, "on_end", summary)
 
     def _call(self, callback: Callback, method: str, *arguments: Any) -> bool:
-        """Returns whether it raised nothing."""
+        """Call a method; return whether it raised nothing."""
         name = f"{type(callback).__name__}.{method}"
         began = time.monotonic()
         good = False
@@ -314,9 +314,9 @@ class Callbacks:
             raise  # a second Ctrl-C leaves without a last checkpoint
         except BaseException as error:  # sys.exit() must not cost the last checkpoint
             if isinstance(error, KeyboardInterrupt) and method == "on_end":
-                raise  # there is no run to end in order any more
+                raise  # the run has already ended
             text = f"the callback {name} raised {type(error).__name__}: {error}".rstrip(": ")
-            failed_before = method == "on_end" and self.end.failure  # that is what is raised
+            failed_before = method == "on_end" and self.end.failure  # that failure is raised
             if self.error is None and not failed_before:
                 self.error = error
                 self.end.fail(text, "callback_failed")

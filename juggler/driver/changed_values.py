@@ -1,4 +1,4 @@
-"""Keeps the numbers that callbacks have put in the place of schedules."""
+"""Keeps the numbers that callbacks have set instead of schedules."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class ChangedValues:
     Every update has them, so that all learners of a group change at the same update.
 
     Args:
-        trained: by id of each module that is trained, that of the module of the configuration whose
-            settings it has. Players of a league come and go in it.
-        resume: the checkpoint that the run goes on from. What has changed in the
-            configuration since then is not overridden.
+        trained: by id of a trained module, the module of the configuration whose settings it has.
+            A league adds and removes players.
+        resume: the checkpoint that the run resumes from. Keys whose configured value has changed
+            since then are not overridden.
     """
 
     def __init__(
         self, config: RunConfig, trained: Mapping[str, str], resume: Checkpoint | None = None
     ) -> None:
         self._config, self._trained = config, trained
-        # By module id and key. None: the number of all modules is not in force for this one.
+        # By module id and key. None: the number for all modules does not apply to this one.
         self._values: dict[str, dict[str, float | None]] = {}
         if resume is not None:
             self._values = _kept(resume)
@@ -52,10 +52,10 @@ class ChangedValues:
                 != _configured(before.of(self._trained[each]).learner, key)
             ]
             if changed == able:
-                self._put(key, None, None)
+                self._store(key, None, None)
             else:
                 for module_id in changed:
-                    self._put(key, None, module_id)
+                    self._store(key, None, module_id)
 
     def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
         """Replace a schedule by a number; None: follow the configuration again.
@@ -85,10 +85,10 @@ class ChangedValues:
                 raise ValueError(f"{where}: expected a number, or None for the configuration's")
             for each in able:
                 _must_be_allowed(self._learner(each), key, float(value), where)
-        self._put(key, None if value is None else float(value), module_id)
+        self._store(key, None if value is None else float(value), module_id)
 
-    def _put(self, key: str, value: float | None, module_id: str | None) -> None:
-        """As `set`, of what can be."""
+    def _store(self, key: str, value: float | None, module_id: str | None) -> None:
+        """Store a checked number."""
         for each in self._values if module_id is None else [module_id]:
             self._values.get(each, {}).pop(key, None)
         if value is not None or (module_id is not None and key in self._values.get(_ALL, {})):
@@ -107,7 +107,7 @@ class ChangedValues:
         return {key: value for key, value in both.items() if key in able and value is not None}
 
     def in_words(self) -> str:
-        """What is in force; "": nothing is."""
+        """List the numbers in force; "" if there are none."""
         return ", ".join(
             f"{key} = {value:g}" + (f" ({module_id})" if module_id else "")
             for module_id, values in self._values.items()
@@ -116,7 +116,7 @@ class ChangedValues:
         )
 
     def to_state(self) -> dict[str, Any]:
-        """For the counters of a checkpoint."""
+        """Return the numbers for a checkpoint's counters."""
         values = {
             module_id: dict(own)
             for module_id, own in self._values.items()
@@ -125,7 +125,7 @@ class ChangedValues:
         return {VALUES: values} if values else {}
 
     def _able(self, key: str, module_ids: Iterable[str]) -> list[str]:
-        """Those of the modules that have a key."""
+        """Return the modules that have a key."""
         return [each for each in module_ids if key in _schedules(self._learner(each))]
 
     def _learner(self, module_id: str) -> LearnerConfig:
@@ -133,12 +133,12 @@ class ChangedValues:
 
 
 def _kept(checkpoint: Checkpoint) -> dict[str, dict[str, float | None]]:
-    """What a sound checkpoint has."""
+    """Return the numbers in a sound checkpoint."""
     return msgspec.convert(checkpoint.counters.get(VALUES, {}), dict[str, dict[str, float | None]])
 
 
 def _schedules(config: LearnerConfig) -> list[str]:
-    """List the keys that are schedules, also of optimizers' tables."""
+    """List the keys that are schedules, including those in optimizers' tables."""
     own = [spec.lr_key for spec in config.optimizer_specs()]
     return list(dict.fromkeys([*own, *config.schedules()]))
 

@@ -50,12 +50,12 @@ class RunConfig:
         default_factory=lambda: find_algorithm(LearnerConfig.algorithm).config()
     )
     agents: AgentsConfig = field(default_factory=AgentsConfig)
-    """Which modules play which agents, and what each has of its own: tables of a file, or JSON
-    on the command line. docs/multi-agent.md has examples."""
+    """Which modules play which agents, and the settings of each: tables of a file, or JSON on the
+    command line. docs/multi-agent.md has examples."""
 
     @property
     def staleness(self) -> StalenessBudget:
-        """What `max_staleness` means in each part of a run."""
+        """Return the meaning of `max_staleness` for each part of a run."""
         learner, synchronous = self.learner, self.driver.synchronous
         interval = learner.weights_interval
         return StalenessBudget.of(learner.max_staleness, interval, synchronous=synchronous)
@@ -78,17 +78,17 @@ class RunConfig:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The modules that play and are not trained, "random" among them."""
+        """Return the modules that play but are not trained, including "random"."""
         return tuple(each for each in self.agents.acting_ids if each not in self.module_ids)
 
     @property
     def plays(self) -> bool:
-        """Whether anybody steps environments, and not only reads a data set."""
+        """Return whether EnvRunners step environments, not read a data set."""
         return not self.env_runner.dataset or self.driver.evaluation_seconds > 0
 
     @property
     def critics_see(self) -> tuple[str, ...]:
-        """Names of what value functions see beside observations.
+        """Names of the value functions' inputs other than observations.
 
         They are the values of `critic_sees` without "observation".
         """
@@ -100,8 +100,7 @@ class RunConfig:
     def played_by(self) -> dict[str, tuple[str, ...]]:
         """Modules that may play each agent, trained or not.
 
-        Preflight has found them. {}: the environments have one agent. With a gateway, keys may be
-        patterns.
+        Set by preflight. {}: the environments have one agent. With a gateway, keys may be patterns.
         """
         return _all_ids(self.agents.agents)
 
@@ -112,20 +111,20 @@ class RunConfig:
         return () if later else tuple(self.played_by)
 
     def played_by_in(self, groups: Sequence[Sequence[str]]) -> dict[str, tuple[str, ...]]:
-        """By agent of an environment, the modules that may play it.
+        """Return by agent of an environment the modules that may play it.
 
         Args:
-            groups: the agents of the environment; those of a group have equal spaces.
+            groups: the agents of the environment, grouped by equal spaces.
 
         Raises:
-            ConfigError: the run had simulators, and its table does not suit these agents.
+            ConfigError: the run had simulators, and its table does not fit these agents.
         """
         return (
             _all_ids(who_plays(self.agents, groups)) if self.env_runner.gateway else self.played_by
         )
 
     def waits_for(self, module_id: str) -> bool:
-        """Whether sampling waits until this module has room for its share."""
+        """Return whether sampling waits until this module has room."""
         return bool(self.agents.modules.get(module_id, {}).get(WAITED_FOR, True))
 
     def of(self, module_id: str) -> RunConfig:
@@ -152,29 +151,29 @@ class RunConfig:
         try:
             made = RunConfig.from_flat({**values, **own}, where)
         except ConfigError as error:
-            raise said_of(where, error) from error
+            raise prefixed(where, error) from error
         return replace(made, driver=self.driver, env_runner=self.env_runner)
 
     def validate(self) -> None:
         """Check all values and their combinations.
 
         Raises:
-            ConfigError: values are out of their ranges, one in each line, or do not go together;
+            ConfigError: values are out of their ranges, one per line, or contradict each other;
                 names the keys.
         """
         try:
             find_algorithm(self.learner.algorithm)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        tell(self._errors())
+        raise_all(self._errors())
         self._must_go_together()
 
     def _errors(self) -> list[ValueError]:
-        """What is wrong in each part of it."""
+        """Return the errors of every part."""
         return [error for part in _parts(self).values() for error in errors_of(part)]
 
     def _must_go_together(self) -> None:
-        """Check that parts, and tables of modules, do not contradict each other."""
+        """Check parts and tables of modules against each other."""
         try:
             self.learner.validate_rows(self.env_runner.fragment_steps)
         except ValueError as error:
@@ -184,16 +183,16 @@ class RunConfig:
             if is_frozen(table):
                 continue
             try:
-                tell(wrong_keys(module_id, table, self.learner.algorithm))
+                raise_all(wrong_keys(module_id, table, self.learner.algorithm))
                 self.of(module_id)
             except ConfigError as error:
                 wrong.append(error)
-        tell(wrong)
+        raise_all(wrong)
 
     def flat(self) -> dict[str, Any]:
         """Return every key with its value.
 
-        Tables of `AgentsConfig` that are empty are left out: a run with one agent has none.
+        Tables of `AgentsConfig` are left out if empty: a run with one agent has none.
         """
         merged: dict[str, Any] = {}
         for part in _parts(self).values():
@@ -211,16 +210,16 @@ class RunConfig:
         scale = self.learner.reward_scale
         pieces = [piece.use for piece in self.connectors.parsed().pipeline("learner")]
         doubts = [
-            f"rewards are scaled twice: reward_scale = {scale:g} multiplies what {piece} in "
-            "connectors.learner makes of them. Where that is not meant, leave one of them out: "
+            f"rewards are scaled twice: reward_scale = {scale:g} multiplies the rewards after "
+            f"{piece} in connectors.learner. If that is not intended, leave one of them out: "
             "reward_scale = 1.0"
             for piece in ("clip_rewards", "normalize_rewards", "scale_rewards")
             if piece in pieces and scale != 1.0
         ]
         if "normalize_rewards" in pieces and isinstance(self.learner, OffPolicyConfig):
             doubts.append(
-                "normalize_rewards in connectors.learner: its scale changes as training goes, and "
-                f"{self.learner.algorithm} keeps steps with the scale that they came with. Leave "
+                "normalize_rewards in connectors.learner: its scale changes during training, and "
+                f"{self.learner.algorithm} keeps steps with their first scale. Leave "
                 "it out, and set reward_scale"
             )
         stale = self.learner.max_staleness
@@ -248,14 +247,14 @@ class RunConfig:
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any], where: str = "configuration") -> RunConfig:
-        """The defaults, with `values` in place of some.
+        """Make a configuration from values; other keys have their defaults.
 
         Raises:
-            ConfigError: unknown keys (the nearest right ones are named), or values of
-                the wrong type or out of range, one in each line.
+            ConfigError: unknown keys (with the nearest known ones), or values of the wrong type or
+                out of range, one per line.
         """
         values = without_retired(plain(values))
-        if isinstance(builder := values.get("league"), str):  # its other keys have their defaults
+        if isinstance(builder := values.get("league"), str):  # a bare name has no other keys
             values = {**values, "league": {"builder": builder}}
         name = values.get("algorithm", LearnerConfig.algorithm)
         try:
@@ -278,14 +277,14 @@ class RunConfig:
             config.module.module = name_of(algorithm.module)
         if not wrong:
             config.have_needed_learners()
-        tell(wrong + config._errors())
+        raise_all(wrong + config._errors())
         config._must_go_together()
         return config
 
     def have_needed_learners(self) -> None:
-        """Give the run as many learners as its modules need.
+        """Set `num_learners` to what the modules need.
 
-        This is for a run without `num_learners` of its own, some of whose modules name theirs.
+        For a run that does not set `num_learners`, while some of its modules do.
         """
         own = self.agents.own_learners.values()
         if own and self.driver.num_learners is None and all(type(each) is int for each in own):
@@ -294,7 +293,7 @@ class RunConfig:
 
     @classmethod
     def to_act(cls, values: Mapping[str, Any], where: str = "configuration") -> RunConfig:
-        """Read what acting needs, as `from_flat` reads everything.
+        """Read only the keys that acting needs; otherwise like `from_flat`.
 
         No algorithm has to be importable here.
 
@@ -303,11 +302,11 @@ class RunConfig:
         """
         of_module = {key.name for part in (ModuleConfig, ConnectorsTable) for key in fields(part)}
         of_run = {key.name for part in (DriverConfig, EnvRunnerConfig) for key in fields(part)}
-        # A policy plays the environment, and not what the run may have learned from.
+        # A policy plays the environment, even if the run learned from a data set.
         without = {"dataset", "record", "record_gb"}
         known = (of_module | of_run | {"agents", "mapping", "league"}) - without
         acting = {key: values[key] for key in values if key in known}
-        if acting.get("league"):  # what was played is read, and its builder is not asked
+        if acting.get("league"):  # the played modules are read; the builder is not called
             acting["league"] = {**acting["league"], "builder": NO_BUILDER, "options": {}}
         acting["modules"] = {
             module_id: {key: table[key] for key in table if key in of_module or key in OWN_KEYS}
@@ -338,7 +337,7 @@ def _for_algorithm(config: RunConfig, algorithm: object, where: str) -> dict[str
 
 
 def _owners(config: RunConfig, where: str) -> dict[str, str]:
-    """By key, the part of a configuration that has it."""
+    """Return by key the part of a configuration that has it."""
     owners: dict[str, str] = {}
     for name, part in _parts(config).items():
         for key in fields(part):
@@ -355,8 +354,8 @@ def _parts(config: RunConfig) -> dict[str, Any]:
 
 
 def _all_ids(agents: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
-    """By agent or pattern, the modules that may play."""
-    return {agent: may_play(said) for agent, said in agents.items()}
+    """Return by agent or pattern the modules that may play."""
+    return {agent: may_play(why) for agent, why in agents.items()}
 
 
 # -- keys that contradict each other --------------------------------------------------------------
@@ -424,7 +423,7 @@ def _of_other_rewards(config: RunConfig) -> Iterator[str]:
         if find_algorithm(algorithm).offline:
             yield (
                 f"{name} = {table!r} with algorithm = {algorithm!r}: it learns from a data set, so "
-                "that nothing that it does is ever rewarded; leave it out"
+                "it never acts or earns rewards; leave it out"
             )
         if config.agents.shared:
             yield (
@@ -436,8 +435,8 @@ def _of_other_rewards(config: RunConfig) -> Iterator[str]:
         pieces = [piece.use for piece in config.connectors.parsed().pipeline(place)]
         if other := [piece for piece in pieces if piece not in _HARMLESS]:
             yield (
-                f"imitation with {other[0]!r} in connectors.{place}: demonstrations have what the "
-                "environment showed and got, and the policy would have something else; leave it out"
+                f"imitation with {other[0]!r} in connectors.{place}: demonstrations have the "
+                "environment's own observations and actions, unlike the policy; leave it out"
             )
 
 
@@ -456,13 +455,13 @@ def _of_own_learners(config: RunConfig) -> Iterator[str]:
         )
     if not others and needed < has:
         yield (
-            f"num_learners: {named}, and the run {has}, so that some would train nothing: set "
+            f"num_learners: {named}, and the run {has}, so some would train nothing: set "
             f"num_learners = {needed} outside of the tables"
         )
 
 
 def _of_gateway(config: RunConfig) -> Iterator[str]:
-    """Yield keys that are for environments of EnvRunners."""
+    """Yield errors about keys for environments of EnvRunners."""
     driver, tables = config.driver, config.agents
     gateway = f"gateway = {config.env_runner.gateway!r}"
     if (seconds := driver.evaluation_seconds) > 0 and tables.agents:
@@ -472,7 +471,7 @@ def _of_gateway(config: RunConfig) -> Iterator[str]:
         )
     for key in ("num_evaluators", "evaluation_video"):
         if (value := getattr(driver, key)) != getattr(type(driver), key):
-            yield f"{key} = {value} with {gateway}, which evaluates by itself: leave it out"
+            yield f"{key} = {value} with {gateway}, which evaluates without it: leave it out"
     if tables.shared and not tables.agents:
         yield (
             f"shared with {gateway}: simulators have one agent, unless the table agents has "
@@ -481,7 +480,7 @@ def _of_gateway(config: RunConfig) -> Iterator[str]:
 
 
 def _of_dataset(config: RunConfig) -> Iterator[str]:
-    """Yield keys that are for steps that a policy takes in training."""
+    """Yield errors about keys for steps of the policy."""
     dataset, algorithm = f"dataset = {config.env_runner.dataset!r}", config.learner.algorithm
     if not find_algorithm(algorithm).offline:
         able = one_of(key for key, each in ALGORITHMS.items() if each.offline)
@@ -491,7 +490,7 @@ def _of_dataset(config: RunConfig) -> Iterator[str]:
         )
     if gateway := config.env_runner.gateway:
         yield (
-            f"{dataset} with gateway = {gateway!r}: EnvRunners take steps from one of them; leave "
+            f"{dataset} with gateway = {gateway!r}: EnvRunners read only one of them; leave "
             "out the other"
         )
     if key := config.agents.first_given:
@@ -504,7 +503,7 @@ def _of_dataset(config: RunConfig) -> Iterator[str]:
 
 
 def _of_league(config: RunConfig) -> Iterator[str]:
-    """Yield errors in the table of a league, and keys against it."""
+    """Yield errors in a league's table, and keys that contradict it."""
     try:
         yield from (
             f"league: {e}" for e in errors_in(config.agents.league, LeagueConfig.from_table)
@@ -524,7 +523,7 @@ def _of_league(config: RunConfig) -> Iterator[str]:
 
 
 def _runners_without_room(config: RunConfig) -> list[str]:
-    """Warn if some EnvRunners of one agent would always wait for requests."""
+    """Warn if some EnvRunners would always wait for requests."""
     driver, runner, learner = config.driver, config.env_runner, config.learner
     if driver.synchronous or runner.gateway:
         return []
@@ -533,7 +532,7 @@ def _runners_without_room(config: RunConfig) -> list[str]:
     at_once = Room(open_updates, learner.batch_size, driver.learners).batches(fragment)
     if driver.num_env_runners <= at_once:
         return []
-    # Whole fragments, enough that room is left while all the others' are open.
+    # Whole fragments, enough to leave room while all other EnvRunners sample.
     enough = ((driver.num_env_runners - 1) // open_updates + 1) * fragment
     return [
         f"at most {at_once} of the {driver.num_env_runners} EnvRunners sample at a time: "
@@ -545,7 +544,7 @@ def _runners_without_room(config: RunConfig) -> list[str]:
 
 
 def _without_effect(driver: DriverConfig, agents: AgentsConfig) -> list[str]:
-    """Keys that make no difference beside others, in words."""
+    """Warn about keys that have no effect because of other keys."""
     found = []
     episodes = driver.evaluation_episodes
     if episodes != type(driver).evaluation_episodes and not driver.evaluation_seconds:
@@ -563,7 +562,7 @@ def _without_effect(driver: DriverConfig, agents: AgentsConfig) -> list[str]:
     return found
 
 
-#: Values of the keys whose default shows nothing of what can be in them, as in TOML.
+#: Example values, in TOML, for keys whose default is empty.
 _EXAMPLES: Final = {
     "agents": '{"*" = "default"}',
     "burn_in": "8",
@@ -591,7 +590,7 @@ def must_suit(key: str, algorithm: str, where: str) -> None:
 
 
 def _of_others(key: str, algorithm: str) -> str:
-    """Word that only other algorithms have a key; "" otherwise."""
+    """Describe a key that only other algorithms have; otherwise ""."""
     having = algorithms_with(key)
     if not having or key in (each.name for each in fields(find_algorithm(algorithm).config)):
         return ""
@@ -626,26 +625,26 @@ def wrong_keys(module_id: str, table: Mapping[str, Any], of_run: str) -> list[Va
     wrong: list[ValueError] = []
     for key in table:
         if key in shared and key not in OWN_KEYS:
-            said = "is a key of the run as a whole, and the same for all modules"
-            wrong.append(WrongValue(key, f"{where}: {key} {said}: set it outside of [{where}]"))
+            why = "is a key of the whole run, the same for all modules"
+            wrong.append(WrongValue(key, f"{where}: {key} {why}: set it outside of [{where}]"))
         elif key not in known:
             wrong.append(unknown_key(key, known, algorithm, where))
     return wrong
 
 
-def tell(errors: Sequence[ValueError]) -> None:
+def raise_all(errors: Sequence[ValueError]) -> None:
     """Raise one error that lists all of these.
 
     Raises:
-        ConfigError: of all these errors, if there are any, one in each line. Where values are wrong
-            by themselves, the others may only follow from these, and are left out.
+        ConfigError: of all these errors, if any, one per line. If there are wrong values, other
+            errors may only follow from them, and are left out.
     """
-    if told := [each for each in errors if isinstance(each, WrongValue)] or errors:
-        raise ConfigError("\n".join(map(str, told))) from told[0]
+    if listed_errors := [each for each in errors if isinstance(each, WrongValue)] or errors:
+        raise ConfigError("\n".join(map(str, listed_errors))) from listed_errors[0]
 
 
-def said_of(where: str, error: ConfigError) -> ConfigError:
-    """Begin each line of an error with the table it is about."""
+def prefixed(where: str, error: ConfigError) -> ConfigError:
+    """Prefix each line of an error with the table it is about."""
     lines = str(error).splitlines()
     return ConfigError(
         "\n".join(each if each.startswith(where) else f"{where}: {each}" for each in lines)
@@ -653,22 +652,22 @@ def said_of(where: str, error: ConfigError) -> ConfigError:
 
 
 def instead_of(key: str) -> str:
-    """Word what to use instead of another library's key, or ""."""
+    """Describe what to use instead of another library's key, or ""."""
     if key in RETIRED_KEYS:
         return f": {RETIRED_KEYS[key][1]}"
     hidden = {"distribution", "critic_space"}
     own_keys = [each.name for each in fields(QNetworkConfig) if each.name not in hidden]
     if key == "population":
         return (
-            ": a run has none; a script trains many learners of one algorithm together with "
-            "juggler.Population, and docs/cores.md says how"
+            ": not in a run; a script trains many learners of one algorithm with "
+            "juggler.Population: see docs/cores.md"
         )
     if "." in key:
         table, _, of_table = key.partition(".")
         option, alone = table.replace("_", "-"), of_table.replace("_", "-")
         return (
             ": names of options have no dots. A key of a table is given in JSON, as in "
-            f"--{option} '{{\"{of_table}\": ...}}'; any other stands alone, as in --{alone}"
+            f"--{option} '{{\"{of_table}\": ...}}'; any other key is an option, as in --{alone}"
         )
     if key in own_keys:
         return f": it is a key of the table model, as in model = {{{key} = ...}}"
@@ -715,9 +714,9 @@ def converted(
 
 def _value(of_kind: Field[Any], value: Any, hint: Any, where: str) -> Any:
     key = of_kind.name
-    # A script may give arrays, which are no text, and have an == of their own.
-    said = value if isinstance(value, str) and NoneType in get_args(hint) else ""
-    if said == "none":  # TOML has no word for None
+    # A script may pass arrays, whose == does not return a bool.
+    why = value if isinstance(value, str) and NoneType in get_args(hint) else ""
+    if why == "none":  # TOML has no word for None
         value = None
     kinds = {hint, *get_args(hint)}
     if type(value) is float and value.is_integer() and int in kinds and float not in kinds:
@@ -726,12 +725,12 @@ def _value(of_kind: Field[Any], value: Any, hint: Any, where: str) -> Any:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
         text = misfit(hint, value)
-        if said == "auto":
+        if why == "auto":
             text += f': "auto" is "none" here, or {key} left out'
         elif hint == list[str] and isinstance(value, str):
             text = f"this is a list: {key} = {[value]}"
         elif get_origin(hint) is Literal and isinstance(value, str):
-            pass  # all words that it takes, or the nearest one, are named
+            pass  # the error already has all choices, or the nearest one
         elif example := _example(of_kind, value, hint):
             text += f", as in {key} = {example}"
         raise WrongValue(key, f"{where}: {key}: {text}") from error

@@ -1,9 +1,9 @@
 """Chooses values of missing keys by algorithm and observations.
 
-The dataclasses have general defaults. Those here are for an environment that is tried for the
-first time. They were chosen by measurement over fifteen environments (benchmarks/defaults.py, with
-its table in benchmarks/sample-efficiency.md), and learn from few steps: by small batches and many
-steps of the optimizer.
+The dataclasses have general defaults. The defaults here are for a first run in an environment.
+They were measured in fifteen environments (benchmarks/defaults.py, with a table in
+benchmarks/sample-efficiency.md). They learn from few environment steps, with small batches and
+many optimizer steps.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from juggler.runtime.wire.v1.tensors_pb2 import DType
 
 #: A key of `Algorithm.chosen_for`.
 _BOX_ACTION: Final = "a Box action"
-#: Live steps in a minibatch of PPO, which splits an update into these.
+#: Live steps in a minibatch of PPO.
 _MINIBATCH = 64
 _UNKNOWN = (
-    "the spaces of the environment are not known on this host: what was not given has its general "
-    "default, as in docs/configuration.md"
+    "the spaces of the environment are unknown on this host: keys that were not given have their "
+    "general defaults, as in docs/configuration.md"
 )
 #: Keys of these tables that all modules of a run share.
 _SHARED = ("envs_per_runner", "fragment_steps")
@@ -41,7 +41,7 @@ _FLOATS = (DType.DTYPE_FLOAT16, DType.DTYPE_FLOAT32, DType.DTYPE_FLOAT64)
 
 
 def may_be_chosen(config: RunConfig) -> set[str]:
-    """Return the keys that change, once given, what `settled` chooses."""
+    """Return the keys that affect the choices of `settled`."""
     algorithms: set[str] = {config.learner.algorithm}
     algorithms |= {table.get("algorithm", "") for table in config.agents.modules.values()}
     found = {"batch_size", "connectors", "minibatches", "reward_scale"}
@@ -51,7 +51,7 @@ def may_be_chosen(config: RunConfig) -> set[str]:
 
 
 def with_models(config: RunConfig, given: Collection[str]) -> RunConfig:
-    """Choose models, without which some algorithms cannot be tried."""
+    """Choose models for algorithms that have no default model."""
     algorithm, module = config.learner.algorithm, config.module.module
     changed: dict[str, Any] = {}
     if "model" not in given and (model := _model(algorithm, module)):
@@ -92,17 +92,20 @@ def settled(
         return _settled_by_module(config, given, groups, rescaled)
     before = rescaled.get(DEFAULT_MODULE)
     if not groups or groups[0].observation is None or groups[0].action is None:
-        # Nothing is chosen if the weights of any module acted without it.
+        # Not chosen if the weights of any module acted without it.
         together = all(rescaled.values()) if rescaled else None
         pieces = {} if "connectors" in given else _action_connectors(config, None, together)
         chosen: dict[str, Any] = {"connectors": pieces} if pieces else {}
         ships = ALGORITHMS.get(config.learner.algorithm)
-        said = _told(config, chosen), _UNKNOWN if ships and {*ships.chosen} - {*given} else ""
+        notes = (
+            _description(config, chosen),
+            _UNKNOWN if ships and {*ships.chosen} - {*given} else "",
+        )
         changed = RunConfig.from_flat({**config.flat(), **chosen}) if chosen else config
-        return changed, "\n".join(filter(None, said))
+        return changed, "\n".join(filter(None, notes))
     sides = groups[0].observation, groups[0].action
     chosen = _chosen(config, given, *sides, config.driver.learners, rescaled=before)
-    return RunConfig.from_flat({**config.flat(), **chosen}), _told(config, chosen)
+    return RunConfig.from_flat({**config.flat(), **chosen}), _description(config, chosen)
 
 
 def _settled_by_module(
@@ -111,18 +114,18 @@ def _settled_by_module(
     groups: Sequence[FoundGroup],
     rescaled: Mapping[str, bool],
 ) -> tuple[RunConfig, str]:
-    """Choose values for each module, as `settled` does.
+    """Choose values for each module, like `settled`.
 
-    What concerns environments is chosen for the first module, since all modules share them.
+    Keys of environments are chosen for the first module, since all modules share them.
     """
-    said = []
+    notes = []
     for module_id in config.module_ids:
         agents = [agent for agent, ids in config.played_by.items() if module_id in ids]
         (group,) = (group for group in groups if agents[0] in group.agents)
         of_module, own = config.of(module_id), config.agents.modules.get(module_id, {})
         if group.observation is None or group.action is None:
             if of_module.learner.algorithm in ALGORITHMS:
-                said.append(f"module {module_id!r}: {_UNKNOWN}")
+                notes.append(f"module {module_id!r}: {_UNKNOWN}")
             continue
         known = {*given, *own}
         learners = Hosting(config, config.module_ids).processes_of(module_id)
@@ -135,15 +138,15 @@ def _settled_by_module(
             agents=len(agents),
             rescaled=rescaled.get(module_id),
         )
-        said.append(_told(of_module, chosen, f" in module {module_id!r}"))
+        notes.append(_description(of_module, chosen, f" in module {module_id!r}"))
         shared = {key: chosen.pop(key) for key in _SHARED if key in chosen}
         given = {*given, *shared}
         tables = {**config.agents.modules, module_id: {**own, **chosen}}
         config = RunConfig.from_flat({**config.flat(), **shared, "modules": tables})
-    return config, "\n".join(filter(None, said))
+    return config, "\n".join(filter(None, notes))
 
 
-def _told(config: RunConfig, chosen: dict[str, Any], where: str = "") -> str:
+def _description(config: RunConfig, chosen: dict[str, Any], where: str = "") -> str:
     values = ", ".join(f"{key} = {json.dumps(value)}" for key, value in chosen.items())
     return f"chosen for {config.learner.algorithm}{where}: {values}" if chosen else ""
 
@@ -157,15 +160,15 @@ def _chosen(
     agents: int = 1,
     rescaled: bool | None = None,
 ) -> dict[str, Any]:
-    """Values by key; none of a key that was given.
+    """Choose values by key, except for given keys.
 
     Args:
-        learners: how many processes train it together.
-        agents: how many of an environment's agents it plays.
-        rescaled: whether the run that its weights come from had rescale_actions; None: new weights.
+        learners: number of processes that train the module together.
+        agents: number of an environment's agents that the module plays.
+        rescaled: whether the run that its weights are from had rescale_actions; None: new weights.
     """
     actions = _action_connectors(config, action, rescaled)
-    if (ships := ALGORITHMS.get(config.learner.algorithm)) is None:  # one with its own keys
+    if (ships := ALGORITHMS.get(config.learner.algorithm)) is None:  # a user's algorithm
         return {"connectors": actions} if actions and "connectors" not in given else {}
     chosen: dict[str, Any] = {}
 
@@ -179,16 +182,16 @@ def _chosen(
     for key, value in {**ships.chosen, **special, **boxed}.items():
         choose(key, value)
     if config.module.module != name_of(ships.module):
-        chosen.pop("model", None)  # a user's own module has keys of its own
+        chosen.pop("model", None)  # a user's module has its own keys
     if config.flat().get("burn_in") or config.module.model.get("recurrent", "none") != "none":
-        chosen.pop("fragment_steps", None)  # a memory is trained within a fragment
+        chosen.pop("fragment_steps", None)  # a recurrent module is trained within a fragment
     if config.learner.weights_interval > 1 or config.driver.synchronous:
         chosen.pop("max_staleness", None)
     gamma = chosen.get("gamma", config.learner.gamma)
     if pieces := {**_connectors(config, given, observed, gamma), **actions}:
         choose("connectors", pieces)
     flat = {**config.flat(), **chosen}
-    # Requests stop at some updates' worth of steps: many EnvRunners need larger updates.
+    # Requests are limited to the steps of a few updates: many EnvRunners need larger updates.
     fragment = flat["envs_per_runner"] * flat["fragment_steps"] * agents
     least = boxed.get("batch_size", ships.least_batch)
     batch = max(least, fragment * max(1, config.driver.num_env_runners // 2))
@@ -226,7 +229,7 @@ def _has_other_bounds(action: spaces_pb2.Space) -> bool:
 
 
 def _kind(observation: spaces_pb2.Space) -> str:
-    """A key of `Algorithm.chosen_for`, or ""."""
+    """Return a key of `Algorithm.chosen_for`, or ""."""
     box = observation.box
     if len(box.shape) == 1 and box.dtype in _FLOATS:
         return "a vector of floats"
@@ -255,10 +258,10 @@ def _connectors(
         return {}
     pieces: dict[str, Any] = {}
     if not find_algorithm(config.learner.algorithm).offline:
-        # A value function learns returns of about 1 soonest.
+        # A value function learns fastest if returns are about 1.
         pieces["learner"] = [{"use": "normalize_rewards", "gamma": gamma}]
-    # Not in a Dict: beside choices, filtered numbers were learned from more slowly. Images have a
-    # known scale.
+    # Not in a Dict: next to discrete observations, filtered numbers made learning slower. Images
+    # have a known scale.
     if observed == "a vector of floats":
         pieces["env_to_module"] = ["mean_std_filter"]
     return pieces

@@ -42,17 +42,18 @@ from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import attach_pb2
 
-#: What the end of a run may take: usually less than the 5 s that people wait after a Ctrl-C. A
-#: large last checkpoint takes up to 40 s, recordings up to 30 s, and trackers up to two minutes.
+#: Limits on the duration of a run's end. It usually takes less than the 5 s that people wait after
+#: a Ctrl-C. A large last checkpoint takes up to 40 s, recordings up to 30 s, and trackers up to
+#: two minutes.
 _LAST_UPDATES_SECONDS = 1.0
-_SILENCE_SECONDS = 2.5  # of learners whose state is waited for; they say something every second
+_SILENCE_SECONDS = 2.5  # of learners that should send a state; they send a message every second
 _LEAVE_SECONDS = 0.5
-_RECORDING_SECONDS = 30.0  # for EnvRunners that still write what they have recorded
-#: A large state takes longer, and is worth it: containers are given a minute to end.
+_RECORDING_SECONDS = 30.0  # for EnvRunners that are still writing recordings
+#: A large state may take longer, because it is worth keeping: containers have a minute to end.
 _LAST_CHECKPOINT_SECONDS = 40.0
-_TELL_SECONDS = 2.0  # until people are told what is waited for
+_REPORT_SECONDS = 2.0  # until a message explains the wait
 
-#: Reasons to stop that need no learning before them.
+#: Reasons to stop that are no failure even if nothing was learned.
 _IN_PART = ("stop_steps", "stop_seconds")
 
 
@@ -71,17 +72,17 @@ class Ending:
         if is_of_a_script(parts.config):
             self._command = IN_PYTHON
         self._last_line: dict[str, Any] | None = None
-        self._told_of_waiting = False  # for the last checkpoint
-        self._hung = ""  # where all environments were stuck as the run was to end
+        self._wait_was_reported = False  # the message about the last checkpoint was shown
+        self._hung = ""  # where all environments hung when the run should end
 
     @property
     def leave_seconds(self) -> float:
-        """How long workers of this host may take to end in order."""
+        """Seconds that workers of this host have to exit."""
         recorded = self._parts.config.env_runner.record
         return _RECORDING_SECONDS if recorded else _LEAVE_SECONDS
 
     def wind_down(self) -> None:
-        """Let updates end, make the last checkpoint, and send everybody home."""
+        """Finish updates, make the last checkpoint, and release the workers."""
         parts, snapshots = self._parts, self._parts.snapshots
         self._hung = self._upkeep.standstill.hung_runners(self._hub.vitals())
         parts.happened(StopRequested())
@@ -90,7 +91,7 @@ class Ending:
         self._wait_for_confirmation()
         deadline = time.monotonic() + _LAST_CHECKPOINT_SECONDS
         self._wait_for_snapshot(deadline)
-        synchronous = parts.config.driver.synchronous  # it saves between two turns alone
+        synchronous = parts.config.driver.synchronous  # it only saves between two turns
         has_saved = synchronous and self._newest_update() == parts.core.updates
         if parts.confirmation.kept is not None:
             if problem := snapshots.keep(parts.confirmation.kept):
@@ -100,18 +101,18 @@ class Ending:
         elif parts.core.updates and not has_saved and parts.checkpointing.begin():
             self._wait_for_snapshot(deadline)
         parts.evaluations.give_up()
-        self._see_what_failed()
+        self._check_for_failure()
         parts.happened(Finish())
         self._last_line = self._upkeep.write_line()
-        parts.callbacks.tell()
-        # One that leaves at once would be replaced while another still takes its time.
+        parts.callbacks.deliver()
+        # A worker that leaves at once would be replaced while another is still busy.
         parts.local.stop_restarting()
         for worker in list(parts.registry.attached.values()):
             parts.commands.send(worker, attach_pb2.Stop())
         self._loop.drain(_LEAVE_SECONDS, lambda: not parts.registry.attached)
 
     def _wait_for_confirmation(self) -> None:
-        """Wait until it is known whether the last steps solved the task."""
+        """Wait for the evaluation that confirms whether the run is solved."""
         parts, confirmation = self._parts, self._parts.confirmation
         if parts.end.reason == "stop_steps":
             confirmation.look()
@@ -128,22 +129,22 @@ class Ending:
 
     def _wait_for_snapshot(self, deadline: float) -> None:
         drain: Callable[[float, Callable[[], bool]], None] = self._loop.drain
-        drain(_TELL_SECONDS, self._no_snapshot_comes)
-        if not self._no_snapshot_comes():
-            self._tell_of_waiting()
-            drain(deadline - time.monotonic(), self._no_snapshot_comes)
+        drain(_REPORT_SECONDS, self._expects_no_snapshot)
+        if not self._expects_no_snapshot():
+            self._report_wait()
+            drain(deadline - time.monotonic(), self._expects_no_snapshot)
 
-    def _tell_of_waiting(self) -> None:
-        """Once: there may be several snapshots to wait for."""
-        if not self._told_of_waiting:
-            self._told_of_waiting = True
+    def _report_wait(self) -> None:
+        """Show the message once, although there may be several snapshots."""
+        if not self._wait_was_reported:
+            self._wait_was_reported = True
             was_signalled = self._parts.end.reason in REASONS.values()
             presses = "a second Ctrl-C" if was_signalled else "Ctrl-C twice"
             how = way_out(f"{presses} leaves without it")
             self._parts.progress.message(f"waiting for the last checkpoint{how}", "info")
 
-    def _no_snapshot_comes(self) -> bool:
-        """Whether no snapshot is under way, or its learners are silent."""
+    def _expects_no_snapshot(self) -> bool:
+        """Return whether no snapshot is expected, or its learners are silent."""
         snapshots = self._parts.snapshots
         if snapshots.writing or not snapshots.under_way:
             return not snapshots.under_way
@@ -159,27 +160,27 @@ class Ending:
         newest = self._newest()
         return int(newest.stem) if newest else None
 
-    def _see_what_failed(self) -> None:
-        """Mark a run as failed that trained nothing or was not saved."""
+    def _check_for_failure(self) -> None:
+        """Mark a run as failed if it trained or saved nothing."""
         parts, end = self._parts, self._parts.end
         last = (parts.confirmation.outcome or {}).get("update", parts.core.updates)
         if end.reason == "stop_seconds" and not parts.core.has_updated:
             end.failed_at(f"nothing was trained on. {self._upkeep.standstill.what_is_there()}")
         elif end.reason in _IN_PART and parts.local.keep_failing(ENVRUNNER):
             end.failed_at(
-                f"it got to {end.reason}, but {parts.config.env_runner.env} kept failing in every "
+                f"it reached {end.reason}, but {parts.config.env_runner.env} kept failing in every "
                 f"EnvRunner: {parts.departures.last_failure or parts.departures.last_exit}"
             )
         elif end.reason == "stop_seconds" and self._hung:
             end.failed_at(
-                f"it got to stop_seconds, but {parts.config.env_runner.env} hung in every "
+                f"it reached stop_seconds, but {parts.config.env_runner.env} hung in every "
                 f"EnvRunner: {self._hung}"
             )
         elif last and self._newest_update() != last:
             end.failed_at(f"the last checkpoint, of update {last}, was not written")
 
     def close_books(self) -> dict[str, Any]:
-        """Write the summary, also after an unexpected end of the loop."""
+        """Write the summary, even if the loop ended unexpectedly."""
         parts = self._parts
         if self._last_line is None:
             parts.happened(Finish())
@@ -208,42 +209,42 @@ class Ending:
         self._directory.close()
         return summary
 
-    def how_to_go_on(self) -> str:
-        """Word how to resume after a failure, if updates were made."""
+    def how_to_resume(self) -> str:
+        """Describe how to resume after a failure, if updates were made."""
         update = self._newest_update()
         if not self._parts.core.has_updated:
             return ""
         if update is None:
-            return "\nThere is no checkpoint to go on from"
-        return f"\nTo go on from update {update}: {resuming(self._directory.path, self._command)}"
+            return "\nThere is no checkpoint to resume from"
+        return f"\nTo resume from update {update}: {resuming(self._directory.path, self._command)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where a driver takes workers of other hosts."""
+    """Address at which a driver accepts workers of other hosts."""
 
     address: str  # "host:port"
-    insecure: bool = False  # beyond loopback even without TLS or without a token
-    token: str = field(default="", repr=False)  # that every worker has to show; empty admits all
+    insecure: bool = False  # allows addresses beyond loopback without TLS or a token
+    token: str = field(default="", repr=False)  # required from every worker; "": all are admitted
     tls: Tls | None = None  # of this host; None: connections are plain
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How any run is begun or resumed."""
+    """Settings with which any run starts or resumes."""
 
-    started: float  # when the command was given, in seconds of `time.monotonic`
+    started: float  # time of the command, in seconds of `time.monotonic`
     own_code: bytes = b""  # cloudpickled factories for local workers; see `EnvRunnerProgram`
-    listen: Listen | None = None  # take workers of other hosts there, and start none here
-    # What the driver serves besides its status
+    listen: Listen | None = None  # accept workers of other hosts there, and start no local ones
+    # Services of the driver in addition to its status
     monitoring: MonitoringOptions = field(default_factory=MonitoringOptions)
     callbacks: Sequence[Callback] = ()
 
 
 class RunFailed(RuntimeError):
-    """A run that could not go on; the message says why.
+    """A run that could not continue; the message has the reason.
 
-    Its directory holds what it got to.
+    Its directory has its results so far.
     """
 
 
@@ -251,7 +252,7 @@ class Driver:
     """One run, from its parts and workers to its summary.
 
     Attributes:
-        signal: that came while it ran; 0: none.
+        signal: signal received during the run; 0: none.
     """
 
     def __init__(
@@ -263,18 +264,18 @@ class Driver:
         inherited: Inherited,
         before: Sequence[tuple[str, Level]],
     ) -> None:
-        """Hold the parts of a run.
+        """Make the parts of a run.
 
         Args:
-            inherited: what it goes on from, or begins with.
-            before: messages from before the run had a directory, which are shown first.
+            inherited: the checkpoint to resume, or the weights to begin with.
+            before: messages from before the run had a directory, shown first.
         """
         listen, resume = how.listen, inherited.resume
         self.signal = 0
         self._config = config
         self._directory = directory
         self._before = before
-        self._beginning = None if resume else inherited.beginning  # to be told of
+        self._beginning = None if resume else inherited.beginning  # for a message
         self._listen = listen
         self._bound: list[str] = []  # the addresses that this driver listens at
         self._run_id = secrets.token_hex(6)
@@ -290,7 +291,7 @@ class Driver:
             token=token,
             tls=listen.tls if listen else None,
             hang_seconds=config.driver.hang_seconds,
-            # In a group, others wait for a learner that hangs.
+            # In a group, all learners wait for one that hangs.
             silence_of={LEARNER: PEER_SILENCE_SECONDS} if most_learners > 1 else {},
             most_of={LEARNER: most_learners} if listen else {},
             services=self._monitoring.services,
@@ -321,26 +322,26 @@ class Driver:
         """Train until a stop condition, an interrupt or a failure.
 
         Raises:
-            Exception: what a callback raised; SystemExit if it called `sys.exit`.
+            Exception: the exception of a callback; SystemExit if it called `sys.exit`.
         """
         summary: dict[str, Any] = {}
-        self._begin_to_listen()
+        self._start_listening()
         try:
             self._drive(summary)
         finally:
-            # Signals do again what they do in any program: a script may take its time here.
+            # Restore the default signal handling: a script's code may be slow here.
             self._parts.callbacks.finish(summary)
-        # After a signal, the signal ends the program; people have been told of the error.
+        # After a signal, the signal ends the program; the error was already shown.
         if (error := self._parts.callbacks.error) and not self.signal:
             ended = f"The run in {self._directory.path} ended because a callback raised this."
-            error.add_note(ended + self._ending.how_to_go_on())
+            error.add_note(ended + self._ending.how_to_resume())
             raise error
         if self._parts.end.failure:
-            raise RunFailed(self._parts.end.failure + self._ending.how_to_go_on())
+            raise RunFailed(self._parts.end.failure + self._ending.how_to_resume())
         return summary
 
     def _drive(self, summary: dict[str, Any]) -> None:
-        """From the first worker until everything is closed; fills the summary."""
+        """Run from the first worker until everything is closed; fill the summary."""
         grace = 0.0
         with signals_become(lambda reason: self._mailbox.put(StopAsked(reason))) as caught:
             try:
@@ -352,7 +353,7 @@ class Driver:
             finally:
                 caught.no_more()
                 self.signal = caught.number
-                # Each of these is done, also if the one before fails.
+                # Each of these is done, even if an earlier one fails.
                 with ExitStack() as last:
                     last.callback(lambda: summary.update(self._ending.close_books()))
                     last.callback(self._hub.close)
@@ -360,7 +361,7 @@ class Driver:
                     last.callback(self._monitoring.close)
                     last.callback(withdraw, self._directory.path)
 
-    def _begin_to_listen(self) -> None:
+    def _start_listening(self) -> None:
         listen = self._listen
         addresses = [self._local.driver_address] + ([listen.address] if listen else [])
         try:
@@ -377,7 +378,7 @@ class Driver:
             progress.message(text, level)
         progress.start(self._config.flat())
         if updates:
-            progress.message(f"going on from update {updates}", "info")
+            progress.message(f"resuming from update {updates}", "info")
         if self._beginning is not None:
             progress.message(f"beginning with {self._beginning.text}", "info")
             for warning in self._beginning.warnings:

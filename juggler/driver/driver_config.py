@@ -1,4 +1,4 @@
-"""Keys for the run as a whole, and for its agents."""
+"""Keys of the whole run, and of its agents."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from juggler.runtime.nearest import closest, listed, nearest
 from juggler.runtime.wrong_value import WrongValue, wrong_where
 
 TENSORBOARD: Final = "tensorboard"
-#: Learners that may take part at once.
+#: Maximum number of learners at once.
 MOST_LEARNERS: Final = 64
-#: Sample requests in flight at one EnvRunner: it finds the next one waiting.
+#: Sample requests in flight at one EnvRunner: the next one is always waiting.
 REQUESTS_PER_RUNNER: Final = 2
-#: Updates issued and not finished: the learner finds the next one waiting.
+#: Updates in flight: the learner always has the next one waiting.
 UPDATES_IN_FLIGHT: Final = 2
-#: What `track` may name. For all but the first, `juggler.driver.trackers` has a tracker.
+#: Names for `track`. For all but the first, `juggler.driver.trackers` has a tracker.
 TRACKERS: Final = (TENSORBOARD, "mlflow", "wandb")
 
 
@@ -38,7 +38,7 @@ class ConfigError(ValueError):
 
 @dataclass(kw_only=True)
 class DriverConfig:
-    """How the run as a whole is driven, and when it stops."""
+    """Keys for how a run is driven, and when it stops."""
 
     seed: int = 0
     """Seed of all randomness of the run."""
@@ -48,11 +48,11 @@ class DriverConfig:
 
     from_checkpoint: str | None = None
     """Checkpoint, or run directory with checkpoints, whose weights the run begins with (`--from`).
-    Counts and the optimizer start new."""
+    Counters and the optimizer start from zero."""
 
     from_parameters: list[str] = field(default_factory=list)
-    """Patterns of parameters and buffers to take from from_checkpoint, such as encoder.*; the rest
-    is drawn from the seed. Empty: all, and what connectors have learned."""
+    """Patterns of parameters and buffers to take from from_checkpoint, such as encoder.*; others
+    are drawn from the seed. Empty: all, and the state of connectors."""
 
     num_env_runners: int = 2
     """EnvRunner processes on this host."""
@@ -62,25 +62,25 @@ class DriverConfig:
     run waits up to worker_timeout_seconds for them once the first is ready."""
 
     learner_threads: int = 1
-    """Number of CPU threads of each learner. More pay if cores are idle: try `juggler tune`. The
+    """Number of CPU threads of each learner. More help if cores are idle: try `juggler tune`. The
     last bits of sums depend on it."""
 
     devices: str = "auto"
     """Devices of the learners, separated by commas: auto (a GPU of their host, in turn, or the
-    CPU), cpu, cuda:0, or fake:4 (four CPU processes that stand for GPUs)."""
+    CPU), cpu, cuda:0, or fake:4 (four CPU processes instead of GPUs)."""
 
     synchronous: bool = False
     """Whether sampling and updates take turns: slower, on-policy, and the same numbers every time.
     """
 
     stop_return: float | dict[str, float] | None = None
-    """Mean return of the last 100 training episodes at which the run stops, if `confirm` agrees:
-    solved. With several agents it is their sum. A table such as {main = 20.0} has goals by module
-    or by agent, which must all be reached."""
+    """Mean return of the last 100 training episodes at which the run is solved and stops, once
+    `confirm` agrees. With several agents it is their sum. A table such as {main = 20.0} has goals
+    by module or by agent, all of which must be reached."""
 
     confirm: bool = True
     """Whether 100 further episodes with the kept weights must confirm `stop_return`; more after
-    refused attempts."""
+    failed attempts."""
 
     stop_steps: int | None = None
     """Number of environment steps trained on, of all agents, after which the run stops."""
@@ -91,7 +91,7 @@ class DriverConfig:
     long or worker_timeout_seconds, whichever is greater."""
 
     metrics_steps: int | None = None
-    """Environment steps between two lines of metrics, besides the line each second; 0: no such
+    """Environment steps between two lines of metrics, in addition to one each second; 0: no such
     lines; none: 1 % of stop_steps. Synchronous runs with equal seeds have these lines at equal
     steps."""
 
@@ -166,13 +166,13 @@ class DriverConfig:
             if (value := getattr(self, key)) is not None and not value > 0:
                 raise WrongValue(key, f"{key} = {value}: must be above 0")
         if self.stop_return == {}:
-            said = "stop_return = {}: name a module or an agent, or leave it out"
-            raise WrongValue("stop_return", said)
+            message = "stop_return = {}: name a module or an agent, or leave it out"
+            raise WrongValue("stop_return", message)
         goals = self.stop_return
         for name, goal in goals.items() if isinstance(goals, dict) else [("", goals)]:
             if goal is not None and math.isnan(goal):
                 where = f"stop_return.{name}" if name else "stop_return"
-                raise WrongValue("stop_return", f"{where} = nan: no return ever gets there")
+                raise WrongValue("stop_return", f"{where} = nan: no return ever reaches it")
         if wrong := list(self._contradictions()):
             raise ConfigError("\n".join(wrong))
 
@@ -180,7 +180,7 @@ class DriverConfig:
         """Yield an error for each pair of keys that contradict each other."""
         if self.from_parameters and self.from_checkpoint is None:
             names = self.from_parameters
-            yield f"from_parameters = {names}: set from_checkpoint, which they are of"
+            yield f"from_parameters = {names}: set from_checkpoint, which has these parameters"
         devices = self.device_names()
         if self.num_learners is not None and self.num_learners < len(devices):
             yield (
@@ -209,30 +209,30 @@ class DriverConfig:
 
     @property
     def confirms(self) -> bool:
-        """Whether being solved is to be confirmed."""
+        """Return whether further episodes must confirm that the run is solved."""
         return self.confirm and self.stop_return is not None
 
     @property
     def learners(self) -> int:
-        """How many learner processes the run begins with."""
+        """Number of learner processes at the start."""
         return len(self.device_names()) if self.num_learners is None else self.num_learners
 
     def most_learners(self, *, dialled: bool) -> int:
-        """Return how many learners may take part at once.
+        """Return the maximum number of learners at once.
 
         Args:
-            dialled: workers dial in; else the driver starts its own, and `juggler scale` alone has
-                it start others.
+            dialled: workers dial in; otherwise the driver starts its own, and more only for
+                `juggler scale`.
         """
         return MOST_LEARNERS if dialled else self.learners
 
     def device_name(self, index: int) -> str:
-        """Where the learner process of this index computes."""
+        """Return the device of the learner process of this index."""
         names = self.device_names()
         return names[index % len(names)]
 
     def device_names(self) -> list[str]:
-        """Where learners compute, one after the other."""
+        """Return the learners' devices, by index."""
         try:
             return parse_devices(self.devices)
         except ValueError as error:
@@ -295,34 +295,35 @@ class AgentsConfig:
     model = {hidden_sizes = [128]}
     ```
 
-    Every module is trained by a learner group of its own, with its own algorithm, optimizer and
-    connectors. It has the keys of the run, except for those in its table. Where its table names
-    another algorithm, it has the defaults of that one, and takes from the run what differs from the
-    defaults there: above, `hunters` has the run's `lr`, and IMPALA's `batch_size`.
+    Every module is trained by its own learner group, with its own algorithm, optimizer and
+    connectors. It has the keys of the run, except for keys in its table. If its table names
+    another algorithm, it has that algorithm's defaults, and takes from the run only values that
+    differ from the defaults of the run's algorithm: above, `hunters` has the run's `lr`, and
+    IMPALA's `batch_size`.
 
-    A module whose table has `train = false` plays and is not trained: with the weights, the network
-    and the connectors of the module that `from` names. The module "random" draws every action at
-    random, and has no table.
+    A module whose table has `train = false` plays but is not trained. It has the weights, the
+    network and the connectors of the module that `from` names. The module "random" draws every
+    action at random, and has no table.
 
     A module's id consists of letters, digits, "_" and "-", at most 64 of them, and cannot be
-    "connectors", "learner_pipelines" or "random". In a run's `config.toml`, `agents` has every
-    agent by name.
+    "connectors", "learner_pipelines" or "random". A run's `config.toml` lists every agent by name
+    in `agents`.
     """
 
     agents: dict[str, str | list[str]] = field(default_factory=dict)
     """By pattern of agents' names, with `*`, `?` and `[...]`, the id of a module, or a list of ids
     to draw from for each episode; the first match counts. Empty: agents with equal spaces share a
-    module, default, or one named by what their names begin with."""
+    module: default, or one named by the common prefix of their names."""
 
     mapping: str = ""
     """Function as "package.module:function" that chooses the modules of an episode: it gets the
     agents' names and a NumPy generator, and returns a module id for each agent."""
 
     modules: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By module id, keys in place of the run's: algorithm and its keys, module, model,
-    distribution, critic_sees, check_specs, connectors. Also from (a run or checkpoint to begin
-    with, with `:MODULE`), train = false, digest (SHA-256 of kept weights), num_learners, and
-    waited_for (false: sampling does not wait for this module)."""
+    """By module id, keys that override the run's: algorithm and its keys, module, model,
+    distribution, critic_sees, check_specs, connectors. Also from (a run or checkpoint with the
+    first weights, with `:MODULE`), train = false, digest (SHA-256 of kept weights), num_learners,
+    and waited_for (false: sampling does not wait for this module)."""
 
     league: dict[str, Any] = field(default_factory=dict)
     """League whose players are the modules of the run: a table, whose keys are listed in
@@ -333,7 +334,7 @@ class AgentsConfig:
     same learner process trains these modules."""
 
     def __post_init__(self) -> None:
-        # As in a file: a table in TOML cannot hold None.
+        # As in a file: TOML has no None.
         if isinstance(self.modules, Mapping):
             self.modules = {
                 module_id: (
@@ -346,10 +347,10 @@ class AgentsConfig:
 
     def validate(self) -> None:
         """Check ids and tables of modules."""
-        for pattern, said in self.agents.items():
-            if not may_play(said):
+        for pattern, named in self.agents.items():
+            if not may_play(named):
                 raise ConfigError(f"agents: {pattern!r} = []: name at least one module")
-            for module_id in may_play(said):
+            for module_id in may_play(named):
                 if module_id != RANDOM:
                     check_module_id(module_id, f"agents: {pattern!r}")
         for module_id, table in self.modules.items():
@@ -392,24 +393,24 @@ class AgentsConfig:
 
     @property
     def acting_ids(self) -> tuple[str, ...]:
-        """The modules that agents are mapped to, or "default" alone."""
-        said = (module_id for each in self.agents.values() for module_id in may_play(each))
-        return tuple(dict.fromkeys(said)) or (DEFAULT_MODULE,)
+        """Modules that agents are mapped to, or only "default"."""
+        named = (module_id for each in self.agents.values() for module_id in may_play(each))
+        return tuple(dict.fromkeys(named)) or (DEFAULT_MODULE,)
 
     @property
     def frozen_ids(self) -> tuple[str, ...]:
-        """The acting modules that are not trained, but for "random"."""
+        """Acting modules that are not trained, except "random"."""
         return tuple(each for each in self.acting_ids if is_frozen(self.modules.get(each)))
 
     @property
     def module_ids(self) -> tuple[str, ...]:
-        """Those of them that are trained."""
+        """Acting modules that are trained."""
         others = {RANDOM, *self.frozen_ids}
         return tuple(each for each in self.acting_ids if each not in others)
 
     @property
     def own_learners(self) -> dict[str, int]:
-        """By module id, its number of learners, if its table has one."""
+        """Numbers of learners by module id, for modules whose table has one."""
         tables = ((each, self.modules.get(each, {})) for each in self.module_ids)
         return {each: table[NUM_LEARNERS] for each, table in tables if NUM_LEARNERS in table}
 
@@ -421,7 +422,7 @@ class AgentsConfig:
 
     @property
     def trained_together(self) -> tuple[tuple[str, ...], ...]:
-        """The trained modules, in groups that share parts."""
+        """Trained modules, in groups that share parts."""
         groups = [{module_id} for module_id in self.module_ids]
         for module_ids in self.shared.values():
             joined = [group for group in groups if group & set(module_ids)]
@@ -432,12 +433,12 @@ class AgentsConfig:
 
     @property
     def first_given(self) -> str:
-        """The first of these tables that is not empty, or ""."""
+        """Return the name of the first table that is not empty."""
         return next((table.name for table in fields(self) if getattr(self, table.name)), "")
 
     @property
     def has_patterns(self) -> bool:
-        """Whether an environment must settle the agents or modules."""
+        """Return whether the environment is needed to settle agents or modules."""
         if not self.agents:
             tables = self.modules.keys() - {DEFAULT_MODULE}
             return bool(self.shared or self.mapping or self.league or tables)
@@ -489,27 +490,27 @@ def _check_frozen(module_id: str, table: Mapping[str, Any]) -> None:
         return
     if not table.get(FROM):
         raise ConfigError(
-            f"{where}: train = false needs from: the run or checkpoint whose weights it plays with"
+            f"{where}: train = false needs from: the run or checkpoint that has its weights"
         )
     if others := [key for key in table if key not in _FROZEN_KEYS]:
         raise ConfigError(
-            f"{where}: {others[0]} with train = false: a module that is not trained is what it was "
+            f"{where}: {others[0]} with train = false: a module that is not trained stays as it is "
             "in its checkpoint; leave it out"
         )
 
 
-_LONGEST_PREFIX: Final = 60  # leaves room for a number behind it
+_LONGEST_PREFIX: Final = 60  # leaves room for a number after it
 
 
 def who_plays(tables: AgentsConfig, groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:
     """Return the module, or the possible modules, of each agent.
 
     Args:
-        groups: the agents of an environment; those of a group have equal spaces.
+        groups: the agents of an environment, grouped by equal spaces.
 
     Raises:
         ConfigError: an agent has no module, a pattern matches no agent, agents with different
-            spaces are mapped to one module, or a module has a table and no agent.
+            spaces are mapped to one module, or a module has a table but no agent.
     """
     if tables.agents:
         found = _matched(tables, groups)
@@ -521,21 +522,21 @@ def who_plays(tables: AgentsConfig, groups: Sequence[Sequence[str]]) -> dict[str
     for group in groups:
         for agent, module_id in ((a, m) for a in group for m in may_play(found[a])):
             if module_id == RANDOM:
-                continue  # it plays in any spaces
+                continue  # it plays in any space
             first, of_first = first_of.setdefault(module_id, (agent, group))
             if of_first is not group:
                 raise ConfigError(
                     f"agents: {first!r} and {agent!r} have different spaces, and both are "
                     f"mapped to module {module_id!r}: map them to different modules"
                 )
-    tables.must_be_used([each for said in found.values() for each in may_play(said)])
+    tables.must_be_used([each for named in found.values() for each in may_play(named)])
     return found
 
 
 def _any_of_the_tables(
     tables: AgentsConfig, groups: Sequence[Sequence[str]]
 ) -> dict[str, str | list[str]]:
-    """What `mapping` chooses from where there is no table of agents."""
+    """Return the modules for `mapping` if there is no table of agents."""
     if not tables.modules:
         raise ConfigError(
             f"mapping = {tables.mapping!r}: there is no module to choose from: give each a "
@@ -569,8 +570,8 @@ def _matched(tables: AgentsConfig, groups: Sequence[Sequence[str]]) -> dict[str,
             continue
         if any(matches(agent, pattern) for agent in agents):
             raise ConfigError(
-                f"agents: {pattern!r} decides nothing, since every agent that it matches is "
-                "matched by a pattern before it: move it up, or leave it out"
+                f"agents: {pattern!r} has no effect, since every agent that it matches is "
+                "matched by an earlier pattern: move it up, or leave it out"
             )
         raise ConfigError(
             f"agents: {pattern!r} matches no agent: the environment has {listed(agents)}"

@@ -50,12 +50,12 @@ class Evaluated(WithReturns):
 
     Attributes:
         checkpoint: path of the policy's checkpoint.
-        returns: undiscounted returns, by environment and then by time; with several agents, the
-            sums over them.
+        returns: undiscounted returns, by environment and then by time; with several agents, summed
+            over the agents.
         lengths: numbers of environment steps, in the same order.
         videos: paths of the videos, by environment and then by time; empty if none were recorded.
-        agent_returns: by agent and the module that played it, what it got in the episodes in which
-            it acted; empty if there is one agent.
+        agent_returns: by agent and module, the agent's returns in the episodes in which it acted;
+            empty if there is one agent.
     """
 
     checkpoint: Path
@@ -81,12 +81,11 @@ def evaluate(
 ) -> Evaluated:
     """Play whole episodes with the policy in a checkpoint, without exploration.
 
-    Where there are several agents, each is played by its module. A warning comes if episodes do not
-    end.
+    With several agents, each is played by its module. A warning is shown if episodes do not end.
 
     Args:
-        checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is taken, with a
-            warning if it is not the newest. A run's directory `best` has the one that played best.
+        checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is used, with a
+            warning if it is not the newest. A run's directory `best` has the best checkpoint.
         episodes: number of episodes.
         seed: of the environments.
         env: another environment than the run's; required if the run was trained on a callable.
@@ -94,19 +93,19 @@ def evaluate(
         connectors: the run's connectors again, if some of their classes cannot be imported by name.
         mapping: the run's function again, if it cannot be imported by name.
         video: a directory for videos. Environments are then stepped one after the other.
-        videos: how many episodes `video` films, from the first on.
+        videos: number of episodes that `video` films, from the first on.
         watch: called after each step of all environments, with the number of finished episodes and
             of steps so far.
-        recording: makes what hears of every step, as `juggler.record` does; None: nothing does.
+        recording: makes a recorder of every step, as for `juggler.record`; None: no recording.
 
     Raises:
-        ConfigError: `episodes` is below 1, the run needs something of a script again, or a run with
-            several agents is to be recorded.
-        CheckpointError: there is no checkpoint, it is damaged, or it is another module's.
+        ConfigError: `episodes` is below 1, the run needs objects of its script again, or a run
+            with several agents cannot be recorded.
+        CheckpointError: there is no checkpoint, it is damaged, or it is of another module.
         EnvironmentFailed: an environment failed.
         ValueError: the environment cannot be recorded, or a package for videos is missing.
     """
-    # Imported here because they import torch, which the driver does without.
+    # Imported here because they import torch, which the driver does not need.
     from juggler.envrunner.environments.vector import make_vector_env
     from juggler.envrunner.environments.video import record_videos, shares_of
     from juggler.envrunner.evaluation import evaluate as play
@@ -141,7 +140,7 @@ def evaluate(
     if config.played_by and recording is not None:
         raise ConfigError(
             f"the environment {config.env_runner.env} has several agents, and a Minari data set "
-            "has the steps of one: nothing can be recorded of this run"
+            "has the steps of one: this run cannot be recorded"
         )
     if video is not None:
         shares = shares_of(Path(video), config.env_runner.envs_per_runner, filmed)
@@ -171,14 +170,14 @@ def evaluate(
 
 def warns_of_endless(watch: Callable[[int, int], None] | None) -> Callable[[int, int], None]:
     """Call `watch`, and warn once if no episode ends after many steps."""
-    last, since, told = 0, 0, False
+    last, since, warned = 0, 0, False
 
     def see(ended: int, steps: int) -> None:
-        nonlocal last, since, told
+        nonlocal last, since, warned
         if ended != last:
             last, since = ended, steps
-        elif steps - since >= _MANY_STEPS and not told:
-            told = True
+        elif steps - since >= _MANY_STEPS and not warned:
+            warned = True
             warnings.warn(
                 f"no episode has ended in {_MANY_STEPS:,} steps of each environment. If they may "
                 "never end, interrupt this, and set a limit: with gymnasium.wrappers.TimeLimit "
@@ -202,7 +201,7 @@ def _play_together(
     seed: int,
     watch: Callable[[int, int], None] | None,
 ) -> PlayedEpisodes:
-    """Episodes of several agents, each played by its module."""
+    """Play episodes of several agents, each with its module."""
     from juggler.envrunner.evaluation import play_whole_episodes
     from juggler.envrunner.multi_agent.casting import cast, random_roles
     from juggler.envrunner.multi_agent.line_up import line_ups_of
@@ -240,7 +239,7 @@ class PlayedMatches:
     """Matches between given players.
 
     Attributes:
-        checkpoint: path of the checkpoint whose environment and modules were played.
+        checkpoint: path of the checkpoint with the environment and modules.
         players: names of the players, by agent.
         matches: in the order in which they began.
         records: by agent, its returns, wins, draws and losses.
@@ -282,30 +281,30 @@ def play_matches(
     """Play whole episodes of a run's environment with given players.
 
     Args:
-        checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is taken.
+        checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is used.
         players: by agent, or by a pattern of agents' names with `*`, `?` and `[...]`, its player:
             the id of a module in the checkpoint; "random"; the path of another checkpoint or run,
-            with ":" and the id of a module behind it if it has several; or a policy. The first
+            followed by ":" and the id of a module if it has several; or a policy. The first
             pattern that matches counts. Other agents are played by their own modules.
-        episodes: how many matches to play.
-        seed: of the environments and of the draws. Each player draws numbers of its own: given
-            policies are seeded again, too, so that the same seed gives the same matches.
+        episodes: number of matches.
+        seed: of the environments and of the policies' draws. Each player gets its own random
+            stream, and given policies are reseeded: the same seed gives the same matches.
         explore: policies draw their actions as in training, instead of taking the most likely ones.
             Without it, policies repeat the same match if neither they nor the game draw anything.
         env: another environment than the run's; required if the run was trained on a callable.
         video: a directory for videos.
-        videos: how many matches `video` films, from the first on.
-        watch: called after each step of all environments, with the number of matches that are over
-            and of steps so far.
+        videos: number of matches that `video` films, from the first on.
+        watch: called after each step of all environments, with the number of finished matches and
+            of steps so far.
 
     Raises:
-        ConfigError: the run has environments with one agent, or there is no player of a given name.
+        ConfigError: the run has environments with one agent, or a named player does not exist.
         CheckpointError: a checkpoint is missing or damaged.
         EnvironmentFailed: an environment failed.
         ValueError: a policy does not fit an agent's spaces; or the environment cannot be recorded,
             or a package for videos is missing.
     """
-    # Imported here because they import torch, which the driver does without.
+    # Imported here because they import torch, which the driver does not need.
     from juggler.envrunner.multi_agent.making import make_multi_agent_envs
     from juggler.policies import matches
 
@@ -354,7 +353,7 @@ def _chosen(
     """Find the player of each agent.
 
     Args:
-        own: by agent, the modules that may play it where none is given.
+        own: by agent, the modules that may play it if no player is given.
     """
     for pattern in players:
         if not any(fits(agent, pattern) for agent in agents):
@@ -372,7 +371,7 @@ def _chosen(
 
 
 class _Seats:
-    """The players, each made once, so that they act in batches."""
+    """The players, each made once so that it acts in batches."""
 
     def __init__(
         self, checkpoint: Path, module_ids: tuple[str, ...], seed: int, explore: bool
@@ -389,7 +388,7 @@ class _Seats:
 
         key = (given, group.agents) if given == RANDOM else given
         if key not in self._made:
-            # With one seed for all, equal policies would always do the same.
+            # With one seed for all, equal policies would always act the same.
             own_seed = player_seed(self._seed, len(self._made))
             if given == RANDOM:
                 self._made[key] = RandomPlayer(group.action_space, own_seed)
@@ -398,7 +397,7 @@ class _Seats:
                 if not isinstance(policy, Policy):
                     raise ConfigError(
                         f"{given!r} cannot play {', '.join(group.agents)}: a player is a name, the "
-                        "path of a checkpoint, or what juggler.load_policy returns"
+                        "path of a checkpoint, or a policy from juggler.load_policy"
                     )
                 _must_fit(policy, given, group)
                 policy.seed(own_seed)
@@ -433,7 +432,7 @@ def _must_fit(policy: Policy, player: str | Policy, group: AgentGroup) -> None:
             )
 
 
-#: Where demonstrations are in a run's directory, unless told otherwise.
+#: Default directory of demonstrations within a run's directory.
 DEMONSTRATIONS: Final = "demonstrations"
 
 
@@ -462,12 +461,12 @@ def record(
     """Record whole episodes of a policy as a Minari data set.
 
     The policy plays as in `evaluate`. The data set has observations as the environment gave them,
-    and actions as it got them.
+    and actions as it received them.
 
-    The data set is there when all episodes are; if recording fails, there is none.
+    The data set appears once all episodes are recorded; a failed recording leaves no data set.
 
     Args:
-        checkpoint: as in `evaluate`; so are all others.
+        checkpoint: as in `evaluate`.
         episodes: number of episodes.
         seed: of the environments.
         to: the data set's directory, which must not exist; None: `demonstrations` in the run's

@@ -1,4 +1,4 @@
-"""Configurations as people give them: files, and names of shipped ones."""
+"""Loads configurations from files, and shipped ones by name."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from juggler.runtime.nearest import closest
 
 
 def load_config(name: str | Path | None, algorithm: str | None = None) -> RunConfig:
-    """Load a configuration as `load_given` does, without the keys."""
+    """Load a configuration like `load_given`, without the given keys."""
     return load_given(name, algorithm)[0]
 
 
 def load_given(
     name: str | Path | None, algorithm: str | None = None
 ) -> tuple[RunConfig, frozenset[str]]:
-    """Load a configuration and the keys it gives; shipped ones give all.
+    """Load a configuration and the keys it sets; shipped ones set all.
 
     Args:
         name: a file, or the name of a shipped configuration; None: the defaults. "cartpole" with
@@ -94,28 +94,35 @@ def differing(values: Mapping[str, Any], wanted: Collection[str] = ()) -> dict[s
     """Return the keys that a file needs to reproduce this configuration.
 
     Args:
-        wanted: keys that are said anyway; with a dot, keys of tables.
+        wanted: keys to include anyway; with a dot, keys of tables.
     """
     config = RunConfig.from_flat(dict(values))
     whole = config.flat()
-    said = {"env", "algorithm", *(key.partition(".")[0] for key in wanted), *may_be_chosen(config)}
-    plain = RunConfig.from_flat({key: values[key] for key in said & values.keys()}).flat()
+    included = {
+        "env",
+        "algorithm",
+        *(key.partition(".")[0] for key in wanted),
+        *may_be_chosen(config),
+    }
+    plain = RunConfig.from_flat({key: values[key] for key in included & values.keys()}).flat()
     found = {
-        key: value for key, value in values.items() if key in said or whole[key] != plain.get(key)
+        key: value
+        for key, value in values.items()
+        if key in included or whole[key] != plain.get(key)
     }
     return found if RunConfig.from_flat(found).flat() == whole else dict(values)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What a file gives, by key.
+    """Read a file's keys and values.
 
     Raises:
-        ConfigError: the file is missing, is not TOML, or has what only shipped ones have.
+        ConfigError: the file is missing, is not TOML, or has a table for shipped ones only.
     """
     try:
         values = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
-        hint = f"; a run goes on with --resume {path}" if path.is_dir() else ""
+        hint = f"; to resume a run, give --resume {path}" if path.is_dir() else ""
         raise ConfigError(f"cannot read {path}: {error.strerror}{hint}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
@@ -126,8 +133,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         )
     if "seen" in values:
         raise ConfigError(
-            f"{path}: the table 'seen' tells what a configuration that ships was seen to "
-            "reach: leave it out of a file of your own"
+            f"{path}: the table 'seen' has the results of a configuration that "
+            "ships: leave it out of your file"
         )
     return values
 

@@ -21,8 +21,9 @@ def hosted(
 
     Args:
         together: the modules of the run, in groups that share parts.
-        counts: by id of some modules, which share no parts: how many processes host each. There are
-            enough, and the others have what is left. {}: all modules have as many as there are.
+        counts: by id of some modules, which share no parts: number of processes that host each.
+            There are enough, and the other modules share the rest. {}: no module has its own
+            number.
     """
     if not counts:
         shards = min(processes, len(together))
@@ -39,12 +40,12 @@ def hosted(
 class Hosting:
     """The modules of each learner process, while modules come and go.
 
-    Processes whose indices differ by a multiple of the number of shards host the same ones. That
-    number stays what it is at the beginning, so that no module ever moves.
+    Processes whose indices differ by a multiple of the number of shards host the same modules. The
+    number of shards never changes, so that no module ever moves.
 
     Args:
-        trained: the modules that are trained now, some of which may not be in the configuration, as
-            some of that may not be trained any more.
+        trained: the modules that are trained now. A league may have added and removed some since
+            the configuration.
     """
 
     def __init__(self, config: RunConfig, trained: Iterable[str]) -> None:
@@ -59,18 +60,18 @@ class Hosting:
                 self.add(module_id)
 
     def modules_of(self, index: int) -> list[str]:
-        """The modules that the process of this index is to host."""
+        """Return the modules that the process of this index hosts."""
         return list(self._shards[index % len(self._shards)])
 
     def processes_of(self, module_id: str) -> int:
-        """How many of the first processes host this module; at least 1."""
+        """Return how many of the first processes host this module."""
         return sum(module_id in self.modules_of(index) for index in range(self._processes))
 
     def add(self, module_id: str, here: Collection[int] = ()) -> None:
-        """Place another module where the fewest are.
+        """Place another module in the shard with the fewest modules.
 
         Args:
-            here: indices of processes that are here, one of which is to host it; (): any.
+            here: indices of connected processes, one of which must host it; (): any.
         """
         able = {index % len(self._shards) for index in here} or range(len(self._shards))
         fewest = min(sorted(able), key=lambda shard: len(self._shards[shard]))
@@ -92,7 +93,7 @@ def must_fit_together(
     """Check that kept steps fit into memory of host and GPUs.
 
     Args:
-        kept: bytes of steps that each learner of a module keeps, by module id.
+        kept: bytes of steps kept by each learner of a module, by module id.
         free_on: returns free bytes of a GPU; None: unknown. Called only for several replays on one.
     """
     hosting = Hosting(config, config.module_ids)
@@ -104,7 +105,7 @@ def must_fit_together(
             for module_id in module_ids
             if device == gpu and kept[module_id]
         ]
-        free = free_on(gpu) if len(sizes) > 1 else None  # a single one is checked by its learner
+        free = free_on(gpu) if len(sizes) > 1 else None  # a single replay is checked by its learner
         if free is not None and sum(sizes) > free:
             total, each = sum(sizes) / 1e9, ", ".join(f"{size / 1e9:.1f}" for size in sizes)
             raise ConfigError(
@@ -126,7 +127,7 @@ def must_fit_together(
 def bytes_of_copies(config: RunConfig, kept: Mapping[str, float]) -> float:
     """Return bytes of copies of kept steps during a checkpoint.
 
-    One learner of each module whose replay is saved makes one, and the driver takes it.
+    For each saved replay, one learner makes a copy, and the driver receives it.
     """
     saved = (
         size
@@ -141,7 +142,7 @@ def must_have_room(of_processes: Sequence[float], taken: float = 0.0, copies: fl
 
     Args:
         of_processes: bytes that each learner process keeps in this memory.
-        taken: bytes that they have taken of it already.
+        taken: bytes that they already occupy.
         copies: bytes for copies of them while a checkpoint is made.
     """
     total, free = sum(of_processes), usable_memory()

@@ -1,4 +1,4 @@
-"""What a table `league` means for the modules of a run."""
+"""Maps the players of a league to the modules of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from juggler.envrunner.setup import RANDOM
 from juggler.runtime.checkpoints.weights import is_frozen
 from juggler.runtime.nearest import nearest
 
-#: What a checkpoint's counters call the league, the digests of its copies, and by player the
+#: Keys in a checkpoint's counters: the league, the digests of its copies, and by player the
 #: generation of the first weights after its last reset.
 LEAGUE: Final = "league"
 COPIES: Final = "copies"
@@ -28,7 +28,7 @@ def players_of(
     """Return the modules a league begins with, learning ones first.
 
     Raises:
-        ConfigError: the table has a wrong key or value, or does not suit the agents.
+        ConfigError: the table has a wrong key or value, or does not fit the agents.
     """
     try:
         league = League(LeagueConfig.from_table(table), tuple(agents), seed=0)
@@ -41,7 +41,7 @@ def players_of(
         plays = player.learning or player.parent or module_of(player) in known
         if not plays:
             raise ConfigError(
-                f"league: {module_of(player)!r} cannot play: a player that does not learn is "
+                f"league: {module_of(player)!r} cannot play: a player that does not learn must be "
                 f"random, or a module with train = false{nearest(module_of(player), known)}"
             )
     learners = [player.player_id for player in present if player.learning]
@@ -61,13 +61,13 @@ def trained_now(config: RunConfig, counters: Mapping[str, Any] | None) -> dict[s
     """Return the modules that are trained now; a league changes them.
 
     Args:
-        counters: of the checkpoint that it goes on from; None: it is new.
+        counters: of the checkpoint to resume; None: the run is new.
 
     Returns:
-        By id of a module, that of the module of the configuration whose settings it has.
+        By id of a module, the module of the configuration whose settings it has.
 
     Raises:
-        ValueError: the checkpoint has no league, or one in which no player learns.
+        ValueError: the checkpoint has no league, or no player learns in it.
     """
     first = config.module_ids
     state = (counters or {}).get(LEAGUE)
@@ -88,11 +88,11 @@ def module_of(player: Player) -> str:
 
 
 def copies_of(counters: Mapping[str, Any]) -> dict[str, str]:
-    """The copies that a league had when it was saved.
+    """Return the copies in a saved league.
 
     Returns:
-        By id of a copy, the digest of what it plays with; "": the checkpoint does not say, since it
-        is of an earlier version, or the copy had just been asked for.
+        By id of a copy, the digest of its weights and connectors; "": unknown, because the
+        checkpoint is of an earlier version, or the copy had just been requested.
     """
     try:
         players = counters[LEAGUE]["players"]

@@ -25,27 +25,27 @@ from juggler.runtime.actors.hub_events import HubEvent, Mailbox
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.wire.v1 import attach_pb2
 
-_LOOK_SECONDS = 0.2  # at most, between two looks whether something that is waited for holds
+_LOOK_SECONDS = 0.2  # maximum time between two checks of a condition
 
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """A request from outside of the loop to end the run."""
+    """A request from outside the loop to end the run."""
 
     reason: str
 
 
-#: What the loop hears of.
+#: Events of the loop.
 Event = HubEvent | Exited | SnapshotWritten | StopAsked | StatusAsked | ScaleAsked
 
 
 class Loop:
-    """A run until there is a reason to stop.
+    """Drives a run until there is a reason to stop.
 
     Nothing polls: the loop sleeps in `gather`, and any event wakes it.
 
     Attributes:
-        first_update: seconds of the run until its first update; None before that.
+        first_update: seconds until the first update; None before it.
     """
 
     def __init__(
@@ -71,27 +71,27 @@ class Loop:
             self.issue_updates()
             self.finish_updates()
             self._upkeep.on_intervals()
-            self._parts.callbacks.tell()
+            self._parts.callbacks.deliver()
 
     def top_up(self) -> None:
-        """Ask EnvRunners for batches as far as staleness budgets allow."""
+        """Request batches from EnvRunners, within the staleness budgets."""
         parts = self._parts
         parts.carry_out(parts.core.top_up())
         if parts.core.requests_in_flight and not parts.clock.training:
             parts.clock.begin_training()
 
     def gather(self, seconds: float) -> None:
-        """Sleep until something comes, and book it.
+        """Sleep until an event comes, and book it.
 
         Batches become *sampled* here, and *trained* or *dropped* by learners' answers.
         """
         for event in self._mailbox.gather(seconds):
-            self._hear(event)
+            self._handle(event)
 
     def issue_updates(self) -> None:
         """Start updates of groups that hold enough steps.
 
-        In synchronous mode an update is of what the turn has brought.
+        In synchronous mode an update learns from the batches of the turn.
         """
         parts = self._parts
         if parts.end.reached:
@@ -106,7 +106,7 @@ class Loop:
         parts.leaving_learners.look()
 
     def finish_updates(self) -> None:
-        """End the run, or begin a turn, after answered updates."""
+        """End the run, or begin a turn, after finished updates."""
         parts, driver = self._parts, self._parts.config.driver
         if parts.core.trained_enough:
             parts.end.stop("stop_steps")
@@ -125,13 +125,13 @@ class Loop:
                 parts.happened(Proceed(module_id))
 
     def drain(self, seconds: float, done: Callable[[], bool]) -> None:
-        """Gather until something holds or time is up; issue nothing."""
+        """Gather until a condition holds or time is up; issue nothing."""
         deadline = time.monotonic() + seconds
         while not done() and (left := deadline - time.monotonic()) > 0:
             self.gather(min(left, _LOOK_SECONDS))
             self._note_first_update()
 
-    def _hear(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         parts = self._parts
         match event:
             case StopAsked():
@@ -154,13 +154,13 @@ class Loop:
                 parts.confirmation.written(event)
                 parts.evaluations.written(event)
             case _:
-                self._worker_events.hear(event)
+                self._worker_events.handle(event)
 
     def _note_first_update(self) -> None:
         parts = self._parts
         if self.first_update is None and parts.core.has_updated:
             self.first_update = parts.clock.now().wall
-            # Not before: it would slow down the start, and has nothing to play.
+            # Not earlier: it would slow down the start, and there are no weights to play.
             evaluates = parts.only_local and parts.config.driver.evaluation_seconds > 0
             if not parts.end.reached and (evaluates or parts.confirmation.wants_evaluator):
                 parts.local.start_evaluators()
@@ -189,8 +189,8 @@ def _scale_runners(parts: RunParts, wanted: int) -> int:
     for worker_id in leaving:
         if worker_id in attached:
             parts.commands.send(attached[worker_id], attach_pb2.Stop())
-        parts.local.end(worker_id, was_told=worker_id in attached)
-    _tell(parts, "EnvRunners", wanted, before)
+        parts.local.end(worker_id, was_asked=worker_id in attached)
+    _report(parts, "EnvRunners", wanted, before)
     return before
 
 
@@ -202,26 +202,26 @@ def _scale_learners(parts: RunParts, wanted: int) -> int:
     for worker_id in leaving:
         learner = parts.registry.attached.get(worker_id)
         if learner is None:
-            parts.local.end(worker_id, was_told=False)
+            parts.local.end(worker_id, was_asked=False)
             continue
         parts.happened(LearnerLeaves(worker_id, learner.incarnation))
         parts.leaving_learners.add(learner)
-    if wanted < parts.config.driver.learners:  # no module is to wait for the others
+    if wanted < parts.config.driver.learners:  # no module may wait for learners that will not come
         for module_id, module in parts.core.modules.items():
             if module.missing_learners:
                 parts.happened(BeginWithFewer(module_id))
-    _tell(parts, "learners", wanted, before)
+    _report(parts, "learners", wanted, before)
     return before
 
 
-def _tell(parts: RunParts, what: str, wanted: int, before: int) -> None:
+def _report(parts: RunParts, what: str, wanted: int, before: int) -> None:
     if wanted != before:
         text = f"{what}: {wanted} instead of {before}"
         parts.progress.message(text, "info")
 
 
 def _why_fixed(parts: RunParts) -> str:
-    """Why the workers of this run cannot change, or ""."""
+    """Return why the workers of this run cannot change, or ""."""
     if parts.end.reached:
         return "the run is ending"
     if not parts.only_local:
@@ -235,16 +235,16 @@ def _why_fixed(parts: RunParts) -> str:
 
 
 def _why_not_these_runners(config: RunConfig) -> str:
-    """Why no EnvRunner can come or go, or ""."""
+    """Return why no EnvRunner can come or go, or ""."""
     if config.env_runner.dataset:
         return "EnvRunners that play a data set share it out when the run begins"
     if config.env_runner.gateway:
-        return "simulators dial the gateway of this run, of which there is one"
+        return "simulators dial this run's only gateway"
     return ""
 
 
 def _why_not_these_learners(parts: RunParts, wanted: int) -> str:
-    """Why the run cannot continue with this number of learners, or ""."""
+    """Return why this number of learners is impossible, or ""."""
     config = parts.config
     for what, has in (
         ("num_learners in its tables of modules", config.agents.own_learners),
@@ -273,10 +273,10 @@ def _why_not_these_learners(parts: RunParts, wanted: int) -> str:
 
 
 def _must_fit(parts: RunParts, learners: Sequence[str]) -> None:
-    """Check that what these learners keep fits into this host's memory."""
+    """Check that these learners' replays fit into this host's memory."""
     registry, driver, vitals = parts.registry, parts.config.driver, parts.hub.vitals()
     if all(map(parts.local.is_up, learners)):
-        return  # no worker comes
+        return  # no worker is added
     sizes, taken, kept_by = [], 0.0, dict[str, float]()
     for worker_id in learners:
         _, index = worker_order(worker_id)
@@ -287,6 +287,6 @@ def _must_fit(parts: RunParts, learners: Sequence[str]) -> None:
         }
         kept_by |= kept
         sizes.append(sum(kept.values()))
-        if worker_id in vitals:  # at most: the process has other memory, too
+        if worker_id in vitals:  # upper bound: the process has other memory, too
             taken += min(sizes[-1], vitals[worker_id].resident_bytes)
     must_have_room(sizes, taken, bytes_of_copies(parts.config, kept_by))

@@ -21,7 +21,7 @@ from juggler.runtime.wire.v1 import status_pb2
 
 STATUS_METHOD = "/juggler.v1.Run/Status"
 SCALE_METHOD = "/juggler.v1.Run/Scale"
-#: Workers of a role that can be asked for.
+#: Maximum number of workers of a role that can be requested.
 MOST_WORKERS = 4096
 
 #: Time limit for the driver's loop to answer.
@@ -33,7 +33,7 @@ _STATUS_SERVICE = STATUS_METHOD.split("/")[1]
 
 @dataclass(frozen=True, slots=True)
 class MonitoringOptions:
-    """Services for monitoring besides the status."""
+    """Services for monitoring in addition to the status."""
 
     metrics_bind: str = ""  # "host:port" of /metrics; "": not served
     health_bind: str = ""  # "host:port" of health for probes without TLS; "": not served
@@ -109,7 +109,7 @@ class MonitoringServices:
             self._open = opened.pop_all()
 
     def ready(self, is_ready: bool) -> None:
-        """Tell health probes whether the driver takes workers."""
+        """Set whether health probes report that the driver accepts workers."""
         self._health.ready(is_ready)
         self._health_beside.ready(is_ready)
 
@@ -147,7 +147,7 @@ class MonitoringServices:
             break
         if not 1 <= max(wanted.env_runners, wanted.learners) <= MOST_WORKERS:
             numbers = f"{wanted.env_runners} EnvRunners and {wanted.learners} learners"
-            reason = f"{numbers}: must be from 1 to {MOST_WORKERS}, or 0 for one of them"
+            reason = f"{numbers}: must be from 1 to {MOST_WORKERS}, or 0 to keep it"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
         try:
             asked = ScaleAsked(wanted.env_runners, wanted.learners, Future())
@@ -161,7 +161,7 @@ class MonitoringServices:
 
 
 async def _answered(future: Future[Any], context: Any) -> Any:
-    """What the driver's loop answers; a loop that hangs ends the call."""
+    """Return the driver's answer, or end the call if it hangs."""
     try:
         return await asyncio.wait_for(asyncio.wrap_future(future), ANSWER_SECONDS)
     except TimeoutError:
@@ -175,10 +175,10 @@ class _Reflection:
 
 
 def ask_status(channel: grpc.Channel, seconds: float, token: str = "") -> status_pb2.RunStatus:
-    """A run's status.
+    """Ask a driver for its run's status.
 
     Args:
-        token: of the run; "": none, as on the driver's Unix socket.
+        token: of the run; "": no token, as on the driver's Unix socket.
     """
     ask: Any = channel.unary_unary(
         STATUS_METHOD,

@@ -1,4 +1,4 @@
-"""The parts of a run, and how they hang together."""
+"""The parts of a run, and their connections."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
 
 class FrozenParts:
-    """Sends workers parts one by one, so that few are in flight.
+    """Sends parts to workers one by one, which limits memory in flight.
 
-    What comes before its Setup is followed by that, and then by what came up meanwhile.
+    Frozen modules are sent before the Setup; messages appended in between follow it.
     """
 
     def __init__(self, frozen: Mapping[str, FrozenModule]) -> None:
         self._frozen = frozen
         self._to_send: dict[Worker, deque[Iterator[Message]]] = {}
-        self._on_its_way: set[Worker] = set()  # have not answered to the last part
+        self._on_its_way: set[Worker] = set()  # workers that have not acknowledged their last part
 
     def first(self, worker: Worker, setup: Message) -> Message:
-        """Return the first message for a worker that is set up."""
+        """Return the first message for a worker's setup."""
         parts = (
             part
             for module_id, module in list(self._frozen.items())
@@ -59,13 +59,13 @@ class FrozenParts:
     def append(
         self, worker: Worker, messages: Iterable[Message], send: Callable[[Worker, Message], None]
     ) -> None:
-        """Send a worker something behind all of that."""
+        """Send a worker a message after its other parts."""
         self._to_send.setdefault(worker, deque()).append(iter(messages))
         if worker not in self._on_its_way and (message := self.next(worker)) is not None:
             send(worker, message)
 
     def next(self, worker: Worker) -> Message | None:
-        """Return the next part for a worker; None: it has all."""
+        """Return the next part for a worker; None: it has all parts."""
         queue = self._to_send.get(worker, deque())
         while queue:
             if (message := next(queue[0], None)) is not None:
@@ -82,28 +82,28 @@ class FrozenParts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inherited:
-    """What a run has from before it."""
+    """State that a run takes over from earlier runs."""
 
-    resume: Checkpoint | None = None  # a state to go on from; None: the run is new
-    beginning: Beginning | None = None  # what the run began with that another one has learned
-    # Its modules that are not trained, by id
+    resume: Checkpoint | None = None  # the state to resume from; None: the run is new
+    beginning: Beginning | None = None  # weights from another run; None: new weights
+    # The run's modules that are not trained, by id
     frozen: Mapping[str, FrozenModule] = field(default_factory=dict)
 
 
 class RunParts:
-    """The parts that loop, events, status and end of a run share.
+    """The parts shared by loop, events, status and end of a run.
 
-    Each part is written to by its own methods alone.
+    Each part changes only through its own methods.
 
     Args:
         only_local: all workers are processes of this host that the driver starts.
         stop: asks the loop, from any thread, to end the run for a reason.
 
     Attributes:
-        league: what is told to the league of a run; None: it has none.
+        league: the league of the run; None: it has no league.
         frozen_parts: the weights of modules that are not trained, on their way to EnvRunners.
-        values: numbers that callbacks have put in the place of schedules.
-        connectors: by module id, what the connectors of EnvRunners have learned.
+        values: numbers that callbacks have set instead of schedules.
+        connectors: by module id, the state of the EnvRunners' connectors.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ class RunParts:
         self.core = core_of(config, resume)
         trained = trained_now(config, resume.counters if resume else None)
         self.values = ChangedValues(config, trained, resume)
-        if told := self.values.in_words():
-            progress.message(f"callbacks have set {told}, which the run goes on with")
+        if changed := self.values.in_words():
+            progress.message(f"the run continues with values set by callbacks: {changed}")
         self.metrics = metrics_of(resume)
         run = Run(run_dir, config.flat(), self.core, progress, stop, self.values, self.metrics)
         self.callbacks = Callbacks(run, self.end, progress, callbacks)
@@ -141,7 +141,7 @@ class RunParts:
         self.frozen_parts = FrozenParts(present)
         self.connectors: dict[str, ConnectorState] = {}
         self.league: LeagueRun | None = None
-        # Each of these reaches the others through this object.
+        # These parts reach each other through this object.
         self.commands = CommandSender(self)
         self.trained = TrainedModules(self, resume, beginning)
         self.learners = self.trained.learners
@@ -161,12 +161,12 @@ class RunParts:
         return self.local.restarts + self.metrics.workers.remote_restarts()
 
     def more_counters(self) -> dict[str, Any]:
-        """What a checkpoint has of the run beside its books."""
+        """Return the run's counters for a checkpoint, other than its books."""
         league = self.league.counters() if self.league else {}
         return {**league, **self.values.to_state()}
 
     def happened(self, event: Event) -> None:
-        """Tell the core, and send what it wants sent because of it."""
+        """Book an event in the core, and send the resulting commands."""
         self.carry_out(self.core.book(event))
 
     def carry_out(self, commands: Iterable[Command]) -> None:

@@ -1,4 +1,4 @@
-"""Checks a run before it has a directory."""
+"""Checks a configuration before the run directory is created."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ _ABORT_SECONDS = 2.0  # for an aborted process to write its stack
 _STACK_BYTES = 1 << 16
 #: Stacks are cut at this file: neither it nor its callers are shown.
 _OF_REHEARSALS = "juggler/driver/rehearsal.py"
-_STACK_OF_MAIN = "(most recent call first):\n"  # that of the main thread is the last one
-_STACK_OF_C = "C stack trace ("  # below those of Python, from 3.14 on
+_STACK_OF_MAIN = "(most recent call first):\n"  # the main thread's stack is the last one
+_STACK_OF_C = "C stack trace ("  # below the Python stacks, from 3.14 on
 
 
 class PreflightError(ConfigError):
     """The run cannot work: its environment or its module cannot be made.
 
     Attributes:
-        traceback: of the code that failed, where that helps; else "".
+        traceback: of the code that failed, if it helps; else "".
     """
 
     def __init__(self, message: str, traceback: str = "") -> None:
@@ -63,22 +63,22 @@ class PreflightError(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class GoesOn:
-    """What a run that is resumed goes on from."""
+class ResumedState:
+    """Contents of the checkpoint that a run resumes from."""
 
     checkpoint: Path | None
-    # By module id, the shape and dtype of each of its parameters and buffers. Modules that keep
-    # none by name are missing.
+    # By module id, the shape and dtype of each of its parameters and buffers. Modules without
+    # named parameters are missing.
     layouts: Mapping[str, Mapping[str, Layout]]
-    # By module id, the same of all that its learner keeps but for its replay, by path
+    # By module id and path, the shape and dtype of its learner's other state, without the replay
     states: Mapping[str, Mapping[TreePath, Layout]]
-    # By module id, those of its agents, as a checkpoint has them
+    # By module id, the spaces of its agents, in the checkpoint's format
     spaces: Mapping[str, Mapping[str, Any]]
-    # By module id, the name of the core whose state it is; "": unknown
+    # By module id, the name of the core that made the state; "": unknown
     algorithms: Mapping[str, str]
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> GoesOn:
+    def of(cls, checkpoint: Checkpoint) -> ResumedState:
         layouts = {
             module_id: {name: (array.shape, array.dtype) for name, array in arrays.items()}
             for module_id, arrays in weights_in(checkpoint.tree).items()
@@ -101,10 +101,10 @@ class GoesOn:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A configuration to try, and what the driver has read for it."""
+    """A configuration to try, and the checkpoints read for it."""
 
     config: RunConfig
-    before: GoesOn | None = None  # what the run continues from; None: it is new
+    before: ResumedState | None = None  # what the run continues from; None: it is new
     origins: Origins | None = None  # the checkpoints that modules begin with
     # The modules that are not trained
     frozen: Mapping[str, FrozenModule] = field(default_factory=dict)
@@ -112,13 +112,13 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """The arguments of the process that makes a trial."""
+    """Arguments of the process that tries a configuration."""
 
-    trial: bytes  # cloudpickled, as an algorithm's config may be of a class of a script
+    trial: bytes  # cloudpickled, as an algorithm's config may be an instance of a script's class
     own_code: bytes
     # Receives pairs: (DOES or WARNS, text), and then (FOUND, the agents of its environment) or
     # (FAILED, (message, traceback))
-    told: Connection
+    reports: Connection
     stack: Connection  # receives the stack if the process crashes
 
 
@@ -142,11 +142,11 @@ def check_names(config: RunConfig) -> None:
 
 
 def named_parts(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yield what a configuration names as "package.module:Class": a kind and the name."""
+    """Yield kind and name of each "package.module:Class" in a configuration."""
     named: list[tuple[str, object]] = [("mapping", config.agents.mapping)]
     for module_id in dict.fromkeys([*config.module_ids, *config.agents.modules]):
         if is_frozen(config.agents.modules.get(module_id)):
-            continue  # it is built from what its checkpoint names
+            continue  # it is built from the names in its checkpoint
         named += parts_of(config.of(module_id))
     for piece in config.env_runner.env_wrappers:
         named.append(("wrapper", piece["use"] if isinstance(piece, dict) else piece))
@@ -169,34 +169,35 @@ def parts_of(config: RunConfig) -> list[tuple[str, object]]:
 def rehearse(
     trial: Trial,
     own_code: bytes = b"",
-    tell: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> tuple[FoundGroup, ...]:
-    """Try environment, modules and learners in a process of their own.
+    """Try environment, modules and learners in a separate process.
 
-    The process comes from the forkserver, as workers do, and may crash or hang without harm to this
-    one. It counts as hung after worker_timeout_seconds without processor time, or after
+    The process comes from the forkserver, like workers, and may crash or hang without harm to this
+    process. It counts as hung after worker_timeout_seconds without processor time, or after
     hang_seconds of processor time in one step, so that a loaded host does not fail it.
 
     Args:
-        tell: called again and again with what the process is doing.
-        warn: called with each thing that people should know, and that does not stop the run.
+        report: called repeatedly with the current activity of the process.
+        warn: called with each warning, which does not stop the run.
 
     Returns:
-        The agents of one environment, and their spaces; () if the run has none on this host.
+        The agents of one environment, and their spaces; () if the run has no environment on this
+        host.
 
     Raises:
-        PreflightError: something cannot be made, crashed or hung, or does not fit what the run goes
-            on from; the message says what.
+        PreflightError: a part cannot be made, crashed, hung, or does not fit the checkpoint; the
+            message names it.
     """
-    told, tells = Pipe(duplex=False)
+    received, sender = Pipe(duplex=False)
     stack, writes = Pipe(duplex=False)
-    with told, stack:
-        with tells, writes:
-            rehearsal = Rehearsal(cloudpickle.dumps(trial), own_code, tells, writes)
-            process = _started(rehearsal, trial.config.driver, tell)
+    with received, stack:
+        with sender, writes:
+            rehearsal = Rehearsal(cloudpickle.dumps(trial), own_code, sender, writes)
+            process = _started(rehearsal, trial.config.driver, report)
         try:
-            return _outcome(process, told, stack, trial.config.driver, tell, warn)
+            return _outcome(process, received, stack, trial.config.driver, report, warn)
         finally:
             process.kill()
             process.join()
@@ -204,7 +205,7 @@ def rehearse(
 
 
 def _started(
-    rehearsal: Rehearsal, driver: DriverConfig, tell: Callable[[str], None]
+    rehearsal: Rehearsal, driver: DriverConfig, report: Callable[[str], None]
 ) -> ForkServerProcess:
     """Start the process, which waits until the forkserver has imported torch."""
     started: Future[ForkServerProcess] = Future()
@@ -219,7 +220,7 @@ def _started(
     threading.Thread(target=work, name="rehearsal", daemon=True).start()
     progress = _Progress(forkserver_pid(), driver)
     while True:
-        tell("importing torch")
+        report("importing torch")
         with suppress(TimeoutError):
             return started.result(_LOOK_SECONDS)
         if problem := progress.problem():
@@ -249,31 +250,31 @@ class _Progress:
 
 def _outcome(
     process: ForkServerProcess,
-    told: Connection,
+    received: Connection,
     stack: Connection,
     driver: DriverConfig,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> tuple[FoundGroup, ...]:
     """Watch a rehearsal until it has found the agents of the environment."""
-    doing = "trying the environment and the module in a process of their own"
+    doing = "trying the environment and the module in a separate process"
     progress = _Progress(process.pid or 0, driver)
 
     def written() -> str:
-        """What the process wrote as it ended: its stack, if anything."""
+        """Return the stack that the process wrote as it ended, or ""."""
         with suppress(OSError):
             if stack.poll():
                 return os.read(stack.fileno(), _STACK_BYTES).decode(errors="backslashreplace")
         return ""
 
     while True:
-        tell(doing)
-        is_over = process.sentinel in wait([told, process.sentinel], _LOOK_SECONDS)
-        said: tuple[str, Any] | None = None
+        report(doing)
+        has_ended = process.sentinel in wait([received, process.sentinel], _LOOK_SECONDS)
+        message: tuple[str, Any] | None = None
         with suppress(EOFError, OSError):
-            said = told.recv() if told.poll() else None
-        if said is not None:  # messages come before the process's end
-            kind, what = said
+            message = received.recv() if received.poll() else None
+        if message is not None:  # read messages before checking whether the process ended
+            kind, what = message
             if kind == FOUND:
                 return tuple(what)
             if kind == FAILED:
@@ -282,22 +283,22 @@ def _outcome(
                 warn(what)
             else:
                 doing, progress = what, _Progress(process.pid or 0, driver)
-        elif is_over:
+        elif has_ended:
             process.join(_ABORT_SECONDS)
             how, words = how_it_ended(process.exitcode), ended(process)
             how = f"{how}, {words}" if words else how
             raise PreflightError(f"its process ended while {doing}: {how}", written())
         elif problem := progress.problem():
             with suppress(ProcessLookupError):
-                os.kill(process.pid or 0, signal.SIGABRT)  # makes it write its stack
+                os.kill(process.pid or 0, signal.SIGABRT)  # the process then writes its stack
             process.join(_ABORT_SECONDS)
             raise PreflightError(f"{doing} hangs: {problem}", _where_it_was(written()))
 
 
 def _where_it_was(written: str) -> str:
-    """Word where an aborted process hung, or "".
+    """Describe where an aborted process hung, or "".
 
-    It writes the stacks of all its threads, below words that suit a crash: "Fatal Python error".
+    It writes the stacks of all its threads, below a line about a crash: "Fatal Python error".
     """
     of_python = written.partition(_STACK_OF_C)[0]
     main = of_python.rpartition(_STACK_OF_MAIN)[2].partition("\n\n")[0].splitlines()

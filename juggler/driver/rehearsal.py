@@ -1,6 +1,6 @@
-"""Tries a configuration out, in a process, before its run begins.
+"""Tries a configuration in a separate process before its run begins.
 
-It sets up what the first EnvRunner and the learners of the run would have, with their functions.
+It sets up the same parts as the first EnvRunner and the learners, with the same functions.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from juggler.driver.preflight import (
     FAILED,
     FOUND,
     WARNS,
-    GoesOn,
     Layout,
     Rehearsal,
+    ResumedState,
     Trial,
     named_parts,
     parts_of,
@@ -82,15 +82,15 @@ from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
 from juggler.runtime.wire.v1 import spaces_pb2
 
 Envs = VectorEnvironment | MultiAgentEnvs
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
-_ROUNDING: Final = 1e-5  # of a bound, and of 1: float32 may be beyond it by as much
+_ROUNDING: Final = 1e-5  # relative to the bound, at least to 1: rounding of float32
 _SHIPPED: Final = ("juggler.", "juggler:")
 _STEPS: Final = 4
-_STEP_SECONDS: Final = 3.0  # for all of them: errors of a slower environment show in the run
+_STEP_SECONDS: Final = 3.0  # for all steps: errors of a slower environment show in the run
 _UPDATE_SECONDS = 10.0  # with algorithms that ship: errors of slower modules show in the run
-_ROUNDS: Final = 10  # until every module should have acted
-_MORE_SECONDS = 5.0  # to sample as many steps as an update of the run has
+_ROUNDS: Final = 10  # after which every module should have acted
+_MORE_SECONDS = 5.0  # to sample the steps of a whole update
 _TRIED_LINE_UPS: Final = 10
 
 
@@ -99,31 +99,31 @@ def main(rehearsal: Rehearsal) -> None:
     faulthandler.enable(rehearsal.stack.fileno())
     warnings.simplefilter("ignore")  # workers will show them
     torch.set_num_threads(1)
-    said: tuple[str, Any]
+    outcome: tuple[str, Any]
     try:
         own_code = cloudpickle.loads(rehearsal.own_code) if rehearsal.own_code else (None, None, {})
         trial: Trial = cloudpickle.loads(rehearsal.trial)
-        told = rehearsal.told
-        said = (
+        reports = rehearsal.reports
+        outcome = (
             FOUND,
             _rehearse(
                 trial,
                 *own_code,
-                does=lambda what: told.send((DOES, what)),
-                warn=lambda text: told.send((WARNS, text)),
+                does=lambda what: reports.send((DOES, what)),
+                warn=lambda text: reports.send((WARNS, text)),
             ),
         )
     except BaseException as error:  # user code may call sys.exit
         failure = describe(error)
         if module_id := getattr(error, "module_id", ""):
             failure.message = f"module {module_id!r}: {failure.message}"
-        said = FAILED, (failure.message, failure.traceback)
-    rehearsal.told.send(said)
+        outcome = FAILED, (failure.message, failure.traceback)
+    rehearsal.reports.send(outcome)
     os._exit(0)
 
 
 def _rehearse(
-    trial: Trial, env_factory: Any, module: Any, own_classes: Any, *, does: Say, warn: Say
+    trial: Trial, env_factory: Any, module: Any, own_classes: Any, *, does: Report, warn: Report
 ) -> list[FoundGroup]:
     """Set up an EnvRunner and the learners; return the agents."""
     config, before, own = trial.config, trial.before, OwnCode(module, own_classes)
@@ -142,7 +142,7 @@ def _rehearse(
     if runner.gateway or runner.env.startswith(SCHEME):  # its environments are on other hosts
         if before is not None:
             learners = learners_of(config, groups_before(config, before), {}, own, does)
-            must_go_on(config, learners, (), before)
+            must_continue(config, learners, (), before)
         return []
     does(
         f"reading the data set {runner.dataset}"
@@ -152,18 +152,18 @@ def _rehearse(
     try:
         groups, critic_spaces, env = _made(config, env_factory)
     except EnvironmentFailed as error:
-        if runner.env_kwargs and "kwargs" not in error.reason:  # Gymnasium's error may have them
+        if runner.env_kwargs and "kwargs" not in error.reason:  # Gymnasium's error may show them
             error.reason += f" (env_kwargs = {runner.env_kwargs})"
         raise
-    said = [
+    agents_here = [
         FoundGroup(group.agents, _message(group.observation_space), _message(group.action_space))
         for group in groups
     ]
     if config.driver.evaluation_video:
         does(f"rendering the environment {runner.env}")
         _must_render(config, env_factory)
-    config = with_agents(config, said)
-    must_fit(config, trial.frozen, said)
+    config = with_agents(config, agents_here)
+    must_fit(config, trial.frozen, agents_here)
     group_of = {agent: group for group in groups for agent in group.agents}
     played = {id: group_of[agent] for agent, ids in config.played_by.items() for id in ids}
     group_by_id = {module_id: played.get(module_id, groups[0]) for module_id in config.module_ids}
@@ -171,9 +171,9 @@ def _rehearse(
     kept = {module_id: learner.kept_bytes for module_id, learner in learners.items()}
     must_fit_together(config, kept, devices, lambda gpu: memory_of(torch.device(gpu)))
     if before is not None:
-        must_go_on(config, learners, said, before)
+        must_continue(config, learners, agents_here, before)
     else:
-        does("looking for weights that modules begin with")
+        does("loading the first weights of modules")
         begin(config, learners, (trial.origins or Origins.of(config)).beginning(config))
     _build_frozen(config, groups, trial.frozen, own, does)
     _try_line_ups(config, groups, own_classes, does)
@@ -190,7 +190,7 @@ def _rehearse(
     if is_whole and try_updates(config, stage, env, learners, does, warn):
         does(f"closing the environment {runner.env}")
         env.close()
-    return said
+    return agents_here
 
 
 # -- the environment ------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def _rehearse(
 def _made(
     config: RunConfig, env_factory: Any
 ) -> tuple[list[AgentGroup], Mapping[str, Space[Any]], Envs]:
-    """Make an environment; return agents, critics' spaces and itself."""
+    """Make an environment; return agents, critics' spaces and the environment."""
     runner = config.env_runner
     if runner.dataset:
         recorded = RecordedEnvs.of(replace(runner, envs_per_runner=1))
@@ -235,9 +235,9 @@ def _message(space: Space[Any]) -> spaces_pb2.Space | None:
 
 
 def _try_line_ups(
-    config: RunConfig, groups: Sequence[AgentGroup], own_classes: Any, does: Say
+    config: RunConfig, groups: Sequence[AgentGroup], own_classes: Any, does: Report
 ) -> None:
-    """Draw some line-ups, to find errors in a user's own function."""
+    """Draw some line-ups, to find errors in a user's function."""
     if not config.agents.mapping:
         return
     does(f"trying mapping {config.agents.mapping}")
@@ -249,13 +249,13 @@ def _try_line_ups(
 
 
 class _Checks:
-    """What both kinds of environments check.
+    """Checks of both kinds of environments.
 
     Args:
-        warn: called with the first number outside of a Box, and with the first unread infos.
+        warn: called for the first number outside a Box, and for the first unread infos.
     """
 
-    def __init__(self, name: str, warn: Say) -> None:
+    def __init__(self, name: str, warn: Report) -> None:
         self._name, self._warn = name, warn
         self._warned: set[str] = set()
 
@@ -267,11 +267,11 @@ class _Checks:
     def check(
         self, space: Space[Any], observations: Tree, call: str, named: Callable[[int], str]
     ) -> None:
-        """Refuse observations [B, ...] outside of their discrete spaces; warn about Boxes.
+        """Reject observations [B, ...] outside discrete spaces; warn about Boxes.
 
         Args:
             space: of one observation.
-            call: what gave them, "reset" or "step".
+            call: the call that returned them, "reset" or "step".
             named: names the environment of a row, and the agent.
         """
         if outside := find_outside(choices_of(space_leaves(space)), observations):
@@ -280,8 +280,8 @@ class _Checks:
         for row, what in () if "boxes" in self._warned else _beyond_boxes(space, observations):
             self.warn(
                 "boxes",
-                f"{named(row)} ({self._name}) gives observations outside of its observation_space: "
-                f"after {call}, one{what}. The run takes them as they are; correct the bounds of "
+                f"{named(row)} ({self._name}) gives observations outside its observation_space: "
+                f"after {call}, one{what}. The run uses them unchanged; correct the bounds of "
                 "the space if they are wrong",
             )
 
@@ -326,27 +326,27 @@ class _CheckedGames:
 
     def _checked(self, turn: Turn, call: str) -> Turn:
         agents = self._envs.agents
-        for group, said in zip(self._envs.groups, turn.groups, strict=True):
+        for group, part in zip(self._envs.groups, turn.groups, strict=True):
 
-            def named(row: int, acting: NDArray[Any] = said.acting) -> str:
+            def named(row: int, acting: NDArray[Any] = part.acting) -> str:
                 environment, agent = divmod(int(acting[row]), len(agents))
                 return f"agent {agents[agent]!r} in environment {environment}"
 
-            self._checks.check(group.observation_space, said.observations, call, named)
+            self._checks.check(group.observation_space, part.observations, call, named)
         if turn.unread:
             self._checks.warn("infos", f"infos after {call} have {turn.unread()}")
         return turn
 
 
 def _beyond_boxes(space: Space[Any], observations: Tree) -> Iterator[tuple[int, str]]:
-    """Yield rows of observations [B, ...] outside of a Box, in words."""
+    """Yield rows of observations [B, ...] outside a Box, with a description."""
     arrays = dict(flatten(observations))
     for path, leaf in space_leaves(space):
         if not isinstance(leaf, spaces.Box):
             continue
         array = arrays[path].astype(np.float64)  # [B, ...]
         low, high = leaf.low.astype(np.float64), leaf.high.astype(np.float64)  # [...] both
-        # The difference to a bound that is infinite may be no number, which is not greater.
+        # The difference to an infinite bound may be NaN, which is not greater.
         with np.errstate(invalid="ignore"):
             short = low - array > _ROUNDING * np.maximum(np.abs(low), 1.0)  # [B, ...]
             over = array - high > _ROUNDING * np.maximum(np.abs(high), 1.0)  # [B, ...]
@@ -354,7 +354,7 @@ def _beyond_boxes(space: Space[Any], observations: Tree) -> Iterator[tuple[int, 
             at = tuple(place)
             where = f" at {path_name(path)}" if path else ""
             where += f" has {array[(row, *at)]:g}" + (f" at {place}" if place else "")
-            yield row, f"{where}, where the bounds are {low[at]:g} and {high[at]:g}"
+            yield row, f"{where}, and the bounds are {low[at]:g} and {high[at]:g}"
 
 
 # -- modules and learners -------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def learners_of(
     group_of: Mapping[str, AgentGroup],
     critic_spaces: Mapping[str, Space[Any]],
     own: OwnCode,
-    does: Say,
+    does: Report,
 ) -> dict[str, Learner]:
     """Build the learners of modules, given agents that they play."""
     shared = SharedParts(config.agents.shared)
@@ -387,7 +387,7 @@ def learner_of(
     critic_space: Space[Any] | None,
     own: OwnCode,
 ) -> Learner:
-    """Build a learner as its process does."""
+    """Build a learner like its process."""
     env_to_module, module_to_env = build_runner_pipelines(
         config.connectors.parsed(), group.observation_space, group.action_space, own.classes
     )
@@ -402,14 +402,14 @@ def learner_of(
     learner = learner_for(command, own.module_factory, own.classes, "cpu")
     if isinstance(learner.core, Population):
         raise ValueError(
-            f"algorithm {config.learner.algorithm!r}: its core is a Population, of which a run "
-            "cannot act with one member: it is for scripts, as docs/cores.md shows"
+            f"algorithm {config.learner.algorithm!r}: its core is a Population, and a run "
+            "cannot act with one member: it is for scripts, see docs/cores.md"
         )
     return learner
 
 
 def begin(config: RunConfig, learners: Mapping[str, Learner], beginning: Beginning | None) -> None:
-    """Give each learner the weights from elsewhere that its module begins with."""
+    """Load the first weights of each module from another run."""
     for module_id, weights in beginning.weights.items() if beginning else ():
         assert beginning is not None
         source = beginning.sources[module_id]
@@ -428,7 +428,7 @@ def _build_frozen(
     groups: Sequence[AgentGroup],
     frozen: Mapping[str, FrozenModule],
     own: OwnCode,
-    does: Say,
+    does: Report,
 ) -> None:
     """Build every module that is not trained, with its weights."""
     for module_id in config.agents.frozen_ids:
@@ -442,7 +442,7 @@ def _build_frozen(
 
 @contextmanager
 def _failures_of(module_id: str) -> Iterator[None]:
-    """Name the module in errors; "": there is only one."""
+    """Name the module in errors; "": the only module."""
     try:
         yield
     except Exception as error:
@@ -453,8 +453,8 @@ def _failures_of(module_id: str) -> Iterator[None]:
 # -- a run that is resumed ------------------------------------------------------------------------
 
 
-def groups_before(config: RunConfig, before: GoesOn) -> dict[str, AgentGroup]:
-    """Return modules' spaces as a checkpoint has them."""
+def groups_before(config: RunConfig, before: ResumedState) -> dict[str, AgentGroup]:
+    """Return modules' spaces from a checkpoint."""
     known = {}
     for module_id in config.module_ids:
         sides = before.spaces.get(module_id, {})
@@ -467,14 +467,17 @@ def groups_before(config: RunConfig, before: GoesOn) -> dict[str, AgentGroup]:
     return known
 
 
-def must_go_on(
-    config: RunConfig, learners: Mapping[str, Learner], groups: Sequence[FoundGroup], before: GoesOn
+def must_continue(
+    config: RunConfig,
+    learners: Mapping[str, Learner],
+    groups: Sequence[FoundGroup],
+    before: ResumedState,
 ) -> None:
     """Check that learners can continue from a checkpoint.
 
     Raises:
         ConfigError: the weights of a module are of another network, other spaces or another
-            algorithm, or its optimizer or its learner connectors were others.
+            algorithm, or its optimizer or its learner connectors have changed.
     """
     unknown = FoundGroup((), None, None)
     for module_id, learner in learners.items():
@@ -487,12 +490,12 @@ def must_go_on(
             )
 
 
-def _misfit(learner: Learner, module_id: str, group: FoundGroup, before: GoesOn) -> str:
+def _misfit(learner: Learner, module_id: str, group: FoundGroup, before: ResumedState) -> str:
     """Return why a module cannot continue with its weights, or ""."""
     layouts = before.layouts.get(module_id)
     was, now = before.algorithms.get(module_id), learner.core.name
     if was and was != now:
-        return f"its state is of {was!r}, and with what is given it would be of {now!r}"
+        return f"its state is of {was!r}, and this configuration needs {now!r}"
     if layouts is None:
         return ""  # the module came later, or its core has no parameters by name
     weights = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layouts.items()}
@@ -501,10 +504,10 @@ def _misfit(learner: Learner, module_id: str, group: FoundGroup, before: GoesOn)
     except StateMismatch as error:
         if other := group.other_space(before.spaces[module_id]):
             side, had, here = other
-            return f"the {side} space of its environment was {had}, and now it is {here}"
+            return f"the {side} space of its environment was {had}, and is now {here}"
         return str(error)
     except ValueError:
-        return ""  # a core of a user's own that takes over no weights, and restores its state
+        return ""  # a user's core that loads no weights, but restores its state
     return _unfit_state(learner, before.states[module_id])
 
 
@@ -516,7 +519,7 @@ def _unfit_state(learner: Learner, layouts: Mapping[Path, Layout]) -> str:
     except StateMismatch as error:
         what = "its optimizer was another" if "moments/" in error.what else "its state differs"
         return f"{what}: {error.what}" if error.what else str(error)
-    except Exception:  # a core of a user's own may read the numbers, which are not there yet
+    except Exception:  # a user's core may read the numbers, which are missing here
         return ""
     return ""
 
@@ -527,8 +530,8 @@ def _unfit_state(learner: Learner, layouts: Mapping[Path, Layout]) -> str:
 def stage_of(
     config: RunConfig, env: Envs, frozen: Mapping[str, FrozenModule], own: OwnCode, steps: int
 ) -> Stage:
-    """Set up environment and modules as an EnvRunner does."""
-    # Rows are handed in after each round, also those of agents that rarely act.
+    """Set up environment and modules like an EnvRunner."""
+    # Rows end after each round, including the rows of agents that rarely act.
     trained = {
         module_id: replace(acting_setup(config.of(module_id), own.classes), row_age=0)
         for module_id in config.module_ids
@@ -548,11 +551,11 @@ def stage_of(
 
 
 class _TimeIsUp(BaseException):
-    """Not an Exception, because the code of an environment may catch those."""
+    """Not an Exception, because an environment's code may catch Exceptions."""
 
 
 def in_time(work: Callable[[], None], seconds: float) -> bool:
-    """Do something, unless it takes longer. The main thread calls this."""
+    """Do something within a time limit; called by the main thread."""
 
     def is_up(*_: object) -> None:
         raise _TimeIsUp
@@ -570,16 +573,19 @@ def in_time(work: Callable[[], None], seconds: float) -> bool:
     return True
 
 
-def try_steps(config: RunConfig, stage: Callable[[Envs, int], Stage], env: Envs, warn: Say) -> bool:
-    """Reset an environment and make a few steps, as an EnvRunner does.
+def try_steps(
+    config: RunConfig, stage: Callable[[Envs, int], Stage], env: Envs, warn: Report
+) -> bool:
+    """Reset an environment and make a few steps, like an EnvRunner.
 
     Returns:
-        Whether there was time for it. If not, the environment was left in the middle of a call.
+        Whether the time was enough. If not, the environment was interrupted in the middle of a
+        call.
 
     Raises:
         EnvironmentFailed: the environment failed, gave a number that is not finite, or an
             observation outside of its Discrete, MultiDiscrete or MultiBinary space.
-        NonFinite: a module with its first weights gives log-probabilities that are not finite.
+        NonFinite: a module's first weights give log-probabilities that are not finite.
     """
     name = config.env_runner.env
 
@@ -616,12 +622,13 @@ def _played(config: RunConfig, stage: Stage) -> Iterator[dict[str, EpisodeBatch]
 
 
 def _failure(error: NonFinite, env: str, number: int) -> Exception:
-    """Word at which step a number was not finite."""
+    """Describe the step at which a number was not finite."""
     if error.column == "action_logp":
         return error
     whose = f"agent {error.agent!r} in " if error.agent else ""
     value = "not finite" if error.value is None else f"{error.value}"
-    # A fragment of one step begins with what the step before gave, which was looked at, or a reset.
+    # A fragment of one step begins with the observation of the step before, which was checked, or
+    # of a reset.
     call, when = "step", f"in step {number} after its first reset"
     if error.column.startswith(("observations", "critic_observations")) and not error.agent:
         call, when = "reset", f"before step {number}"
@@ -638,14 +645,14 @@ def try_updates(
     stage: Callable[[Envs, int], Stage],
     env: Envs,
     learners: Mapping[str, Learner],
-    does: Say,
-    warn: Say,
+    does: Report,
+    warn: Report,
 ) -> bool:
-    """Update each trained module that has code of the user's own.
+    """Update each trained module that has a user's code.
 
     Returns:
-        Whether there was time for it, which is limited if all algorithms ship. If not, the
-        environment may have been left in the middle of a call.
+        Whether the time was enough, which is limited if all algorithms ship. If not, the
+        environment may have been interrupted in the middle of a call.
     """
     own = [module_id for module_id in learners if _is_own(config.of(module_id))]
     if not own:
@@ -675,7 +682,7 @@ def try_updates(
 
 
 def _is_own(config: RunConfig) -> bool:
-    """Whether updates of a module call code of a user's own."""
+    """Return whether updates of a module call a user's code."""
     named = [config.learner.algorithm, *(name for _, name in parts_of(config))]
     return any(
         callable(name) or (isinstance(name, str) and ":" in name and not name.startswith(_SHIPPED))
@@ -698,16 +705,16 @@ def _rounds(config: RunConfig, stage: Stage) -> Iterator[dict[str, EpisodeBatch]
 def try_update(
     config: RunConfig, learner: Learner, batch: EpisodeBatch, more: Iterator[EpisodeBatch | None]
 ) -> str:
-    """Make an update, and return what people should know of it.
+    """Make an update, and return a warning for people, or "".
 
     Args:
-        batch: to learn from. Its numbers are finite, as those of all batches are.
-        more: what each further round brings; None: the module has not acted in it. A loss may be
-            finite only with several rows, as one is that divides by a deviation over rows; so
-            another update is made where the first one is not, if there is more in time.
+        batch: to learn from. Its numbers are finite, as in all batches.
+        more: batches of further rounds; None: the module did not act in that round. A loss may be
+            finite only with several rows, for example if it divides by a deviation over rows. So
+            if the first update is not finite and more rows arrive in time, another one is made.
 
     Raises:
-        ValueError: the gradient of the loss is not finite, with several batches either.
+        ValueError: the gradient of the loss is not finite, even with several batches.
     """
 
     def updated(batches: Sequence[EpisodeBatch]) -> Mapping[str, float] | None:
@@ -719,13 +726,13 @@ def try_update(
     if _not_finite(made):
         batches = [batch, *_further(batch.live_steps, config.learner.batch_size, more)]
         if len(batches) == 1:
-            return ""  # a run may give an update more rows, with which it is finite
+            return ""  # the run's updates may have more rows, and so be finite
         made = updated(batches)
         if odd := _not_finite(made):
             live = sum(each.live_steps for each in batches)
             raise ValueError(
                 f"algorithm {algorithm!r}: in an update from {live} steps, all of whose numbers "
-                f"are finite, {odd}. No update with this loss changes anything: look for a "
+                f"are finite, {odd}. Updates with this loss change nothing: look for a "
                 "logarithm or a root of 0, or a division by 0"
             )
     if made is not None or learner.data.books().get("replay_rows") != 0:
@@ -751,7 +758,7 @@ def _further(
 
 
 def _not_finite(made: Mapping[str, float] | None) -> str:
-    """Name metrics that are not finite, if no step was taken."""
+    """Name metrics that are not finite, if the optimizer made no step."""
     if made is None or made.get("skipped") != 1.0:
         return ""
     return all_of(f"{name} is {made[name]}" for name in made if not math.isfinite(made[name]))

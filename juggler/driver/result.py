@@ -1,4 +1,4 @@
-"""How a run ended, and whether it can go further."""
+"""The result of a run, and whether it can continue."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.nearest import listed
 
 _GOALS = {"solved": "stop_return", "stop_steps": "stop_steps", "stop_seconds": "stop_seconds"}
-_OF_COMMANDS = ("run_dir", "progress")  # keys that say nothing of how a run trains
+_OF_COMMANDS = ("run_dir", "progress")  # keys without effect on training
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Result:
-    """Result of a run: where it is, how it ended, its metrics.
+    """Result of a run: its directory, its end, its metrics.
 
     It prints as a few lines, and as a table in a notebook.
 
@@ -42,7 +42,7 @@ class Result:
     def best(self) -> Path | None:
         """Checkpoint with the best evaluation during training.
 
-        None: there was none, since a run has them only with `evaluation_seconds` above 0.
+        None: no evaluation; a run has evaluations only with `evaluation_seconds` above 0.
         """
         best = self.summary.get("best")
         return Path(best["checkpoint"]) if best else None
@@ -50,8 +50,8 @@ class Result:
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics as a flat table.
 
-        For `pandas.DataFrame(result.metrics())`: a dict for each line, whose keys are joined with
-        "/". Steps that a resumed run made again count once.
+        For `pandas.DataFrame(result.metrics())`: a dict for each line, with keys joined by "/".
+        Steps that a resumed run made again count once.
 
         Raises:
             RunDirectoryError: the run's `metrics.jsonl` cannot be read.
@@ -91,7 +91,7 @@ def goals_behind(checkpoint: Checkpoint, before: RunConfig, now: RunConfig) -> l
         A warning for stop_steps, with which the run ends after one more update.
 
     Raises:
-        ConfigError: it is stop_seconds, which leaves no time for an update.
+        ConfigError: stop_seconds leaves no time for an update.
     """
     was, wanted = before.driver, now.driver
     steps, seconds = checkpoint.counters["trained"], checkpoint.counters.get("training_time", 0.0)
@@ -109,11 +109,11 @@ def goals_behind(checkpoint: Checkpoint, before: RunConfig, now: RunConfig) -> l
 
 
 def nothing_to_do(run_dir: Path, reached: str, before: RunConfig, now: RunConfig) -> str:
-    """Word that a run has reached its goal, and how to continue."""
+    """Describe that a run has reached its goal, and how to continue."""
     goal, was, given = _GOALS[reached], before.flat(), now.flat()
     changed = [key for key in given if given[key] != was.get(key) and key not in _OF_COMMANDS]
-    so = f", so that what was given for {listed(changed)} has no effect" if changed else ""
+    so = f", so the new values of {listed(changed)} have no effect" if changed else ""
     return (
-        f"the run in {here(run_dir)} has ended ({reached}): nothing to go on with{so}. To go "
-        f"further, give it another {goal} than {vars(now.driver)[goal]}{', too' if so else ''}"
+        f"the run in {here(run_dir)} has ended ({reached}): nothing is left to do{so}. To "
+        f"continue, give it another {goal} than {vars(now.driver)[goal]}{', too' if so else ''}"
     )

@@ -1,4 +1,4 @@
-"""Why a run ends."""
+"""The reason why a run ends, and its clock."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Final, NamedTuple
 
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
-#: Reasons that mean more than that a user stopped the run.
+#: Reasons that only the run itself may give.
 OWN_REASONS: Final = ("solved", "stop_steps", "stop_seconds")
 
 
 class RunEnd:
-    """Why a run ends; the first reason stands.
+    """The end of a run; the first reason stands.
 
     Attributes:
-        reason: "" while the run goes on.
-        failure: what failed, for people; "": nothing.
-        solved_at: seconds of the run until it was known to be solved; None: it is not.
+        reason: "" during the run.
+        failure: description of the failure; "": no failure.
+        solved_at: seconds of the run until it was confirmed as solved; None: not solved.
     """
 
     def __init__(self, clock: RunClock) -> None:
@@ -31,29 +31,29 @@ class RunEnd:
         return bool(self.reason)
 
     def stop(self, reason: str) -> None:
-        """The run is to end, and nothing is wrong."""
+        """End the run normally."""
         if not self.reason:
             self.reason = reason
             if reason == "solved":
                 self.solved_at = self._clock.now().wall
 
     def fail(self, failure: str, reason: str = "failed") -> None:
-        """The run cannot go on."""
+        """End the run, which cannot continue."""
         if not self.reason:
             self.reason, self.failure = reason, failure
 
     def failed_at(self, failure: str) -> None:
-        """The run ended for the reason it has, and not well."""
+        """Mark an ended run as failed, for its present reason."""
         self.failure = self.failure or failure
 
     def solved_after_all(self) -> None:
-        """What came after the last step says that the run is solved."""
+        """Mark the run as solved, by an evaluation after the last step."""
         self.reason = "solved"
         self.solved_at = self._clock.now().wall
 
 
 class Times(NamedTuple):
-    """In seconds; both go on where a run is resumed."""
+    """Seconds of a run; both continue when a run is resumed."""
 
     wall: float  # since the command was given
     training: float  # since the first sample request
@@ -62,7 +62,7 @@ class Times(NamedTuple):
 class RunClock:
     """The clock of a run, and of its training.
 
-    It is made when a run begins to wait for its workers.
+    Made when a run begins to wait for its workers.
 
     Args:
         started: when the command was given, in seconds of `time.monotonic`.
@@ -70,17 +70,17 @@ class RunClock:
 
     def __init__(self, started: float, resume: Checkpoint | None = None) -> None:
         self._started = started
-        self._waits_since = time.monotonic()  # for its workers
-        self._began: float | None = None  # to train
+        self._waits_since = time.monotonic()  # time since the run waits for its workers
+        self._began: float | None = None  # time of the first sample request
         self._before = Times(0.0, 0.0)
         if resume is not None:
             wall = resume.counters["wall_time"]
-            # Checkpoints of before training was timed have one time for both.
+            # Older checkpoints have one time for both.
             self._before = Times(wall, resume.counters.get("training_time", wall))
 
     @property
     def training(self) -> bool:
-        """It has begun."""
+        """Whether training has begun."""
         return self._began is not None
 
     def begin_training(self) -> None:
@@ -92,10 +92,10 @@ class RunClock:
         return Times(self._before.wall + now - self._started, self._before.training + trained)
 
     def is_up(self, stop_seconds: float, patience: float) -> bool:
-        """Whether a run has trained, or waited for workers, long enough.
+        """Return whether a run has trained, or waited for workers, long enough.
 
-        Time before it has workers to wait for does not count: importing torch alone may take
-        longer, and a process that runs several commands gives all of them its own start.
+        The time before it waits for workers does not count: importing torch may take longer, and a
+        process that runs several commands gives all of them its own start.
         """
         if self.training:
             return self.now().training >= stop_seconds

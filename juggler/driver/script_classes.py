@@ -19,10 +19,10 @@ from juggler.runtime.modules import by_name
 def must_be_given_again(
     config: RunConfig, env: object, module: object, own: Mapping[str, type[Any]]
 ) -> None:
-    """Check that everything that cannot be imported by name has been passed.
+    """Check that everything that cannot be imported by name was passed.
 
     Raises:
-        ConfigError: the run was trained on something of a script, which has not been passed again.
+        ConfigError: the run was trained with a script's object, which was not passed again.
     """
     try:
         by_name.must_be_given_again("env", config.env_runner.env, env)
@@ -40,7 +40,7 @@ def must_be_given_again(
 
 
 def is_of_a_script(config: RunConfig) -> bool:
-    """Whether the run needs its script to continue."""
+    """Return whether the run needs its script to continue."""
     try:
         must_be_given_again(config, None, None, {})
     except ConfigError:
@@ -78,7 +78,7 @@ def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
         name = str(by_name.name_of(encoder))
         if name.startswith(by_name.SCRIPT) or "<locals>" in name:
             raise ConfigError(
-                f"model.encoder: {encoder.__name__} is of a script or a function, from which "
+                f"model.encoder: {encoder.__name__} is defined in a script or a function, and "
                 f"workers cannot import it: name it as 'package.module:{encoder.__name__}'"
             )
         keys["model"] = {**model, "encoder": name}
@@ -96,7 +96,7 @@ def _wrapper(piece: Any) -> Any:
         return piece
     if (name := str(by_name.name_of(piece))).startswith(by_name.SCRIPT):
         raise ConfigError(
-            f"env_wrappers: {piece.__qualname__} is of a script, which workers cannot import: "
+            f"env_wrappers: {piece.__qualname__} is of a script that workers cannot import: "
             f"name it as 'package.module:{piece.__qualname__}', or give "
             f"env=lambda: {piece.__qualname__}(gymnasium.make(...))"
         )
@@ -121,7 +121,7 @@ def give_names(
     module: str | Callable[..., Any] | None,
     keys: dict[str, Any],
 ) -> None:
-    """Put the names of these two into the keys."""
+    """Put the names of environment and module into the keys."""
     makers = {"env": "function, such as lambda: gymnasium.make(...)", "module": "class"}
     for key, value in (("env", env), ("module", module)):
         if callable(value) or isinstance(value, str):
@@ -133,7 +133,7 @@ def give_names(
 def own_module(
     config: RunConfig, module: str | Callable[..., Any] | None, own: Mapping[str, type[Any]]
 ) -> str | Callable[..., Any] | None:
-    """Return the given module, else the class its algorithm brings."""
+    """Return the given module, else the algorithm's own class."""
     algorithm = own.get(config.learner.algorithm)
     brought = getattr(algorithm, "module", None)
     if module is None and by_name.name_of(brought) == config.module.module:

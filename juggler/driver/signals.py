@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP for the time of a run."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP during a run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from juggler.runtime.actors.stop_signals import OfThisProcess
 
-#: Some tools signal a process and then its group: the same wish, twice.
+#: Some tools signal a process and then its group: the same request, twice.
 _SAME_SECONDS = 0.5
 
-#: Why a run ends that a signal ends, by the signal.
+#: Reasons for a run's end, by signal.
 REASONS = {
     signal.SIGINT: "interrupted",
     signal.SIGTERM: "terminated",
-    signal.SIGHUP: "terminated",  # the terminal is gone
+    signal.SIGHUP: "terminated",  # the terminal was closed
 }
 
 
@@ -36,28 +36,28 @@ class _Terminated(SystemExit, SecondSignal):
 
 @dataclass(slots=True)
 class Caught:
-    """What came meanwhile."""
+    """The first signal during a run."""
 
-    number: int = 0  # of the first signal; 0: there was none
+    number: int = 0  # number of the first signal; 0: no signal
     _no_more: bool = False
 
     def no_more(self) -> None:
-        """What cleans up must not be cut short: further signals do nothing."""
+        """Ignore further signals, so that cleaning up is not cut short."""
         self._no_more = True
 
 
 def as_exception(number: int) -> BaseException:
-    """How a signal ends a Python program."""
+    """Return the exception with which a signal ends a Python program."""
     return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
 def takes_signals() -> bool:
-    """Whether signals reach this thread, which must be the main one."""
+    """Return whether signals reach this thread, which must be the main one."""
     return threading.current_thread() is threading.main_thread()
 
 
 def way_out(words: str) -> str:
-    """Return words on how to end a wait, if signals come here."""
+    """Return a hint for ending a wait, if signals reach this thread."""
     return f"; {words}" if takes_signals() else ""
 
 
@@ -71,13 +71,13 @@ def ending_signals() -> tuple[signal.Signals, ...]:
 def signals_become(stop: Callable[[str], None]) -> Iterator[Caught]:
     """Call `stop` at the first signal, raise `SecondSignal` at the second.
 
-    `stop` is called in a thread of its own: a handler may interrupt the main thread while that
-    holds a lock that `stop` wants. In other threads than the main one signals stay as they are.
+    `stop` is called in its own thread: a handler may interrupt the main thread while that holds a
+    lock that `stop` needs. Outside the main thread, signals are not handled.
     """
     if not takes_signals():
         yield Caught()
         return
-    seen: list[float] = []  # when the first signal came
+    seen: list[float] = []  # time of the first signal
     caught = Caught()
 
     def handle(number: int) -> None:

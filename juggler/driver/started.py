@@ -1,4 +1,4 @@
-"""Runs beside the script that starts them."""
+"""Runs alongside the script that starts them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from juggler.driver.callbacks import Callback, MetricsLine, Run, checked
 from juggler.driver.config import RunConfig
 from juggler.driver.result import Result
 from juggler.driver.starting import train
-from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
+from juggler.runtime.actors.processes import release_forkserver, share_forkserver
 from juggler.runtime.importing import must_not_be_imported
 
-_MOST_LINES = 1000  # that wait for a reader
-_ANSWER_SECONDS = 60.0  # for the run to take a number
+_MOST_LINES = 1000  # lines that wait for a reader
+_ANSWER_SECONDS = 60.0  # for the run to apply a number
 
 
 class StartedRun:
-    """A run in a thread, as `juggler.start` returns it.
+    """A run in a thread, returned by `juggler.start`.
 
-    When the program ends before the run does, the run ends in order, with a last checkpoint.
+    If the program ends before the run, the run ends normally, with a last checkpoint.
     """
 
     def __init__(self, train_with: Callable[[Callback], Result]) -> None:
-        """Begin to train.
+        """Start training.
 
         Args:
-            train_with: trains with one callback, and returns when the run is over.
+            train_with: trains with one callback, and returns when the run has ended.
         """
-        must_not_be_imported()  # in this thread, as the run has one of its own
+        must_not_be_imported()  # in this thread, as the run has its own
         self._train_with = train_with
         self._follower = _Follower()
         self._result: Future[Result] = Future()
@@ -50,7 +50,7 @@ class StartedRun:
             self._follower.stop("interrupted")
             raise
         if self._follower.run is None:
-            self._result.result()  # raises what is wrong
+            self._result.result()  # raises errors of the start
 
     @property
     def run_dir(self) -> Path:
@@ -60,7 +60,7 @@ class StartedRun:
 
     @property
     def running(self) -> bool:
-        """It is not over yet."""
+        """Whether the run has not ended yet."""
         return not self._result.done()
 
     def metrics(self) -> Iterator[MetricsLine]:
@@ -72,7 +72,7 @@ class StartedRun:
         return self._follower.lines()
 
     def stop(self, reason: str = "stopped") -> None:
-        """End the run in order, with a last checkpoint.
+        """End the run normally, with a last checkpoint.
 
         This does not wait: `result` does.
 
@@ -80,51 +80,51 @@ class StartedRun:
             reason: the `reason_for_stop` of the summary.
 
         Raises:
-            ValueError: this reason is one that only the run itself can have, or it is empty.
+            ValueError: the reason is empty, or one that only the run itself may give.
         """
         self._follower.stop(reason)
 
     def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
-        """Put a number in the place of a schedule, as `juggler.Run.set` does.
+        """Replace a schedule by a number: see `juggler.Run.set`.
 
-        This waits until the run has taken it, which is usually within a second.
+        Waits until the run has applied it, usually less than a second.
 
         Args:
-            key: as there.
-            value: likewise.
-            module_id: likewise.
+            key: as in `juggler.Run.set`.
+            value: as in `juggler.Run.set`.
+            module_id: as in `juggler.Run.set`.
 
         Raises:
-            ValueError: as there; or the run is over.
-            TimeoutError: the run has not taken it within a minute. It may still do so.
+            ValueError: as in `juggler.Run.set`; or the run has ended.
+            TimeoutError: the run has not applied it within a minute. It may still do so.
         """
         asked = self._follower.ask(lambda run: run.set(key, value, module_id))
         if threading.current_thread() is self._thread:  # a callback, for which the run waits
             self._follower.answer()
         if not wait([asked], _ANSWER_SECONDS).done:
             raise TimeoutError(
-                f"set({key!r}, {value}): the run in {self.run_dir} has not taken it within "
+                f"set({key!r}, {value}): the run in {self.run_dir} has not applied it within "
                 f"{_ANSWER_SECONDS:.0f} s: does it make updates?"
             )
         asked.result()
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait until the run is over.
+        """Wait until the run has ended.
 
         Args:
-            timeout: in seconds; None: as long as it takes.
+            timeout: in seconds; None: no limit.
 
         Raises:
-            TimeoutError: the run goes on.
-            Exception: what `juggler.train` would raise.
+            TimeoutError: the run is still running.
+            Exception: the exception that `juggler.train` would raise.
         """
-        # Not by Thread.join: interrupted there, Python 3.11 forgets the thread, and so the run.
+        # Not by Thread.join: if interrupted there, Python 3.11 forgets the thread, and so the run.
         if not wait([self._result], timeout).done:
-            raise TimeoutError(f"the run in {self.run_dir} goes on after {timeout} s")
+            raise TimeoutError(f"the run in {self.run_dir} is still running after {timeout} s")
         return self._result.result()
 
     def __repr__(self) -> str:
-        state = "goes on" if self.running else "is over: result() tells how it ended"
+        state = "is running" if self.running else "has ended: see result()"
         return f"<run in {self.run_dir}, which {state}>"
 
     def _work(self) -> None:
@@ -135,20 +135,20 @@ class StartedRun:
             failure = error
         try:
             if self._shares:
-                let_go_of_forkserver()
+                release_forkserver()
         finally:
             if result is None:
                 self._result.set_exception(failure)
             else:
                 self._result.set_result(result)
-            self._follower.over()
+            self._follower.end_lines()
 
 
 class _Follower(Callback):
-    """Hands what a run says to other threads.
+    """Passes events of a run to other threads.
 
     Attributes:
-        begun: the run has its directory, or never will.
+        begun: the run has its directory, or failed before.
         run: None before it has begun.
     """
 
@@ -169,16 +169,16 @@ class _Follower(Callback):
             run.stop(reason)
 
     def ask(self, what: Callable[[Run], None]) -> Future[None]:
-        """Have the thread of the run do something; what comes of it."""
+        """Have the thread of the run do something; return a future."""
         answer: Future[None] = Future()
         with self._lock:
             if self._over:
-                raise ValueError("the run is over")
+                raise ValueError("the run has ended")
             self._asked.append((what, answer))
         return answer
 
     def answer(self) -> None:
-        """Do what was asked for. The thread of the run calls this."""
+        """Do the requested work; called by the thread of the run."""
         with self._lock:
             asked, self._asked = self._asked, []
         for what, answer in asked:
@@ -196,7 +196,7 @@ class _Follower(Callback):
     def on_start(self, run: Run) -> None:
         with self._lock:
             self.run = run
-        if self._stop:  # it is not waited for any more
+        if self._stop:  # the caller no longer waits for it
             run.stop(self._stop)
         self.begun.set()
 
@@ -206,21 +206,21 @@ class _Follower(Callback):
             self._newest = metrics
             for reader in self._readers:
                 if reader.qsize() >= _MOST_LINES:
-                    with suppress(Empty):  # it reads at this moment
+                    with suppress(Empty):  # the reader just took the line
                         reader.get_nowait()
                 reader.put(metrics)
         if not threading.main_thread().is_alive():  # the interpreter waits for this thread
             run.stop("program_ended")
 
-    def over(self) -> None:
-        """Nothing more comes."""
+    def end_lines(self) -> None:
+        """End the lines and answers."""
         with self._lock:
             self._over = True
             for reader in self._readers:
                 reader.put(None)
             asked, self._asked = self._asked, []
         for _, answer in asked:
-            answer.set_exception(ValueError("the run is over"))
+            answer.set_exception(ValueError("the run has ended"))
         self.begun.set()
 
     def lines(self) -> Iterator[MetricsLine]:
@@ -247,25 +247,27 @@ def start(
     callbacks: Iterable[Callback] = (),
     **keys: Any,
 ) -> StartedRun:
-    """Train beside the caller, in a thread that does what `juggler.train` does.
+    """Train alongside the caller, like `juggler.train` in a thread.
 
     It returns when the run has its directory and starts its workers. Ctrl-C and SIGTERM stay with
-    the program; when the program ends, the run ends in order.
+    the program; when the program ends, the run ends normally.
 
     Args:
         config: as in `train`.
-        env: likewise.
-        module: likewise.
-        callbacks: likewise; they are called in the run's thread.
-        keys: of the configuration, likewise.
+        env: as in `train`.
+        module: as in `train`.
+        callbacks: as in `train`, but called in the run's thread.
+        keys: of the configuration, as in `train`.
 
     Returns:
-        What metrics are read from, and the run is stopped and awaited with.
+        A handle to read metrics, to stop the run and to wait for it.
 
     Raises:
         ConfigError: a key is unknown, or a value is wrong.
     """
-    told = checked(callbacks)
+    listeners = checked(callbacks)
     return StartedRun(
-        lambda follower: train(config, env=env, module=module, callbacks=(follower, *told), **keys)
+        lambda follower: train(
+            config, env=env, module=module, callbacks=(follower, *listeners), **keys
+        )
     )

@@ -27,14 +27,14 @@ from juggler.driver.driver_config import DriverConfig
 from juggler.driver.given_config import load_given
 from juggler.driver.league_players import copies_of, players_of
 from juggler.driver.parts import Inherited
-from juggler.driver.preflight import GoesOn, Trial, check_names, rehearse
+from juggler.driver.preflight import ResumedState, Trial, check_names, rehearse
 from juggler.driver.record.progress import make_progress
 from juggler.driver.record.run_directory import (
     CONFIG_FILE,
     SUMMARY_FILE,
     RunDirectory,
     must_be_free,
-    must_go_on,
+    must_be_resumable,
 )
 from juggler.driver.record.wording import Level, Progress
 from juggler.driver.result import Result, goal_reached, goals_behind, nothing_to_do
@@ -47,10 +47,10 @@ from juggler.driver.script_classes import (
 )
 from juggler.driver.signals import as_exception
 from juggler.driver.trackers.tracking import tracking
-from juggler.driver.watching.serving import PageBeside
+from juggler.driver.watching.serving import PageProcess
 from juggler.driver.with_dataset import with_dataset
 from juggler.runtime.actors.endpoints import EndpointError
-from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
+from juggler.runtime.actors.processes import release_forkserver, share_forkserver
 from juggler.runtime.actors.resources import allow_many_open_files
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
 from juggler.runtime.checkpoints.weights import FROM, TRAIN
@@ -61,8 +61,8 @@ from juggler.runtime.plain_files import read_json
 
 
 def with_callbacks(how: Start, config: DriverConfig) -> Start:
-    """Add callbacks of `track` and `web` before those of the script."""
-    page = (PageBeside(),) if config.web else ()
+    """Add callbacks of `track` and `web` before the script's."""
+    page = (PageProcess(),) if config.web else ()
     return replace(how, callbacks=(*tracking(config.track), *page, *how.callbacks))
 
 
@@ -70,33 +70,33 @@ def start_run(config: RunConfig, given: Collection[str], how: Start, over: bool 
     """Start a new run of a complete configuration.
 
     Args:
-        given: the keys that were given; the run may choose values for the others.
+        given: the keys that were given; the run may choose values for other keys.
         over: start over in the directory of a run that was killed before its first checkpoint.
 
     Raises:
-        ConfigError: the configuration names something that this host does not have or cannot make,
-            or weights that the run cannot begin with.
+        ConfigError: the configuration names something that this host cannot find or make, or
+            weights that the run cannot begin with.
     """
     must_not_be_imported()
     listen, how = how.listen, with_callbacks(how, config.driver)
     progress = make_progress(config.driver.progress)
     path = Path(config.driver.run_dir) if config.driver.run_dir else None
     before = path if over and path and (path / CONFIG_FILE).is_file() else None
-    if before:  # said at once, and not when all else has been tried
-        must_go_on(before)
+    if before:  # reported before the slower checks
+        must_be_resumable(before)
     else:
         must_be_free(path, "train" if listen is None else "driver")
     config = with_dataset(config, given, is_here=listen is None, is_new=before is None)
     origins, frozen = Origins.of(config), frozen_modules(config)
     config = with_digests(config, frozen)
     trial = Trial(with_models(config, given), None, origins, frozen)
-    said = list[tuple[str, Level]]()
-    with _checked(trial, how, progress, said) as groups:
+    messages = list[tuple[str, Level]]()
+    with _checked(trial, how, progress, messages) as groups:
         config = with_agents(config, groups)
         must_fit(config, frozen, groups)
         config, chosen = settled(config, given, groups, origins.rescaled(config))
         if chosen:
-            said.append((chosen, "info"))
+            messages.append((chosen, "info"))
         inherited = Inherited(None, origins.beginning(config), frozen)
         if before:
             directory = RunDirectory.open(before, config.flat())
@@ -104,7 +104,7 @@ def start_run(config: RunConfig, given: Collection[str], how: Start, over: bool 
             name = config.env_runner.env.rpartition(":")[2]
             directory = RunDirectory.create(path, config.flat(), name)
         try:
-            return _drive(config, directory, progress, how, inherited, said)
+            return _drive(config, directory, progress, how, inherited, messages)
         except EndpointError:
             if not before:
                 directory.discard()
@@ -116,7 +116,7 @@ def resume_run(run_dir: Path, checkpoint: Checkpoint, config: RunConfig, how: St
 
     Raises:
         CheckpointError: the checkpoint has content that no run writes.
-        RunDirectoryError: this is not a run directory, or nothing can be written in it.
+        RunDirectoryError: this is not a run directory, or it is not writable.
         ConfigError: the algorithm or the starting weights have changed.
     """
     must_not_be_imported()
@@ -127,7 +127,7 @@ def resume_run(run_dir: Path, checkpoint: Checkpoint, config: RunConfig, how: St
     began = checkpoint.config.get("from_checkpoint")
     if config.driver.from_checkpoint != began:
         raise ConfigError(
-            f"from_checkpoint = {config.driver.from_checkpoint!r}: a run that is resumed goes on "
+            f"from_checkpoint = {config.driver.from_checkpoint!r}: a resumed run continues "
             "with its own weights; to begin with others, start a new run"
         )
     must_be_of_one_run(config, checkpoint)
@@ -139,52 +139,55 @@ def resume_run(run_dir: Path, checkpoint: Checkpoint, config: RunConfig, how: St
         summary = read_json(run_dir / SUMMARY_FILE)
         return Result(summary, run_dir, checkpoint.path)
     behind = goals_behind(checkpoint, before, config)
-    must_go_on(run_dir)
+    must_be_resumable(run_dir)
     how = with_callbacks(how, config.driver)
     frozen = frozen_modules(config, run_dir)
     config = with_digests(config, frozen)
-    beginning, said = None, list[tuple[str, Level]]()
-    said += [(text, "warning") for text in (*behind, *changes(config, before))]
+    beginning, messages = None, list[tuple[str, Level]]()
+    messages += [(text, "warning") for text in (*behind, *changes(config, before))]
     if config.agents.league:
 
         def warn(text: str) -> None:
-            said.append((text, "warning"))
+            messages.append((text, "warning"))
 
         frozen |= kept_modules(run_dir, copies_of(checkpoint.counters), warn)
         beginning = _kept_beginning(config, run_dir, warn)
-    trial = Trial(config, GoesOn.of(checkpoint), frozen=frozen)
-    with _checked(trial, how, progress, said) as groups:
+    trial = Trial(config, ResumedState.of(checkpoint), frozen=frozen)
+    with _checked(trial, how, progress, messages) as groups:
         config = with_agents(config, groups)
         must_fit(config, frozen, groups)
         must_be_of_one_run(config, checkpoint)  # now that agents are known
         directory = RunDirectory.open(run_dir, config.flat())
         inherited = Inherited(checkpoint, beginning, frozen)
-        return _drive(config, directory, progress, how, inherited, said)
+        return _drive(config, directory, progress, how, inherited, messages)
 
 
 def _kept_beginning(
     config: RunConfig, run_dir: Path, warn: Callable[[str], None]
 ) -> Beginning | None:
-    """Read what the players of a run's league began with."""
+    """Read the first weights of a league's players."""
     try:
         return beginnings.kept(config, run_dir)
     except CheckpointError as error:
-        text = "what the players began with is lost, so a reset player begins with new weights"
+        text = (
+            "the first weights of the players are lost, so a reset player begins with new weights"
+        )
         warn(f"league: {text}: {error}")
         return None
 
 
 @contextmanager
 def _checked(
-    trial: Trial, how: Start, progress: Progress, said: list[tuple[str, Level]]
+    trial: Trial, how: Start, progress: Progress, messages: list[tuple[str, Level]]
 ) -> Iterator[tuple[FoundGroup, ...]]:
     """Check a configuration before its directory exists; yield known agents.
 
-    A run with workers on other hosts is not checked, since what it names is on those hosts, unless
-    its modules depend on which agents there are: then its environment has to be here too.
+    A run with workers on other hosts is not checked, since its parts are on those hosts.
+    Exception: if its modules depend on the environment's agents, the environment has to be here
+    too.
 
     Args:
-        said: receives what the run is to warn of.
+        messages: receives messages to show once the run has a directory.
     """
     config = trial.config
     workers = config.driver.num_env_runners + config.driver.learners
@@ -194,20 +197,20 @@ def _checked(
         return
     if not how.own_code:
         check_names(config)
-    share_forkserver()  # the workers will come from it too
+    share_forkserver()  # workers are forked from it, too
     try:
         try:
             groups = rehearse(
                 trial,
                 how.own_code,
                 lambda text: progress.waiting(text, time.monotonic() - how.started),
-                lambda text: said.append((text, "warning")),
+                lambda text: messages.append((text, "warning")),
             )
         finally:
             progress.stop_waiting()
         yield groups
     finally:
-        let_go_of_forkserver()
+        release_forkserver()
 
 
 def _drive(
@@ -216,9 +219,9 @@ def _drive(
     progress: Progress,
     how: Start,
     inherited: Inherited,
-    said: Sequence[tuple[str, Level]],
+    messages: Sequence[tuple[str, Level]],
 ) -> Result:
-    before = [*said]
+    before = [*messages]
     if resume := inherited.resume:
         before += [(problem, "error") for problem in resume.problems]
     before += [(doubt, "warning") for doubt in config.doubts()]
@@ -246,33 +249,33 @@ def train(
     callbacks: Iterable[Callback] = (),
     **keys: Any,
 ) -> Result:
-    """Train until the run's stop conditions hold.
+    """Train until a stop condition holds.
 
     Ctrl-C and SIGTERM end the run with a checkpoint, and then raise KeyboardInterrupt and
     SystemExit, which have the run's result as their `result`.
 
     Args:
         config: a shipped configuration's name ("cartpole"), a TOML file, or a `RunConfig`. Keys
-            that a file leaves out are chosen as the guide to algorithms says.
+            missing from a file are chosen as described in docs/algorithms.md.
         env: a Gymnasium id, "module:callable", or any callable that makes an environment.
         module: "package.module:Class", an RLModule or Catalog class of this script or notebook, or
             an `RLModuleSpec` whose config has one.
-        callbacks: hear of the run while it trains, and may end it. What one of them raises ends the
-            run in order, and then comes out of here.
-        keys: of the configuration, in place of what it says: `lr=1e-3, stop_return=475`.
-            `algorithm`, and what `connectors` names, may be classes of this script or notebook.
+        callbacks: called on events of the run, and may end it. An exception of a callback ends the
+            run normally, and is then raised here.
+        keys: override the configuration: `lr=1e-3, stop_return=475`. `algorithm`, and the entries
+            of `connectors`, may be classes of this script or notebook.
 
     Returns:
         The summary, and the paths of the run directory and the newest checkpoint.
 
     Raises:
         ConfigError: a key is unknown, or a value is wrong.
-        RunFailed: something failed; the message says what.
+        RunFailed: the run failed; the message has the reason.
         KeyboardInterrupt: on Ctrl-C.
         SystemExit: on SIGTERM or SIGHUP; its status is 128 plus the signal's number.
     """
     started = time.monotonic()
-    told = checked(callbacks)
+    listeners = checked(callbacks)
     _must_be_keys(keys)
     own = own_classes(keys)
     give_names(env, module, keys)
@@ -282,7 +285,7 @@ def train(
         base, given = load_given(config, keys.get("algorithm"))
     final = RunConfig.from_flat({**base.flat(), **keys})
     own_code = pack(final, env, own_module(final, module, own), own)
-    return start_run(final, given | keys.keys(), Start(started, own_code, callbacks=told))
+    return start_run(final, given | keys.keys(), Start(started, own_code, callbacks=listeners))
 
 
 def resume(
@@ -300,36 +303,36 @@ def resume(
     Args:
         run_dir: of the run.
         env: as in `train`; a run that was trained on a callable needs it again.
-        module: likewise.
+        module: as in `train`, and also needed again.
         callbacks: as in `train`.
-        keys: of the configuration, to be other than before; an `algorithm` that is a class of a
-            script is needed again.
+        keys: new values for keys of the configuration; an `algorithm` that is a script's class is
+            needed again.
 
     Raises:
         CheckpointError: there is no good checkpoint.
-        RunFailed: something failed; the message says what.
+        RunFailed: the run failed; the message has the reason.
     """
     started = time.monotonic()
-    told = checked(callbacks)
+    listeners = checked(callbacks)
     _must_be_keys(keys)
     own = own_classes(keys)
     give_names(env, module, keys)
     checkpoint = read(run_dir)
     if "algorithm" in keys and "algorithm" in checkpoint.config:
         must_keep_its_algorithm(checkpoint.config["algorithm"], keys["algorithm"])
-    where = f"{checkpoint.path}, with what is given" if keys else str(checkpoint.path)
+    where = f"{checkpoint.path}, with the given keys" if keys else str(checkpoint.path)
     config = RunConfig.from_flat({**checkpoint.config, **keys}, where=where)
     module = own_module(config, module, own)
     must_be_given_again(config, env, module, own)
-    how = Start(started, pack(config, env, module, own), callbacks=told)
+    how = Start(started, pack(config, env, module, own), callbacks=listeners)
     return resume_run(Path(run_dir), checkpoint, config, how)
 
 
 def _must_be_keys(keys: Mapping[str, Any]) -> None:
-    """Refuse what is an argument of these functions, and no key."""
+    """Reject names that are arguments of these functions, not keys."""
     if "resume" in keys:
         raise ConfigError(
-            "resume is no key of a configuration: to go on with a run, call "
+            "resume is not a key of a configuration: to resume a run, call "
             f"juggler.resume({str(keys['resume'])!r})"
         )
     if "callback" in keys:
@@ -340,48 +343,48 @@ def must_keep_its_algorithm(before: str, now: str, where: str = "") -> None:
     """Check that a run or module is resumed with its algorithm."""
     if before != now:
         raise ConfigError(
-            f"{where}algorithm = {now!r}: this run is one of {before!r}, and a run that is resumed "
+            f"{where}algorithm = {now!r}: this run uses {before!r}, and a resumed run "
             "keeps its algorithm. To begin another run with its weights, give from_checkpoint, "
             "or --from"
         )
 
 
 def must_be_of_one_run(config: RunConfig, checkpoint: Checkpoint) -> None:
-    """Check that modules, and their algorithms, are those of the checkpoint."""
+    """Check that modules and algorithms match the checkpoint."""
     before = RunConfig.from_flat(checkpoint.config)
     _league_must_be_the_same(config, before)
     had, has = before.agents.acting_ids, config.agents.acting_ids
     if {*has} != {*had}:
         raise ConfigError(
-            f"agents: this run has the modules {listed(had)}, and with what is given "
-            f"{listed(has)}: a run that is resumed keeps its modules"
+            f"agents: this run has the modules {listed(had)}, but the given keys name "
+            f"{listed(has)}: a resumed run keeps its modules"
         )
     if config.agents.shared != before.agents.shared:
         raise ConfigError(
-            f"shared = {config.agents.shared}: this run has {before.agents.shared}, and a run that "
-            "is resumed keeps what its modules share"
+            f"shared = {config.agents.shared}: this run has {before.agents.shared}, and a resumed "
+            "run keeps the parts that its modules share"
         )
     shared_parts_must_agree(checkpoint, config.agents.shared)
     for module_id in has:
         tables = [each.agents.modules.get(module_id, {}) for each in (before, config)]
         if any(tables[0].get(key) != tables[1].get(key) for key in (TRAIN, FROM)):
             raise ConfigError(
-                f"modules.{module_id}: a run that is resumed keeps its modules: leave train and "
-                "from as they were"
+                f"modules.{module_id}: a resumed run keeps its modules: leave train and "
+                "from unchanged"
             )
     for where, was, now in _modules(config, before):
         must_keep_its_algorithm(was.learner.algorithm, now.learner.algorithm, where)
 
 
 def changes(config: RunConfig, before: RunConfig) -> list[str]:
-    """Word changes of connectors or replay keys in a resumed run."""
+    """Describe changes of connectors or replay keys in a resumed run."""
     connectors, sums = [], []
     for where, was, now in _modules(config, before):
         for place in PLACES:
             had, has = (list(each.connectors.parsed().pipeline(place)) for each in (was, now))
             if had != has:
                 connectors.append(
-                    f"{where}connectors.{place} had {_named(had)}, and has {_named(has)} now: the "
+                    f"{where}connectors.{place} had {_named(had)}, and now has {_named(has)}: the "
                     "weights were learned with the former"
                     + ("; statistics of new connectors start again" if has else "")
                 )
@@ -391,15 +394,15 @@ def changes(config: RunConfig, before: RunConfig) -> list[str]:
             old, new = (getattr(each.learner, key) for each in (was, now))
             if old != new:
                 sums.append(
-                    f"{where}{key} was {old}, and is {new} now: steps in the replay of the "
-                    "checkpoint keep the sums of rewards that were made with the former; "
+                    f"{where}{key} was {old}, and is now {new}: steps in the replay of the "
+                    "checkpoint keep their sums of rewards from before; "
                     "save_replay = false begins without them"
                 )
     return connectors + sums
 
 
 def _modules(config: RunConfig, before: RunConfig) -> Iterator[tuple[str, RunConfig, RunConfig]]:
-    """Yield each module's place for people, and configurations before and now."""
+    """Yield each module's name for messages, and its old and new configuration."""
     for module_id in config.module_ids:
         where = f"modules.{module_id}: " if before.agents.agents else ""
         yield where, before.of(module_id), config.of(module_id)
@@ -420,8 +423,7 @@ def _league_must_be_the_same(config: RunConfig, before: RunConfig) -> None:
     had, has = before.agents, config.agents
     if bool(had.league) != bool(has.league):
         raise ConfigError(
-            f"league: this run has {'a' if had.league else 'no'} league, and a run that is resumed "
-            "keeps to that"
+            f"league: this run has {'a' if had.league else 'no'} league, and a resumed run keeps it"
         )
     if not has.league:
         return
@@ -429,6 +431,6 @@ def _league_must_be_the_same(config: RunConfig, before: RunConfig) -> None:
     players = players_of(has.league, before.agent_names, had.modules)
     if {*players} != {*began_with}:
         raise ConfigError(
-            f"league: this run began with the players {listed(began_with)}, and with what is given "
-            f"it would be {listed(players)}: a run that is resumed keeps its players"
+            f"league: this run began with the players {listed(began_with)}, and now "
+            f"has {listed(players)}: a resumed run keeps its players"
         )

@@ -1,4 +1,4 @@
-"""Reads the status of a run for its watchers."""
+"""Assembles the status of a run from its parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from juggler.runtime.wire.v1 import status_pb2
 
 @dataclass(frozen=True, slots=True)
 class StatusReader:
-    """Reads a run's status from its parts, in the driver's thread."""
+    """Assembles a run's status from its parts, in the driver's thread."""
 
     run_id: str
     run_dir: Path
@@ -63,7 +63,7 @@ class StatusReader:
         return status
 
     def _modules(self) -> Iterator[status_pb2.ModuleStatus]:
-        """Yield each of several modules, the trained ones first."""
+        """Yield the modules if there are several, trained ones first."""
         modules, others = self.parts.core.modules, self.parts.config.others
         if len(modules) + len(others) < 2:
             return
@@ -81,7 +81,7 @@ class StatusReader:
             )
 
     def _agents(self) -> Iterator[status_pb2.AgentStatus]:
-        """Each agent, if there are several and not many."""
+        """Yield the agents if there are several, but not too many."""
         agents = self.parts.config.agent_names or tuple(self.parts.metrics.by_agent)
         for agent in agents if has_metrics_by_agent(agents) else ():
             metrics = self.parts.metrics.of_agent(agent)

@@ -1,4 +1,4 @@
-"""What a run does on intervals: metrics, checkpoints, evaluations, a look around."""
+"""Periodic work of a run: metrics, checkpoints, evaluations and checks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from juggler.runtime.nearest import listed
 from juggler.runtime.wire.v1 import training_pb2
 
 _LINE_SECONDS = 1.0
-_IDLE_SECONDS = 20.0  # long beside an update
+_IDLE_SECONDS = 20.0  # long compared with an update
 
 
 class Intervals:
-    """Alarms by name, the first of each one interval from now.
+    """Alarms by name; each first rings after one interval.
 
     Args:
-        seconds: between an alarm and the next; 0: there is none.
+        seconds: between two alarms; 0: no alarm.
     """
 
     def __init__(self, seconds: Mapping[str, float]) -> None:
@@ -38,11 +38,11 @@ class Intervals:
         self._due = {name: now + length for name, length in self._seconds.items()}
 
     def left(self) -> float:
-        """Seconds until the next alarm, at least 0."""
+        """Return the seconds until the next alarm, at least 0."""
         return max(0.0, min(self._due.values()) - time.monotonic())
 
     def due(self) -> list[str]:
-        """Whose time has come since they were last named here."""
+        """Return the alarms that are due since the last call."""
         now = time.monotonic()
         names = [name for name, moment in self._due.items() if moment <= now]
         self._due.update((name, now + self._seconds[name]) for name in names)
@@ -50,10 +50,11 @@ class Intervals:
 
 
 class Upkeep:
-    """Does what is due at intervals.
+    """Does the periodic work of a run.
 
     Args:
-        bound: the addresses that the driver listens at; one whose socket was removed is taken out.
+        bound: the addresses that the driver listens at; an address whose socket was removed is
+            deleted.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Upkeep:
         self._idle_cores = IdleCores(parts.config.driver.learner_threads)
         self._intervals = Intervals({})
         self._checkpoint_due = False
-        self._told_what_it_waits_for = False
+        self._wait_was_reported = False
         driver = parts.config.driver
         each = driver.metrics_steps
         self._steps = (driver.stop_steps or 0) // 100 if each is None else each  # between lines
@@ -84,12 +85,12 @@ class Upkeep:
             self.write_line(step_mark=marks * self._steps)
 
     def begin(self) -> None:
-        """Count the first intervals from now."""
+        """Start the first intervals."""
         driver = self._parts.config.driver
         self._intervals = Intervals(
             {
                 "line": _LINE_SECONDS,
-                # What a clock says would make the numbers of a synchronous run differ.
+                # Timing would make the numbers of synchronous runs differ.
                 "checkpoint": 0.0 if driver.synchronous else driver.checkpoint_seconds,
                 "evaluation": driver.evaluation_seconds,
                 "look": driver.worker_timeout_seconds,
@@ -98,17 +99,17 @@ class Upkeep:
         )
 
     def seconds_left(self) -> float:
-        """Until something is due."""
+        """Return the seconds until something is due."""
         return self._intervals.left()
 
     def on_intervals(self) -> None:
-        """Do what is due."""
+        """Do everything that is due."""
         parts = self._parts
         for name in self._intervals.due():
             match name:
                 case "line":
                     self.write_line()
-                    self._look_for_sockets()
+                    self._check_sockets()
                     for text in self.standstill.silent_runners():
                         parts.progress.message(text, "warning")
                 case "checkpoint":
@@ -116,13 +117,13 @@ class Upkeep:
                 case "evaluation":
                     parts.evaluations.want()
                 case "look":
-                    self._look_for_standstill()
+                    self._check_standstill()
                 case "idle cores":
                     if text := self._idle_cores.look(Used.by(parts)):
                         parts.progress.message(text, "info")
-        # One snapshot at a time; a checkpoint does not wait for evaluations that follow each other.
+        # One snapshot at a time; a checkpoint does not wait for consecutive evaluations.
         if self._checkpoint_due and parts.checkpointing.begin():
-            self._checkpoint_due = self._told_what_it_waits_for = False
+            self._checkpoint_due = self._wait_was_reported = False
         if not self._checkpoint_due:
             parts.evaluations.begin()
         driver = parts.config.driver
@@ -132,12 +133,12 @@ class Upkeep:
             parts.end.stop("stop_seconds")
 
     def _want_checkpoint(self) -> None:
-        """Note that a checkpoint is due; warn once if none is possible."""
+        """Note that a checkpoint is due; warn once if it is impossible."""
         parts = self._parts
         missing = parts.checkpointing.waits_for
         is_old = self._checkpoint_due and parts.core.has_updated
-        if is_old and missing and not self._told_what_it_waits_for:
-            self._told_what_it_waits_for = True
+        if is_old and missing and not self._wait_was_reported:
+            self._wait_was_reported = True
             text = (
                 f"there are no checkpoints while these modules have no learner: {listed(missing)}"
             )
@@ -151,7 +152,7 @@ class Upkeep:
         parts.callbacks.metrics(line)
         renewed = self._lines.append(line)
         parts.checkpointing.suspended = self._lines.taken
-        if renewed:  # into a new directory: the run is not found there yet
+        if renewed:  # in a new directory, in which the driver's address is missing
             self._announce()
             if not parts.config.driver.synchronous and not parts.end.reached:
                 parts.checkpointing.begin()
@@ -166,12 +167,12 @@ class Upkeep:
             parts.progress.message(text, "info")
         return line
 
-    def _look_for_standstill(self) -> None:
+    def _check_standstill(self) -> None:
         parts = self._parts
         if text := self.standstill.look():
             waits = not parts.only_local or parts.config.env_runner.gateway
             if self.standstill.starting and not parts.registry.complete():
-                text = f"{text}. Workers are at work on their start, and are waited for"
+                text = f"{text}. Workers are still starting, and the run waits for them"
                 parts.progress.message(text, "warning")
             elif not waits and not parts.registry.complete():
                 parts.end.fail(text)
@@ -181,8 +182,8 @@ class Upkeep:
         if text := parts.confirmation.overdue():
             parts.progress.message(text, "warning")
 
-    def _look_for_sockets(self) -> None:
-        """End or warn if the sockets that local workers need are gone."""
+    def _check_sockets(self) -> None:
+        """End the run or warn if local workers' sockets are gone."""
         parts = self._parts
         gone = parts.local.directory_is_gone()
         if not gone or parts.end.reached:
@@ -196,7 +197,7 @@ class Upkeep:
 
 
 def metrics_line(parts: RunParts) -> dict[str, Any]:
-    """What a run says about itself every second.
+    """Return the metrics of a run, which it writes every second.
 
     Raises:
         LedgerError: the books do not balance.
@@ -227,7 +228,7 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
         line["by_module"] |= {each: parts.metrics.of(each).played_line() for each in others}
     if parts.league:
         line["league"] = parts.league.standings.now().line()
-    agents = parts.config.agent_names or tuple(parts.metrics.by_agent)  # of simulators
+    agents = parts.config.agent_names or tuple(parts.metrics.by_agent)  # with simulators
     if has_metrics_by_agent(agents):
         line["by_agent"] = {agent: parts.metrics.of_agent(agent).line() for agent in agents}
     stop_return = parts.config.driver.stop_return
@@ -237,7 +238,7 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
 
 
 def _module_line(parts: RunParts, module_id: str) -> dict[str, Any]:
-    """What is said of one of several modules."""
+    """Return the metrics of one of several modules."""
     module = parts.core.modules[module_id]
     counters = module.ledger.counters()
     counters.check()
@@ -251,7 +252,7 @@ def _module_line(parts: RunParts, module_id: str) -> dict[str, Any]:
 
 
 def _learner_steps(parts: RunParts) -> dict[str, dict[str, int]]:
-    """The learner processes' own counts, over the modules that each hosts."""
+    """Return the learner processes' own counts, over the modules that each hosts."""
     before = parts.trained.steps_before
     sums = {worker_id: dict(counts) for worker_id, counts in before.items()}
     for learners in parts.learners.values():
@@ -268,31 +269,31 @@ def _steps(counters: Counters) -> dict[str, Any]:
     return books
 
 
-#: Of an interval that local workers have to be at work so that they are waited for once more; on a
-#: busy host they get no more. And how many intervals that helps for.
+#: Share of an interval that local workers must compute for the run to wait another interval (a
+#: busy host may give them no more), and the number of those intervals.
 _AT_WORK = 0.01
 _MOST_LOOKS = 10
 
-#: All environments hang where EnvRunners take this many times as long as ever before, and at least
-#: this many seconds.
+#: All environments count as hung if EnvRunners take longer than ever before by this factor, and at
+#: least this number of seconds.
 _TIMES_AS_LONG = 3
 _HUNG_SECONDS = 5.0
 
-#: A group usually forms in a fraction of it.
+#: Time limit before a warning; a group usually forms in a fraction of it.
 _FORMING_SECONDS = 5.0
 
-#: Steps of each environment in which an episode should have ended.
+#: Steps of each environment within which an episode should have ended.
 _MANY = 5000
-_TIMES = 2  # the longest of the last episodes
+_TIMES = 2  # times the longest of the last episodes
 
-_LIMIT = 1000  # in the hint
+_LIMIT = 1000  # suggested limit of steps
 
 
 class Standstill:
-    """Looks every now and then whether the run gets on.
+    """Checks from time to time whether the run makes progress.
 
     Attributes:
-        starting: nothing was trained on, but workers that are missing are at work on their start.
+        starting: nothing was trained on, but the missing workers are still starting.
     """
 
     def __init__(self, parts: RunParts) -> None:
@@ -300,40 +301,40 @@ class Standstill:
         self._config = parts.config
         self._parts = parts
         self._trained_at_last_look = 0
-        self._silent: set[str] = set()  # EnvRunners that people have been told of
-        self._forming: set[str] = set()  # learners that people have been told of
+        self._silent: set[str] = set()  # EnvRunners that were reported
+        self._forming: set[str] = set()  # learners that were reported
         self._cpu_at_last_look = 0.0
-        self._looks = 0  # without anything that was trained on
+        self._checks = 0  # checks since the last trained step
 
     def look(self) -> str:
-        """Word what is missing if nothing was trained since the last look."""
+        """Describe what is missing if nothing was trained since the last check."""
         trained, before = self._parts.core.trained, self._trained_at_last_look
         self._trained_at_last_look = trained
         cpu, cpu_before = self._parts.local.cpu_seconds(), self._cpu_at_last_look
         self._cpu_at_last_look = cpu
         if trained != before:
-            self._looks = 0
+            self._checks = 0
             return ""
-        self._looks += 1
+        self._checks += 1
         seconds = self._config.driver.worker_timeout_seconds
-        self.starting = cpu - cpu_before > _AT_WORK * seconds and self._looks < _MOST_LOOKS
+        self.starting = cpu - cpu_before > _AT_WORK * seconds and self._checks < _MOST_LOOKS
         return f"no update in the last {seconds:.0f} s. {self.what_is_there()}"
 
     def silent_runners(self) -> list[str]:
-        """Warn of EnvRunners that have begun to bring nothing."""
-        silent = self._by_silent_runner()
+        """Warn of EnvRunners that have stopped sending batches."""
+        silent = self._silences()
         new = [text for name, text in silent.items() if name not in self._silent]
         self._silent = set(silent)
         seconds = self._config.driver.hang_seconds
         then = "is killed and replaced" if self._parts.only_local else "ends itself"
         return [
-            f"{text}. Others are asked for less meanwhile. Are its environments slow, or stuck? An "
-            f"EnvRunner that makes no progress for {seconds:g} s (hang_seconds) {then}"
+            f"{text}. Other EnvRunners now get fewer requests. Are its environments slow, or "
+            f"stuck? An EnvRunner that makes no progress for {seconds:g} s (hang_seconds) {then}"
             for text in new
         ]
 
     def slow_groups(self) -> str:
-        """Word which learners have begun to form a group slowly."""
+        """Describe groups of learners that are slow to form."""
         requests = self._parts.commands.pool.waiting(training_pb2.Group)
         slow = {
             worker.worker_id: seconds
@@ -345,13 +346,13 @@ class Standstill:
         if not new:
             return ""
         return (
-            f"a group of learners has not formed {max(slow[name] for name in new):.0f} s after it "
-            f"was to: {', '.join(new)}. Learners finish what they do, and hash and hand over their "
-            "state, which takes long where a replay is large"
+            f"a group of learners has not formed within {max(slow[name] for name in new):.0f} s: "
+            f"{', '.join(new)}. Learners finish their work, then hash and hand over their "
+            "state, which takes long with a large replay"
         )
 
     def hung_runners(self, vitals: Mapping[str, Vitals]) -> str:
-        """Word where all asked EnvRunners hang in their environments, or ""."""
+        """Describe where all EnvRunners hang in their environments, or ""."""
         requests = self._parts.commands.pool.waiting(training_pb2.SampleRequest)
         longest = self._parts.commands.sample_request_seconds.most
         found = []
@@ -363,67 +364,69 @@ class Standstill:
             found.append(f"{worker.worker_id} for {seconds:.0f} s, in {vital.held_up_by}")
         return "; ".join(found)
 
-    def _by_silent_runner(self) -> dict[str, str]:
-        """Word, by worker id, which requests have been open for long."""
+    def _silences(self) -> dict[str, str]:
+        """Describe, by worker id, requests that have been open for long."""
         requests = self._parts.commands.pool.waiting(training_pb2.SampleRequest)
         return {
-            worker.worker_id: f"{worker.worker_id} on {worker.host} has been asked for {count} "
-            f"batch{'' if count == 1 else 'es'} and has brought none for {seconds:.0f} s"
+            worker.worker_id: f"{worker.worker_id} on {worker.host} has had requests for {count} "
+            f"batch{'' if count == 1 else 'es'} and has sent none for {seconds:.0f} s"
             for worker, (count, seconds) in requests.items()
             if seconds >= self._config.driver.worker_timeout_seconds
         }
 
     def what_is_there(self) -> str:
-        """Word what updates wait for."""
+        """Describe what updates wait for."""
         core, registry = self._parts.core, self._parts.registry
-        parts = [registry.describe(), *self._by_silent_runner().values()]
+        parts = [registry.describe(), *self._silences().values()]
         if core.missing_learners:
             parts.append(f"waits for learners: {core.missing_learners} more")
         for module_id, module in core.modules.items():
             if module.members:
                 of_module = f" of module {module_id}" if len(core.modules) > 1 else ""
                 size, held = module.settings.batch_size, module.held_steps
-                more = ", beside those of an update under way" if module.updates_in_flight else ""
-                parts.append(f"an update{of_module} takes {size} steps, {held} are there{more}")
+                more = (
+                    ", besides the steps of an update under way" if module.updates_in_flight else ""
+                )
+                parts.append(f"an update{of_module} needs {size} steps, and has {held}{more}")
         if self._parts.confirmation.under_way and self._config.driver.synchronous:
-            parts.append("sampling waits until it is known whether the run is solved")
+            parts.append("sampling waits for the confirmation that the run is solved")
         if self._parts.departures.last_failure:
             parts.append(f"the last failure: {self._parts.departures.last_failure}")
         return "; ".join(parts)
 
 
 class EndlessEpisodes:
-    """Tells people once how episodes are ended where none has for long."""
+    """Suggests a step limit, once, if no episode has ended for long."""
 
     def __init__(self, config: EnvRunnerConfig) -> None:
         self._config = config
-        self._told = False
-        self._steps = 0  # at the last look, of all environments since an episode ended
-        self._runners = 0  # the most that were here since then
+        self._was_shown = False
+        self._steps = 0  # at the last check: of all environments since an episode ended
+        self._runners = 0  # maximum number of EnvRunners since then
 
     def look(self, parts: RunParts) -> list[str]:
-        """For people: the hint, if it is due now."""
+        """Return the suggestion if it is due now."""
         if parts.config.played_by and not self._config.gateway:
-            return []  # EnvRunners know which agent does not end, and tell
+            return []  # EnvRunners know the agent that does not end, and report it
         if self._config.dataset:
             return []  # no worker plays
         metrics = parts.metrics
         steps = metrics.steps_without_an_end
-        if steps < self._steps:  # one has ended
+        if steps < self._steps:  # an episode has ended
             self._runners = 0
         self._steps, self._runners = steps, max(self._runners, parts.core.num_runners)
         environments = self._runners * self._config.envs_per_runner
         trained = set(parts.config.module_ids)
         counted = [ids for ids in parts.config.played_by.values() if trained.intersection(ids)]
-        agents = environments * max(1, len(counted))  # whose steps are counted
-        steps //= max(1, agents)  # of each
-        if self._told or steps < max(_MANY, _TIMES * max(metrics.lengths, default=0)):
+        agents = environments * max(1, len(counted))  # these are counted
+        steps //= max(1, agents)  # per agent
+        if self._was_shown or steps < max(_MANY, _TIMES * max(metrics.lengths, default=0)):
             return []
-        self._told = True
-        old = ", and the return is that of earlier ones" if metrics.returns else ""
+        self._was_shown = True
+        old = ", and the return is of earlier episodes" if metrics.returns else ""
         return [
             f"no episode has ended in the last {steps:,} steps of each environment{old}. "
-            f"Where episodes may go on for ever, {self._remedy()}"
+            f"If episodes may never end, {self._remedy()}"
         ]
 
     def _remedy(self) -> str:
@@ -434,11 +437,11 @@ class EndlessEpisodes:
 
 
 def waits_for(parts: RunParts) -> str:
-    """For people, in a few words: what comes before the first update."""
+    """Describe in a few words what the first update waits for."""
     config, registry, core = parts.config, parts.registry, parts.core
     here = [worker.role for worker in registry.attached.values()]
     if ENVRUNNER not in here:
-        return f"waiting for EnvRunners (0 of {config.driver.num_env_runners} are here)"
+        return f"waiting for EnvRunners (0 of {config.driver.num_env_runners} attached)"
     if not registry.of_role(ENVRUNNER):
         if config.env_runner.gateway:
             return "waiting for a simulator to dial in"
@@ -451,33 +454,33 @@ def waits_for(parts: RunParts) -> str:
         return "the learners publish their first weights"
     if core.updates_in_flight:
         return "the first update is under way"
-    # The module that has the largest part of what it needs makes the first update.
+    # The module with the largest share of its steps makes the first update.
     module = max(core.modules.values(), key=lambda each: each.held_steps / each.settings.batch_size)
     size = module.settings.batch_size
-    return f"{min(module.held_steps, size)} of {size} steps are here for the first update"
+    return f"{min(module.held_steps, size)} of {size} steps for the first update"
 
 
-_BUSY = 0.9  # of the time
-#: Updates are told when they are done, so that more work than there was time for may be told at
-#: once. What is above this share of it says nothing.
+_BUSY = 0.9  # share of the time
+#: Updates are reported when they are done, so a report may have more work than time passed. Shares
+#: above this limit mean nothing.
 _MOST_BUSY = 1.2
 _WORK = ("collate", "update", "publish")
-_MOST_THREADS = 8  # that are advised
+_MOST_THREADS = 8  # maximum to suggest
 
 
 class Used(NamedTuple):
     """Seconds that a run and its host have used so far."""
 
     time: float
-    learners: int  # how many there are
-    worked: float  # in which learners had something to do, added up
-    cpu: float  # of processors, that the run has used
-    idle: float  # of processors of this host, in which they had nothing to do
-    cores: float  # how many the run may use
+    learners: int  # number of learners
+    worked: float  # time in which learners had work, added up
+    cpu: float  # processor time of the run
+    idle: float  # idle processor time of this host
+    cores: float  # number of cores that the run may use
 
     @classmethod
     def by(cls, parts: RunParts) -> Used | None:
-        """Return what a run has used, if more threads could help.
+        """Return the time used by a run, if more threads could help.
 
         None: learners are elsewhere, on GPUs or not at work yet, or the run may not use all cores.
         """
@@ -493,28 +496,28 @@ class Used(NamedTuple):
 
 
 class IdleCores:
-    """Tells people, once, where learners could compute in more threads."""
+    """Suggests, once, more threads for learners if cores are idle."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._before: Used | None = None
-        self._told = False
+        self._was_shown = False
 
     def look(self, used: Used | None) -> str:
-        """Return advice about the time since the last look, or ""."""
+        """Return advice about the time since the last check, or ""."""
         before = self._before
         self._before = used
-        if self._told or used is None or before is None or used.learners != before.learners:
+        if self._was_shown or used is None or before is None or used.learners != before.learners:
             return ""
         seconds = used.time - before.time
         worked = (used.worked - before.worked) / seconds / used.learners
         left = used.cores - (used.cpu - before.cpu) / seconds
         idle = min(left, (used.idle - before.idle) / seconds)
         possible = min(_MOST_THREADS, self._threads + int(idle // used.learners))
-        threads = 1 << possible.bit_length() - 1  # a power of 2, as `juggler tune` tries
+        threads = 1 << possible.bit_length() - 1  # a power of 2, like `juggler tune`
         if not _BUSY <= worked <= _MOST_BUSY or threads <= self._threads:
             return ""
-        self._told = True
+        self._was_shown = True
         alone = used.learners == 1
         learners, they = ("the learner limits", "it") if alone else ("learners limit", "they")
         return (

@@ -1,4 +1,4 @@
-"""What a run needs to know of data sets before it begins."""
+"""Checks and resolves a run's data sets before it begins."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def with_dataset(
     """Complete a configuration with its data set's environment and absolute paths.
 
     Args:
-        is_here: EnvRunners are on this host, and the data set with them.
+        is_here: EnvRunners, and so the data set, are on this host.
         is_new: the run has recorded nothing yet.
 
     Raises:
-        ConfigError: the algorithm learns from nothing else, there is no such data set, there is
-            nothing for evaluations to play, or nothing can be recorded there.
+        ConfigError: the algorithm needs a data set, the named one does not exist, evaluations have
+            no environment, or recording is impossible there.
     """
     if is_here:
         config = _with_record(_with_demonstrations(config), is_new)
@@ -39,35 +39,35 @@ def with_dataset(
     if not name or not is_here:
         return config
     try:
-        told = environment_of(name)
+        stated = environment_of(name)
     except DatasetError as error:
         raise ConfigError(f"dataset: {error}") from error
     if "env" in given:
-        told = {}
-    elif not told or ":" in told["env"]:  # a module that it names would be imported, and called
+        stated = {}
+    elif not stated or ":" in stated["env"]:  # its module would be imported and called
         if config.plays:
             raise ConfigError(
                 f"evaluation_seconds = {config.driver.evaluation_seconds:g}: data set {name!r} "
-                f"{_in_words(told)}"
+                f"{_in_words(stated)}"
             )
-        told = {"env": Path(_kept(name)).name}  # for people; it is not played
-    told = {key: value for key, value in told.items() if key not in given}
-    return replace(config, env_runner=replace(config.env_runner, dataset=_kept(name), **told))
+        stated = {"env": Path(_kept(name)).name}  # only a name for people; it is not played
+    stated = {key: value for key, value in stated.items() if key not in given}
+    return replace(config, env_runner=replace(config.env_runner, dataset=_kept(name), **stated))
 
 
-def _in_words(told: dict[str, Any]) -> str:
-    """Word what a data set lacks about its environment."""
-    if not told:
-        return "does not say which environment it is of; name it with env = ..."
-    kwargs = f" and env_kwargs = {told['env_kwargs']}" if told["env_kwargs"] else ""
+def _in_words(stated: dict[str, Any]) -> str:
+    """Describe what a data set does not state about its environment."""
+    if not stated:
+        return "does not name its environment; name it with env = ..."
+    kwargs = f" and env_kwargs = {stated['env_kwargs']}" if stated["env_kwargs"] else ""
     return (
-        f"says that it is of {told['env']}, and a run imports no module because a data set names "
-        f"it: if you trust it, say env = {told['env']!r}{kwargs} yourself"
+        f"names the environment {stated['env']}, and a run imports no module because a data "
+        f"set names it: if you trust it, set env = {stated['env']!r}{kwargs} yourself"
     )
 
 
 def is_of_another(runner: EnvRunnerConfig) -> bool:
-    """Whether the named environment is not the data set's.
+    """Return whether the named environment is not the data set's.
 
     Raises:
         DatasetError: there is no such data set, or it is damaged.
@@ -83,15 +83,15 @@ def must_be_playable(dataset: str, env: str, gateway: str = "") -> None:
 
     Args:
         dataset: of the run; "": none.
-        gateway: of the run; "": none, or `env` is not the run's.
+        gateway: of the run; "": no gateway, or `env` is not the run's.
 
     Raises:
-        ConfigError: the run's env is only a name, of its data set or of simulators, and no
-            other one is given.
+        ConfigError: the run's env is only a name, of its data set or of simulators, and no other
+            environment is given.
     """
     if gateway and ":" not in env and env not in gymnasium.registry:
         raise ConfigError(
-            f"the run's environments were those of simulators, and env = {env!r} is only a name: "
+            f"the run used simulators, and env = {env!r} is only a name: "
             "name an environment in Python with --env, or env in Python; or act in the simulator, "
             "with the policy as an ONNX model (docs/external-simulators.md)"
         )
@@ -103,7 +103,7 @@ def must_be_playable(dataset: str, env: str, gateway: str = "") -> None:
 
 
 def _with_demonstrations(config: RunConfig) -> RunConfig:
-    """Name demonstrations by where they are."""
+    """Replace demonstrations by their absolute path."""
     modules = config.agents.modules
     if not config.learner.imitation and not any("imitation" in each for each in modules.values()):
         return config
@@ -118,7 +118,7 @@ def _with_demonstrations(config: RunConfig) -> RunConfig:
 
 
 def _with_record(config: RunConfig, is_new: bool) -> RunConfig:
-    """Name the directory of recordings by where it is."""
+    """Replace the directory of recordings by its absolute path."""
     if not config.env_runner.record:
         return config
     place = Path(config.env_runner.record).expanduser().resolve()
@@ -128,7 +128,7 @@ def _with_record(config: RunConfig, is_new: bool) -> RunConfig:
         raise ConfigError(f"record = {config.env_runner.record!r}: {error}") from error
     if is_new and place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise ConfigError(
-            f"record = {config.env_runner.record!r}: {place} is there already, and not an empty "
+            f"record = {config.env_runner.record!r}: {place} already exists, and is not an empty "
             "directory: choose another place, or remove it"
         )
     return replace(config, env_runner=replace(config.env_runner, record=str(place)))

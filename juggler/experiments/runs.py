@@ -1,4 +1,4 @@
-"""Several runs beside each other: their processes, directory and display."""
+"""Several runs at the same time: their processes, directory and display."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ from juggler.runtime.plain_files import read_json
 
 _LOOK_SECONDS: Final = 0.25
 _LINE_SECONDS: Final = 5.0  # between lines about runs at work, without a terminal
-_WIDTH: Final = 120  # of tables, likewise
+_WIDTH: Final = 120  # of tables, without a terminal
 
 #: `juggler ARGUMENTS`, for a parent whose process id comes first. If the parent is killed, the run
-#: ends in order, as it does at SIGTERM.
+#: ends normally, like at SIGTERM.
 _PROGRAM: Final = """
 import os, signal, sys
 from juggler.runtime.actors.processes import die_with_parent
@@ -66,13 +66,13 @@ sys.exit(main(sys.argv[2:]))
 class RunEnd:
     """How the process of a run ended."""
 
-    summary: MetricsLine  # the content of `summary.json`, flat; {}: there is none
-    interrupted: bool  # `stop` ended it, and it can be resumed
-    problem: str  # what went wrong, for people; "": nothing did
+    summary: MetricsLine  # the content of `summary.json`, flat; {}: none
+    interrupted: bool  # ended by `stop`, and can be resumed
+    problem: str  # the problem, for people; "": no problem
 
 
 class RunProcess:
-    """`juggler train` in a process of its own.
+    """A process that runs `juggler train`.
 
     Attributes:
         newest: its newest line of metrics, flat; {} before the first one.
@@ -82,7 +82,7 @@ class RunProcess:
         """Start a run, or resume it if it has a checkpoint.
 
         Args:
-            run_dir: its directory. What is left there of a run without a checkpoint is deleted.
+            run_dir: its directory. Remains of a run without a checkpoint are deleted.
         """
         self.run_dir = run_dir
         self.newest: MetricsLine = {}
@@ -96,7 +96,7 @@ class RunProcess:
             arguments = [str(config_file), "--run-dir", str(run_dir)]
         command = [sys.executable, "-c", _PROGRAM, str(os.getpid()), "train", *arguments]
         with self._log.open("ab") as log:
-            # In a session of its own, since a terminal sends Ctrl-C to all processes of one.
+            # In its own session, since a terminal sends Ctrl-C to all processes of its session.
             self._process = subprocess.Popen(
                 [*command, "--progress", "plain"],
                 stdin=subprocess.DEVNULL,
@@ -112,14 +112,14 @@ class RunProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the run has not ended."""
         return self._process.poll() is None
 
     def new_lines(self) -> Sequence[MetricsLine]:
         """Return the lines of metrics since the last call, flat."""
         found: list[MetricsLine] = []
-        with suppress(OSError):  # it has written none yet
-            self._metrics.begins_anew()
+        with suppress(OSError):  # no lines yet
+            self._metrics.was_replaced()
             lines = map(parse_line, self._metrics.new_lines())
             found = [flat(line) for line in lines if line]
         if found:
@@ -127,23 +127,25 @@ class RunProcess:
         return found
 
     def stop(self) -> None:
-        """End the run in order, without waiting."""
+        """End the run normally, without waiting."""
         if not self._stopped:
             self._stopped = True
             self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """End it at once, with its workers."""
+        """End the run and its workers at once."""
         self._process.kill()
         self._process.wait()
 
     def end(self) -> RunEnd:
-        """Return how it ended, once it has."""
+        """Return how an ended run ended."""
         status = self._process.wait()
         summary: dict[str, Any] = {}
-        with suppress(OSError, ValueError):  # it came to no end of its own
+        with suppress(OSError, ValueError):  # no summary: it was killed
             summary = flat(read_json(self.run_dir / SUMMARY_FILE))
-        number = -status if status < 0 else max(0, status - 128)  # of the signal that ended it
+        number = (
+            -status if status < 0 else max(0, status - 128)
+        )  # number of the signal that ended it
         if number == signal.SIGINT and self._stopped:
             return RunEnd(summary, interrupted=True, problem="")
         if number in signal.valid_signals():
@@ -159,16 +161,18 @@ class Runs(ABC):
     """Several runs, as many at once as cores allow.
 
     Args:
-        jobs: how many run at once; None: as many as there are cores for.
-        going_on: the command that resumes them.
+        jobs: number of runs at once; None: as many as the cores allow.
+        resume_command: the command that resumes them.
     """
 
-    #: The file of the directory that says what its runs are, which a process locks.
+    #: File that describes the runs of the directory; locked by a process.
     file: ClassVar[str]
 
-    def __init__(self, directory: Path, config: RunConfig, jobs: int | None, going_on: str) -> None:
+    def __init__(
+        self, directory: Path, config: RunConfig, jobs: int | None, resume_command: str
+    ) -> None:
         self.directory = directory
-        self._going_on = going_on
+        self._resume_command = resume_command
         workers = config.driver.num_env_runners + config.driver.learners
         self._jobs = jobs or max(1, int(usable_cores() // workers))
         kind = config.driver.progress
@@ -182,10 +186,10 @@ class Runs(ABC):
 
     @abstractmethod
     def next(self) -> RunProcess | None:
-        """Start the next run; None: there is no other."""
+        """Start the next run; None: no further run."""
 
-    def heard(self, run: RunProcess) -> None:
-        """Read what is new of a run, which may be stopped."""
+    def read_new(self, run: RunProcess) -> None:
+        """Read new lines of a run, which may be stopped."""
         run.new_lines()
 
     @abstractmethod
@@ -197,10 +201,10 @@ class Runs(ABC):
         """Show the runs at work in a terminal."""
 
     def line(self, running: Sequence[RunProcess]) -> str:
-        """Show them elsewhere, in one line; "": not at all."""
+        """Return one line about the runs at work, without a terminal."""
         return ""
 
-    def say(self, text: str, style: str = "") -> None:
+    def report(self, text: str, style: str = "") -> None:
         """Show a message."""
         self.show(Text(plain(text), style=style))
 
@@ -211,30 +215,30 @@ class Runs(ABC):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the directory; say how to resume after an interruption.
+        """Lock the directory; show how to resume after an interruption.
 
         Raises:
-            RunDirectoryError: another process has it, or it is no directory of these runs.
+            RunDirectoryError: another process has it, or it is not a directory of these runs.
         """
         must_not_be_imported()
         must_have(self.directory, self.file)
         with (self.directory / self.file).open("rb") as locked:
             if not lock(locked):
                 raise RunDirectoryError(
-                    f"another process is at work in {self.directory}; stop it before you go on "
-                    "there"
+                    f"another process is at work in {self.directory}; stop it before you resume "
+                    "these runs"
                 )
             try:
                 yield
             except (KeyboardInterrupt, SystemExit) as end:
-                self.say(f"interrupted; to go on: {self._going_on}")
-                end.result = None  # type: ignore[union-attr]  # it ended in order, and said so
+                self.report(f"interrupted; to resume: {self._resume_command}")
+                end.result = None  # type: ignore[union-attr]  # it ended normally, with a message
                 raise
 
     def run_all(self, what: str) -> None:
         """Run until there are no more runs.
 
-        Ctrl-C and SIGTERM end all of them in order, and are raised when they have ended; the second
+        Ctrl-C and SIGTERM end all runs normally, and are raised when they have ended; a second
         signal kills them.
 
         Raises:
@@ -244,7 +248,7 @@ class Runs(ABC):
         running: list[RunProcess] = []
         stopping = threading.Event()
         at_once = f", {self._jobs} at once" if self._jobs > 1 else ""
-        self.say(f"{what}{at_once}, in {here(self.directory)}")
+        self.report(f"{what}{at_once}, in {here(self.directory)}")
         try:
             with self._live or nullcontext(), signals_become(lambda _: stopping.set()) as caught:
                 while True:
@@ -262,10 +266,10 @@ class Runs(ABC):
                 run.kill()
 
     def _look(self, running: list[RunProcess], stopping: threading.Event) -> None:
-        """Read what is new of every run, and wait a little."""
+        """Read new lines of every run, and wait a little."""
         for run in [*running]:
-            ended = not run.running  # asked first, so that no last line is missed
-            self.heard(run)
+            ended = not run.running  # checked first, so that no last line is missed
+            self.read_new(run)
             if ended:
                 running.remove(run)
                 self.over(run, run.end())
@@ -277,7 +281,7 @@ class Runs(ABC):
         elif time.monotonic() >= self._line_due:
             self._line_due = time.monotonic() + _LINE_SECONDS
             if text := self.line(running):
-                self.say(text)
+                self.report(text)
         if running:
             time.sleep(_LOOK_SECONDS)
 
@@ -291,15 +295,15 @@ def must_be_some(what: str, number: object) -> None:
 def configured(
     config: str | Path | RunConfig | None, keys: Mapping[str, Any]
 ) -> tuple[RunConfig, RunConfig, frozenset[str]]:
-    """Return what a script has given for its runs.
+    """Check and complete a script's configuration of its runs.
 
     Returns:
-        The configuration without these keys, the complete one, and the keys that were given.
+        The configuration without these keys, the complete one, and the given keys.
     """
     for key in ("env", "module"):
         if callable(keys.get(key)):
             raise ConfigError(
-                f"{key}: each run is a process of its own, which has to import it: give its name, "
+                f"{key}: each run is a separate process, which has to import it: give its name, "
                 f'such as "my_file:{getattr(keys[key], "__name__", "Mine")}"'
             )
     if isinstance(config, RunConfig):
@@ -319,19 +323,19 @@ def must_not_record(config: RunConfig) -> None:
 
 
 def make_directory(
-    path: Path | None, kind: str, env: str, file: str, content: bytes, going_on: str
+    path: Path | None, kind: str, env: str, file: str, content: bytes, resume_command: str
 ) -> Path:
-    """Make a directory, with a file that says what its runs are.
+    """Make a directory, with a file that describes its runs.
 
     Args:
-        path: where nothing is yet; None: a new directory under runs/.
-        kind: "sweep" or "seeds", with which the name of a new one begins.
-        going_on: the command that resumes the runs of the directory.
+        path: an unused path; None: a new directory under runs/.
+        kind: "sweep" or "seeds": prefix of the name of a new directory.
+        resume_command: the command that resumes the runs of the directory.
     """
     must_not_be_imported()
     name = re.sub(r"[^\w.-]+", "-", env.rpartition(":")[2])
     path = path or Path("runs") / f"{kind}-{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    must_be_free(path, going_on=going_on)
+    must_be_free(path, resume_command=resume_command)
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_synced(path / file, content)
@@ -341,8 +345,6 @@ def make_directory(
 
 
 def must_have(directory: Path, file: str) -> None:
-    """Check that `make_directory` has made this directory."""
+    """Check that `make_directory` made this directory."""
     if not (directory / file).is_file():
-        raise RunDirectoryError(
-            f"{directory} has no {file}: give the directory that was made for this"
-        )
+        raise RunDirectoryError(f"{directory} has no {file}: give a directory made for this")

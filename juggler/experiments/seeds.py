@@ -1,4 +1,4 @@
-"""Several runs of one configuration that differ by their seeds."""
+"""Several runs of one configuration, with different seeds."""
 
 from __future__ import annotations
 
@@ -40,15 +40,16 @@ _GOOD_ENDS: Final = ("solved", "stop_steps", "stop_seconds")
 
 @dataclass(frozen=True, slots=True)
 class SeedsResult:
-    """What runs with several seeds have reached.
+    """Results of runs with several seeds.
 
     Attributes:
         seeds_dir: their directory.
-        runs: for each that ended well: its `seed`, `run_dir`, `solved`, `final_return`,
+        runs: for each successful run: its `seed`, `run_dir`, `solved`, `final_return`,
             `best_return` and `env_steps_trained`. Returns are means over 100 training episodes.
-        failed: by seed, what went wrong with the others.
-        final_return: of all of them.
-        best_return: likewise, each at its best moment; the last one, if fewer episodes ended.
+        failed: by seed, the problems of failed runs.
+        final_return: over all runs.
+        best_return: over all runs, each at its best moment; the last mean, if fewer episodes
+            ended.
     """
 
     seeds_dir: Path
@@ -68,15 +69,13 @@ class SeedsResult:
             if interval.low is not None:
                 of = f"95 % interval {number(interval.low)} to {number(interval.high)}; {of}"
             elif count > 1:
-                of += f"; an interval takes {FEWEST}"
+                of += f"; an interval needs {FEWEST}"
             lines.append(f"{name:<13} {number(interval.mean)}  ({of})")
         if solved := sum(run["solved"] for run in self.runs):
             lines.append(f"{'solved':<13} {solved} of {count + len(self.failed)}")
         if self.failed:
             seeds = ", ".join(map(str, sorted(self.failed)))
-            lines.append(
-                f"{'failed':<13} {len(self.failed)} (seed {seeds}), in none of these figures"
-            )
+            lines.append(f"{'failed':<13} {len(self.failed)} (seed {seeds}), not in these figures")
         return "\n".join(lines)
 
 
@@ -89,19 +88,19 @@ def train_seeds(
 ) -> SeedsResult:
     """Train with several seeds, each in its own process.
 
-    So classes of a script have to be named: "my_file:MyEnv".
+    So give classes of a script by name: "my_file:MyEnv".
 
-    Ctrl-C ends the runs in order, and `juggler train --resume DIR --seeds N` resumes them.
+    Ctrl-C ends the runs normally, and `juggler train --resume DIR --seeds N` resumes them.
 
     Args:
         config: as in `juggler.train`.
-        seeds: how many. They begin with the `seed` of the configuration.
-        jobs: how many at once; None: as many as there are cores for.
-        keys: of the configuration; `run_dir` is where everything is written.
+        seeds: number of seeds, from the `seed` of the configuration on.
+        jobs: number of runs at once; None: as many as the cores allow.
+        keys: of the configuration; everything is written into `run_dir`.
 
     Raises:
-        ConfigError: a key or a value is wrong, or the runs would have no end.
-        RunFailed: none ended well.
+        ConfigError: a key or a value is wrong, or the runs would never end.
+        RunFailed: no run succeeded.
         KeyboardInterrupt: on Ctrl-C.
     """
     must_be_some("jobs", jobs)
@@ -117,27 +116,27 @@ def create(config: RunConfig, given: Collection[str], seeds: int, path: Path | N
         path: of the directory; None: a new one under runs/.
 
     Raises:
-        ConfigError: the runs would have no end, or record what they sample.
+        ConfigError: the runs would never end, or would record their steps.
     """
     must_be_some("seeds", seeds)
     must_not_record(config)
     flat = config.flat()
     if all(flat[stop] is None for stop in ("stop_return", "stop_steps", "stop_seconds")):
         raise ConfigError(
-            "runs with several seeds have to end by themselves: give --stop-steps, --stop-return "
+            "runs with several seeds need an end: give --stop-steps, --stop-return "
             "or --stop-seconds"
         )
     values = {key: flat[key] for key in flat if key in given and key != "run_dir"}
-    going_on = f"juggler train --seeds {seeds} --resume"
+    resume_command = f"juggler train --seeds {seeds} --resume"
     env, content = config.env_runner.env, to_toml(values)
-    return make_directory(path, "seeds", env, CONFIG_FILE, content, going_on)
+    return make_directory(path, "seeds", env, CONFIG_FILE, content, resume_command)
 
 
 def run_seeds(directory: Path, seeds: int, jobs: int | None = None) -> SeedsResult:
     """Train the runs of a directory, or resume unfinished ones.
 
     Raises:
-        RunDirectoryError: it is not one that `create` has made, or another process has it.
+        RunDirectoryError: it was not made by `create`, or another process has it.
     """
     from juggler.driver.driver import RunFailed
 
@@ -148,16 +147,16 @@ def run_seeds(directory: Path, seeds: int, jobs: int | None = None) -> SeedsResu
         runs.run_all(f"{seeds} seeds")
         if not runs.reached:
             where = f"{here(directory)}/seed-*.log"
-            raise RunFailed(f"no run ended well; what they printed is in {where}")
+            raise RunFailed(f"no run succeeded; their output is in {where}")
         result = runs.result()
         plain = {key: value for key, value in asdict(result).items() if key != "seeds_dir"}
         write_synced(directory / RESULT_FILE, json.dumps(plain, indent=2).encode() + b"\n")
-        runs.say(repr(result))
+        runs.report(repr(result))
         return result
 
 
 def members(directory: Path) -> list[Path]:
-    """Return runs of a directory of seeds; []: it is another."""
+    """Return runs of a directory of seeds; []: another kind of directory."""
     if not (directory / CONFIG_FILE).is_file():
         return []
     found = (path for path in directory.glob("seed-*") if path.is_dir())
@@ -173,8 +172,8 @@ class _Seeds(Runs):
         file = directory / CONFIG_FILE
         self._values = read_toml(file)
         config = RunConfig.from_flat(self._values, str(file))
-        going_on = f"juggler train --resume {here(directory)} --seeds {seeds}"
-        super().__init__(directory, config, jobs, going_on)
+        resume_command = f"juggler train --resume {here(directory)} --seeds {seeds}"
+        super().__init__(directory, config, jobs, resume_command)
         self._goal = config.driver.stop_steps
         self._waiting = list(range(config.driver.seed, config.driver.seed + seeds))
         self._count = seeds
@@ -199,10 +198,10 @@ class _Seeds(Runs):
         reached = _reached(seed, run.run_dir, end)
         if isinstance(reached, str):
             self._failed[seed] = reached
-            self.say(f"seed {seed:>3}  failed: {reached}", "red")
+            self.report(f"seed {seed:>3}  failed: {reached}", "red")
             return
         self.reached[seed] = reached
-        self.say(
+        self.report(
             f"seed {seed:>3}  return {number(reached['final_return'])}"
             f"  best {number(reached['best_return'])}"
             f"  steps {quantity(reached['env_steps_trained'])}"
@@ -210,7 +209,7 @@ class _Seeds(Runs):
         )
 
     def result(self) -> SeedsResult:
-        """Return what the runs that ended well have reached."""
+        """Return the results of successful runs."""
         runs = [self.reached[seed] for seed in sorted(self.reached)]
         means = (
             interquartile_mean([run[name] for run in runs])
@@ -229,7 +228,7 @@ class _Seeds(Runs):
         return "; ".join(words)
 
     def table(self, running: Sequence[RunProcess], title: str) -> Table:
-        over = f"{len(self.reached) + len(self._failed)} of {self._count} seeds are over{title}"
+        over = f"{len(self.reached) + len(self._failed)} of {self._count} seeds have ended{title}"
         table = Table(title=over, title_justify="left", box=None, pad_edge=False)
         table.add_column("seed", justify="right")
         table.add_column("", width=16)
@@ -244,18 +243,18 @@ class _Seeds(Runs):
 
 
 def _reached(seed: int, run_dir: Path, end: RunEnd) -> dict[str, Any] | str:
-    """Return what a run has reached, or what went wrong."""
+    """Return the results of a run, or its problem."""
     if end.problem:
         return end.problem
     if (reason := end.summary.get("reason_for_stop")) not in _GOOD_ENDS:
-        return f"it ended by {reason}"
-    # The first episodes to end are short ones, whose returns say little.
+        return f"it ended ({reason})"
+    # The first episodes that end are short, and their returns mean little.
     whole = [x for x in read_metrics(run_dir).lines if x.get("episodes", 0) >= RETURN_WINDOW]
     returns = [finite(line.get(_RETURN)) for line in whole]
     known = [each for each in returns if each == each]  # not NaN
     final = finite(end.summary.get(_RETURN))
     if final != final:
-        return "it ended before an episode did"
+        return "it ended before its first episode"
     return {
         "seed": seed,
         "run_dir": str(run_dir),

@@ -1,4 +1,4 @@
-"""The space of a sweep: which keys vary, and over what."""
+"""The space of a sweep: keys and their values."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ Value = bool | int | float | str | list[Any] | dict[str, Any]
 class Axis:
     """A key that varies, over several values or between two bounds."""
 
-    key: str  # of the configuration; of a table's key with dots: "model.hidden_sizes"
+    key: str  # of the configuration; keys of tables have dots: "model.hidden_sizes"
     values: tuple[Value, ...] = ()  # at least two; (): a range
     low: float = 0.0  # the lower bound
-    high: float = 0.0  # the upper bound, which steps from the lower one reach
+    high: float = 0.0  # the upper bound, reached in steps from the lower one
     log: bool = False  # equal ratios are equally likely, instead of equal differences
     step: float | None = None  # between two values; None: any number
-    whole: bool = False  # integers alone
+    whole: bool = False  # only integers
 
     def distribution(self) -> BaseDistribution:
-        """Return what Optuna draws values from."""
+        """Return Optuna's distribution of values."""
         from optuna import distributions as of
 
         if self.values:
@@ -53,7 +53,7 @@ class Axis:
         return range(int(self.low), int(self.high) + 1, int(self.step or 1))
 
     def meant(self, name: Any) -> Value:
-        """Return the value that Optuna stores like this."""
+        """Return the value of a name that Optuna stores."""
         value: Value = dict(zip(map(_name, self.values), self.values, strict=True)).get(name, name)
         return value
 
@@ -70,14 +70,14 @@ class Axis:
 
 
 def parse_space(given: Mapping[str, str | Sequence[Value]], run: Mapping[str, Any]) -> list[Axis]:
-    """Parse a space, and check that the configuration accepts all of it.
+    """Parse a space, and check that the configuration accepts it.
 
     Args:
         given: by key, "1e-4..1e-2:log", "128..1024:128" or "0,0.01", or the values themselves.
 
     Raises:
-        ConfigError: a key is not one of the configuration, a value is wrong for its key, or a range
-            is none.
+        ConfigError: a key is not in the configuration, a value is wrong for its key, or a range is
+            empty.
     """
     first = dict(run)
     if "algorithm" in given:
@@ -86,12 +86,12 @@ def parse_space(given: Mapping[str, str | Sequence[Value]], run: Mapping[str, An
         first = algorithms[0]
     axes = [_axis(key, value, first) for key, value in given.items()]
     for _ in configurations(axes, run):
-        pass  # each was checked
+        pass  # each is checked
     return axes
 
 
 def settings_in(axes: Sequence[Axis]) -> float:
-    """Return how many different settings a space has, which may be infinite."""
+    """Return the number of settings in a space, which may be infinite."""
     return math.prod(axis.count for axis in axes)
 
 
@@ -109,7 +109,7 @@ def _with_each_algorithm(axes: Sequence[Axis], run: Mapping[str, Any]) -> list[d
 
 
 def _must_suit_all(algorithms: Sequence[Mapping[str, Any]]) -> None:
-    """Check that the configuration suits each of these algorithms."""
+    """Check that the configuration is valid for each of these algorithms."""
     for run in algorithms:
         RunConfig.from_flat({"algorithm": run["algorithm"]}, where="--space")
     try:
@@ -118,7 +118,7 @@ def _must_suit_all(algorithms: Sequence[Mapping[str, Any]]) -> None:
     except ConfigError as error:
         raise ConfigError(
             f"--space algorithm: {error}. The configuration is for one algorithm: to compare "
-            "several, name the environment alone, as in --env CartPole-v1"
+            "several, name only the environment, as in --env CartPole-v1"
         ) from error
 
 
@@ -131,9 +131,7 @@ def placed(run: Mapping[str, Any], values: Mapping[str, Value]) -> dict[str, Any
         for name in tables:
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
-                raise ConfigError(
-                    f"--space {key}: {name} is no table, so it has no keys of its own"
-                )
+                raise ConfigError(f"--space {key}: {name} is not a table, so it has no keys")
         table[last] = value
     return found
 
@@ -163,7 +161,7 @@ def _range(key: str, match: re.Match[str], where: str, run: Mapping[str, Any]) -
         first, span = Decimal(match[1]), Decimal(match[2]) - Decimal(match[1])
         if not re.fullmatch(_NUMBER, how) or not 0 < Decimal(how) <= span:
             raise ConfigError(
-                f"{where}: after the colon stands log, or a step between two values, not {how!r}"
+                f"{where}: after the colon, give log or a step between two values, not {how!r}"
             )
         step = float(how)
         high = float(first + span // Decimal(how) * Decimal(how))
@@ -171,15 +169,15 @@ def _range(key: str, match: re.Match[str], where: str, run: Mapping[str, Any]) -
         raise ConfigError(f"{where}: with :log, both bounds have to be above 0")
     whole = _is_whole(key, match, run)
     if whole and not all(each.is_integer() for each in (low, high, step or 1.0)):
-        raise ConfigError(f"{where}: {key} takes integers alone")
+        raise ConfigError(f"{where}: {key} only takes integers")
     return Axis(key, (), low, high, log, step, whole)
 
 
 def _is_whole(key: str, match: re.Match[str], run: Mapping[str, Any]) -> bool:
-    """Whether a key accepts integers alone.
+    """Return whether a key accepts only integers.
 
-    It accepts the lower bound, and nothing just above; in free tables, its bounds are written as
-    integers.
+    It does if it rejects numbers just above the lower bound; in tables without types, if the
+    bounds are written as integers.
     """
     low = float(match[1])
     bound = int(low) if low.is_integer() else low

@@ -1,8 +1,8 @@
-"""What several runs with different seeds say together.
+"""Statistics over several runs with different seeds.
 
 Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021): the
-interquartile mean is less moved by single runs than the mean, and says more than the median; how
-far it can be trusted is told by a bootstrap that is stratified by task.
+interquartile mean is less affected by single runs than the mean, and more informative than the
+median; a bootstrap stratified by task estimates its uncertainty.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _POINTS = 100  # of a curve
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean of several runs, and how far it can be trusted.
+    """A mean of several runs, with a confidence interval.
 
     Attributes:
         mean: the interquartile mean.
-        low: the lower bound of its 95 % confidence interval; None: there are too few runs to say
-            how much they vary, fewer than five of one task or three of one of several.
-        high: the upper one; likewise.
+        low: the lower bound of its 95 % confidence interval; None: too few runs to estimate their
+            variance: fewer than five of a single task, or three of one of several tasks.
+        high: the upper bound, or None.
     """
 
     mean: float
@@ -35,18 +35,18 @@ class Interval:
 
 
 def interquartile_mean(*tasks: ArrayLike) -> Interval:
-    """The interquartile mean of all scores, with a stratified bootstrap interval.
+    """Return the interquartile mean of all scores, with a bootstrap interval.
 
     Args:
-        tasks: for each task the scores of its runs, such as their returns. Between tasks, scores
-            have to be of one scale.
+        tasks: for each task the scores of its runs, such as their returns. All tasks need the same
+            scale of scores.
 
     Raises:
         ValueError: there are no scores, or not only finite ones.
     """
     scores = [np.asarray(task, dtype=np.float64).reshape(-1) for task in tasks]  # [runs] each
     if not scores or not all(len(task) and np.isfinite(task).all() for task in scores):
-        raise ValueError("give for each task the scores of one run at least, all finite")
+        raise ValueError("give finite scores of at least one run for each task")
     mean = float(_middle_mean(np.concatenate(scores)))
     low, high = bootstrap_interval(_middle_mean, scores) or (None, None)
     return Interval(mean, low, high)
@@ -59,19 +59,19 @@ class MeanCurve:
     x: Column  # the places, [points]
     mean: Column  # [points]
     low: Column  # [points]; NaN where there are too few curves for an interval
-    high: Column  # [points]; likewise
+    high: Column  # [points]; NaN like `low`
 
 
 def mean_curve(curves: Sequence[tuple[Column, Column]]) -> MeanCurve | None:
-    """Return the mean of curves, where all have begun.
+    """Return the mean of curves, from where all have begun.
 
-    A curve that ends sooner keeps its last value.
+    A curve that ends earlier keeps its last value.
 
     Args:
         curves: of each run x, which rises, and y, which may have NaN.
 
     Returns:
-        None if one has no values.
+        The mean; None if a curve has no values.
     """
     known = [(x[np.isfinite(y)], y[np.isfinite(y)]) for x, y in curves]  # [values] each
     if not known or not all(len(x) for x, _ in known):

@@ -1,4 +1,4 @@
-"""How pictures of runs look."""
+"""Style of pictures of runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: People with any colour vision can tell them apart.
+#: Distinguishable with any colour vision.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#404040")
 GREY = "#555555"
 
 
 def dress(axes: Axes, x_label: str, y_label: str, *, numbers_on_x: bool = True) -> None:
-    """Label axes, and take away what is not read.
+    """Label axes, and remove clutter.
 
     Args:
         numbers_on_x: shorten the numbers there, as on the other side.
@@ -26,7 +26,7 @@ def dress(axes: Axes, x_label: str, y_label: str, *, numbers_on_x: bool = True) 
     axes.tick_params(colors=GREY, labelsize=9)
     for axis in (axes.xaxis, axes.yaxis) if numbers_on_x else (axes.yaxis,):
         axis.set_major_formatter(tick)
-    # One legend entry for each kind of line, however many runs there are.
+    # One legend entry for each kind of line, for any number of runs.
     kinds = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     if len(kinds) > 1:
         legend = axes.legend(kinds.values(), kinds.keys(), frameon=False, fontsize=9)

@@ -49,30 +49,30 @@ PLAN_FILE: Final = "sweep.toml"
 TRIALS: Final = 20
 _STOPS: Final = ("stop_return", "stop_steps", "stop_seconds")
 _METRIC: Final = "episode_return_mean"
-_POINTS: Final = 10  # of a trial, at which it is compared with others
-_UNPRUNED_POINTS: Final = 2  # at first, where returns say little
-_MEDIAN_OF: Final = 5  # complete trials at least
-_MOST_LISTED: Final = 10_000  # settings of a space; of more, hardly any comes twice
-_MOST_FAILED: Final = 3  # trials, before any has ended well
+_POINTS: Final = 10  # points of a trial at which it is compared with other trials
+_UNPRUNED_POINTS: Final = 2  # first points, at which returns mean little
+_MEDIAN_OF: Final = 5  # minimum number of complete trials
+_MOST_LISTED: Final = 10_000  # settings of a space; larger spaces hardly repeat any
+_MOST_FAILED: Final = 3  # failed trials before any has succeeded
 _MOST_ROWS: Final = 10  # of the result
 _COLUMNS: Final = 3  # of the picture
-#: Attributes of Optuna's trials: the number of the run, and how it ended, for people.
-_RUN, _SAID = "run", "said"
+#: Attributes of Optuna's trials: the number of the run, and its end, for people.
+_RUN, _ENDED = "run", "said"
 
 
 class SweepFailed(Exception):
-    """Failed first trials of a sweep; the message says where to look."""
+    """A sweep's first trials failed; the message says where to look."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """What a sweep has found.
+    """Result of a sweep.
 
     Attributes:
         sweep_dir: its directory.
-        settings: the best ones, by key.
-        value: what the best trial had of the metric that they were compared by.
-        config: a file with the best settings, which `juggler.train` takes.
+        settings: the best settings, by key.
+        value: metric of the best trial.
+        config: a file with the best settings, for `juggler.train`.
         trials: a row for each trial, for `pandas.DataFrame(result.trials)`.
     """
 
@@ -88,15 +88,15 @@ class SweepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
-    """What a sweep varies, and how its trials are compared."""
+    """Plan of a sweep: what varies, and how trials are compared."""
 
-    run: dict[str, Any]  # what the configuration of every trial gives, flat
-    stops: dict[str, Any]  # the stop conditions that the best settings are written with
-    space: dict[str, str | list[Any]]  # by key, its values as they were given
+    run: dict[str, Any]  # configuration of every trial, flat
+    stops: dict[str, Any]  # stop conditions for the file of the best settings
+    space: dict[str, str | list[Any]]  # by key, the given values
     metric: str  # a key of a line of metrics, flat
-    minimize: bool  # the least is the best
-    prune: bool  # trials that fall behind are ended
-    trials: int  # how many there are to be
+    minimize: bool  # the smallest is the best
+    prune: bool  # end trials that fall behind
+    trials: int  # total number of trials
 
     def share_done(self, line: MetricsLine) -> float:
         """Return the finished share of a trial at a line."""
@@ -122,28 +122,28 @@ def sweep(
 ) -> SweepResult | None:
     """Look for good settings with many short runs.
 
-    Optuna chooses them, and `juggler train` trains each in a process of its own, so classes of a
-    script have to be named: "my_file:MyEnv".
+    Optuna chooses settings, and `juggler train` runs each trial in its own process, so give
+    classes of a script by name: "my_file:MyEnv".
 
-    Ctrl-C ends the trials in order; `resume_sweep` resumes them.
+    Ctrl-C ends the trials normally; `resume_sweep` resumes them.
 
     Args:
         config: as in `juggler.train`.
         space: by key of the configuration, "1e-4..1e-2:log", "128..1024:128" or a list of values.
             Keys of tables have dots: "model.hidden_sizes".
-        trials: how many there are.
-        jobs: how many at once; None: as many as there are cores for.
-        metric: a key of the lines of metrics that trials are compared by.
-        minimize: the least is the best.
-        prune: end trials that fall behind the median of the others.
-        keys: of the configuration. `stop_steps` or `stop_seconds` is how long a trial is, and
-            `run_dir` where everything is written.
+        trials: total number of trials.
+        jobs: number at once; None: as many as the cores allow.
+        metric: key of metrics lines by which trials are compared.
+        minimize: the smallest is the best.
+        prune: end trials that fall behind the median of the other trials.
+        keys: of the configuration. `stop_steps` or `stop_seconds` is the length of a trial, and
+            everything is written into `run_dir`.
 
     Returns:
-        The best settings; None: no trial was complete.
+        The best settings; None: no complete trial.
 
     Raises:
-        ConfigError: a key or a value is wrong, trials have no end, or Optuna is not installed.
+        ConfigError: a key or a value is wrong, trials would never end, or Optuna is not installed.
         SweepFailed: the first trials have all failed.
         KeyboardInterrupt: on Ctrl-C.
     """
@@ -166,20 +166,20 @@ def sweep(
 def resume_sweep(
     sweep_dir: str | Path, *, trials: int | None = None, jobs: int | None = None
 ) -> SweepResult | None:
-    """Resume a sweep, first the trials that were running when it ended.
+    """Resume a sweep, first the trials that were running.
 
     Args:
-        sweep_dir: of the sweep.
-        trials: how many there are to be, with those of before; None: as before.
+        sweep_dir: directory of the sweep.
+        trials: total number, including earlier trials; None: as before.
         jobs: as in `sweep`.
 
     Raises:
-        RunDirectoryError: there is no sweep.
+        RunDirectoryError: the directory has no sweep.
         ConfigError: a number is wrong, or Optuna is not installed.
-        SweepFailed: as `sweep`.
+        SweepFailed: as for `sweep`.
         KeyboardInterrupt: on Ctrl-C.
     """
-    _optuna_is_there()
+    _must_have_optuna()
     must_be_some("jobs", jobs)
     must_be_some("trials", trials)
     file = Path(sweep_dir) / PLAN_FILE
@@ -194,8 +194,8 @@ def resume_sweep(
 
 
 def start_sweep(plan: SweepPlan, path: Path | None, jobs: int | None) -> SweepResult | None:
-    """Start a new sweep. See `sweep`."""
-    _optuna_is_there()
+    """Start a new sweep; see `sweep`."""
+    _must_have_optuna()
     must_be_some("jobs", jobs)
     axes = parse_space(plan.space, plan.run)
     env, content = str(plan.run.get("env", "")), to_toml(asdict(plan))
@@ -206,7 +206,7 @@ def start_sweep(plan: SweepPlan, path: Path | None, jobs: int | None) -> SweepRe
 def plan_of(
     config: RunConfig,
     given: Collection[str],
-    said: Collection[str],
+    given_here: Collection[str],
     base: RunConfig,
     space: Mapping[str, str | Sequence[Any]],
     *,
@@ -217,24 +217,24 @@ def plan_of(
     """Make the plan of a new sweep.
 
     Args:
-        given: the keys that were given, in a file or with the sweep.
-        said: the keys that were given with the sweep itself.
-        base: the configuration without these.
+        given: keys given in a file or with the sweep.
+        given_here: keys given with the sweep itself.
+        base: the configuration without these keys.
         how: `minimize` and `prune`, as in `SweepPlan`.
 
     Raises:
-        ConfigError: trials would have no end, or different ones, or record what they sample, or
+        ConfigError: trials would never end, or have different lengths, or record their steps, or
             runs have no such metric.
     """
     flat, before = config.flat(), base.flat()
     run = {key: flat[key] for key in flat if key in given and key != "run_dir"}
-    # Trials that reach it sooner would be compared at another number of steps.
-    run["stop_return"] = flat["stop_return"] if "stop_return" in said else "none"
+    # Trials that reach it earlier would be compared at another number of steps.
+    run["stop_return"] = flat["stop_return"] if "stop_return" in given_here else "none"
     if not space:
         raise ConfigError("a sweep needs a space, such as --space lr=1e-4..1e-2:log")
     if flat["stop_steps"] is None and flat["stop_seconds"] is None:
         raise ConfigError(
-            "trials are compared at equal lengths: say how long they are, such as "
+            "trials are compared at equal lengths: give their length, such as "
             "--stop-steps 50000 or --stop-seconds 30"
         )
     must_be_some("trials", trials)
@@ -253,7 +253,7 @@ def plan_of(
 
 
 def _plain(space: object) -> dict[str, str | list[Any]]:
-    """Return a space as files hold it."""
+    """Return a space in the form of files."""
     example = 'such as {"lr": "1e-4..1e-2:log", "model.hidden_sizes": [[64], [256]]}'
     if not isinstance(space, Mapping):
         raise ConfigError(f"space = {space!r}: give a dict, {example}")
@@ -266,7 +266,7 @@ def _plain(space: object) -> dict[str, str | list[Any]]:
     }
 
 
-#: Numbers that the driver adds to those of `Metrics` and of the books.
+#: Numbers that the driver adds to `Metrics` and the books.
 _OF_THE_DRIVER: Final = (
     *("wall_time", "training_time", "updates", "num_env_runners", "num_learners", "restarts"),
 )
@@ -278,7 +278,7 @@ _TABLES: Final = (
 
 
 def plain_metrics() -> frozenset[str]:
-    """Return the keys of every run's lines that are numbers by themselves."""
+    """Return the metrics keys that are plain numbers in every run."""
     gathered = Metrics().line(1.0, 0).keys()
     books = {f"env_steps_{each.name}" for each in fields(Counters)}
     return frozenset({*_OF_THE_DRIVER, *gathered, *books}.difference(_TABLES))
@@ -291,7 +291,7 @@ def must_be_a_metric(name: str, config: RunConfig) -> None:
     module_id, _, metric = rest.partition("/")
     if name.endswith("evaluation_return_mean") and not config.driver.evaluation_seconds:
         raise ConfigError(
-            f"{where}a run evaluates only with evaluation_seconds: give it, and less than a trial "
+            f"{where}a run evaluates only with evaluation_seconds: set it to less than a trial "
             "takes"
         )
     if name in plain_metrics():
@@ -299,18 +299,18 @@ def must_be_a_metric(name: str, config: RunConfig) -> None:
     if not rest or table not in _TABLES:
         first = config.module_ids[0]
         raise ConfigError(
-            f"{where}lines of metrics have no such number{_meant(name, plain_metrics())}. Those of "
-            f"a learner are named as modules/{first}/grad_norm is, those of an environment's infos "
-            "info/NAME/mean"
+            f"{where}metrics lines have no such number{_meant(name, plain_metrics())}. Numbers of "
+            f"a learner are named like modules/{first}/grad_norm, numbers of an environment's "
+            "infos like info/NAME/mean"
         )
-    # An environment that Gymnasium does not name may settle the modules, and so does a league.
+    # Environments unknown to Gymnasium may settle the modules, and so does a league.
     is_settled = bool(agents.agents) or ":" not in config.env_runner.env
     if table in ("modules", "by_module") and is_settled and not agents.league:
         known = config.module_ids if table == "modules" else agents.acting_ids
         if table == "by_module" and len(known) == 1:
             raise ConfigError(
-                f"{where}lines have by_module with several modules, and there is one alone, "
-                f"{known[0]!r}: name a number of the run, as episode_return_mean is"
+                f"{where}lines have by_module only with several modules, but there is only "
+                f"{known[0]!r}: name a number of the run, such as episode_return_mean"
             )
         if module_id not in known:
             which = "module that is trained" if table == "modules" else "module"
@@ -321,9 +321,9 @@ def must_be_a_metric(name: str, config: RunConfig) -> None:
         is_known = module_id in {*config.module_ids, *agents.modules}
         learner = (config.of(module_id) if is_known else config).learner
         names = learner.metric_names()
-        if ":" not in learner.algorithm and metric not in names:  # one's own has others
+        if ":" not in learner.algorithm and metric not in names:  # a user's algorithm has its own
             raise ConfigError(
-                f"{where}{learner.algorithm} has no metric {metric!r} as it is configured"
+                f"{where}{learner.algorithm} has no metric {metric!r} with this configuration"
                 f"{_meant(metric, names)}. It has {', '.join(sorted(names))}"
             )
 
@@ -333,7 +333,7 @@ def _meant(name: str, known: Collection[str]) -> str:
     return f" (did you mean {near!r}?)" if near else ""
 
 
-def _optuna_is_there() -> None:
+def _must_have_optuna() -> None:
     """Check that Optuna is installed."""
     try:
         import optuna  # noqa: F401
@@ -363,16 +363,16 @@ def _sweep(
 class _AtWork:
     """A trial at work."""
 
-    trial: Trial  # Optuna's
-    number: int  # of its run, which stays the same when the sweep is resumed
-    points: int = 0  # how many tenths of it were reported
-    value: float | None = None  # the newest that it is compared by; None: it has had none
-    pruned: bool = False  # it was told to stop
+    trial: Trial  # Optuna's trial
+    number: int  # of its run, which stays the same if the sweep is resumed
+    points: int = 0  # number of reported tenths
+    value: float | None = None  # newest value of the metric; None: none yet
+    pruned: bool = False  # it was asked to stop
 
     def report(self, value: float, points: int) -> None:
-        """Report a tenth, and skipped ones before it with the value then.
+        """Report a tenth, and skipped earlier ones with the same value.
 
-        Optuna compares trials that have reported the same one.
+        Optuna compares trials that have reported the same tenth.
         """
         if self.value is not None:
             for skipped in range(self.points + 1, points):
@@ -383,23 +383,23 @@ class _AtWork:
 
 @dataclass(frozen=True, slots=True)
 class TrialOver:
-    """A trial that is over, as Optuna has recorded it."""
+    """An ended trial, as recorded by Optuna."""
 
     number: int
-    # What trials are compared by: of a pruned one, the last that it reported; None: none
+    # The metric; of a pruned trial, its last report; None: no value
     value: float | None
-    complete: bool  # it was neither pruned nor failed
-    said: str  # why not, for people; "" if it is complete
-    # By key, the values that it had. What is not a number or a word is JSON.
+    complete: bool  # neither pruned nor failed
+    why_incomplete: str  # why not, for people; "" if complete
+    # Values by key. Other values than numbers and words are JSON.
     settings: Mapping[str, Any]
 
 
 class Sweep(Runs):
     """The trials of a sweep. Its directory has:
 
-    - `sweep.toml`: what it was started with;
+    - `sweep.toml`: its plan;
     - `study.db`: Optuna's study, in SQLite;
-    - `trials/`: of each trial its configuration, its run directory, and what it printed;
+    - `trials/`: configuration, run directory and output of each trial;
     - `best.toml`, `trials.csv`, `sweep.png`: the result.
     """
 
@@ -408,15 +408,15 @@ class Sweep(Runs):
     def __init__(
         self, directory: Path, plan: SweepPlan, axes: Sequence[Axis], jobs: int | None
     ) -> None:
-        going_on = f"juggler sweep --resume {here(directory)}"
-        super().__init__(directory, RunConfig.from_flat(plan.run), jobs, going_on)
+        resume_command = f"juggler sweep --resume {here(directory)}"
+        super().__init__(directory, RunConfig.from_flat(plan.run), jobs, resume_command)
         self._trials = directory / "trials"
         self._plan = plan
         self._axes = axes
         self._at_work: dict[int, _AtWork] = {}  # by process id
         self._random = Random(int(plan.run.get("seed", 0)))
         self._failed = 0
-        self._said = ""  # how the last trial failed
+        self._last_failure = ""  # how the last trial failed
 
     def begin(self) -> None:
         """Open the study, and enqueue trials that were interrupted."""
@@ -429,12 +429,12 @@ class Sweep(Runs):
         for trial in trials:
             if trial.state == TrialState.RUNNING:
                 self._study.tell(trial.number, state=TrialState.FAIL)
-                if _RUN in trial.user_attrs:  # else it had no run yet
+                if _RUN in trial.user_attrs:  # otherwise it had no run yet
                     attributes = {_RUN: trial.user_attrs[_RUN]}
                     self._study.enqueue_trial(trial.params, user_attrs=attributes)
         before = self._over()
         self._begun = len(before)
-        self._one_was_good = any(not each.said.startswith("failed") for each in before)
+        self._one_was_good = any(not each.why_incomplete.startswith("failed") for each in before)
 
     def next(self) -> RunProcess | None:
         if self._begun >= self._plan.trials or self._hopeless:
@@ -471,8 +471,8 @@ class Sweep(Runs):
             other = self._random.choice(untried)
             self._study.enqueue_trial(dict(zip(space, other, strict=True)))
 
-    def heard(self, run: RunProcess) -> None:
-        """Report new metrics of a trial, and end it if behind."""
+    def read_new(self, run: RunProcess) -> None:
+        """Report a trial's new metrics; end it if it falls behind."""
         known = self._at_work[run.pid]
         for line in run.new_lines():
             value = _measured(line, self._plan.metric)
@@ -492,30 +492,30 @@ class Sweep(Runs):
         known, metric = self._at_work.pop(run.pid), self._plan.metric
         value = _measured(end.summary, metric)
         problem = end.problem or _why_not_compared(end.summary, metric)
-        # One that had ended by itself before it heard of it is complete.
+        # A trial that ended by itself before it was stopped is complete.
         if known.pruned and end.interrupted:
-            said, state = f"pruned after {known.points} tenths", TrialState.PRUNED
+            why, state = f"pruned after {known.points} tenths", TrialState.PRUNED
         elif end.interrupted:
             return  # it is resumed with the sweep
         elif problem:
-            said, state, value = f"failed: {problem}", TrialState.FAIL, None
+            why, state, value = f"failed: {problem}", TrialState.FAIL, None
         else:
-            said, state = "", TrialState.COMPLETE
-        known.trial.set_user_attr(_SAID, said)
+            why, state = "", TrialState.COMPLETE
+        known.trial.set_user_attr(_ENDED, why)
         self._study.tell(known.trial, value if state == TrialState.COMPLETE else None, state)
         failed = state == TrialState.FAIL
         self._failed += failed
-        self._said = said or self._said
+        self._last_failure = why or self._last_failure
         self._one_was_good |= not failed
         measured = "" if value is None else f"  {metric} {number(value)}"
-        how = f"  {said}" if said else ""
+        how = f"  {why}" if why else ""
         settings = _words(known.trial.params)
         line = f"trial {known.number:>3}{measured}  {settings}{how}"
-        self.say(line, "red" if failed else "")
+        self.report(line, "red" if failed else "")
 
     def table(self, running: Sequence[RunProcess], title: str) -> Table:
         over = self._over()
-        title = f"sweep: {len(over)} of {self._plan.trials} trials are over{title}"
+        title = f"sweep: {len(over)} of {self._plan.trials} trials have ended{title}"
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         table.add_column("trial", justify="right")
         table.add_column("", width=16)
@@ -538,8 +538,8 @@ class Sweep(Runs):
         """Check that not all of the first trials have failed."""
         if self._hopeless:
             raise SweepFailed(
-                f"the first {self._failed} trials have failed, and no others were started. The "
-                f"last one {self._said}. What they printed is in {self._trials}/*.log"
+                f"the first {self._failed} trials failed, and no others were started. The "
+                f"last one {self._last_failure}. Their output is in {self._trials}/*.log"
             )
 
     @property
@@ -547,16 +547,16 @@ class Sweep(Runs):
         return self._failed >= _MOST_FAILED and not self._one_was_good
 
     def _over(self) -> list[TrialOver]:
-        """Return finished trials, the best first, others in order."""
+        """Return ended trials, the best first, incomplete ones in order."""
         found = []
         for trial in self._study.get_trials(deepcopy=False):
-            if not trial.state.is_finished() or _SAID not in trial.user_attrs:
-                continue  # it is at work, or went on as another after a resume
-            reports, said = trial.intermediate_values, trial.user_attrs[_SAID]
-            is_pruned = said.startswith("pruned") and reports
+            if not trial.state.is_finished() or _ENDED not in trial.user_attrs:
+                continue  # it is at work, or was resumed as another trial
+            reports, why = trial.intermediate_values, trial.user_attrs[_ENDED]
+            is_pruned = why.startswith("pruned") and reports
             value = reports[max(reports)] if is_pruned else trial.value
             number = trial.user_attrs[_RUN]
-            found.append(TrialOver(number, value, not said, said, dict(trial.params)))
+            found.append(TrialOver(number, value, not why, why, dict(trial.params)))
         sign = 1 if self._plan.minimize else -1
 
         def rank(trial: TrialOver) -> tuple[bool, float]:
@@ -575,7 +575,7 @@ class Sweep(Runs):
                 "trial": each.number,
                 plan.metric: each.value,
                 **{key: each.settings.get(key) for key in plan.space},
-                "ended": each.said or "complete",
+                "ended": each.why_incomplete or "complete",
             }
             for each in sorted(over, key=lambda each: each.number)
         ]
@@ -584,10 +584,10 @@ class Sweep(Runs):
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
-        pruned = sum(each.said.startswith("pruned") for each in over)
+        pruned = sum(each.why_incomplete.startswith("pruned") for each in over)
         complete = sum(each.complete for each in over)
         failed = len(over) - complete - pruned
-        self.say(f"{complete} trials complete, {pruned} pruned, {failed} failed")
+        self.report(f"{complete} trials complete, {pruned} pruned, {failed} failed")
         self.show(_result_table(over, plan))
         best = over[0]
         if not best.complete or best.value is None:
@@ -601,8 +601,10 @@ class Sweep(Runs):
         write_synced(config, about.encode() + to_toml(settings))
         picture = self.directory / "sweep.png"
         _draw(picture, over, plan, self._axes)
-        self.say(f"table: {here(table)}\nplot: {here(picture)}")
-        self.say(f"best settings: {here(config)}; to train with them: juggler train {here(config)}")
+        self.report(f"table: {here(table)}\nplot: {here(picture)}")
+        self.report(
+            f"best settings: {here(config)}; to train with them: juggler train {here(config)}"
+        )
         return SweepResult(self.directory, chosen, best.value, config, rows)
 
 
@@ -619,7 +621,7 @@ def _open_study(file: Path, plan: SweepPlan) -> Study:
             n_startup_trials=_MEDIAN_OF, n_warmup_steps=_UNPRUNED_POINTS, n_min_trials=_MEDIAN_OF
         ),
     )
-    # With another seed after a resume, or the same trials would come again.
+    # With a new seed after a resume: otherwise the same trials would be drawn again.
     seed = int(plan.run.get("seed", 0)) + len(study.trials)
     study.sampler = optuna.samplers.TPESampler(seed=seed)
     return study
@@ -632,11 +634,11 @@ def _measured(line: MetricsLine, metric: str) -> float | None:
 
 
 def _why_not_compared(summary: MetricsLine, metric: str) -> str:
-    """Word why an ended run cannot be compared, or ""."""
+    """Describe why an ended run cannot be compared, or ""."""
     value = _measured(summary, metric)
     if value is None:
         numbers = [key for key in summary if _measured(summary, key) is not None]
-        # None if nothing was measured, as when no episode has ended.
+        # None if nothing was measured, for example before an episode ended.
         return f"it ended without {metric}{'' if metric in summary else _meant(metric, numbers)}"
     tables, end = ("by_agent/", "by_module/"), f"/{metric}"
     of_agents = {
@@ -644,12 +646,12 @@ def _why_not_compared(summary: MetricsLine, metric: str) -> str:
         for key in summary
         if key.startswith(tables) and key.endswith(end)
     }
-    # Zero but for how sums are rounded: what some agents win, others lose.
+    # Zero except for rounding: some agents win what others lose.
     if (most := max(map(abs, of_agents.values()), default=0.0)) and abs(value) <= 1e-9 * most:
         modules = [key for key in of_agents if key.startswith("by_module/")]
         example = f", such as {modules[0]}" if modules else ""
         return (
-            f"what its agents get adds up to 0, so {metric} says nothing of the settings: compare "
+            f"the returns of its agents add up to 0, so {metric} is 0 for all settings: compare "
             f"trials by another metric{example}"
         )
     return ""
@@ -665,7 +667,9 @@ def _result_table(over: Sequence[TrialOver], plan: SweepPlan) -> Table:
     table.add_column("", overflow="fold")
     for each in over[:_MOST_ROWS]:
         shown = [_short(each.settings.get(key, "-")) for key in plan.space]
-        table.add_row(f"{each.number}", number(each.value), *shown, Text(each.said, style="dim"))
+        table.add_row(
+            f"{each.number}", number(each.value), *shown, Text(each.why_incomplete, style="dim")
+        )
     if len(over) > _MOST_ROWS:
         table.caption = f"and {len(over) - _MOST_ROWS} more: trials.csv has all of them"
         table.caption_justify = "left"
@@ -673,7 +677,7 @@ def _result_table(over: Sequence[TrialOver], plan: SweepPlan) -> Table:
 
 
 def _words(settings: Mapping[str, Any]) -> str:
-    """Word settings in a line: "lr=0.00123 entropy_coefficient=0"."""
+    """Describe settings in a line: "lr=0.00123 entropy_coefficient=0"."""
     return " ".join(f"{key}={_short(value)}" for key, value in settings.items())
 
 

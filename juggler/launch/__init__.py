@@ -1,1 +1,1 @@
-"""Runs whose processes SSH, Slurm, Docker Swarm or Kubernetes start on hosts."""
+"""Launches runs on several hosts, by SSH, Slurm, Docker Swarm or Kubernetes."""

@@ -25,30 +25,30 @@ from juggler.runtime.actors.tls import AUTHORITY, CERTIFICATE, KEY, TLS_VARIABLE
 from juggler.runtime.installing import installing
 from juggler.runtime.plain_files import open_plain, read_plain, try_lock
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
-#: By the role of workers, the option that says how many there are to be.
+#: Options for numbers of workers, by role.
 OPTIONS = {LEARNER: "--learners", ENVRUNNER: "--env-runners", EVALUATOR: "--evaluators"}
 ROLES = tuple(OPTIONS)
-#: The words that start Juggler here.
+#: The words of a command that starts Juggler here.
 JUGGLER = [sys.executable, "-m", "juggler"]
-#: Of the directory of certificates.
+#: Suffix of the directory of certificates.
 FILES = (AUTHORITY, CERTIFICATE, KEY, TOKEN)
-#: Names that Kubernetes takes: labels of RFC 1123.
+#: Names that Kubernetes accepts: labels of RFC 1123.
 LABEL = re.compile("(?!.{64})[a-z0-9]([a-z0-9-]*[a-z0-9])?")
-#: Exit status of a container that a signal ended, at least.
+#: Minimum exit status of a container that a signal ended.
 SIGNALLED = 128
 
-_MOST_BYTES = 128  # of a file with a number, or the name of an engine
+_MOST_BYTES = 128  # of a file with a number or the name of an engine
 _ANSWER_SECONDS = 60.0  # of an engine
 _LOOK_SECONDS = 1.0
-_ASK_SECONDS = 5.0  # between questions to the engine
-_LAST_LINES_SECONDS = 3.0  # for a command that shows what a process prints
+_ASK_SECONDS = 5.0  # between two requests to the engine
+_LAST_LINES_SECONDS = 3.0  # for a command that shows a process's output
 _REMOVED_SECONDS = 90.0  # for an engine, to end all processes
 
 
 class LaunchError(RuntimeError):
-    """A run cannot be launched; the message says what to do."""
+    """A run that cannot be launched; the message has a remedy."""
 
 
 class NoAnswer(LaunchError):
@@ -57,25 +57,25 @@ class NoAnswer(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One run that is launched."""
+    """One run to launch."""
 
     run_dir: Path
-    config: str = ""  # a shipped configuration or a file; "": the defaults and `options` alone
-    options: Sequence[str] = ()  # of `juggler driver`, besides the engine's
+    config: str = ""  # a shipped configuration or a file; "": only the defaults and `options`
+    options: Sequence[str] = ()  # of `juggler driver`, in addition to the engine's
     insecure: bool = False  # without TLS and tokens
     # Several learners add up gradients without encryption, which is faster
     plain_gradients: bool = False
-    gateway: str = ""  # the key of its configuration; "": EnvRunners make environments
+    gateway: str = ""  # the configuration's key; "": EnvRunners make environments
 
     @property
     def tag(self) -> str:
-        """A name for this run alone, by its whole path."""
+        """A name that is unique to this run: from its whole path."""
         whole = str(self.run_dir.absolute()).encode()
         return f"{self.run_dir.name}-{hashlib.blake2b(whole, digest_size=4).hexdigest()}"
 
     @property
     def label(self) -> str:
-        """The tag as engines take names: of lower-case letters, digits and hyphens."""
+        """The tag as a name for engines: lower-case letters, digits and hyphens."""
         name, _, digest = self.tag.rpartition("-")
         words = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")[:24].strip("-")
         return f"juggler-{words}-{digest}" if words else f"juggler-{digest}"
@@ -86,13 +86,13 @@ class Launch:
 
     @property
     def config_file(self) -> Path | None:
-        """The file of the configuration, if it is one."""
+        """The configuration, if it is a file."""
         path = Path(self.config)
         return path if path.suffix == ".toml" or (self.config and path.exists()) else None
 
     @property
     def directory(self) -> Path:
-        """Certificates, scripts and logs of the launch, next to the run's directory."""
+        """Directory of certificates, scripts and logs, next to the run's directory."""
         return self.run_dir.with_name(f"{self.run_dir.name}.launch")
 
     @property
@@ -102,10 +102,10 @@ class Launch:
     # -- commands -------------------------------------------------------------------------------
 
     def driver(self, bind: str, juggler: Sequence[str], learners: int) -> list[str]:
-        """The driver's command.
+        """Return the driver's command.
 
         Args:
-            bind: where it listens, HOST:PORT.
+            bind: address to listen at, HOST:PORT.
         """
         insecure = ["--insecure"] if self.insecure else ["--tls", str(self.tls)]
         words = self.driver_there(str(self.run_dir), self.config, learners, *insecure, bind=bind)
@@ -114,10 +114,10 @@ class Launch:
     def driver_there(
         self, run_dir: str, config: str, learners: int, *more: str, bind: str = "0.0.0.0:5005"
     ) -> list[str]:
-        """Return the words of a driver, such as one in a container.
+        """Return the command of a driver elsewhere, such as in a container.
 
         Args:
-            run_dir: the directory of the run there.
+            run_dir: the run directory there.
             config: the file of the configuration there, if it is a file.
         """
         name = config if self.config_file else self.config
@@ -129,12 +129,12 @@ class Launch:
     def worker(
         self, role: str, driver: str, juggler: Sequence[str] = (), index: int = -1, host: str = ""
     ) -> list[str]:
-        """The command of a worker.
+        """Return the command of a worker.
 
         Args:
             driver: the driver's address, or the directory of the run on a shared file system.
             index: of this worker; -1: the driver chooses.
-            host: by which EnvRunners dial a learner; "": as the host calls itself.
+            host: host at which EnvRunners dial a learner; "": the host's own name.
         """
         words = [*juggler, role, "--driver", driver, "--index", str(index)]
         if role != LEARNER:
@@ -144,13 +144,13 @@ class Launch:
 
     @property
     def of_learners(self) -> list[str]:
-        """Options of `juggler learner` that all learners have."""
+        """Return options of `juggler learner` for all learners."""
         return ["--insecure"] if self.plain_gradients or self.insecure else []
 
     def config_there(self) -> str:
-        """The text of the file of the configuration, for a container."""
+        """Return the text of the configuration file, for a container."""
         if self.config_file is None:
-            return "# The driver takes the configuration that its command names.\n"
+            return "# The driver's command names its configuration.\n"
         try:
             return self.config_file.read_text()
         except OSError as error:
@@ -160,9 +160,9 @@ class Launch:
         """Make certificates and token, unless an earlier launch did.
 
         Args:
-            hosts: names and addresses by which the driver and the learners are dialed.
+            hosts: names and addresses at which the driver and the learners are dialed.
         """
-        # A launch that resumes a run may use other hosts than the one before.
+        # A launch that resumes a run may use other hosts than before.
         known = self.tls / "hosts"
         text = "".join(f"{host}\n" for host in sorted(set(hosts)))
         if self.insecure or (known.is_file() and known.read_text() == text):
@@ -183,12 +183,12 @@ class Launch:
 
     @property
     def _engine_file(self) -> Path:
-        """File that names the scaling engine; none: a process reads counts."""
+        """File with the scaling engine; missing: a process reads the counts."""
         return self.directory / "engine"
 
     @property
     def _reader_file(self) -> Path:
-        """The file that the process which reads the counts locks."""
+        """File that is locked by the process that reads the counts."""
         return self.directory / "reader.lock"
 
     @property
@@ -197,7 +197,7 @@ class Launch:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the process that should read the counts is gone."""
+        """Return whether the process that should read the counts is gone."""
         try:
             with open_plain(self._reader_file) as file:
                 return try_lock(file, shared=True) is True
@@ -215,15 +215,17 @@ class Launch:
             raise LaunchError(f"cannot write {self._reader_file}: {error.strerror}") from error
         with file:
             if try_lock(file) is False:
-                said = f"another `juggler launch` has started the run of {self.directory} already"
-                raise LaunchError(said)
+                problem = (
+                    f"another `juggler launch` has already started the run of {self.directory}"
+                )
+                raise LaunchError(problem)
             try:
                 yield
             finally:
                 self.forget_counts()
 
     def begin_counts(self, numbers: Mapping[str, int], engine: str = "") -> None:
-        """Note what a run begins with.
+        """Write the first numbers of workers.
 
         Args:
             engine: "swarm", or "kubernetes" and the namespace; "": a process reads the counts.
@@ -236,7 +238,7 @@ class Launch:
             _write_new(self.count_file(role), f"{number}\n")
 
     def count(self, role: str) -> int:
-        """Read the number of workers of a role that are wanted."""
+        """Read the wanted number of workers of a role."""
         path = self.count_file(role)
         try:
             return int(read_plain(path, _MOST_BYTES))
@@ -248,7 +250,7 @@ class Launch:
         before = self.count(role)
         if (self.directory / f"{role}.scale").exists():
             raise LaunchError(
-                f"{self.directory} is of an earlier version of Juggler: launch the run again"
+                f"{self.directory} is from an earlier version of Juggler: launch the run again"
             )
         if self._engine_file.exists():
             ask(*self._scaling(role, number), advice="scale the run where it was launched")
@@ -257,10 +259,10 @@ class Launch:
 
     def _scaling(self, role: str, number: int) -> list[str]:
         try:
-            told = read_plain(self._engine_file, _MOST_BYTES).decode().split()
+            engine_words = read_plain(self._engine_file, _MOST_BYTES).decode().split()
         except (OSError, ValueError) as error:
             raise LaunchError(f"cannot read {self._engine_file}: {error}") from error
-        match told:
+        match engine_words:
             case ["swarm"]:
                 return ["docker", "service", "scale", "--detach", f"{self.label}_{role}={number}"]
             case ["kubernetes", namespace] if LABEL.fullmatch(namespace):
@@ -270,7 +272,7 @@ class Launch:
         raise LaunchError(f"{self._engine_file} names no engine: launch the run again")
 
     def forget_counts(self) -> None:
-        """Remove the files, because the run is over."""
+        """Remove the files, because the run has ended."""
         for role in ROLES:
             self.count_file(role).unlink(missing_ok=True)
         self._engine_file.unlink(missing_ok=True)
@@ -286,8 +288,8 @@ def new_certificates(
         replace: delete the files of the directory first.
 
     Raises:
-        LaunchError: the package that makes them is not installed.
-        OSError: the disk refuses.
+        LaunchError: a package for certificates is not installed.
+        OSError: writing fails.
         ValueError: a host is neither a name nor an IP address.
     """
     try:
@@ -303,7 +305,7 @@ def new_certificates(
 
 
 def must_allow(numbers: Mapping[str, int | None]) -> None:
-    """Check numbers of workers by role; None: as many as there are."""
+    """Check numbers of workers by role; None: unchanged."""
     for role, number in numbers.items():
         least = 0 if role == EVALUATOR else 1
         if number is not None and not least <= number <= MOST_WORKERS:
@@ -326,14 +328,14 @@ def launch_directory(run_dir: str, config: str) -> Path:
 
 
 def ask(*command: str, advice: str) -> str:
-    """Run a command of an engine, and return what it prints.
+    """Run a command of an engine, and return its output.
 
     Args:
-        advice: what to do if there is no such command.
+        advice: what to do if the command is missing.
 
     Raises:
-        LaunchError: there is no such command.
-        NoAnswer: it does not end, or fails.
+        LaunchError: the command is missing.
+        NoAnswer: the command does not end, or fails.
     """
     try:
         done = subprocess.run(
@@ -347,10 +349,10 @@ def ask(*command: str, advice: str) -> str:
             start_new_session=True,  # Ctrl-C is for the run
         )
     except FileNotFoundError:
-        raise LaunchError(f"there is no command `{command[0]}` here: {advice}") from None
+        raise LaunchError(f"the command `{command[0]}` is not installed here: {advice}") from None
     except subprocess.TimeoutExpired:
-        said = f"`{command[0]}` gave no answer in {_ANSWER_SECONDS:.0f} s"
-        raise NoAnswer(said) from None
+        problem = f"`{command[0]}` gave no answer within {_ANSWER_SECONDS:.0f} s"
+        raise NoAnswer(problem) from None
     if done.returncode:
         raise NoAnswer(f"`{shlex.join(command)}` failed: {done.stderr.strip()}")
     return done.stdout
@@ -375,7 +377,7 @@ class Tail:
     """An engine's command that shows a process's output."""
 
     def __init__(self, *command: str) -> None:
-        # A group of its own: Ctrl-C is for the run, the end of which is to be shown.
+        # In its own process group: Ctrl-C is for the run, whose end is still to be shown.
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
     @property
@@ -392,42 +394,42 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class DriverState:
-    """What an engine says of the process of a driver."""
+    """State of the driver's process, as reported by an engine."""
 
-    said: str = ""  # its state and the reason, in words; "": nothing to report
-    running: bool = False  # it runs now
-    # The exit status with which the run has ended; -1: it has ended as it was asked to, and the
-    # engine knows no more; None: it is running
+    text: str = ""  # description of its state and the reason; "": nothing to report
+    running: bool = False  # whether it is running
+    # The exit status of an ended run; -1: it ended as requested, and the engine does not know its
+    # status; None: it is running
     status: int | None = None
 
 
 class EngineRun(ABC):
-    """A run whose processes an engine keeps.
+    """A run whose processes are managed by an engine.
 
     Args:
         numbers: of workers, by role.
-        say: reports to people.
+        report: shows messages to people.
 
     Attributes:
-        signals: that have come while the run is followed.
+        signals: signals received while the run is followed.
     """
 
-    ask_seconds: float | None = None  # between two questions about the driver; None: as usual
-    end_seconds: float = 90.0  # for the driver to end in order
+    ask_seconds: float | None = None  # between two requests about the driver; None: the default
+    end_seconds: float = 90.0  # for the driver to end normally
 
-    def __init__(self, launch: Launch, numbers: Mapping[str, int], say: Say) -> None:
+    def __init__(self, launch: Launch, numbers: Mapping[str, int], report: Report) -> None:
         must_allow(numbers)
-        self._launch, self._numbers, self._say = launch, dict(numbers), say
-        self._tail: Tail | None = None  # shows what the driver prints
+        self._launch, self._numbers, self._report = launch, dict(numbers), report
+        self._tail: Tail | None = None  # shows the driver's output
         self.signals: list[int] = []
 
     @abstractmethod
     def plan(self) -> str:
-        """What would be started or submitted, in words."""
+        """Describe what would be started or submitted."""
 
     @abstractmethod
     def submit(self) -> None:
-        """Hand everything to the engine."""
+        """Submit everything to the engine."""
 
     @abstractmethod
     def driver_state(self, ending: bool) -> DriverState:
@@ -437,17 +439,17 @@ class EngineRun(ABC):
             ending: the run was asked to end.
 
         Raises:
-            NoAnswer: the engine gave none.
+            NoAnswer: the engine gave no answer.
             LaunchError: the run is gone.
         """
 
     def look(self) -> None:
-        """Do what is due every second."""
+        """Do periodic work; called every second."""
         return
 
     @abstractmethod
     def end(self) -> None:
-        """Ask the driver to end in order."""
+        """Ask the driver to end normally."""
 
     @abstractmethod
     def take_down(self) -> None:
@@ -464,10 +466,10 @@ class EngineRun(ABC):
             raise
 
 
-def follow(run: EngineRun, say: Say) -> int:
+def follow(run: EngineRun, report: Report) -> int:
     """Follow a run to its end; return the driver's exit status.
 
-    A signal ends the run in order; a second one ends all processes at once.
+    A signal ends the run normally; a second one ends all processes at once.
     """
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -477,13 +479,13 @@ def follow(run: EngineRun, say: Say) -> int:
         for number in ending_signals():
             last.callback(signal.signal, number, signal.signal(number, note))
         with run.taken_down():
-            status = _follow(run, say)
+            status = _follow(run, report)
             run.look()
         run.take_down()
     return status
 
 
-def _follow(run: EngineRun, say: Say) -> int:
+def _follow(run: EngineRun, report: Report) -> int:
     state, due, silent = DriverState(), 0.0, False
     first, end, handled = 0, float("inf"), 0
     while True:
@@ -491,9 +493,9 @@ def _follow(run: EngineRun, say: Say) -> int:
         now = time.monotonic()
         asked_to_end = handled < len(run.signals)
         if (asked_to_end and handled) or now > end:
-            say("ending all processes at once")
+            report("ending all processes at once")
             return 128 + first
-        # A driver that was pending seconds ago may run by now, and then it is to end in order.
+        # A driver that was pending seconds ago may be running now, and should then end normally.
         if asked_to_end or now >= due:
             due = now + (_ASK_SECONDS if run.ask_seconds is None else run.ask_seconds)
             before = state
@@ -501,23 +503,23 @@ def _follow(run: EngineRun, say: Say) -> int:
                 state, silent = run.driver_state(bool(first)), False
             except NoAnswer as error:
                 if not silent:
-                    say(f"{error}; the run continues, and this command asks again")
+                    report(f"{error}; the run continues, and this command will ask again")
                 silent = True
             if state.status is not None:
                 return state.status if state.status >= 0 else 128 + first
-            if state.said and state.said != before.said:
-                say(f"the driver: {state.said}")
+            if state.text and state.text != before.text:
+                report(f"the driver: {state.text}")
         if asked_to_end:
             first, handled = run.signals[0], len(run.signals)
             if not state.running:
-                say("ending all processes at once")
+                report("ending all processes at once")
                 return 128 + first
-            say("ending the run; another signal ends all processes at once")
+            report("ending the run; another signal ends all processes at once")
             end = now + run.end_seconds
             try:
                 run.end()
             except NoAnswer as error:
-                say(str(error))
+                report(str(error))
         time.sleep(_LOOK_SECONDS)
 
 
@@ -525,7 +527,7 @@ def wait_until_removed(there: Callable[[], object], advice: str) -> None:
     """Wait until an engine has removed a run.
 
     Args:
-        advice: what to look at if that takes too long.
+        advice: where to look if that takes too long.
     """
     end = time.monotonic() + _REMOVED_SECONDS
     while True:
@@ -536,6 +538,8 @@ def wait_until_removed(there: Callable[[], object], advice: str) -> None:
         except NoAnswer as error:
             why = f" ({error})"
         if time.monotonic() > end:
-            said = f"what was launched is not removed within {_REMOVED_SECONDS:.0f} s{why}"
-            raise LaunchError(f"{said}: see {advice}")
+            problem = (
+                f"the launched processes were not removed within {_REMOVED_SECONDS:.0f} s{why}"
+            )
+            raise LaunchError(f"{problem}: see {advice}")
         time.sleep(_LOOK_SECONDS)

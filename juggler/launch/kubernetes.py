@@ -20,7 +20,7 @@ from juggler.launch.engine import (
     Launch,
     LaunchError,
     NoAnswer,
-    Say,
+    Report,
     Tail,
     ask,
     wait_until_removed,
@@ -28,7 +28,7 @@ from juggler.launch.engine import (
 from juggler.learner.process.program import LEARNER
 from juggler.runtime.nearest import one_of
 
-#: Parts that change the manifests, by their names.
+#: Components that change the manifests, by name.
 COMPONENTS = ("autoscale", "gpu")
 _GATEWAY, _GATEWAY_PORT = "gateway", 5009  # the component, and the port of its service
 _MANIFESTS = Path(str(resources.files("juggler.launch"))) / "manifests" / "kubernetes"
@@ -43,30 +43,30 @@ _ask = partial(ask, advice="install it, and have it find your cluster")
 class KubernetesRun(EngineRun):
     """Applies the manifests of a run, and follows it.
 
-    The directory of the run is in a claim of the cluster, which stays when the run is over.
+    The run directory is in a volume claim of the cluster, which is kept after the run.
 
     Args:
-        namespace: where it runs; "": that of kubectl.
-        components: parts that change the manifests: of `COMPONENTS`, or directories of kustomize.
+        namespace: namespace of the run; "": kubectl's.
+        components: changes of the manifests: names in `COMPONENTS`, or kustomize directories.
 
     Raises:
-        LaunchError: a number is out of range, a namespace cannot have this name, or there is no
-            part of this name.
+        LaunchError: a number is out of range, the namespace is not a valid name, or a component is
+            unknown.
     """
 
     def __init__(
         self,
         launch: Launch,
         numbers: Mapping[str, int],
-        say: Say,
+        report: Report,
         image: str,
         namespace: str = "",
         components: Sequence[str] = (),
     ) -> None:
-        super().__init__(launch, numbers, say)
+        super().__init__(launch, numbers, report)
         if namespace and not LABEL.fullmatch(namespace):
             raise LaunchError(
-                f"--namespace {namespace}: Kubernetes takes names of at most 63 of a-z, 0-9 and -, "
+                f"--namespace {namespace}: Kubernetes accepts at most 63 of a-z, 0-9 and -, "
                 "which begin and end with a letter or a digit"
             )
         self._image = image
@@ -78,7 +78,7 @@ class KubernetesRun(EngineRun):
         self._shown: list[str] = []  # the pods whose output was or is shown, in order
 
     def plan(self) -> str:
-        """Return all that is applied; the Secret holds no secrets yet."""
+        """Return the manifests; the Secret is still empty."""
         with tempfile.TemporaryDirectory() as directory:
             tls = Path(directory, "tls")
             tls.mkdir()
@@ -89,7 +89,7 @@ class KubernetesRun(EngineRun):
     def submit(self) -> None:
         if there := self._there():
             raise LaunchError(
-                f"{self._launch.run_dir} is in the cluster already ({', '.join(there)}): end it "
+                f"{self._launch.run_dir} is already in the cluster ({', '.join(there)}): end it "
                 f"with `kubectl -n {self._namespace} delete {_KINDS} -l {self._label}`"
             )
         where = f"{self._namespace}.svc"
@@ -107,13 +107,13 @@ class KubernetesRun(EngineRun):
         self._launch.begin_counts(self._numbers, f"kubernetes {self._namespace}")
         with self.taken_down():
             _ask("kubectl", "apply", "-k", str(written))
-        self._say(
+        self._report(
             f"applied the manifests in {written}: `kubectl -n {self._namespace} get pods "
             f"-l {self._label}` shows the pods. The run is kept in the claim "
             f"{self._launch.name('runs')}"
         )
         if self._launch.gateway:
-            self._say(
+            self._report(
                 f"simulators dial {names[-1]}:{_GATEWAY_PORT}, with the certificates and the token "
                 f"in {self._launch.tls}"
             )
@@ -136,7 +136,7 @@ class KubernetesRun(EngineRun):
                 return DriverState(status=status)
         newest = pods[-1] if pods else None
         if newest is None or _ended(newest):
-            how = f"has ended with status {_exit_status(newest)}" if newest else "was removed"
+            how = f"ended with status {_exit_status(newest)}" if newest else "was removed"
             why = f"its pod {how}: its Job starts another one, after 10 s to 10 min"
             return DriverState(why if self._shown else "")
         running = newest["status"].get("phase") == "Running"
@@ -149,7 +149,7 @@ class KubernetesRun(EngineRun):
         _ask("kubectl", "patch", "-n", self._namespace, job, "--type=merge", "-p", suspended)
 
     def take_down(self) -> None:
-        """End all processes, and remove the run, but not its claim."""
+        """End all processes, and remove the run, but keep its claim."""
         self._launch.forget_counts()
         if self._tail is not None:
             self._tail.close()
@@ -157,7 +157,7 @@ class KubernetesRun(EngineRun):
         _ask("kubectl", "delete", *own, "--wait=false", "--ignore-not-found")
         wait_until_removed(self._there, f"`kubectl -n {self._namespace} get pods -l {self._label}`")
 
-    # -- what is applied ------------------------------------------------------------------------
+    # -- manifests ------------------------------------------------------------------------
 
     def _write(self, directory: Path) -> Path:
         """Write the input of kustomize, and return its directory."""
@@ -181,7 +181,7 @@ class KubernetesRun(EngineRun):
         service = f"{about}/describedObject/name"
         patches = [
             ("Job", {"op": "replace", "path": args, "value": driver}),
-            # Of an autoscaler, if there is one: kustomize knows no service in this place.
+            # Of an autoscaler, if there is one: kustomize does not rename the service here.
             (
                 "HorizontalPodAutoscaler",
                 {"op": "replace", "path": service, "value": self._launch.name("driver")},
@@ -224,25 +224,26 @@ class KubernetesRun(EngineRun):
             ],
         }
 
-    # -- what there is --------------------------------------------------------------------------
+    # -- state of the cluster
+    # --------------------------------------------------------------------------
 
     def _get(self, kinds: str, label: str) -> list[dict[str, Any]]:
-        said = _ask("kubectl", "get", "-n", self._namespace, kinds, "-l", label, "-o", "json")
-        return list(json.loads(said)["items"])
+        output = _ask("kubectl", "get", "-n", self._namespace, kinds, "-l", label, "-o", "json")
+        return list(json.loads(output)["items"])
 
     def _there(self) -> list[str]:
-        """What the cluster has of the run, but for its claim."""
+        """List the run's objects in the cluster, except its claim."""
         found = self._get(f"pod,{_KINDS}", self._label)
         return [f"{each['kind'].lower()}/{each['metadata']['name']}" for each in found]
 
     def _show(self, pods: Sequence[dict[str, Any]]) -> None:
-        """Show what the newest pod prints, once it prints."""
+        """Show the output of the newest pod, once it has any."""
         begun = [pod for pod in pods if pod["status"].get("phase") not in (None, "Pending")]
         if not begun:
             return
         name = str(begun[-1]["metadata"]["name"])
         if name in self._shown[:-1]:
-            return  # the one after it was removed
+            return  # the pod after it was removed
         again = name in self._shown
         if self._tail is not None:
             if again and not self._tail.ended:
@@ -257,7 +258,7 @@ class KubernetesRun(EngineRun):
 
 
 def _image(image: str) -> dict[str, str]:
-    """An image as kustomize takes it."""
+    """Return an image in kustomize's form."""
     name, at, digest = image.partition("@")
     if at:
         return {"name": "juggler", "newName": name, "digest": digest}
@@ -278,7 +279,7 @@ def _component(name: str) -> Path:
 
 
 def _own_namespace() -> str:
-    """That which kubectl takes where none is named."""
+    """Return kubectl's default namespace."""
     try:
         own = _ask("kubectl", "config", "view", "--minify", "-o", "jsonpath={..namespace}")
     except NoAnswer:  # no cluster is configured
@@ -291,7 +292,7 @@ def _ended(pod: dict[str, Any]) -> bool:
 
 
 def _exit_status(pod: dict[str, Any]) -> int:
-    """0: it has none."""
+    """Return the exit status of a pod; 0 without one."""
     for each in pod["status"].get("containerStatuses", []):
         if ended := each.get("state", {}).get("terminated"):
             return int(ended.get("exitCode", 0))
@@ -299,11 +300,11 @@ def _exit_status(pod: dict[str, Any]) -> int:
 
 
 def _why_waiting(pod: dict[str, Any]) -> str:
-    """Why a pod does not run, for people; "": unknown."""
+    """Describe why a pod does not run; "": unknown."""
     states = [each.get("state", {}) for each in pod["status"].get("containerStatuses", [])]
-    told = [state["waiting"] for state in states if "waiting" in state]
-    told += [each for each in pod["status"].get("conditions", []) if each["status"] == "False"]
-    for each in told:
+    waiting = [state["waiting"] for state in states if "waiting" in state]
+    waiting += [each for each in pod["status"].get("conditions", []) if each["status"] == "False"]
+    for each in waiting:
         reason = each.get("reason", "")
         if each.get("message") and reason not in ("ContainersNotReady", "PodCompleted"):
             return f"its pod waits: {reason}: {each['message']}"

@@ -18,7 +18,7 @@ from juggler.launch.engine import (
     Launch,
     LaunchError,
     NoAnswer,
-    Say,
+    Report,
     ask,
 )
 from juggler.learner.process.program import LEARNER
@@ -41,8 +41,8 @@ run() {{
   while :; do
     wait "$child"
     status=$?
-    # A signal ends the wait, and not the child.
-    [ "$status" -gt 128 ] && kill -0 "$child" 2> /dev/null || break
+    # A signal ends the wait, not the child. [ "$status" -gt 128 ] && kill -0 "$child" 2> /dev/null
+|| break
   done
   # The child may have ended just after a signal had ended the wait.
   wait "$child"
@@ -50,11 +50,11 @@ run() {{
   child=
 }}
 queue_again() {{
-  # A preempted job without a grace time is in the queue already, and a cancelled one stays away.
-  job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
-  [ "$(squeue --noheader --jobs="$job" --format=%T)" = RUNNING ] || return
-  # Slurm ends this script: the end of a script that went first may be taken for that of the next.
-  scontrol requeue "$job" && sleep 60
+  # A preempted job without a grace time is already in the queue, and a cancelled one stays away.
+job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}} [
+"$(squeue --noheader --jobs="$job" --format=%T)" = RUNNING ] || return # Slurm ends this script: if
+the script ended first, Slurm might take its end for the next job's. scontrol requeue "$job" &&
+sleep 60
 }}
 """
 
@@ -68,23 +68,17 @@ export OMP_NUM_THREADS=1
 """
     + _RUN
     + """\
-# As many workers in the queue as are wanted: after an interruption, the driver has sent them home.
-keep() {{
-  wanted=$(cat "$2") || return
-  there=$(squeue --me --noheader --array --name="$1" --sort=-i --format=%i) || return
-  number=$(echo "$there" | grep -c .)
-  if [ "$number" -lt "$wanted" ]; then
-    sbatch --parsable --array="0-$((wanted - number - 1))" "$3"
+# Keep the wanted number of workers in the queue: the driver releases them after an interruption.
+keep() {{ wanted=$(cat "$2") || return there=$(squeue --me --noheader --array --name="$1" --sort=-i
+--format=%i) || return number=$(echo "$there" | grep -c .) if [ "$number" -lt "$wanted" ]; then
+sbatch --parsable --array="0-$((wanted - number - 1))" "$3"
   elif [ "$number" -gt "$wanted" ]; then
     echo "$there" | head -n "$((number - wanted))" | xargs scancel
   fi
 }}
 keep_all() {{
-  # What is being submitted then is submitted first, so that it can be cancelled.
-  trap exit TERM
-  while :; do
-    sleep {every} &
-    wait $!
+  # A submission in progress finishes first, so that it can be cancelled. trap exit TERM while :;
+do sleep {every} & wait $!
 {keep}
   done
 }}
@@ -92,9 +86,8 @@ keep_all > /dev/null 2>&1 &
 keeping=$!
 while :; do
   run {command}
-  # Killed, and not by us: it goes on from its newest checkpoint.
-  [ "$status" -gt 128 ] && [ -z "$stopped$again" ] || break
-  sleep 5
+  # Killed from outside: resume from the newest checkpoint. [ "$status" -gt 128 ] && [ -z
+"$stopped$again" ] || break sleep 5
 done
 kill "$keeping" 2> /dev/null
 wait "$keeping"
@@ -123,11 +116,9 @@ export OMP_NUM_THREADS=1
     + """\
 while :; do
   run {command} --reattach-seconds 0
-  # 0: the driver has sent it home.
-  [ "$status" != 0 ] && [ -z "$stopped$again" ] || break
-  # A driver that was cancelled does not come back.
-  there=$(squeue --me --noheader --name={driver} --format=%i) && [ -z "$there" ] && break
-  sleep 5
+  # 0: released by the driver. [ "$status" != 0 ] && [ -z "$stopped$again" ] || break # A driver
+  that was cancelled does not come back. there=$(squeue --me --noheader --name={driver}
+  --format=%i) && [ -z "$there" ] && break sleep 5
 done
 [ "$again" ] && queue_again
 exit "$status"
@@ -136,22 +127,22 @@ exit "$status"
 
 
 _GONE_SECONDS = 20.0
-_KEEP_SECONDS = 10  # between looks at how many workers are in the queue
+_KEEP_SECONDS = 10  # between two checks of the number of workers in the queue
 _ask = partial(ask, advice="launch from a host of a Slurm cluster")
-#: Slurm is told to send a signal so long before the limit.
+#: Slurm sends a signal this long before the time limit.
 _NOTICE_SECONDS = 120
 
 
 class SlurmRun(EngineRun):
     """Submits the jobs of a run, and follows it.
 
-    The run directory, and what lies beside it, must be on a file system that all nodes share:
-    workers find the address of the driver there.
+    The run directory and its parent must be on a file system that all nodes share: workers find
+    the driver's address there.
 
     Args:
         options: of sbatch, for all jobs.
-        of_learners: further ones.
-        of_players: further ones of EnvRunners and evaluators.
+        of_learners: further options for learners.
+        of_players: further options for EnvRunners and evaluators.
 
     Raises:
         LaunchError: a number is out of range, or an option does not begin with a dash.
@@ -161,32 +152,32 @@ class SlurmRun(EngineRun):
         self,
         launch: Launch,
         numbers: Mapping[str, int],
-        say: Say,
+        report: Report,
         options: Sequence[str] = (),
         of_learners: Sequence[str] = (),
         of_players: Sequence[str] = (),
     ) -> None:
-        super().__init__(launch, numbers, say)
+        super().__init__(launch, numbers, report)
         for option in (*options, *of_learners, *of_players):
             if not option.startswith("-"):
                 raise LaunchError(f"{option!r}: write an option of sbatch as --{option}")
         self._all, self._of_learners, self._of_players = options, of_learners, of_players
         self._log, self._shown = launch.directory / "logs" / "driver.log", 0
-        # A look at the file may end in the middle of a character.
+        # A read of the file may end in the middle of a character.
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._gone = float("inf")  # since when the driver has no job
+        self._gone = float("inf")  # time since which the driver has no job
 
     def plan(self) -> str:
         """Return the scripts of all jobs."""
         scripts = self.scripts()
         for role, number in self._numbers.items():
             if not number:
-                idle = "# Nothing is submitted of it now: it is there for `juggler scale`.\n"
+                idle = "# Not submitted now: it is for `juggler scale`.\n"
                 scripts[self._path(role)] = idle
         return "\n".join(f"# {path}\n{script}" for path, script in scripts.items())
 
     def scripts(self) -> dict[Path, str]:
-        """The scripts that are submitted, by their paths; the driver's first."""
+        """Return the scripts to submit, by path; the driver's first."""
         launch, work = self._launch, shlex.quote(str(Path.cwd()))
         names = {role: self._launch.name(role) for role in ROLES}
         counts = {role: str(launch.count_file(role)) for role in ROLES}
@@ -222,21 +213,21 @@ class SlurmRun(EngineRun):
         """Write the scripts and the certificates, and submit the jobs.
 
         Raises:
-            LaunchError: Slurm is not here, or refuses; the run is in the queue already.
+            LaunchError: Slurm is missing, or refuses; or the run is already in the queue.
         """
         directory = self._launch.directory
         names = ",".join(self._launch.name(role) for role in ("driver", *ROLES))
         queued = _ask("squeue", "--me", "--noheader", f"--name={names}", "--format=%A").split()
         if queued:
             raise LaunchError(
-                f"{self._launch.run_dir} has jobs in the queue already ({', '.join(queued)}): "
+                f"{self._launch.run_dir} already has jobs in the queue ({', '.join(queued)}): "
                 f"follow them in {directory / 'logs'}, or end them with scancel"
             )
         nodes = _ask("sinfo", "--noheader", "--Node", "--format=%N %n %o").split()
         self._launch.make_certificates(sorted(set(nodes)))
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
-            # What a launch before has shown is not shown again.
+            # Output that an earlier launch has shown is not shown again.
             self._shown = self._log.stat().st_size if self._log.exists() else 0
             (directory / "status").unlink(missing_ok=True)
             for path, script in self.scripts().items():
@@ -250,16 +241,16 @@ class SlurmRun(EngineRun):
             for role, count in counts.items():
                 _ask("sbatch", "--parsable", f"--array=0-{count - 1}", str(self._path(role)))
         workers = ", ".join(f"{count} x {role}" for role, count in counts.items())
-        self._say(f"submitted a driver, {workers}; logs and scripts are in {directory}")
+        self._report(f"submitted a driver, {workers}; logs and scripts are in {directory}")
 
     def driver_state(self, ending: bool) -> DriverState:
-        """Ask Slurm; a requeued job is away for a while."""
+        """Ask Slurm; a requeued job is missing for a while."""
         name = f"--name={self._launch.name('driver')}"
-        said = _ask("squeue", "--me", "--noheader", name, "--format=%T (%r)").strip()
-        if said:
+        answer = _ask("squeue", "--me", "--noheader", name, "--format=%T (%r)").strip()
+        if answer:
             self._gone = float("inf")
-            running = said.startswith("RUNNING")
-            return DriverState("" if running else f"its job is {said.splitlines()[0]}", running)
+            running = answer.startswith("RUNNING")
+            return DriverState("" if running else f"its job is {answer.splitlines()[0]}", running)
         self._gone = min(self._gone, time.monotonic())
         try:
             return DriverState(status=int((self._launch.directory / "status").read_text()))
@@ -269,7 +260,7 @@ class SlurmRun(EngineRun):
             if time.monotonic() - self._gone < _GONE_SECONDS:
                 return DriverState()
             raise LaunchError(
-                "the driver's job is gone, and the driver had not ended: it was cancelled, or "
+                "the driver's job is gone, but the driver had not ended: it was cancelled, or "
                 f"could not start; see {self._log.parent}"
             ) from None
 
@@ -295,7 +286,7 @@ class SlurmRun(EngineRun):
             try:
                 _ask("scancel", "--me", f"--name={self._launch.name(role)}")
             except NoAnswer as error:
-                problems.append(error)  # the jobs of the others are to end all the same
+                problems.append(error)  # jobs of other roles must still be ended
         if problems:
             raise problems[0]
 
@@ -306,7 +297,7 @@ class SlurmRun(EngineRun):
 
     def _options(self, role: str, own: Sequence[str]) -> str:
         name = "driver.log" if role == "driver" else f"{role}-%a.log"
-        log = f"{self._log.parent}/".replace("%", "%%") + name  # % begins what Slurm fills in
+        log = f"{self._log.parent}/".replace("%", "%%") + name  # Slurm replaces patterns with %
         found = [f"--job-name={self._launch.name(role)}", f"--output={shlex.quote(log)}"]
         found += ["--open-mode=append"]
         found += ["--requeue", f"--signal=B:USR1@{_NOTICE_SECONDS}", "--ntasks=1"]
@@ -317,7 +308,7 @@ def _one_line(option: str) -> str:
     """Check that an option cannot add commands to the job script."""
     if not option.isprintable():
         raise LaunchError(
-            f"an option of sbatch is {option!r}: leave out what cannot be printed, such as line "
+            f"an option of sbatch is {option!r}: leave out unprintable characters, such as line "
             "breaks. It comes from the options of `juggler launch` or the run directory's name"
         )
     return option

@@ -1,4 +1,4 @@
-"""A run whose workers are on hosts that SSH reaches."""
+"""A run whose workers are on hosts reached by SSH."""
 
 from __future__ import annotations
 
@@ -31,46 +31,46 @@ from juggler.launch.engine import (
     EngineRun,
     Launch,
     LaunchError,
-    Say,
+    Report,
     shell,
 )
 from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.endpoints import EndpointError, split_address
 from juggler.runtime.actors.supervisor import RestartPolicy
 
-#: A command that ran for `window_seconds` has worked: the next pause is short again.
+#: A command that ran for `window_seconds` counts as working: the next pause is short again.
 _POLICY = RestartPolicy(first_delay=1.0)
-#: What moves the cursor or colours a terminal.
+#: Sequences that move the cursor or colour a terminal.
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-#: A host that does not answer within 15 s counts as cut off. No password is ever asked for.
+#: A host that does not answer within 15 s counts as disconnected. SSH never asks for a password.
 _SSH = [
     *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
 ]
-_ANSWER_SECONDS = 60.0  # of a host, to begin with
+_ANSWER_SECONDS = 60.0  # of a host, at the start
 _LEAVE_SECONDS = 30.0  # for workers, once the driver has ended
-_KILL_SECONDS = 5.0  # until a worker that is told to end is killed
+_KILL_SECONDS = 5.0  # until a worker that was asked to end is killed
 _LOOK_SECONDS = 0.2
-#: A driver that dies sooner than this does so again.
+#: A driver that dies sooner than this would die again.
 _DRIVER_LIVED_SECONDS = 10.0
 _NO_COMMAND = 127
 _NO_CONNECTION = 255
 
 
-#: Of one role at one host: more is a slip of the keyboard.
+#: Maximum number of workers of one role on one host: more is a typing error.
 _Number = Annotated[int, msgspec.Meta(ge=0, le=4096)]
 _COMMON = ("directory", "juggler")
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A host and what runs there."""
+    """A host and its workers."""
 
-    name: str  # as `ssh` takes it: a host, an alias of ~/.ssh/config, or user@host
+    name: str  # for `ssh`: a host, an alias of ~/.ssh/config, or user@host
     env_runners: _Number = 0  # number of EnvRunners
     learners: _Number = 0  # number of learners
     evaluators: _Number = 0  # number of evaluators
-    address: str = ""  # by which EnvRunners dial its learners; "": the name, without the user
-    directory: str = ""  # where its commands run; "": the home directory
+    address: str = ""  # at which EnvRunners dial its learners; "": the name, without the user
+    directory: str = ""  # working directory of its commands; "": the home directory
     juggler: str = "juggler"  # the command there
 
     @property
@@ -81,12 +81,12 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Hosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All hosts of a run."""
 
-    driver: str  # the address of this host, HOST:PORT, by which the others dial the driver
-    hosts: tuple[Host, ...]  # where the workers run
+    driver: str  # the address of this host, HOST:PORT, at which other hosts dial the driver
+    hosts: tuple[Host, ...]  # hosts of the workers
 
     @property
     def dialed(self) -> list[str]:
-        """Names and addresses by which the driver and the learners are dialed."""
+        """Names and addresses at which the driver and the learners are dialed."""
         learners = [host.dialed for host in self.hosts if host.learners]
         return list(dict.fromkeys([split_address(self.driver)[0], *learners]))
 
@@ -95,7 +95,7 @@ def read_hosts(path: Path) -> Hosts:
     """Read the file of hosts: see docs/clusters.md.
 
     Raises:
-        LaunchError: it cannot be read, or says something that cannot be.
+        LaunchError: it cannot be read, or has invalid content.
     """
     try:
         values = tomllib.loads(path.read_text())
@@ -108,8 +108,8 @@ def read_hosts(path: Path) -> Hosts:
         raise LaunchError(f"{path}: {error}; see docs/clusters.md") from error
     if not _can_be_dialed(hosts.driver):
         raise LaunchError(
-            f"{path}: driver = {hosts.driver!r} cannot be dialed: give the address and the port by "
-            'which the others dial this host, as in driver = "10.77.0.1:5005"'
+            f"{path}: driver = {hosts.driver!r} cannot be dialed: give the address and the port at "
+            'which other hosts dial this host, as in driver = "10.77.0.1:5005"'
         )
     for host in hosts.hosts:
         if host.name.startswith("-"):
@@ -130,7 +130,7 @@ def _named(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _can_be_dialed(address: str) -> bool:
-    """Whether others can dial an address, with a definite port."""
+    """Return whether other hosts can dial an address, with a definite port."""
     try:
         host, port = split_address(address)
     except EndpointError:
@@ -138,22 +138,22 @@ def _can_be_dialed(address: str) -> bool:
     try:
         return bool(port) and not ipaddress.ip_address(host.strip("[]")).is_unspecified
     except ValueError:
-        return bool(port)  # a name
+        return bool(port)  # a host name
 
 
 class KeptRunning(threading.Thread):
-    """Starts a command, and again until its status is 0.
+    """Runs a command repeatedly until its status is 0.
 
     Args:
-        log: the file that takes what it prints.
+        log: file for its output.
     """
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, say: Say) -> None:
+    def __init__(self, name: str, command: Sequence[str], log: Path, report: Report) -> None:
         super().__init__(name=name, daemon=True)
-        self._command, self._log, self._say = list(command), log, say
+        self._command, self._log, self._report = list(command), log, report
         self._process: subprocess.Popen[bytes] | None = None
         self._over = threading.Event()
-        self._lock = threading.Lock()  # no life begins once it is over
+        self._lock = threading.Lock()  # no process starts after the end
 
     def run(self) -> None:
         deaths = 0
@@ -164,19 +164,19 @@ class KeptRunning(threading.Thread):
                 return
             deaths = 1 if time.monotonic() - began > _POLICY.window_seconds else deaths + 1
             pause = _POLICY.delay(deaths, jitter=0.0)
-            self._say(f"{self.name} {why}; starting it again in {pause:.0f} s")
+            self._report(f"{self.name} {why}; starting it again in {pause:.0f} s")
             self._over.wait(pause)
 
     def start_no_more(self) -> None:
-        """Do not start it again when it ends."""
+        """Do not start the command again when it ends."""
         self._over.set()
 
     def end(self, number: int) -> None:
-        """Send a signal to it, and do not start it again."""
+        """Send a signal to the command, and do not start it again."""
         with self._lock:
             self._over.set()
             if self._process is not None and self._process.poll() is None:
-                with suppress(ProcessLookupError):  # its thread may have waited for it just now
+                with suppress(ProcessLookupError):  # it may just have ended
                     os.killpg(self._process.pid, number)
 
     def _live(self) -> str:
@@ -185,7 +185,7 @@ class KeptRunning(threading.Thread):
             with self._lock:
                 if self._over.is_set():
                     return ""
-                # A group of its own: Ctrl-C is the driver's, which sends all others home.
+                # In its own process group: Ctrl-C goes to the driver, which releases the workers.
                 process = self._process = subprocess.Popen(
                     self._command,
                     stdin=subprocess.DEVNULL,
@@ -205,7 +205,7 @@ class KeptRunning(threading.Thread):
                     with suppress(OSError), self._log.open("ab", buffering=0) as log:
                         log.write(f"{text}\n".encode())
         status = process.wait()
-        if status == 0:  # it was sent home
+        if status == 0:  # released by the driver
             self._over.set()
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
         return f"ended with {how}{last}"
@@ -214,23 +214,24 @@ class KeptRunning(threading.Thread):
 class SshRun(EngineRun):
     """Starts a driver here and workers elsewhere, and restarts them.
 
-    The worker that loses its driver ends at once: `KeptRunning` starts the next one. Each has a
-    terminal there (`ssh -tt`), so that it ends when its connection does.
+    A worker that loses its driver ends at once, and `KeptRunning` starts the next one. Each has a
+    terminal on its host (`ssh -tt`), so that it ends with its connection.
     """
 
     ask_seconds = 0.0
-    end_seconds = float("inf")  # the driver is here, and limits its own end
+    end_seconds = float("inf")  # the driver is local, and limits its own end
 
-    def __init__(self, launch: Launch, hosts: Hosts, say: Say) -> None:
+    def __init__(self, launch: Launch, hosts: Hosts, report: Report) -> None:
         numbers = {role: sum(_number(role, host) for host in hosts.hosts) for role in ROLES}
-        super().__init__(launch, numbers, say)
+        super().__init__(launch, numbers, report)
         self._hosts = hosts
-        self._there = f'"$HOME"/.juggler/{shlex.quote(launch.tag)}'  # on the other hosts
+        self._there = f'"$HOME"/.juggler/{shlex.quote(launch.tag)}'  # on other hosts
         self._logs = launch.directory / "logs"
-        # By role and host, then by number; and by role and number those beyond the wanted number.
+        # Workers by role and host, then by number; and by role and number, workers beyond the
+        # wanted number.
         self._kept: dict[tuple[str, str], dict[int, KeptRunning]] = {}
         self._leaving: dict[tuple[str, int], KeptRunning] = {}
-        self._have_copies: list[Host] = []  # of the certificates
+        self._have_copies: list[Host] = []  # hosts with copies of the certificates
         self._process: subprocess.Popen[bytes] | None = None  # the driver
         self._began = 0.0
         self._open = ExitStack()
@@ -248,7 +249,7 @@ class SshRun(EngineRun):
         """Prepare the hosts; `look` starts the driver and the workers.
 
         Raises:
-            LaunchError: a host cannot be reached, or has no Juggler or another version of it.
+            LaunchError: a host cannot be reached, or has no Juggler, or another version of it.
         """
         self._open.enter_context(self._launch.read_here())
         with self.taken_down():
@@ -259,10 +260,10 @@ class SshRun(EngineRun):
                 raise LaunchError("\n".join(problems))
             self._logs.mkdir(parents=True, exist_ok=True)
             self._launch.begin_counts(self._numbers)
-            self._say(f"what the workers print is in {self._logs}")
+            self._report(f"output of the workers is in {self._logs}")
 
     def driver_state(self, ending: bool) -> DriverState:
-        """Poll the driver, which is started again after a signal."""
+        """Poll the driver, which is restarted after a signal."""
         assert self._process is not None
         status = self._process.poll()
         if status is None:
@@ -270,13 +271,13 @@ class SshRun(EngineRun):
         lived = time.monotonic() - self._began
         if ending or status >= 0 or lived < _DRIVER_LIVED_SECONDS:
             return DriverState(status=status if status >= 0 else 128 - status)
-        self._say(f"the driver died ({signal.Signals(-status).name}); starting it again")
+        self._report(f"the driver died ({signal.Signals(-status).name}); starting it again")
         self._start_driver()
         return DriverState(running=True)
 
     def look(self) -> None:
         """Start the driver, and start or end workers as wanted."""
-        if self._process is None:  # here signals end it in order
+        if self._process is None:  # from here on, signals end it normally
             self._start_driver()
         self._leaving = {at: each for at, each in self._leaving.items() if each.is_alive()}
         for role in ROLES:
@@ -293,7 +294,7 @@ class SshRun(EngineRun):
                 for index in self._free(role, number - len(here)):
                     name, words = self._worker(role, host, index)
                     log = self._logs / f"{name.replace(' ', '-')}.log"
-                    here[index] = KeptRunning(name, words, log, self._say)
+                    here[index] = KeptRunning(name, words, log, self._report)
                     here[index].start()
 
     def end(self) -> None:
@@ -301,7 +302,7 @@ class SshRun(EngineRun):
         self._process.send_signal(self.signals[0])
 
     def take_down(self) -> None:
-        """End all processes; workers that the driver sent home may leave first."""
+        """End all processes; workers that the driver released may leave first."""
         all_kept = [*(each for here in self._kept.values() for each in here.values())]
         all_kept += self._leaving.values()
         in_order = self._process is not None and self._process.poll() is not None
@@ -324,17 +325,19 @@ class SshRun(EngineRun):
                 self._process.wait(_KILL_SECONDS)
             self._process.kill()
             self._process.wait()
-        with ThreadPoolExecutor(32) as pool:  # certificates, on hosts that can still be reached
+        with ThreadPoolExecutor(
+            32
+        ) as pool:  # removes certificates, on hosts that can still be reached
             list(pool.map(lambda host: _asked(host, f"rm -rf {self._there}"), self._have_copies))
         self._open.close()
 
     def _weights(self, role: str) -> list[int]:
-        """Return all hosts' shares of a role, by default as of EnvRunners."""
+        """Return all hosts' shares of a role; default: as for EnvRunners."""
         found = [_number(role, host) for host in self._hosts.hosts]
         return found if any(found) else [host.env_runners for host in self._hosts.hosts]
 
     def _free(self, role: str, count: int) -> list[int]:
-        """Numbers that no worker of a role has."""
+        """Return free numbers for workers of a role."""
         taken = {index for of, index in self._leaving if of == role}
         taken |= {index for (of, _), here in self._kept.items() if of == role for index in here}
         free = (index for index in itertools.count() if index not in taken)
@@ -350,7 +353,7 @@ class SshRun(EngineRun):
         self._process = subprocess.Popen(self._driver(), start_new_session=True)
 
     def _worker(self, role: str, host: Host, index: int) -> tuple[str, list[str]]:
-        """A worker's name for people, and the words of its command."""
+        """Return a worker's name for people, and the words of its command."""
         juggler, driver = shlex.split(host.juggler), self._hosts.driver
         words = self._launch.worker(role, driver, juggler, index, host.dialed)
         tls = "" if self._launch.insecure else f"{self._there}/tls"
@@ -362,17 +365,17 @@ class SshRun(EngineRun):
 
     def _prepare(self, host: Host) -> str:
         """Check a host and copy certificates; return problems or ""."""
-        status, said = _asked(host, f"{_cd(host)}{host.juggler} --version")
+        status, output = _asked(host, f"{_cd(host)}{host.juggler} --version")
         here = f"juggler {version('juggler')}"
         if status == _NO_COMMAND:
             return (
-                f"{host.name} has no command {host.juggler!r}: install Juggler there, or say "
-                f"where it is with `juggler = ` in the file of hosts ({said})"
+                f"{host.name} has no command {host.juggler!r}: install Juggler there, or set "
+                f"its path with `juggler = ` in the file of hosts ({output})"
             )
         if status:
-            return f"{host.name} cannot be used: {said or f'ssh ended with status {status}'}"
-        if here not in said:
-            return f"{host.name} has {said!r}, and this host {here!r}: install the same version"
+            return f"{host.name} cannot be used: {output or f'ssh ended with status {status}'}"
+        if here not in output:
+            return f"{host.name} has {output!r}, and this host {here!r}: install the same version"
         if self._launch.insecure:
             return ""
         content = io.BytesIO()
@@ -382,15 +385,15 @@ class SshRun(EngineRun):
         self._have_copies.append(host)
         there = self._there
         unpack = f"umask 077 && mkdir -p {there} && tar -x -C {there} --no-same-owner -f -"
-        status, said = _asked(host, unpack, content.getvalue())
-        return f"cannot copy certificates to {host.name}: {said}" if status else ""
+        status, output = _asked(host, unpack, content.getvalue())
+        return f"cannot copy certificates to {host.name}: {output}" if status else ""
 
 
 def shared_out(total: int, weights: Sequence[int]) -> list[int]:
     """Share a number out in proportion to weights, by largest remainders.
 
     Args:
-        weights: at least one of them is not 0; those of 0 get nothing.
+        weights: at least one is not 0; a weight of 0 gets nothing.
     """
     exact = [total * weight / sum(weights) for weight in weights]
     shares = [int(each) for each in exact]
@@ -401,7 +404,7 @@ def shared_out(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def _number(role: str, host: Host) -> int:
-    """The workers of a role that the file gives to a host."""
+    """Return the file's number of workers of a role on a host."""
     numbers = {LEARNER: host.learners, ENVRUNNER: host.env_runners, EVALUATOR: host.evaluators}
     return numbers[role]
 
@@ -422,8 +425,8 @@ def _asked(host: Host, command: str, given: bytes = b"") -> tuple[int, str]:
             check=False,
         )
     except FileNotFoundError:
-        said = "there is no command `ssh` here: install it (Debian: openssh-client)"
-        raise LaunchError(said) from None
+        output = "the command `ssh` is not installed here: install it (Debian: openssh-client)"
+        raise LaunchError(output) from None
     except subprocess.TimeoutExpired:
         return _NO_CONNECTION, f"no answer within {_ANSWER_SECONDS:.0f} s"
     lines = done.stdout.decode(errors="replace").strip().splitlines()

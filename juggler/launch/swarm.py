@@ -21,7 +21,7 @@ from juggler.launch.engine import (
     Launch,
     LaunchError,
     NoAnswer,
-    Say,
+    Report,
     Tail,
     ask,
     wait_until_removed,
@@ -29,7 +29,7 @@ from juggler.launch.engine import (
 from juggler.learner.process.program import LEARNER
 
 _STACK = resources.files("juggler.launch") / "manifests" / "swarm.yaml"
-_CONFIG = "/run.toml"  # in the driver's container
+_CONFIG = "/run.toml"  # path in the driver's container
 _RUNNING = ("running", "starting", "preparing", "ready", "assigned", "accepted", "pending", "new")
 _ask = partial(ask, advice="launch from a host that has Docker, and is a manager of a swarm")
 
@@ -37,25 +37,25 @@ _ask = partial(ask, advice="launch from a host that has Docker, and is a manager
 class SwarmRun(EngineRun):
     """Deploys the stack of a run, and follows it.
 
-    The driver runs on the node where the command runs, which has the directory of the run. Docker
-    starts its task again, as it does with those of workers, and places these on all nodes.
+    The driver runs on the node of the command, with the run directory. Docker restarts the tasks
+    of driver and workers, and distributes workers over all nodes.
 
     Args:
         compose: further compose files, which change the stack.
 
     Raises:
-        LaunchError: a number is out of range, or a compose file is not there.
+        LaunchError: a number is out of range, or a compose file is missing.
     """
 
     def __init__(
         self,
         launch: Launch,
         numbers: Mapping[str, int],
-        say: Say,
+        report: Report,
         image: str,
         compose: Sequence[str] = (),
     ) -> None:
-        super().__init__(launch, numbers, say)
+        super().__init__(launch, numbers, report)
         for file in compose:
             if not Path(file).is_file():
                 raise LaunchError(f"--compose {file}: there is no such file")
@@ -63,10 +63,10 @@ class SwarmRun(EngineRun):
         self._more = [word for file in compose for word in ("-c", str(Path(file).absolute()))]
         self._file = launch.directory / "stack.yaml"
         self._config = launch.directory / "run.toml"
-        self._seen = False  # a driver that runs
+        self._seen = False  # whether a running driver was seen
 
     def plan(self) -> str:
-        """Return the stack, as Docker gets it."""
+        """Return the stack for Docker."""
         launch = self._launch
         run_dir = str(launch.run_dir)
         driver = launch.driver_there(run_dir, _CONFIG, self._numbers[LEARNER])
@@ -82,25 +82,26 @@ class SwarmRun(EngineRun):
             "config": str(self._config),
             **{Path(name).stem: str(launch.tls / name) for name in FILES},
         }
-        # Docker puts variables where there is a dollar, and one dollar where there are two.
-        told = {name: json.dumps(value).replace("$", "$$") for name, value in values.items()}
-        return Template(_STACK.read_text()).substitute(told)
+        # Docker substitutes variables after a dollar, and replaces two dollars by one.
+        filled = {name: json.dumps(value).replace("$", "$$") for name, value in values.items()}
+        return Template(_STACK.read_text()).substitute(filled)
 
     def submit(self) -> None:
         """Write the stack and the certificates, and deploy the stack.
 
         Raises:
-            LaunchError: this is no manager of a swarm, or Docker refuses; the run is there already.
+            LaunchError: this host is not a manager of a swarm, Docker refuses, or the run already
+                exists.
         """
         state = "{{.Swarm.LocalNodeState}} {{.Swarm.ControlAvailable}}"
         if _ask("docker", "info", "--format", state).split() != ["active", "true"]:
             raise LaunchError(
-                "this host is no manager of a swarm: launch from one that is, or make a swarm of "
-                "this host alone with `docker swarm init`"
+                "this host is not a manager of a swarm: launch from a manager, or make a swarm of "
+                "only this host with `docker swarm init`"
             )
         if self._there():
             raise LaunchError(
-                f"{self._launch.run_dir} has a stack already: end it with "
+                f"{self._launch.run_dir} already has a stack: end it with "
                 f"`docker stack rm {self._launch.label}`"
             )
         self._launch.make_certificates(["driver", "*.learner.internal"])
@@ -115,20 +116,20 @@ class SwarmRun(EngineRun):
         deploy = ["docker", "stack", "deploy", "--with-registry-auth", "-c", str(self._file)]
         with self.taken_down():
             _ask(*deploy, *self._more, self._launch.label)
-        self._say(
+        self._report(
             f"deployed the stack {self._launch.label}: `docker stack ps {self._launch.label}` "
-            f"shows its tasks, and `docker service logs {self._name('learner')}` what they print"
+            f"shows its tasks, and `docker service logs {self._name('learner')}` their output"
         )
 
     def driver_state(self, ending: bool) -> DriverState:
         try:
             ids = _ask("docker", "service", "ps", "-q", "--no-trunc", self._name("driver")).split()
-            told = json.loads(_ask("docker", "inspect", *ids)) if ids else []
+            filled = json.loads(_ask("docker", "inspect", *ids)) if ids else []
         except NoAnswer:
             if self._there():
                 raise
             raise LaunchError("the stack was removed") from None
-        tasks = sorted(told, key=lambda task: str(task["CreatedAt"]), reverse=True)
+        tasks = sorted(filled, key=lambda task: str(task["CreatedAt"]), reverse=True)
         states = [task["Status"] for task in tasks]
         self._seen |= any(each["State"] == "running" for each in states)
         if ending:
@@ -146,7 +147,7 @@ class SwarmRun(EngineRun):
         return DriverState(f"its task is {states[0]['State']} ({why})" if why else "")
 
     def look(self) -> None:
-        # Of a task that has ended it would show nothing.
+        # It would show nothing of an ended task.
         if self._seen and (self._tail is None or self._tail.ended):
             since = [] if self._tail is None else ["--tail", "0"]
             logs = ["docker", "service", "logs", "--raw", "--follow", *since]
@@ -157,7 +158,7 @@ class SwarmRun(EngineRun):
 
     def take_down(self) -> None:
         self._launch.forget_counts()
-        if self._tail is None and self._there():  # it may have ended before it was seen to run
+        if self._tail is None and self._there():  # it may have ended before it was seen running
             self._tail = Tail("docker", "service", "logs", "--raw", self._name("driver"))
         if self._tail is not None:
             self._tail.close()
@@ -168,7 +169,7 @@ class SwarmRun(EngineRun):
         return f"{self._launch.label}_{role}"
 
     def _there(self) -> bool:
-        """Whether Docker has something of the run."""
+        """Return whether Docker has objects of the run."""
         whose = f"label=com.docker.stack.namespace={self._launch.label}"
         return any(
             _ask("docker", kind, "ls", "-q", "--filter", whose).strip()

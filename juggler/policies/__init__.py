@@ -1,1 +1,1 @@
-"""A trained policy for use elsewhere, without driver, environment or gRPC."""
+"""Trained policies for use elsewhere, without driver, environment or gRPC."""

@@ -1,4 +1,4 @@
-"""Whole episodes in which given players meet, and what came of them."""
+"""Whole episodes between given players, and their results."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Player(Protocol):
         """Choose actions.
 
         Args:
-            slots: [B] where, each in an episode of its own.
-            observations: [B, ...] what is seen there.
-            first: [B] it is the first action of an episode.
+            slots: [B] the environments, each in its own episode.
+            observations: [B, ...] of these environments.
+            first: [B] whether it is the first action of an episode.
 
         Returns:
             The actions [B, ...], as a tree of the action space.
@@ -40,9 +40,9 @@ class PolicyPlayer:
     """Plays with a policy.
 
     Args:
-        policy: as `juggler.load_policy` gives it.
+        policy: from `juggler.load_policy`.
         explore: draw actions as in training, instead of taking the most likely ones. Against a
-            policy that never varies every match would be the same.
+            deterministic policy all matches would be the same.
     """
 
     def __init__(self, policy: Policy, explore: bool = True) -> None:
@@ -92,8 +92,8 @@ class Match:
     """One episode.
 
     Attributes:
-        returns: by agent that acted in it, its undiscounted return.
-        steps: by agent, how many actions it took.
+        returns: undiscounted returns of the agents that acted in it.
+        steps: numbers of actions, by agent.
     """
 
     returns: dict[str, float]
@@ -107,15 +107,15 @@ def play_matches(
     seed: int,
     watch: Callable[[int, int], None] = lambda *_: None,
 ) -> list[Match]:
-    """Play the first episodes to begin, without bias to short ones.
+    """Play the first episodes that begin, without bias to short ones.
 
     Args:
-        envs: the environments, which nothing else steps.
+        envs: the environments, used only here.
         players: by agent. Agents may share one.
-        episodes: how many to play.
+        episodes: number of episodes to play.
         seed: of the environments.
-        watch: called after each step of all environments, with the number of episodes that are
-            over and of steps so far.
+        watch: called after each step of all environments, with the number of ended episodes and of
+            steps so far.
 
     Returns:
         The episodes, in the order in which they began.
@@ -149,7 +149,7 @@ def _match(episode: Episode, agents: Sequence[str]) -> Match:
 def _actions(
     group: GroupTurn, space: Space[Any], agents: Sequence[str], players: Mapping[str, Player]
 ) -> Any:
-    """Actions [B, ...] of all acting agents, in Gymnasium's format."""
+    """Return actions [B, ...] of all acting agents, in Gymnasium's format."""
     chosen = zeros(space, (len(group.acting),))  # [B, ...]
     seats: dict[int, tuple[Player, list[int]]] = {}
     for k, slot in enumerate(group.acting.tolist()):
@@ -164,14 +164,14 @@ def _actions(
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What an agent got in many matches.
+    """Results of an agent in many matches.
 
     Attributes:
         mean: of its returns.
         error: the standard error of that mean; NaN for one match.
         wins: matches in which its side lost to no other side, and won against at least one.
         draws: matches in which its side drew with every other side.
-        losses: all others.
+        losses: all other matches.
     """
 
     mean: float
@@ -182,11 +182,11 @@ class Record:
 
     @property
     def score(self) -> float:
-        """The share of wins, where a draw is half of one."""
+        """The share of wins; a draw counts as half a win."""
         return (self.wins + self.draws / 2) / (self.wins + self.draws + self.losses)
 
     def interval(self) -> tuple[float, float]:
-        """The score's interval of 95 % (Wilson 1927)."""
+        """The score's 95 % interval (Wilson 1927)."""
         count = self.wins + self.draws + self.losses
         return wilson(self.wins + self.draws / 2, count)
 
@@ -198,8 +198,8 @@ def records(
 
     Args:
         matches: the matches.
-        teams: agents that play together. A team's score is the sum of its returns. An agent without
-            a team is a side of its own. If several sides have the largest return, they all win.
+        teams: agents that play together. A team's score is the sum of its returns. An agent
+            without a team is its own side. If several sides have the largest return, they all win.
         margin: two sides draw if their returns differ by this or less.
     """
     side_of: dict[str, str | int] = {agent: at for at, team in enumerate(teams) for agent in team}

@@ -48,7 +48,7 @@ Space = gymnasium.Space[Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyState:
-    """What a policy knows of running episodes. It is never changed."""
+    """The memory of a policy in running episodes; immutable."""
 
     rows: int | None  # N for a batch; None for a single episode
     memory: Mapping[str, Any]  # trees [N, ...] by name, as in `Memory`
@@ -57,27 +57,26 @@ class PolicyState:
 class Policy:
     """A module and everything between it and an environment.
 
-        policy = juggler.load_policy("runs/demo")
-        action, state = policy.act(observation)  # an episode begins
-        action, state = policy.act(observation, state)  # and goes on
+        policy = juggler.load_policy("runs/demo") action, state = policy.act(observation) # an
+        episode begins action, state = policy.act(observation, state) # and continues
 
-    Filters use what they had learned at the checkpoint and learn nothing here. Actions are those of
-    the environment that the policy was trained in: clipped, rescaled and in its dtypes.
+    Filters use their state from the checkpoint and learn nothing here. Actions are in the form of
+    the training environment: clipped, rescaled and in its dtypes.
 
     Args:
-        module: the module, which is put into evaluation mode.
-        env_to_module: connectors, with what they have learned.
-        module_to_env: likewise.
+        module: the module; put into evaluation mode.
+        env_to_module: connectors, with their state.
+        module_to_env: connectors for actions.
         observation_space: of one environment.
         action_space: of one environment.
         seed: seed of exploration.
 
     Attributes:
         module: the module.
-        observation_space: space of what `act` takes, including an action mask.
-        action_space: space of what `act` returns.
-        remembers: whether `state` makes a difference; otherwise it is None.
-        uses_rewards: whether `act` needs the reward of the step before.
+        observation_space: space of the observations for `act`, including an action mask.
+        action_space: space of the actions from `act`.
+        remembers: whether `state` matters; otherwise it is None.
+        uses_rewards: whether `act` needs the reward of the last step.
 
     Raises:
         ValueError: the spaces have action masks that do not fit the actions.
@@ -120,26 +119,27 @@ class Policy:
         mask: Any = None,
         first: ArrayLike | None = None,
     ) -> tuple[Any, PolicyState | None]:
-        """The action for an observation, or the actions for a batch.
+        """Return the action for an observation, or the actions for a batch.
 
-        A batch has one more dimension in front, [N, ...], in every part of the observation, as
-        Gymnasium's vectors of environments give it; rows are environments.
+        A batch has one more dimension in front, [N, ...], in every part of the observation, as in
+        Gymnasium's vector environments; rows are environments.
 
         Args:
             observation: a value of `observation_space`, or a batch.
-            state: what the last call returned; None: an episode begins (in every row).
+            state: the state from the last call; None: an episode begins (in every row).
             explore: draw the action as in training, instead of taking the most likely one.
             reward: the environment's reward for the last action; [N] for a batch. Ignored by
                 policies that do not use it (see `uses_rewards`).
-            mask: info["action_mask"], if the environment gives its masks there.
-            first: [N], for a batch: which rows begin an episode; their `state` is ignored.
+            mask: info["action_mask"], if the environment's masks are there.
+            first: [N], for a batch: whether each row begins an episode; its `state` is then
+                ignored.
 
         Returns:
-            The action, as the environment takes it, or a batch of actions, as a vector of
-                environments takes them; and the state to pass with the next observation.
+            The action for the environment, or a batch of actions for a vector of environments; and
+                the state to pass with the next observation.
 
         Raises:
-            ValueError: an argument is invalid; says what is expected.
+            ValueError: an argument is invalid; names the expected form.
         """
         observations, batch = self._observed(observation, mask)  # [N, ...]
         begins = self._begins(state, batch, first)  # [N]
@@ -152,7 +152,7 @@ class Policy:
         return (sent if batch is not None else self._only(sent)), after
 
     def probabilities(self, observation: Any, *, mask: Any = None) -> NDArray[np.float32]:
-        """The probability of each action where the policy explores.
+        """Return the probability of each action during exploration.
 
         Args:
             observation: a value of `observation_space`, or a batch, as for `act`.
@@ -162,8 +162,8 @@ class Policy:
             [A] for the A actions of a Discrete space, from its `start` on; [N, A] for a batch.
 
         Raises:
-            ValueError: the policy remembers, its actions are not those of a Discrete space, or an
-                argument is invalid.
+            ValueError: the policy remembers, its action space is not Discrete, or an argument is
+                invalid.
         """
         if self.remembers:
             raise ValueError("the probabilities of a policy that remembers depend on its state")
@@ -175,31 +175,30 @@ class Policy:
             if ACTION_DIST_INPUTS in outputs and ACTIONS not in outputs:
                 distribution = self.module.action_distribution()(outputs[ACTION_DIST_INPUTS])
             if not isinstance(distribution, Categorical):
-                raise ValueError(f"{self!r} has no probabilities of single actions to tell")
+                raise ValueError(f"{self!r} has no probabilities of single actions")
             probabilities: NDArray[np.float32] = distribution.log_probs.exp().numpy()  # [N, A]
         return probabilities[0] if batch is None else probabilities
 
     def export_onnx(self, path: str | Path) -> Path:
         """Write an ONNX model, for programs without Python or PyTorch.
 
-        The model acts for a batch of N environments, which may be any number, as
-        `act(explore=False)` does, connectors included. It keeps nothing between its calls: what
-        the policy remembers goes in and out.
+        The model acts for a batch of any number N of environments, like `act(explore=False)`,
+        including connectors. It has no memory: states are inputs and outputs.
 
         Inputs, each with a leading dimension [N]:
 
         - "observation", or "observation/key" for each part of a Dict or Tuple, in the dtypes of
           the observation space; an action mask is the part "action_mask";
-        - if the policy remembers, "first" (bool): which rows begin an episode; and "state/…": what
-          the last call returned, or anything in a row that begins an episode;
-        - if it uses rewards, "reward" (float32): what came for the last action.
+        - if the policy remembers, "first" (bool): whether each row begins an episode; and
+          "state/…": the states from the last call, or any values in a row that begins an episode;
+        - if it uses rewards, "reward" (float32): the reward of the last action.
 
-        Outputs: "action", or "action/key" for each part, as the environment takes it; and
-        "next_state/…" for each "state/…".
+        Outputs: "action", or "action/key" for each part, for the environment; and "next_state/…"
+        for each "state/…".
 
         Raises:
             ValueError: a connector takes no tensors, torch cannot export the module, or a package
-                is missing; says which.
+                is missing; names it.
         """
         graph = ActingGraph(
             self.module,
@@ -217,10 +216,10 @@ class Policy:
     def _begins(
         self, state: PolicyState | None, batch: int | None, first: ArrayLike | None
     ) -> NDArray[np.bool_]:
-        """Mask of rows that begin an episode [N]."""
+        """Return a mask [N] of rows that begin an episode."""
         rows = 1 if batch is None else batch
         if not isinstance(state, PolicyState | None):
-            raise ValueError(f"state must be what the last `act` returned, or None: not {state!r}")
+            raise ValueError(f"state must come from the last `act`, or be None: not {state!r}")
         if state is not None and state.rows != batch:
             raise ValueError(
                 f"the state is of {_sized(state.rows)}, and the observation of {_sized(batch)}"
@@ -231,12 +230,12 @@ class Policy:
         if begins.shape != (batch,):
             raise ValueError(
                 f"first has shape {list(begins.shape)}: expected "
-                + (f"[{batch}]" if batch is not None else "none but for a batch; pass state=None")
+                + (f"[{batch}]" if batch is not None else "it only for a batch; pass state=None")
             )
         return begins | (state is None)
 
     def _rewards(self, reward: ArrayLike | None, begins: NDArray[np.bool_]) -> NDArray[Any]:
-        """The rewards [N] of the last step."""
+        """Return the rewards [N] of the last step."""
         rows = len(begins)
         if reward is not None:
             rewards = np.asarray(reward, np.float64).reshape(-1)  # [N]
@@ -251,7 +250,7 @@ class Policy:
         return np.zeros(rows)
 
     def _only(self, actions: Any) -> Any:
-        """The only action of a batch of one."""
+        """Return the only action of a batch of one."""
         tree = to_tree(self.action_space, actions)
         return from_tree(self.action_space, tree_map(lambda array: array[0], tree))
 
@@ -261,10 +260,9 @@ def _sized(rows: int | None) -> str:
 
 
 class Observed:
-    """Reads observations of a space, single ones or a batch.
+    """Reads single observations of a space, or batches.
 
-    The number of dimensions tells them apart: an observation has those of its space, and every part
-    of a batch has one more in front.
+    They are distinguished by the number of dimensions: every part of a batch has one more in front.
 
     Args:
         space: space of one observation.
@@ -282,7 +280,7 @@ class Observed:
         """Read an observation or a batch.
 
         Args:
-            observation: a value of the space, or a batch as vectors of environments give it.
+            observation: a value of the space, or a batch as in vector environments.
             mask: infos["action_mask"], if the observation does not contain it; or None.
 
         Returns:
@@ -290,7 +288,7 @@ class Observed:
                 a single observation, whose tree is a batch of one.
 
         Raises:
-            ValueError: the observation is not in the space; says what is expected.
+            ValueError: the observation is not in the space; names the expected form.
         """
         if mask is not None:
             observation = self._with_mask(observation, mask)
@@ -310,10 +308,10 @@ class Observed:
         return batch, shape[0] if shape else None
 
     def _with_mask(self, observation: Any, mask: Any) -> dict[str, Any]:
-        """Add the mask from an environment's infos, as a run does."""
+        """Add the mask from an environment's infos, like a run."""
         if not isinstance(self._space, spaces.Dict) or not holds_masks(self._space):
             raise ValueError("mask: this policy's environment gave no action masks; leave it out")
-        # An observation that is not a Dict comes under a key of its own.
+        # An observation that is not a Dict gets its own key.
         keys = self._space.spaces.keys() - {ACTION_MASK}
         by_key = isinstance(observation, Mapping) and (
             keys != {OBSERVATION} or OBSERVATION in observation
@@ -329,7 +327,7 @@ class Observed:
             masks = read_masks(self._action_space, given, np.arange(rows))  # [N, n]
         except (IndexError, KeyError, TypeError) as error:
             raise ValueError(
-                f"mask: expected what the environment says in info['action_mask'], not {mask!r}"
+                f"mask: expected info['action_mask'] of the environment, not {mask!r}"
             ) from error
         _require_zeros_and_ones(masks, shape)  # before they are cast to the dtype of the space
         legal = tree_map(lambda mask: (mask if shape else mask[0]) != 0, masks)  # [N, n] or [n]
@@ -342,8 +340,8 @@ class Observed:
                 which = f" for {path_name(path)}" if path else ""
                 row = f" in row {int(legal.argmin())}" if len(legal) > 1 else ""
                 raise ValueError(
-                    f"the action mask has no legal action{which}{row}: where an episode is over, "
-                    "ask for none, or give a mask of ones"
+                    f"the action mask has no legal action{which}{row}: after an episode's end, do "
+                    "not ask for an action, or give a mask of ones"
                 )
 
 
@@ -373,7 +371,7 @@ def _read(space: Space, value: Any, path: TreePath, found: dict[TreePath, tuple[
     if not path and not isinstance(space, spaces.Tuple) and is_pair:
         raise ValueError(
             "the observation is a pair with a dict, such as the (observation, info) of reset: pass "
-            "the observation alone"
+            "only the observation"
         )
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping):
@@ -381,7 +379,7 @@ def _read(space: Space, value: Any, path: TreePath, found: dict[TreePath, tuple[
         if value.keys() != space.spaces.keys():
             hint = ""
             if ACTION_MASK in space.spaces and ACTION_MASK not in value:
-                hint = ": where the environment gives masks in its infos, pass mask="
+                hint = ": if the environment gives masks in its infos, pass mask="
             raise ValueError(
                 f"the observation{where} has the keys {sorted(map(str, value))}, not "
                 f"{sorted(space.spaces)}{hint}"
@@ -425,7 +423,7 @@ def _leaf(space: Space, value: Any, path: TreePath) -> NDArray[Any]:
         raise ValueError(f"the observation{where} has numbers that are not finite")
     for choice in choices_of([(path, space)]) if path[:1] != (ACTION_MASK,) else ():
         if (found := choice.outside(array)) is not None:
-            raise ValueError(f"the observation{choice.told(array[found])}")
+            raise ValueError(f"the observation{choice.describe(array[found])}")
     # A copy, because environments may write the next observation into the same memory.
     return array.astype(dtype)
 
@@ -456,21 +454,21 @@ def load_policy(
     connectors: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> Policy:
-    """The policy in a checkpoint, including the connectors around it.
+    """Load the policy in a checkpoint, including its connectors.
 
     Args:
-        checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is taken, with a
-            warning if it is not the newest. A run's directory `best` has the one that played best.
-        module_id: which of the run's modules, trained or not; None: the only one that is trained.
+        checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is used, with a
+            warning if it is not the newest. A run's directory `best` has the best checkpoint.
+        module_id: one of the run's modules, trained or not; None: the only trained module.
         module: the class that the run trained, if it cannot be imported by name.
         connectors: the module's connectors again, if some of their classes cannot be imported by
             name.
         seed: seed of exploration.
 
     Raises:
-        CheckpointError: there is no checkpoint, it is damaged, or it has no such module, or several
-            where none is named.
-        ValueError: a part of the run cannot be built here; says which one and what to do. Or the
+        CheckpointError: there is no checkpoint, it is damaged, or it has no such module, or
+            several and none is named.
+        ValueError: a part of the run cannot be built here; names it and a remedy. Or the
             checkpoint is None.
     """
     saved = read_or_warn(checkpoint)
@@ -495,7 +493,7 @@ def load_policy(
     if (spaces := _spaces_of(saved, module_id)) is None:
         raise CheckpointError(
             saved.path or Path(),
-            "does not have the spaces of its environment, one of which has no encoding: play it "
+            "does not have the spaces of its environment, because one has no encoding: play it "
             "with juggler evaluate",
         )
     return Policy(*restore_parts(saved, policy_config, *spaces, module_id), *spaces, seed)
@@ -521,14 +519,14 @@ def restore_parts(
 
     Args:
         saved: the checkpoint.
-        policy_config: what both are built from.
+        policy_config: the parts to build from.
         observation_space: the environment's.
         action_space: the environment's.
         module_id: of the module in the checkpoint.
 
     Raises:
         CheckpointError: the checkpoint belongs to another module.
-        ValueError: a part cannot be built; says which one.
+        ValueError: a part cannot be built; names it.
     """
     where = saved.path or Path("in memory")
     config = policy_config.module
@@ -551,7 +549,7 @@ def restore_parts(
         state: Any = saved.tree[module_id]
         weights = acting_arrays(state)
         if config.critic_sees != "observation":
-            # Its value function was built for what acting does not see.
+            # Its value function has inputs that acting does not have.
             strip_to_acting(module)
             weights = {name: weights[name] for name in acting_names(module)}
         load_weights(weights_of(module), weights)
@@ -560,10 +558,10 @@ def restore_parts(
         if (there := _spaces_of(saved, module_id)) is not None and there != here:
             raise CheckpointError(
                 where,
-                f"was learned in another environment: its observation space is {there[0]} and its "
-                f"action space {there[1]}, and here they are {here[0]} and {here[1]}",
+                f"was trained in another environment: its observation space is {there[0]} and its "
+                f"action space {there[1]}, but here they are {here[0]} and {here[1]}",
             ) from error
-        fit = "does not fit what this environment and configuration make of it"
+        fit = "does not fit this environment and configuration"
         raise CheckpointError(where, f"{fit}: {error}") from error
     try:
         if learned := connector_state(saved, module_id):
@@ -576,7 +574,7 @@ def restore_parts(
 def _spaces_of(
     saved: Checkpoint, module_id: str
 ) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None:
-    """Observation and action space of a module's agents; None: not saved."""
+    """Return observation and action space of a module's agents; None: not saved."""
     if not (spaces := saved.spaces_of(module_id)):
         return None
     observation, action = (

@@ -1,4 +1,4 @@
-"""Decide games, and compute confidence intervals of win rates."""
+"""Decides games, and computes confidence intervals of win rates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _Z = 1.959964  # for 95 %
 
 
 def outcome(score: float, other: float, margin: float = 0.0) -> int:
-    """Outcome of a game: 1: first side won, 0: draw, -1: lost.
+    """Return the first side's outcome: 1, 0 (a draw) or -1.
 
     Args:
         score: the return of the first side.
@@ -21,13 +21,13 @@ def outcome(score: float, other: float, margin: float = 0.0) -> int:
 
 
 def wilson(wins: float, games: float) -> tuple[float, float]:
-    """95 % Wilson score interval of a rate; (0, 1) without games.
+    """The 95 % Wilson interval of a rate; (0, 1) without games.
 
     E. B. Wilson, Probable inference, the law of succession, and statistical inference, 1927.
 
     Args:
-        wins: need not be a whole number.
-        games: likewise; at least `wins`.
+        wins: number of wins, whole or not.
+        games: number of games, at least `wins`.
     """
     if games <= 0:
         return 0.0, 1.0

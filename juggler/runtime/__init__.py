@@ -1,1 +1,1 @@
-"""What every process of a run shares: wire, actors, episodes, modules, connectors."""
+"""Shared by all processes of a run: wire, actors, episodes, modules, connectors."""

@@ -1,6 +1,6 @@
 """Type annotations of user code, as written, without evaluation.
 
-Some are imported for a type checker alone, and Python 3.14 evaluates none.
+Some are imported only for a type checker, and Python 3.14 evaluates none.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 
 def signature(of: Callable[..., Any]) -> inspect.Signature:
-    """The parameters that something is called with.
+    """Return the signature of a callable.
 
     Raises:
-        TypeError: it cannot be called.
-        ValueError: Python cannot tell, as of some things written in C.
+        TypeError: it is not callable.
+        ValueError: Python knows no signature, as for some C functions.
     """
     if sys.version_info >= (3, 14):
         from annotationlib import Format

@@ -1,4 +1,4 @@
-"""The names here of other libraries' keys and algorithms.
+"""Maps keys and algorithms of other libraries to Juggler's names.
 
 The guides' tables have the same keys; a test compares both.
 """
@@ -15,8 +15,8 @@ def _each(answers: Mapping[str, str]) -> dict[str, str]:
     return {name: answer for names, answer in answers.items() for name in names.split()}
 
 
-#: Keys of a run: of RLlib, Stable-Baselines3, CleanRL and Acme. What is here is a key, perhaps with
-#: words behind it, or "the connector ..."; or "none", where nothing is.
+#: Keys of a run in RLlib, Stable-Baselines3, CleanRL and Acme. The value is a key here, possibly
+#: with an explanation, or "the connector ...", or "none" if there is no counterpart.
 RUN_KEYS: Final = _each(
     {
         "action_noise": "exploration_noise",
@@ -25,7 +25,7 @@ RUN_KEYS: Final = _each(
         "adam_variance_decay": "adam_betas, its second number",
         "alpha": "temperature",
         "anneal_lr lr_schedule": "lr, which takes a schedule",
-        "autotune": 'temperature, which is learned where it is "none"',
+        "autotune": 'temperature, which is learned if it is "none"',
         "baseline_cost value_cost": "value_coefficient, twice as much",
         "batch_mode": "none: episodes continue from one fragment to the next",
         "broadcast_interval": "weights_interval",
@@ -61,7 +61,7 @@ RUN_KEYS: Final = _each(
         "exploration_final_eps exploration_initial_eps": "exploration_epsilon",
         "gae use_gae": "none: ppo always has it, with lambda_",
         "gae_lambda": "lambda_",
-        "gradient_steps": "replay_ratio, which says how often a step is drawn",
+        "gradient_steps": "replay_ratio, the number of times that a step is drawn",
         "gym_env_vectorize_mode remote_worker_envs": "vectorize",
         "kl_coeff": "kl_coefficient",
         "kl_target": "target_kl",
@@ -72,9 +72,7 @@ RUN_KEYS: Final = _each(
         "max_num_actor_steps timesteps_total total_timesteps": "stop_steps",
         "max_requests_in_flight_per_env_runner": "none: two requests are in flight",
         "max_to_keep num_to_keep": "keep_checkpoints",
-        "minibatch_size sgd_minibatch_size": (
-            "minibatches, which says how many there are in a sample"
-        ),
+        "minibatch_size sgd_minibatch_size": ("minibatches, the number of minibatches in a sample"),
         "n_envs num_envs": "envs_per_runner, of each of num_env_runners",
         "n_epochs num_epochs num_sgd_iter update_epochs": "epochs",
         "n_steps num_steps rollout_fragment_length sequence_length unroll_length": "fragment_steps",
@@ -91,7 +89,7 @@ RUN_KEYS: Final = _each(
         "num_rollout_workers num_workers": "num_env_runners",
         "opt_type": "optimizer",
         "policies": "modules",
-        "policies_to_train": "none: say train = false in the table of a module",
+        "policies_to_train": "none: set train = false in the table of a module",
         "policy_delay policy_frequency": "policy_period",
         "policy_mapping_fn": "agents, or mapping, a function",
         "replay_buffer_capacity replay_buffer_num_slots": "replay_capacity, in steps",
@@ -110,7 +108,7 @@ RUN_KEYS: Final = _each(
         "train_freq": "batch_size, of steps that arrive",
         "use_sde weight_decay": "none",
         "verbose": "progress",
-        "vf_clip_param": "none: value_clip says how far values may move",
+        "vf_clip_param": "none: value_clip limits how far values may move",
         "vf_coef vf_loss_coeff": "value_coefficient",
         "vtrace": "none: impala and appo always have it",
         "vtrace_clip_pg_rho_threshold": "rho_bar_pg",
@@ -118,14 +116,14 @@ RUN_KEYS: Final = _each(
     }
 )
 
-#: Keys of a model, likewise.
+#: Keys of a model, in the same form.
 MODEL_KEYS: Final = _each(
     {
         "activation_fn fcnet_activation": "activation",
         "conv_filters features_extractor_class": "encoder",
         "custom_action_dist": "distribution, a key of the run",
         "fcnet_hiddens net_arch": "hidden_sizes",
-        "features_extractor_kwargs": "none: a model of your own has keys of its own in model",
+        "features_extractor_kwargs": "none: your own model has its own keys in model",
         "framestack": "the connector frame_stack",
         "log_std_init": "none: it begins at 0; free_log_std",
         "lstm_cell_size": "recurrent_size",
@@ -140,7 +138,7 @@ MODEL_KEYS: Final = _each(
     }
 )
 
-#: Algorithms that others have, in small letters and without other signs.
+#: Algorithms of other libraries, in lower case and without punctuation.
 _ALGORITHMS: Final = _each(
     {
         "a2c": (
@@ -168,7 +166,7 @@ _ALGORITHMS: Final = _each(
         "ddpg": "td3 is its successor: it is DDPG with two critics, target_noise and policy_period",
         "discretesac": "sac is for Discrete actions, too",
         "dreamer dreamerv3 muzero": (
-            "no algorithm here learns a model of its environment; of those here, sac and dqn "
+            "no algorithm here learns a model of its environment; sac and dqn "
             "need the fewest steps, and r2d2 has a memory"
         ),
         "drqn": "r2d2 is the nearest here",
@@ -190,16 +188,16 @@ _ALGORITHMS: Final = _each(
 
 
 def algorithm_here(name: str) -> str:
-    """The counterpart of another library's algorithm; "": unknown."""
+    """Return the counterpart of another library's algorithm; "": unknown."""
     return _ALGORITHMS.get(re.sub(r"[^a-z0-9]", "", name.lower()), "")
 
 
 def called_here(key: str, table: Mapping[str, str] = RUN_KEYS) -> str:
-    """The end of an error about another library's key, or "".
+    """End an error about another library's key, or return "".
 
     Args:
         key: as given.
-        table: of the place where it was given, RUN_KEYS or MODEL_KEYS.
+        table: RUN_KEYS or MODEL_KEYS.
     """
     what, where = table.get(key, ""), "here"
     if not what and table is RUN_KEYS and (what := MODEL_KEYS.get(key, "")):

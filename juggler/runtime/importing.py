@@ -1,7 +1,7 @@
-"""What a Python module must not do while a run imports it.
+"""Detects Python modules that start a run while a run imports them.
 
-A run's processes import the module that `env="my_file:MyEnv"` names. Where that is the very script
-that starts the run, with nothing around the start, each import would start a further run.
+A run's processes import the module that `env="my_file:MyEnv"` names. If that module starts the run
+at its top level, each import would start a further run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class StartedByImport(RuntimeError):
 
 
 def must_not_be_imported() -> None:
-    """To be called before a run starts.
+    """Raise an error if a run is started during an import.
 
     Raises:
         StartedByImport: the run is started at the top level of a module that Juggler imports.
@@ -31,6 +31,6 @@ def must_not_be_imported() -> None:
         elif module and name.partition(".")[0] == _PACKAGE:
             raise StartedByImport(
                 f"{module} starts a run whenever it is imported, and the processes of a run import "
-                "it. Put what starts the run behind a guard, so that it happens only where the "
+                "it. Put the start of the run behind a guard, so that it happens only if the "
                 'file itself is run: if __name__ == "__main__": juggler.train(...)'
             )

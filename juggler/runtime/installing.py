@@ -1,4 +1,4 @@
-"""The command that installs an extra of Juggler, for messages."""
+"""Commands that install extras of Juggler, for messages."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-#: Extras with a package that pip cannot install without building it, by the first Python 3.N.
+#: First Python 3.N for which pip would have to build a package of the extra.
 _WITHOUT_WHEELS: Final = {"box2d": 14}
 
 
 def installing(extra: str) -> str:
-    """The shell command that installs an extra for this Python.
+    """Return the shell command that installs an extra for this Python.
 
-    An editable checkout stays editable. Where no command would work, the text says why.
+    An editable checkout stays editable. If no command would work, the text explains it.
 
     Args:
         extra: an extra of pyproject.toml.
     """
     first = _WITHOUT_WHEELS.get(extra)
     if first is not None and sys.version_info >= (3, first):
-        return f"{extra} has no wheels for Python 3.{first} or newer, so it takes an older one"
+        return f"{extra} has no wheels for Python 3.{first} or newer, so it needs an older one"
     pip = shutil.which("pip")
     own = pip is not None and Path(pip).parent == Path(sys.executable).parent
     command = ["pip"] if own else [sys.executable, "-m", "pip"]
@@ -33,7 +33,7 @@ def installing(extra: str) -> str:
 
 
 def _source(extra: str) -> list[str]:
-    """Arguments with which pip finds the extra."""
+    """Return arguments with which pip finds the extra."""
     origin = _origin()
     url = origin.get("url", "")
     path = Path(unquote(urlsplit(url).path))
@@ -46,8 +46,8 @@ def _source(extra: str) -> list[str]:
 
 
 def _origin() -> dict[str, Any]:
-    """The place that pip installed Juggler from, unless an index."""
-    # All distributions of that name: the one that building leaves in a checkout has no such note.
+    """Return the place from which pip installed Juggler, unless an index."""
+    # All distributions of that name: one that a build leaves in a checkout has no such note.
     for each in distributions(name="juggler"):
         if note := each.read_text("direct_url.json"):
             origin: dict[str, Any] = json.loads(note)

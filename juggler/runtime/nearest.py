@@ -7,26 +7,26 @@ from difflib import SequenceMatcher
 from itertools import islice
 from typing import Final
 
-#: So few known names are all listed, also where one of them is near.
+#: Up to this number, all known names are listed, even if one is near.
 _FEW: Final = 10
-#: No list of names that may be many has more.
+#: Maximum length of a list of names.
 _MOST_LISTED: Final = 20
-#: What two names must have in common, of 1, and by how much another may be behind the nearest one.
+#: Minimum similarity of two names, and the maximum distance of further names from the nearest one.
 _NEAR, _AS_NEAR = 0.58, 0.05
 
 
 def one_of(words: Iterable[str]) -> str:
-    """Words for a sentence, one of them meant: a, b or c."""
+    """Join alternatives for a sentence: a, b or c."""
     return _joined(words, "or")
 
 
 def all_of(words: Iterable[str]) -> str:
-    """Words for a sentence, all of them meant: a, b and c."""
+    """Join words for a sentence: a, b and c."""
     return _joined(words, "and")
 
 
 def listed(names: Collection[str], joined: Callable[[Iterable[str]], str] = all_of) -> str:
-    """Names for a sentence, shortened if there are many."""
+    """Join names for a sentence, shortened if there are many."""
     shown = [repr(name) for name in islice(names, _MOST_LISTED)]
     more = len(names) - len(shown)
     return joined([*shown, f"{more} more"] if more else shown)
@@ -38,20 +38,20 @@ def _joined(words: Iterable[str], last_but: str) -> str:
 
 
 def closest(name: object, known: Iterable[str]) -> str | None:
-    """The name that was probably meant, if any is near."""
+    """Return the name that was probably meant, if any is near."""
     return next(iter(_near(name, known)), None)
 
 
 def nearest(name: object, known: Iterable[str], *, listed_by: str = "", own: str = "") -> str:
-    """The end of an error about an unknown name.
+    """Return the end of an error about an unknown name.
 
-    It has the names that were probably meant, or else all names; with few names, all of them.
+    It has the names that were probably meant; otherwise, or if there are few, all names.
 
     Args:
-        name: that was given.
-        known: the names that it could have been.
-        listed_by: what lists all names, where an error cannot; "": an error can.
-        own: what can be said instead of a known name; "": nothing.
+        name: the unknown name.
+        known: the known names.
+        listed_by: where all names are listed, if they are too many for an error; "": in the error.
+        own: alternative to a known name; "": none.
     """
     known = sorted(known)
     near = _near(name, known)
@@ -70,7 +70,7 @@ def nearest(name: object, known: Iterable[str], *, listed_by: str = "", own: str
 
 
 def _near(name: object, known: Iterable[str]) -> list[str]:
-    """The nearest name, and at most two as near."""
+    """Return the nearest name, and at most two that are equally near."""
     likeness = {each: _likeness(_plain(str(name)), _plain(each)) for each in known}
     best = max(likeness.values(), default=0.0)
     if best < _NEAR:
@@ -84,10 +84,10 @@ def _plain(name: str) -> str:
 
 
 def _likeness(wanted: str, known: str) -> float:
-    """Similarity of two names, from 0 to 1."""
+    """Return the similarity of two names, from 0 to 1."""
     matcher = SequenceMatcher(None, wanted, known, autojunk=False)
     in_order = matcher.ratio()
     if in_order >= _NEAR:
-        return (in_order + 2 * matcher.quick_ratio()) / 3  # which takes letters in any order
+        return (in_order + 2 * matcher.quick_ratio()) / 3  # ignores the order of letters
     shorter, longer = sorted((wanted, known), key=len)
     return _NEAR if len(shorter) > 2 and longer.startswith(shorter) else 0.0

@@ -1,4 +1,4 @@
-"""Tracebacks for authors: their own frames without the library's."""
+"""Tracebacks with only the user's own frames."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _JUGGLER = Path(__file__).parents[1]
 
 
 def own_frames(traceback: TracebackType | None) -> StackSummary:
-    """The frames outside libraries; all of them if there are no others."""
+    """Return the frames outside libraries, or else all frames."""
     frames = extract_tb(traceback)
     own = [frame for frame in frames if not _LIBRARY.search(frame.filename)]
     return StackSummary.from_list(own or frames)
 
 
 def place_of(error: BaseException) -> str:
-    """Place where an error was raised, for a message's end.
+    """Return where an error was raised, for a message's end.
 
-    It is the innermost line of the reader's code, or else the innermost one outside libraries.
+    The innermost line of the user's code, or else the innermost line outside libraries.
     """
     return place_of_readers(error) or _place(own_frames(error.__traceback__))
 
 
 def place_of_readers(error: BaseException) -> str:
-    """The innermost line of the reader's code, for a message; or ""."""
+    """Return the innermost line of the user's code, for a message."""
     return _place([each for each in extract_tb(error.__traceback__) if _is_of_reader(each)])
 
 
@@ -48,10 +48,10 @@ def _is_of_reader(frame: FrameSummary) -> bool:
 
 
 def traceback_of(error: BaseException) -> str:
-    """An error as Python shows it, with Juggler's frames cut.
+    """Return an error as Python shows it, with Juggler's frames cut.
 
-    Where the reader's code is among the frames, runs of Juggler's frames are one line, but for the
-    frame that raised.
+    If the user's code is among the frames, consecutive frames of Juggler become one line, except
+    the frame that raised.
     """
     shown = TracebackException.from_exception(error)
     for each in _chain(shown):
@@ -60,7 +60,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _chain(shown: TracebackException) -> Iterator[TracebackException]:
-    """An error, and its causes."""
+    """Yield an error and its causes."""
     yield shown
     for each in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
         if each is not None:
@@ -86,7 +86,7 @@ def _without(
 
 
 class _Calls(FrameSummary):
-    """Frames of Juggler, one after the other."""
+    """Consecutive frames of Juggler."""
 
     def __init__(self, last: FrameSummary, count: int) -> None:
         super().__init__(last.filename, last.lineno, last.name, lookup_line=False)

@@ -1,4 +1,4 @@
-"""Plain files: read with limits, and lock where possible."""
+"""Reads plain files with limits, and locks files where possible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO, Any, BinaryIO, Final
 
 #: Maximum bytes of a JSON file, such as a summary. Runs write far smaller files.
 MOST_JSON: Final = 1 << 22
-_MOST_TOML: Final = 1 << 19  # bytes of a configuration
+_MOST_TOML: Final = 1 << 19  # maximum bytes of a configuration
 _MOST_DOTS: Final = 64  # in a line of TOML: the memory for a key grows with their square
 
 
@@ -52,7 +52,7 @@ def read_json(path: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        OSError: as `read_plain`.
+        OSError: as for `read_plain`.
         ValueError: it is not JSON, or is nested too deeply.
     """
     try:
@@ -65,7 +65,7 @@ def read_toml_table(path: Path) -> dict[str, Any]:
     """Read a TOML file.
 
     Raises:
-        OSError: as `read_plain`.
+        OSError: as for `read_plain`.
         ValueError: it is not TOML, or is nested too deeply.
     """
     content = read_plain(path, _MOST_TOML)

@@ -1,12 +1,12 @@
 """Recordings repeat a function's torch operations without the Python around them.
 
 A small update takes some hundred operations of a few microseconds. Calling modules, building the
-graph of gradients and walking through it takes about as long again. The operations are the same
-each time, as long as shapes are the same. So they are recorded once, gradients included. A CPU
-repeats them one by one in TorchScript's interpreter, with results that are the same bit for bit. A
-GPU launches them all at once as a CUDA graph.
+graph of gradients and walking through it takes about the same time again. The operations are the
+same as long as shapes are the same. So they are recorded once, including gradients. A CPU repeats
+them one by one in TorchScript's interpreter, with bit-identical results. A GPU launches them all
+at once as a CUDA graph.
 
-This file stands on private names of torch. Where one of them is missing, functions are called.
+This file uses private names of torch. If one is missing, functions are called without recording.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ Repeat = Callable[[list[Tensor]], TensorTree]
 
 _log = logging.getLogger(__name__)
 
-#: Calls with the same shapes before one is recorded.
+#: Number of calls with the same shapes before one is recorded.
 OFTEN: Final = 20
-#: Timed calls before a recording, and compared calls after it. The host waits for a GPU in both.
+#: Number of timed calls before a recording, and of compared calls after it. The host waits for a
+#: GPU in both.
 _TIMED, _CHECKS = 3, 3
-#: Max shapes that are counted at a time, and max shapes that are recorded.
+#: Maximum number of shapes that are counted, and that are recorded.
 _MOST_COUNTED, _MOST_RECORDED = 256, 16
-#: Seconds above which the Python around operations is a small part of a call. On the CPU these are
-#: processor time of the calling thread, which other work of the machine does not lengthen.
+#: Seconds of a call above which Python takes only a small part. On the CPU this is processor time
+#: of the calling thread, which other work of the machine does not lengthen.
 SLOW: Final = 0.1
 
 _PRIVATE: Final = (
@@ -61,7 +62,7 @@ _PRIVATE: Final = (
 
 
 def can_record() -> bool:
-    """Whether torch has the private names that recordings need."""
+    """Return whether torch has the private names that recordings need."""
     try:
         return _Mode is not object and all(attrgetter(name)(torch) for name in _PRIVATE)
     except AttributeError:
@@ -71,13 +72,13 @@ def can_record() -> bool:
 class Recordings:
     """Calls a function of tensors, or repeats a recorded call.
 
-    The function must depend on its inputs alone: what else it reads must stay the same as long as
-    `basis` does. It must neither change its inputs nor draw random numbers. Nothing is recorded if
-    the host reads a number of a tensor, if shapes depend on one, if TorchScript does not know an
-    operation, or if operations take a GPU longer than the host needs to launch them.
+    The function must depend only on its inputs: other values that it reads must stay the same as
+    long as `basis` does. It must not change its inputs or draw random numbers. Nothing is recorded
+    if the host reads a number from a tensor, if shapes depend on a number, if TorchScript does not
+    know an operation, or if operations take a GPU longer than the host needs to launch them.
 
     The first calls after a recording are made both ways. If their results differ in a single
-    number, or on a GPU by more than rounding, recording stops for good, and the log says so.
+    number, or on a GPU by more than rounding, recording stops, with a message in the log.
     """
 
     def __init__(
@@ -90,8 +91,8 @@ class Recordings:
 
         Args:
             often: calls with the same shapes before one is recorded.
-            slow: seconds above which a call is not recorded, as in `SLOW`; inf: all are recorded.
-            graphs: what captures calls, by kind of device; None: CUDA graphs.
+            slow: seconds above which a call is not recorded, as in `SLOW`; inf: no limit.
+            graphs: captures calls, by kind of device; None: CUDA graphs.
         """
         self._often, self._slow = often, slow
         self._graphs = {"cuda": DeviceGraphs()} if graphs is None else graphs
@@ -108,17 +109,16 @@ class Recordings:
         decided: bool | None = None,
         before: TensorTree | None = None,
     ) -> TensorTree:
-        """Return what the function returns for these inputs, without gradients.
+        """Return the function's result for these inputs, without gradients.
 
         Args:
             function: takes and returns trees of tensors.
             inputs: its argument. Its names identify functions.
-            basis: what its operations depend on besides the inputs. Another one drops all
-                recordings.
-            decided: what the function decides by the only number that the host reads there; None:
-                it must not read any. Calls with another decision are recorded separately.
-            before: the values that the function makes a step from, by the names in its result.
-                Without any it sums many numbers, in any order on a GPU.
+            basis: other values on which its operations depend. A new one drops all recordings.
+            decided: the function's decision from the only number that the host reads in it; None:
+                it reads no number. Calls with different decisions are recorded separately.
+            before: for a function that makes a step: the values before it, by the names in its
+                result. Empty: the function sums many numbers, in any order on a GPU.
         """
         if self._is_off:
             return function(inputs)
@@ -130,7 +130,7 @@ class Recordings:
         key = tuple(described)
         call = self._calls.get(key)
         if call is None:
-            if len(self._calls) == _MOST_COUNTED:  # most of these shapes do not come again
+            if len(self._calls) == _MOST_COUNTED:  # most of these shapes do not recur
                 self._calls = {own: each for own, each in self._calls.items() if each.repeat}
             call = self._calls[key] = _Call()
         if call.repeat is None:
@@ -138,7 +138,7 @@ class Recordings:
         if not call.checks_left:
             try:
                 return call.repeat(leaves)
-            except RuntimeError:  # such as an index out of bounds, which the function explains
+            except RuntimeError:  # such as an index out of bounds; the function explains it better
                 return function(inputs)
         call.checks_left -= 1
         outputs = function(inputs)
@@ -174,7 +174,7 @@ class Recordings:
             else:
                 outputs, call.repeat = _recorded(function, inputs, leaves, may_read)
         except Exception as error:
-            outputs = function(inputs)  # which raises errors of its own again
+            outputs = function(inputs)  # raises its own errors again
             self._stop(f"torch cannot record operations here ({type(error).__name__}: {error})")
             return outputs
         if call.repeat:
@@ -185,7 +185,7 @@ class Recordings:
     def _compare(
         self, call: _Call, outputs: TensorTree, leaves: list[Tensor], before: TensorTree | None
     ) -> None:
-        """Stop recording if the recorded operations have other outputs."""
+        """Stop recording if the recorded operations give other outputs."""
         assert call.repeat is not None
         on_graph = leaves[0].device.type in self._graphs
         try:
@@ -195,29 +195,29 @@ class Recordings:
             _log.info("recorded operations could not be compared: %s", error)
             call.repeat = None
             return
-        self._stop("recorded operations gave other results than the code that they are of")
+        self._stop("recorded operations gave other results than their code")
 
     def _stop(self, why: str) -> None:
         self._is_off, self._calls = True, {}
-        _log.warning("%s: from here on that code is called each time, which takes longer", why)
+        _log.warning("%s: from now on the code is called each time, which takes longer", why)
 
 
 class _Call:
     """Calls with the same shapes.
 
     Attributes:
-        repeat: repeats their operations for other inputs; None: they are not recorded.
-        count: of calls.
-        checks_left: calls to make both ways from now on.
+        repeat: repeats their operations for other inputs; None: not recorded.
+        count: number of calls.
+        checks_left: calls left to make both ways.
     """
 
     def __init__(self) -> None:
         self.repeat: Repeat | None = None
         self.count, self.checks_left = 0, _CHECKS
-        self._host = self._seconds = math.inf  # of the shortest call
+        self._host = self._seconds = math.inf  # time of the shortest call
 
     def pays(self, slow: float) -> bool:
-        """Whether calls are fast, and a GPU waits for the host."""
+        """Return whether calls are fast, and a GPU waits for the host."""
         if math.isinf(slow):
             return True
         return self._seconds <= slow and self._host >= self._seconds / 2
@@ -246,13 +246,13 @@ _aten = torch.ops.aten
 _UNREPEATABLE = {
     torch.Tag.data_dependent_output,  # the host reads numbers
     torch.Tag.dynamic_output_shape,  # shapes depend on numbers
-    torch.Tag.nondeterministic_seeded,  # it draws
+    torch.Tag.nondeterministic_seeded,  # random draws
 }
 
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """An operation of torch, as it was made.
+    """One executed operation of torch.
 
     Attributes:
         func: the overload.
@@ -266,21 +266,21 @@ class _Operation:
 
     @property
     def read(self) -> list[Tensor]:
-        """The tensors among its arguments."""
+        """Return the tensors among its arguments."""
         return [*_tensors((self.args, self.kwargs))]
 
     @property
     def made(self) -> list[Tensor]:
-        """The tensors that it returns."""
+        """Return the tensors that it returns."""
         return [*_tensors(self.outputs)]
 
 
 class _Watch(_Mode):  # type: ignore[misc]
-    """Keeps each operation of torch within it, gradients included.
+    """Collects all operations of torch within it, including gradients.
 
     Attributes:
         operations: in order.
-        is_repeatable: whether they are right for other inputs of the same shapes.
+        is_repeatable: whether they are valid for other inputs of the same shapes.
     """
 
     def __init__(self, may_read: bool = False) -> None:
@@ -294,7 +294,7 @@ class _Watch(_Mode):  # type: ignore[misc]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, as otherwise torch imports its compiler, which takes seconds."""
+        """Return False: otherwise torch imports its compiler, which takes seconds."""
         return False
 
     def __torch_dispatch__(
@@ -314,7 +314,7 @@ class _Watch(_Mode):  # type: ignore[misc]
 
 
 def _is_indexed_by_numbers(func: Any, args: Any) -> bool:
-    """Whether an index's shape does not depend on a mask's content."""
+    """Return whether an index's shape does not depend on a mask's content."""
     return func is _aten.index.Tensor and not any(
         x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]
     )
@@ -322,7 +322,7 @@ def _is_indexed_by_numbers(func: Any, args: Any) -> bool:
 
 # -- repeating on a CPU -------------------------------------------------------------------------
 
-#: Operations that may write their result over their first argument, and what does so.
+#: Operations that may overwrite their first argument, and their in-place versions.
 _IN_PLACE: dict[Any, Any] = {
     _aten.relu.default: _aten.relu_.default,
     _aten.tanh.default: _aten.tanh_.default,
@@ -337,8 +337,8 @@ def _recorded(
 ) -> tuple[TensorTree, Repeat | None]:
     """Call a function, and record operations that repeat it.
 
-    The function is of a tree whose tensors are `leaves`. Returns the result and the recording;
-    None: the operations are wrong for other inputs, or TorchScript does not know one.
+    The function's argument is a tree with the tensors `leaves`. Returns the result and the
+    recording; None: the operations are invalid for other inputs, or TorchScript does not know one.
     """
     if len(set(map(id, leaves))) < len(leaves):  # an operation may read either
         return function(inputs), None
@@ -352,10 +352,10 @@ def _recorded(
     operations, constants = script.function(made), script.constants
 
     def repeat(leaves: list[Tensor]) -> TensorTree:
-        # Of this thread only: the caller's own graphs are optimized as before.
+        # Only in this thread: the caller's own graphs are optimized as before.
         before = torch._C._get_graph_executor_optimize(False)
         try:
-            # As at the recording, torch notes nothing for gradients, nor which is a view of which.
+            # As in the recording, torch tracks neither gradients nor views.
             with torch._C._AutoDispatchBelowADInplaceOrView():
                 return _filled(template, operations(*leaves, *constants))
         finally:
@@ -365,24 +365,24 @@ def _recorded(
 
 
 class _Script:
-    """A graph of TorchScript for operations that were made.
+    """A TorchScript graph of executed operations.
 
-    Its interpreter comes from one operation to the next in a fraction of the time of Python. It
-    runs the graph as it is: nothing is fused or reordered, so numbers are the same bit for bit.
+    Its interpreter needs a fraction of Python's time between operations. It runs the graph
+    unchanged: nothing is fused or reordered, so results are bit-identical.
 
     Attributes:
-        constants: tensors that operations read, and no operation made; the graph's last inputs.
+        constants: tensors that operations read but do not make; the graph's last inputs.
     """
 
     def __init__(self, inputs: list[Tensor]) -> None:
         self.constants: list[Tensor] = []
         self._graph: Any = torch._C.Graph()
         self._values = {id(x): self._graph.addInput() for x in inputs}
-        self._same: dict[int, Tensor] = {}  # by id: the tensor that stands for another one
-        self._kept: list[_Operation] = []  # so that no other tensor gets the same id
+        self._same: dict[int, Tensor] = {}  # by id: the tensor that represents another one
+        self._kept: list[_Operation] = []  # keeps ids unique
 
     def add(self, operations: list[_Operation], outputs: list[Tensor]) -> bool:
-        """Add the operations that make these outputs -> whether all are known."""
+        """Add the operations of these outputs; return whether all are known."""
         self._kept = operations
         operations = self._needed(self._distinct(operations), outputs)
         readers = Counter(id(self._one(x)) for x in outputs)
@@ -398,7 +398,7 @@ class _Script:
         return True
 
     def function(self, outputs: list[Tensor]) -> Any:
-        """Make what returns these tensors."""
+        """Make a function that returns these tensors."""
         values = [self._value_of(x) for x in outputs]
         kind = torch._C.TupleType([each.type() for each in values])
         self._graph.registerOutput(self._made("prim::TupleConstruct", values, kind))
@@ -409,7 +409,7 @@ class _Script:
         return self._same.get(id(x), x)
 
     def _distinct(self, operations: list[_Operation]) -> list[_Operation]:
-        """Leave out operations that return an earlier tensor, without gradients."""
+        """Remove operations that return an earlier tensor, without gradients."""
         transposed: dict[int, Tensor] = {}
         distinct = []
         for each in operations:
@@ -428,7 +428,7 @@ class _Script:
         return distinct
 
     def _needed(self, operations: Sequence[_Operation], outputs: list[Tensor]) -> list[_Operation]:
-        """Keep what outputs depend on, and what changes a tensor."""
+        """Keep operations that outputs depend on, or that change a tensor."""
         read = {id(self._one(x)) for x in outputs}
         needed = []
         for each in reversed(operations):
@@ -448,10 +448,10 @@ class _Script:
                 self._value(given.get(each.name, each.default_value), each.type)
                 for each in schema.arguments
             ]
-        except TypeError:  # it is no constant there
+        except TypeError:  # not a constant in TorchScript
             return False
         made = self._graph.create(schema.name, values, len(schema.returns))
-        # TorchScript finds an operation by its name and arguments, and may find another one.
+        # TorchScript finds operations by name and arguments, and may find a different one.
         if self._graph.insertNode(made).schema() != str(schema):
             return False
         results, outputs = list(made.outputs()), operation.outputs
@@ -461,7 +461,7 @@ class _Script:
         if several and len(results) == 1:
             unpacked = self._graph.create("prim::ListUnpack", results, len(outputs))
             results = list(self._graph.insertNode(unpacked).outputs())
-        # An operation that changes a tensor, and returns it, makes no other one.
+        # An operation that changes and returns a tensor makes no new one.
         for x, value in zip(outputs if several else [outputs], results, strict=False):
             self._values.setdefault(id(x), value)
         return True
@@ -474,7 +474,7 @@ class _Script:
         return self._values[id(x)]
 
     def _value(self, x: Any, kind: Any) -> Any:
-        """The value of an argument of a schema's kind."""
+        """Return the graph's value for an argument of a schema's kind."""
         if isinstance(x, Tensor):
             return self._value_of(x)
         if kind.kind() == "OptionalType" and x is not None:
@@ -496,7 +496,7 @@ class _Script:
         return made
 
 
-#: TorchScript's numbers for what is no constant there.
+#: TorchScript's numbers for types without constants.
 _MEMORY_FORMATS = {
     torch.contiguous_format: 0,
     torch.preserve_format: 1,
@@ -506,9 +506,9 @@ _MEMORY_FORMATS = {
 
 
 def _written_over(product: Tensor, each: _Operation) -> _Operation:
-    """The operation that writes over a product that nothing else reads.
+    """Return an operation that overwrites a product that nothing else reads.
 
-    New memory would have to be brought into the caches.
+    New memory would first have to be loaded into the caches.
     """
     if each.func is _aten.tanh_backward.default:
         func = _aten.tanh_backward.grad_input
@@ -520,7 +520,7 @@ def _written_over(product: Tensor, each: _Operation) -> _Operation:
 
 
 def _schema_of(operation: _Operation) -> Any:
-    """The schema of an operation; None: there is none.
+    """Return the schema of an operation, or None.
 
     A number instead of a tensor, as in `x * 2`, belongs to another schema of the same name.
     """
@@ -540,17 +540,17 @@ def _schema_of(operation: _Operation) -> Any:
 
 #: Held during a capture, since all captures on a device use one stream.
 _CAPTURING = threading.Lock()
-#: Backends with which a capture has failed in this process. torch's allocator may take the failed
-#: capture for a running one, so there is no other one.
+#: Backends with a failed capture in this process. torch's allocator may take a failed capture for
+#: a running one, so there are no further captures.
 _FAILED: set[Any] = set()
 
 
 class DeviceGraphs:
     """Captures functions of trees of tensors as graphs of a GPU.
 
-    A graph launches the kernels of a function by one call, where the host needs longer for each of
-    them than it runs. It reads and writes the same memory each time, so inputs are copied there,
-    and outputs from there.
+    A graph launches the kernels of a function with one call, for functions whose kernels take less
+    time than their launches. It always reads and writes the same memory, so inputs and outputs are
+    copied.
     """
 
     def __init__(self, backend: Any = torch.cuda) -> None:
@@ -568,8 +568,8 @@ class DeviceGraphs:
     ) -> tuple[TensorTree, Repeat | None]:
         """Call a function, and capture a graph that repeats it.
 
-        The function is of a tree whose tensors are `leaves`. Returns the result and the graph;
-        None: it is wrong for other inputs, or the capture failed.
+        The function's argument is a tree with the tensors `leaves`. Returns the result and the
+        graph; None: it is invalid for other inputs, or the capture failed.
         """
         with _Watch() as watch:
             outputs = function(inputs)
@@ -585,7 +585,7 @@ class DeviceGraphs:
                 return outputs, None
             try:
                 return outputs, self._capture(function, inputs, leaves, places, constants)
-            except RuntimeError as error:  # such as memory that is not there
+            except RuntimeError as error:  # such as too little memory
                 _FAILED.add(self._backend)
                 _log.warning(
                     "operations of an update could not be captured as a graph; no others will be "
@@ -608,7 +608,7 @@ class DeviceGraphs:
         graph, stream = backend.CUDAGraph(), _capture_stream(backend, leaves[0].device)
         stream.wait_stream(backend.current_stream())
         with backend.stream(stream):
-            # Other threads keep copying meanwhile.
+            # Other threads keep copying during the capture.
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 made: list[Tensor] = []
@@ -626,15 +626,15 @@ class DeviceGraphs:
 
 @cache
 def _capture_stream(backend: Any, device: torch.device) -> Any:
-    """The one stream for captures on a device.
+    """Return the only stream for captures on a device.
 
-    torch hands out few; nothing is copied on this urgent one.
+    torch has few streams; nothing is copied on this high-priority one.
     """
     return backend.Stream(device, priority=-1)
 
 
 def _captured_constants(watch: _Watch, inputs: list[Tensor]) -> tuple[list[Tensor], bool]:
-    """A graph's constants, and whether it repeats everything but host copies."""
+    """Return a graph's constants, and whether it repeats all but host copies."""
     constants, fits = [], watch.is_repeatable
     memory = {x.untyped_storage().data_ptr() for x in inputs}
     for each in watch.operations:
@@ -654,14 +654,14 @@ def _captured_constants(watch: _Watch, inputs: list[Tensor]) -> tuple[list[Tenso
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A function that was captured.
+    """A captured function.
 
     Attributes:
-        graph: of its kernels.
+        graph: the graph of its kernels.
         into: the graph's inputs of one kind, and their places in a call.
         template: the outputs, with numbers instead of tensors.
         packed: the graph's outputs.
-        constants: tensors that it reads besides its inputs, whose memory must stay.
+        constants: other tensors that it reads, whose memory must be kept.
     """
 
     graph: Any
@@ -672,7 +672,7 @@ class _Captured:
 
     @torch.no_grad()
     def repeat(self, leaves: list[Tensor]) -> TensorTree:
-        """Return what the function returns for these inputs."""
+        """Return the function's result for these inputs."""
         for copies, places in self.into:
             torch._foreach_copy_(copies, [leaves[place] for place in places])
         self.graph.replay()
@@ -706,14 +706,14 @@ class _Packed(NamedTuple):
 
 # -- trees --------------------------------------------------------------------------------------
 
-#: Share of a step by which GPUs may differ after a sum such as a gradient's norm, and the number of
-#: roundings by which they may differ in what is there after the step.
+#: Tolerance on GPUs: share of a step after a sum such as a gradient's norm, and number of
+#: roundings of a value after the step.
 _OF_A_STEP: Final = 1e-4
 _ROUNDINGS: Final = 4
 
 
 def _read(tree: TensorTree, described: list[object], leaves: list[Tensor]) -> None:
-    """Collect a tree's tensors, and what operations may depend on."""
+    """Collect a tree's tensors, and properties that operations may depend on."""
     if isinstance(tree, Tensor):
         leaves.append(tree)
         described += (tree.shape, tree.dtype, tree.stride())
@@ -724,7 +724,7 @@ def _read(tree: TensorTree, described: list[object], leaves: list[Tensor]) -> No
 
 
 def _placed(tree: TensorTree, leaves: list[Tensor]) -> Any:
-    """The tree with numbers instead of tensors, which join `leaves`."""
+    """Return the tree with numbers instead of tensors, which join `leaves`."""
     if isinstance(tree, Mapping):
         return {name: _placed(each, leaves) for name, each in tree.items()}
     leaves.append(tree)
@@ -732,7 +732,7 @@ def _placed(tree: TensorTree, leaves: list[Tensor]) -> Any:
 
 
 def _filled(template: Any, leaves: Sequence[Tensor]) -> TensorTree:
-    """The inverse of `_placed`."""
+    """Insert tensors into a template: the inverse of `_placed`."""
     if isinstance(template, dict):
         return {name: _filled(each, leaves) for name, each in template.items()}
     return leaves[template]
@@ -750,18 +750,18 @@ def _tensors(x: Any) -> Iterator[Tensor]:
 
 
 def _is_same(one: TensorTree, other: TensorTree, before: TensorTree | None, on_graph: bool) -> bool:
-    """Whether both results agree, in trees with equal names."""
+    """Return whether both results agree, in trees with equal names."""
     if not on_graph:
         return _equal(one, other)
     if before is None:
-        # As sums are that add up in another order. Single numbers are not compared, unless they are
-        # integers: one rounding may tip what they are a mean of.
+        # Sums may add up in another order. Single numbers are not compared, unless they are
+        # integers: one rounding may flip a term of their mean.
         return _near(one, other, {}, 0.01, numbers=False)
     return _near(one, other, before, 1e-5, numbers=True)
 
 
 def _equal(one: TensorTree, other: TensorTree) -> bool:
-    """Whether two trees hold the same numbers; NaN is equal to NaN."""
+    """Return whether two trees have the same numbers; NaN equals NaN."""
     if isinstance(one, Mapping):
         return all(_equal(each, other[name]) for name, each in one.items())
     if torch.equal(one, other):
@@ -772,14 +772,14 @@ def _equal(one: TensorTree, other: TensorTree) -> bool:
 def _near(
     one: TensorTree, other: TensorTree, before: TensorTree, tolerance: float, *, numbers: bool
 ) -> bool:
-    """Whether two trees differ only by rounding; integers must be equal.
+    """Return whether two trees differ only by rounding; integers must be equal.
 
     Args:
         one: a tree.
         other: a tree.
-        before: values before a step, by the names in both: these are compared by their step, which
-            may be much smaller than they are.
-        tolerance: share of all others.
+        before: values before a step, by the names in both: for these the steps are compared, which
+            may be much smaller than the values.
+        tolerance: relative tolerance of all other values.
         numbers: whether single numbers are compared.
     """
     if isinstance(one, Mapping):

@@ -1,4 +1,4 @@
-"""Errors about values of keys, in words for people."""
+"""Errors about values of configuration keys, for people."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _LONGEST_SHOWN: Final = 60
 
 
 def misfit(hint: Any, value: object) -> str:
-    """What is wrong with a value's type: "expected a number, not ...".
+    """Describe a wrong type: "expected a number, not ...".
 
     Args:
-        hint: the type, as it is evaluated.
+        hint: the evaluated type.
         value: of the key.
     """
     if get_origin(hint) is Literal and isinstance(value, str):
@@ -48,10 +48,10 @@ def misfit(hint: Any, value: object) -> str:
 
 
 def expected(hint: Any) -> str:
-    """What a value of a type is: "a number, or ...".
+    """Describe a type: "a number, or ...".
 
     Args:
-        hint: the type, as it is evaluated; "" where there are no words for it.
+        hint: the evaluated type. Without a description the result is "".
     """
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind is Annotated:
@@ -78,7 +78,7 @@ def _several(hint: Any) -> str:
 
 
 def shown(value: object) -> str:
-    """A value for an error; long ones by their kind."""
+    """Describe a value for an error; long values by their kind."""
     if value is None:
         return "none"
     try:
@@ -98,7 +98,7 @@ class WrongValue(ValueError):
     """A key's value is wrong regardless of other keys.
 
     Attributes:
-        key: whose value it is.
+        key: the key with the wrong value.
     """
 
     def __init__(self, key: str, message: str) -> None:
@@ -118,18 +118,18 @@ class Validated(Protocol):
         """Check a configuration.
 
         Raises:
-            WrongValue: a value is wrong with any others.
-            ValueError: values do not go together.
+            WrongValue: a value is wrong for all other values.
+            ValueError: values contradict each other.
         """
 
 
 def converted(table: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Values of a table, each of the type of its key.
+    """Convert the values of a table to the types of its keys.
 
     Args:
-        table: as a file has it.
-        hints: types by key, as they are evaluated.
-        where: what the table is called.
+        table: as in a file.
+        hints: evaluated types by key.
+        where: name of the table.
 
     Raises:
         ValueError: a key is unknown, or a value is not of its type; names both.
@@ -147,7 +147,7 @@ def converted(table: Mapping[str, Any], hints: Mapping[str, Any], where: str) ->
 
 @contextmanager
 def wrong_where(key: str) -> Iterator[None]:
-    """Any ValueError raised within is about the value of this key alone."""
+    """Turn ValueErrors raised within into errors about this key's value."""
     try:
         yield
     except ValueError as error:
@@ -155,10 +155,10 @@ def wrong_where(key: str) -> Iterator[None]:
 
 
 def errors_of(config: Validated) -> list[ValueError]:
-    """All errors that `validate` finds in a configuration.
+    """Return all errors that `validate` finds in a configuration.
 
-    They are every value that is wrong by itself, or else the first error about values that do not
-    go together.
+    These are all values that are wrong by themselves, or else the first contradiction between
+    values.
     """
     keys = {each.name: each for each in fields(config)}
     found: list[ValueError] = []
@@ -167,7 +167,7 @@ def errors_of(config: Validated) -> list[ValueError]:
         try:
             rest.validate()
         except WrongValue as error:
-            if (key := keys.pop(error.key, None)) is None:  # what is wrong is no given value
+            if (key := keys.pop(error.key, None)) is None:  # the wrong value was not given
                 return [*found, error]
             value = getattr(rest, key.name)
             is_table = isinstance(value, Mapping)
@@ -184,7 +184,7 @@ def errors_of(config: Validated) -> list[ValueError]:
 def errors_in(table: Mapping[str, Any], check: Callable[[Any], object]) -> list[ValueError]:
     """List all errors in a table.
 
-    After each error, the entry at fault is removed, and the rest is checked again.
+    After each error, the wrong entry is removed, and the rest is checked again.
 
     Args:
         table: a table of a configuration.
@@ -196,8 +196,8 @@ def errors_in(table: Mapping[str, Any], check: Callable[[Any], object]) -> list[
         tried = ((*each, _first_error(each[0], check)) for each in _without_one(table))
         at_fault = (each for each in tried if str(each[2]) != str(error))
         rest, is_table, later = next(at_fault, (table, True, None))
-        # An error that only the removal of a whole table mends may follow from an entry that was
-        # removed from that table.
+        # An error that only disappears with a whole table may be caused by an entry that was
+        # removed from it.
         if not found or not is_table:
             found.append(error)
         table, error = rest, later

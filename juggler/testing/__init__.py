@@ -7,7 +7,7 @@
         make_core = lambda: MyCore(make_module, MyConfig())
         check_core(make_core, sample_for(make_module()))
 
-A check raises an AssertionError that names the rule that is broken, and says where.
+A check raises an AssertionError that names the broken rule, and the place.
 """
 
 from __future__ import annotations

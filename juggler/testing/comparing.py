@@ -1,4 +1,4 @@
-"""Trees of tensors or arrays, compared bit for bit."""
+"""Compares trees of tensors or arrays bit for bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def assert_same(one: Any, other: Any, where: str = "") -> None:
     """Assert that trees are equal bit for bit, NaNs included.
 
     Raises:
-        AssertionError: says where they differ.
+        AssertionError: they differ; names the place.
     """
     if isinstance(one, Mapping):
         must(one.keys() == other.keys(), f"{where}: {sorted(one)} and {sorted(other)}")
@@ -28,7 +28,7 @@ def assert_same(one: Any, other: Any, where: str = "") -> None:
 
 
 def differ(one: Any, other: Any) -> bool:
-    """Whether two trees are not the same."""
+    """Return whether two trees differ."""
     try:
         assert_same(one, other)
     except AssertionError:
@@ -37,7 +37,7 @@ def differ(one: Any, other: Any) -> bool:
 
 
 def copied(tree: Any) -> Any:
-    """A tree of tensors or arrays with memory of its own."""
+    """Copy a tree of tensors or arrays."""
     if isinstance(tree, Mapping):
         return {key: copied(branch) for key, branch in tree.items()}
     return tree.clone() if isinstance(tree, Tensor) else np.array(tree)
@@ -45,7 +45,7 @@ def copied(tree: Any) -> Any:
 
 def checked(where: str, check: Callable[[], None]) -> None:
     """Raises:
-    AssertionError: that of the check, which says where.
+    AssertionError: from the check, with the place.
     """
     try:
         check()

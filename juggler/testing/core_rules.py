@@ -1,4 +1,4 @@
-"""What is expected of a core, rule by rule."""
+"""Rules for a core, as checks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 from juggler.learner.core.learner_core import Columns, LearnerCore
 from juggler.testing.comparing import assert_same, checked, copied, differ, must
 
-#: Makes a core, the same one every time.
+#: Makes a core, the same every time.
 MakeCore = Callable[[], LearnerCore[Any]]
 
 
 def check_core(make: MakeCore, sample: Columns) -> None:
-    """Whether a core is a function of its state, as `LearnerCore` says.
+    """Check that a core is a function of its state: see `LearnerCore`.
 
     Args:
-        make: makes the core, the same one every time.
-        sample: what it can learn from.
+        make: makes the core, the same every time.
+        sample: data for a step.
 
     Raises:
-        AssertionError: names the rule that is broken, and says where.
+        AssertionError: names the broken rule, and the place.
     """
     name = make().name
     for rule, check in _CORE_RULES.items():
@@ -32,7 +32,7 @@ def check_core(make: MakeCore, sample: Columns) -> None:
 
 
 def _after(core: LearnerCore[Any], state: Any, sample: Columns, steps: int = 3) -> Any:
-    """The state that some updates lead to, from a copy of one."""
+    """Return the state after some updates, starting from a copy."""
     state = copied(state)
     for _ in range(steps):
         state = core.step(state, sample).state
@@ -52,7 +52,7 @@ def _learns(make: MakeCore, sample: Columns) -> None:
     core = make()
     state = core.init(0)
     after = core.get_params(_after(core, state, sample))
-    must(differ(core.get_params(state), after), "three steps left all parameters as they were")
+    must(differ(core.get_params(state), after), "three steps changed no parameter")
 
 
 def _repeats(make: MakeCore, sample: Columns) -> None:
@@ -108,7 +108,7 @@ def _params_stay(make: MakeCore, sample: Columns) -> None:
     assert_same(params, before, "parameters")
 
 
-def _goes_on_from_a_tree(make: MakeCore, sample: Columns) -> None:
+def _continues_from_a_tree(make: MakeCore, sample: Columns) -> None:
     core = make()
     state = _after(core, core.init(0), sample, steps=2)
     tree = core.state_to_tree(state)
@@ -124,11 +124,11 @@ def _goes_on_from_a_tree(make: MakeCore, sample: Columns) -> None:
 def _metrics_are_numbers(make: MakeCore, sample: Columns) -> None:
     core = make()
     metrics = core.step(core.init(0), sample).metrics
-    must(bool(metrics), "there are none")
+    must(bool(metrics), "there are no metrics")
     for name, value in metrics.items():
         must(isinstance(value, Tensor), f"{name!r} is a {type(value).__name__}, not a tensor")
         must(value.shape == (), f"{name!r} has shape {tuple(value.shape)}, not ()")
-        must(not value.requires_grad, f"{name!r} takes a gradient: detach it")
+        must(not value.requires_grad, f"{name!r} requires a gradient: detach it")
         must(bool(value.isfinite()), f"{name!r} is {value}")
 
 
@@ -138,8 +138,8 @@ _CORE_RULES: dict[str, Callable[[MakeCore, Columns], None]] = {
     "the same state and sample give the same result": _repeats,
     "nothing is remembered outside the state": _remembers_nothing,
     "grads changes neither state nor sample": _grads_changes_nothing,
-    "step and apply leave sample and gradients as they are": _step_keeps_inputs,
-    "parameters that were given out stay as they were": _params_stay,
-    "a saved state goes on with the same numbers": _goes_on_from_a_tree,
+    "step and apply change neither sample nor gradients": _step_keeps_inputs,
+    "returned parameters never change": _params_stay,
+    "a saved state continues with the same numbers": _continues_from_a_tree,
     "metrics are finite 0-d tensors": _metrics_are_numbers,
 }

@@ -1,4 +1,4 @@
-"""What is expected of a learner, rule by rule."""
+"""Rules for a learner, as checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_learner(make: MakeLearner, samples: Sequence[Columns]) -> None:
         samples: for its `step`; two or more.
 
     Raises:
-        AssertionError: names the rule that is broken, and says where.
+        AssertionError: names the broken rule, and the place.
     """
     name = type(make(0)).__name__
     for rule, check in _LEARNER_RULES.items():
@@ -45,9 +45,9 @@ def _steps_learn(make: MakeLearner, samples: Sequence[Columns]) -> None:
     before = copied(learner.get_params())
     found = any(_stepped(learner, samples))
     nothing_due = (
-        f"nothing was learned from these {len(samples)} samples. A replay gives nothing before "
-        "replay_begin steps, and then one sample for every replay_batch_size / replay_ratio steps: "
-        "set these lower, or give more steps"
+        f"nothing was learned from these {len(samples)} samples. A replay returns nothing before "
+        "replay_begin steps, and then one sample per replay_batch_size / replay_ratio steps: "
+        "lower these, or give more steps"
     )
     changed = differ(learner.get_params(), before)
     must(changed, "no step changed them" if found else nothing_due)
@@ -85,10 +85,10 @@ def _weights_stay(make: MakeLearner, samples: Sequence[Columns]) -> None:
     assert_same(weights, before[1], "get_weights()")
 
 
-def _learner_goes_on(make: MakeLearner, samples: Sequence[Columns]) -> None:
+def _learner_continues(make: MakeLearner, samples: Sequence[Columns]) -> None:
     learner, restored = make(0), make(9)
     _stepped(learner, samples)
-    # What is kept for further use is not saved, and both are to begin without it.
+    # Buffers for later steps are not saved, so both have to start without them.
     learner.forget()
     tree, extras = learner.save()
     before = copied(tree)
@@ -102,7 +102,7 @@ def _learner_goes_on(make: MakeLearner, samples: Sequence[Columns]) -> None:
 _LEARNER_RULES: dict[str, Callable[[MakeLearner, Sequence[Columns]], None]] = {
     "steps change parameters": _steps_learn,
     "learners of one seed agree": _learners_repeat,
-    "a step on a sample is one on the next of a source": _sources_are_samples,
-    "weights that were given out stay as they were": _weights_stay,
-    "a restored learner goes on with the same numbers": _learner_goes_on,
+    "a step on a sample equals a step on the next one of a source": _sources_are_samples,
+    "returned weights never change": _weights_stay,
+    "a restored learner continues with the same numbers": _learner_continues,
 }

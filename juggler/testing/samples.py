@@ -23,10 +23,10 @@ def sample_for(module: RLModule, rows: int = 4, steps: int = 8, seed: int = 0) -
     """Sample random observations with a module, in episodes of 2-12 steps.
 
     Args:
-        module: acts.
+        module: chooses the actions.
         rows: N
         steps: T
-        seed: of what is shown and done.
+        seed: of observations and actions.
     """
     observations, actions = module.observation_space, module.action_space
     config = EnvRunnerConfig(envs_per_runner=rows, fragment_steps=steps, vectorize="sync")

@@ -110,7 +110,7 @@ def test_values_are_compared_with_their_space_and_with_each_other(
     found = checked(stand_still)
     assert states(found) == {"bounds": "problem", "observations": "warning", "episodes": "warning"}
     assert "environment 1" in found["bounds"].said
-    assert "at [1] is 1.25, outside of 0 to 1" in found["bounds"].said
+    assert "at [1] is 1.25, outside 0 to 1" in found["bounds"].said
     assert "2 of 2 numbers" not in found["observations"].said
 
 

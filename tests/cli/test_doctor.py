@@ -38,7 +38,7 @@ def test_a_problem_is_told_with_what_to_do_and_an_exit_status(
 ) -> None:
     monkeypatch.setattr(checks, "CHECKS", (checks._python, checks._sockets))
     assert status_of("doctor") == 0
-    assert "To begin: juggler train cartpole" in capsys.readouterr().out
+    assert "To start: juggler train cartpole" in capsys.readouterr().out
 
     def refuses() -> None:
         raise PermissionError(13, "Permission denied", "/tmp")

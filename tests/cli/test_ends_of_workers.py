@@ -132,7 +132,7 @@ PROGRAM = """
 from juggler.cli.worker import _is_back
 from juggler.runtime.actors import worker
 from juggler.runtime.actors.hub_events import Mailbox
-for number, reason in worker.heeded_signals().items():
+for number, reason in worker.handled_signals().items():
     worker._stop_on(number, reason, Mailbox())  # as it leaves them that has lost its driver
 _is_back(worker.Contact("127.0.0.1:9", reattach_seconds=100.0))
 """
@@ -318,7 +318,7 @@ def test_on_other_systems_the_first_line_says_what_runs_it(
     assert not any(tmp_path.iterdir())
 
 
-# What is said where `juggler status` and workers dial something that is no driver.
+# What is said where `juggler status` and workers dial something that is not a driver.
 
 
 @pytest.fixture
@@ -336,10 +336,10 @@ def test_who_asks_a_learner_for_the_status_is_told_that_it_is_no_driver(
 ) -> None:
     assert main(["status", "--once", learner]) == 1
     said = capsys.readouterr().err
-    assert f"juggler status: what answers at {learner} is no driver, but perhaps a learner" in said
+    assert f"juggler status: the server at {learner} is not a driver, but perhaps a learner" in said
     assert "Method not found" not in said
 
 
 def test_a_worker_that_dials_a_learner_is_told_that_it_is_no_driver(learner: str) -> None:
-    with pytest.raises(AttachError, match=f"^what answers at {learner} is no driver"):
+    with pytest.raises(AttachError, match=f"^the server at {learner} is not a driver"):
         Attachment(learner, "worker", -1, new_incarnation(), Mailbox())

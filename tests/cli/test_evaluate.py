@@ -46,13 +46,13 @@ def test_few_episodes_have_a_return_and_no_interval(
     assert status_of("evaluate", "run", "--episodes", len(returns)) == 0
     said = capsys.readouterr().out
     assert ("1 episode: return " in said) == (len(returns) == 1)
-    assert ("± 0.0 (standard deviation; least 480.0" in said) == (len(returns) > 1)
+    assert ("± 0.0 (standard deviation; min 480.0" in said) == (len(returns) > 1)
     assert [each for each in said.splitlines() if "interval" in each] == told
 
 
 def test_videos_without_a_directory_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of("evaluate", "run", "--videos", 5) == 2
-    assert "--videos: give the directory for them, too, with --video" in capsys.readouterr().err
+    assert "--videos: also give their directory, with --video" in capsys.readouterr().err
 
 
 def test_json_is_alone_on_stdout(
@@ -111,7 +111,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rate], list[dict[str, in
             return Timed(config, rate(config.flat()), 0.5)
 
         monkeypatch.setattr(tune, "time_run", time_run)
-        for name in ("share_forkserver", "let_go_of_forkserver"):
+        for name in ("share_forkserver", "release_forkserver"):
             monkeypatch.setattr(f"juggler.runtime.actors.processes.{name}", lambda: None)
         return tried
 
@@ -174,7 +174,7 @@ def test_it_times_real_runs_and_writes_what_train_takes(
     # An existing file stays.
     before = file.read_bytes()
     assert status_of("tune", *given, "--seconds", 1, "--write", file) == 2
-    assert "it is there, and is not overwritten" in capsys.readouterr().err
+    assert "it already exists, and is not overwritten" in capsys.readouterr().err
     assert file.read_bytes() == before
 
 
@@ -231,7 +231,7 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "heat").mkdir()
     (tmp_path / "heat" / "thesis.tex").write_text("years of work")
     assert status_of("new", tmp_path / "heat") == 1
-    assert "is there, and nothing in it is overwritten" in capsys.readouterr().err
+    assert "already exists, and is not overwritten" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "heat").iterdir()] == ["thesis.tex"]
     (tmp_path / "living room" / "room").mkdir(parents=True)
     room = tmp_path / "living room" / "room"
@@ -248,10 +248,10 @@ def test_a_project_is_not_written_again_and_one_within_it_is_told(
     capsys.readouterr()
     for same in (".", "../heat"):
         assert status_of("new", same) == 1
-        told = f"{same} is a project already: `juggler train train.toml` trains in it"
+        told = f"{same} is already a project: `juggler train train.toml` trains in it"
         assert told in capsys.readouterr().err
     assert status_of("new", "heat") == 1
-    assert "heat is there, and nothing in it is overwritten" in capsys.readouterr().err
+    assert "heat already exists, and is not overwritten" in capsys.readouterr().err
     assert new(Path("parts/cold")).keys() == {name.replace("heat", "cold") for name in files}
     told = f"parts/cold is within another project, {tmp_path / 'heat'}"
     assert told in capsys.readouterr().err
@@ -266,8 +266,8 @@ def test_a_project_is_not_written_again_and_one_within_it_is_told(
         ("random", "'random' is the name of another package"),
         ("juggler", "'juggler' is the name of another package"),
         ("tyro", "'tyro' is the name of another package"),
-        ("tests", "'tests' is what the project's tests are in"),
-        ("runs", "'runs' is what the project's runs are in"),
+        ("tests", "'tests' is the directory of the project's tests"),
+        ("runs", "'runs' is the directory of the project's runs"),
     ],
 )
 def test_a_name_that_no_package_can_have_is_told(

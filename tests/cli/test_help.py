@@ -186,7 +186,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return types.SimpleNamespace(run=run)
 
     monkeypatch.setattr(processes, "share_forkserver", lambda: said.append("forkserver starts"))
-    monkeypatch.setattr(processes, "let_go_of_forkserver", lambda: said.append("and may end"))
+    monkeypatch.setattr(processes, "release_forkserver", lambda: said.append("and may end"))
     monkeypatch.setattr(cli.importlib, "import_module", imported)
     return said
 

@@ -36,7 +36,7 @@ def long_run(cluster: Cluster) -> Cluster:
     before = len(cluster.events())
     cluster.compose("up", "-d")
     if before:
-        cluster.wait_for_event("going on from update ", before)
+        cluster.wait_for_event("resuming from update ", before)
     cluster.wait_for_workers(3)
     saved = partial(checkpoints, cluster.run_dir)
     cluster.wait_until(saved, "a checkpoint that a driver can go on from")
@@ -158,14 +158,14 @@ def test_a_killed_driver_goes_on_from_its_checkpoint_with_the_same_workers(
     generation, here = newest["weights_version"][0], newest["num_env_runners"]
     begun = time.monotonic()
     long_run.kill(long_run.containers("driver")[0])
-    long_run.wait_for_event("going on from update ", before)
+    long_run.wait_for_event("resuming from update ", before)
     _figure("killed driver: goes on after", time.monotonic() - begun)
     long_run.wait_for_event("learner group ", before)
     long_run.wait_for_workers(here)
     _figure("killed driver: all there after", time.monotonic() - begun)
     long_run.wait_for_training()
     assert long_run.newest()["weights_version"][0] > generation
-    _told(long_run, "going on from update ")
+    _told(long_run, "resuming from update ")
 
 
 @pytest.mark.long
@@ -189,7 +189,7 @@ def test_a_cluster_that_is_stopped_ends_in_order_and_goes_on_when_it_is_started(
 
     begun = time.monotonic()
     long_run.compose("up", "-d")
-    long_run.wait_for_event(f"going on from update {end['updates']}", before)
+    long_run.wait_for_event(f"resuming from update {end['updates']}", before)
     long_run.wait_for_workers(3)
     _figure("all started: all there after", time.monotonic() - begun)
     long_run.wait_for_training()

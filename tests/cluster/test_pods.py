@@ -231,7 +231,7 @@ def test_a_run_in_pods_outlives_what_befalls_it_and_goes_on_to_its_goal(
         killed(role)
         goes_on()
     killed("driver")
-    assert "going on from update" in launch.output
+    assert "resuming from update" in launch.output
     pods.wait_for_ready(launch, learner=2, envrunner=2)
     goes_on()
     for number in (4, 2):

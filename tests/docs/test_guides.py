@@ -83,7 +83,7 @@ def test_a_moved_configuration_gives_the_connectors_that_a_run_would_choose(page
 
 
 def test_what_is_called_missing_is_missing() -> None:
-    missing = (ROOT / "docs/from-rllib.md").read_text().partition("## What is not there")[2]
+    missing = (ROOT / "docs/from-rllib.md").read_text().partition("## Not supported")[2]
     (line,) = [each for each in missing.splitlines() if each.startswith("- Offline algorithms")]
     there = {name.upper() for name, algorithm in ALGORITHMS.items() if algorithm.offline}
     assert set(re.findall(r"\b[A-Z\d]{2,}\b", line)) == there

@@ -39,7 +39,7 @@ def _config(**keys: Any) -> RunConfig:
 
 def test_a_rehearsal_finds_agents_and_builds_every_module() -> None:
     told: list[str] = []
-    groups = rehearse(_config(), tell=told.append)
+    groups = rehearse(_config(), report=told.append)
     assert groups == GROUPS
     built = [text for text in dict.fromkeys(told) if text.startswith("building")]
     assert built == [
@@ -74,7 +74,7 @@ OWN = "support.own_algorithms"
 def test_every_algorithm_of_ones_own_makes_an_update_with_what_its_agents_do() -> None:
     told: list[str] = []
     modules = {"adversary": {"algorithm": f"{OWN}:Learning"}, "runner": {"algorithm": "ppo"}}
-    assert rehearse(_config(modules=modules), tell=told.append) == GROUPS
+    assert rehearse(_config(modules=modules), report=told.append) == GROUPS
     assert f"trying an update of module 'adversary' with {OWN}:Learning" in told
     assert not [text for text in told if "update of module 'runner'" in text]
 
@@ -97,7 +97,7 @@ def test_a_replay_that_gets_no_rows_is_a_warning_with_its_module() -> None:
         # Two agents, each of which acts in every step of one environment.
         ("Counting", "module 'adversary': RuntimeError: 14 steps"),
         ("Infinite", " steps, all of whose numbers are"),
-        ("Many", "its core is a Population, of"),
+        ("Many", "its core is a Population, and"),
     ],
 )
 def test_an_algorithm_of_ones_own_that_cannot_learn_is_told_with_its_module(
@@ -111,7 +111,7 @@ def test_an_algorithm_of_ones_own_that_cannot_learn_is_told_with_its_module(
 
 def test_a_run_has_no_population() -> None:
     for keys in ({"population": 3}, {"modules": {"runner": {"population": 3}}}):
-        with pytest.raises(ConfigError, match=r"a run has none; .* with juggler.Population"):
+        with pytest.raises(ConfigError, match=r"not in a run; .* with juggler.Population"):
             _config(**keys).validate()
 
 

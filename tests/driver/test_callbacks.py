@@ -66,13 +66,13 @@ def test_updates_checkpoints_and_lost_workers_are_told_between_turns(tmp_path: P
     play_a_round(world)
     play_a_round(world)
     assert heard.told == [], "only between two turns of the loop"
-    world.parts.callbacks.tell()
+    world.parts.callbacks.deliver()
     assert heard.told == [("update", "default", 2, {})] * 2
     answer_the_snapshot(world)
     (written,) = world.written.gather(timeout=30)
-    world._loop._hear(written)
+    world._loop._handle(written)
     world.leave(world.runner)
-    world.parts.callbacks.tell()
+    world.parts.callbacks.deliver()
     assert heard.told[2:] == [("checkpoint", written.path), ("lost", "envrunner-0", "gone")]
 
 
@@ -86,7 +86,7 @@ def test_an_update_whose_answer_never_came_is_told_when_its_learner_is_back(tmp_
     kept = [training_pb2.UpdateDone(version=made)] * 2
     ready = training_pb2.ModuleReady(handed_over=made, last_updates=kept)
     world.reply(learner, command_id, ready)
-    world.parts.callbacks.tell()
+    world.parts.callbacks.deliver()
     assert [each for each in heard.told if each[0] == "update"] == [("update", "default", 1, {})]
 
 
@@ -97,7 +97,7 @@ def test_metrics_are_flat(tmp_path: Path) -> None:
     parts.metrics.updated("learner-0", "default", {"default": {"lr": float("nan"), "kl": 0.5}})
     parts.callbacks.metrics(metrics_line(parts))
     assert parts.callbacks.run.metrics["modules/default/kl"] == 0.5
-    parts.callbacks.tell()
+    parts.callbacks.deliver()
     ((_, metrics),) = heard.told
     assert metrics["episode_return_mean"] is None
     assert metrics["modules/default/lr"] is None, "as in metrics.jsonl"
@@ -142,12 +142,12 @@ def test_what_a_callback_raises_ends_the_run_and_only_the_end_is_told_of(tmp_pat
     told = world.parts.callbacks
     told.metrics({"updates": 1})
     told.metrics({"updates": 2})
-    told.tell()
+    told.deliver()
     assert told.error is error
     text = "the callback Fails.on_metrics raised KeyError: 'mine'"
     assert (world.parts.end.reason, world.parts.end.failure) == ("callback_failed", text)
     assert world.told.messages == [text]
-    told.tell()
+    told.deliver()
     assert heard.told == []
     told.finish({"updates": 2})
     assert heard.told == [("end", {"updates": 2})]
@@ -161,7 +161,7 @@ def test_a_callback_that_leaves_the_program_ends_the_run_in_order_too(
     world = world_with(tmp_path, Fails(leaves), heard)
     told = world.parts.callbacks
     told.metrics({"updates": 1})
-    told.tell()
+    told.deliver()
     assert told.error is leaves
     text = f"the callback Fails.on_metrics raised {leave.__name__}: hopeless"
     assert (world.parts.end.reason, world.parts.end.failure) == ("callback_failed", text)
@@ -184,7 +184,7 @@ def test_a_second_signal_during_a_callback_leaves_at_once(tmp_path: Path) -> Non
     told = world_with(tmp_path, Fails(SecondSignal())).parts.callbacks
     told.metrics({"updates": 1})
     with pytest.raises(SecondSignal):
-        told.tell()
+        told.deliver()
     assert told.error is None
 
 
@@ -197,7 +197,7 @@ def test_a_slow_callback_is_named_once(tmp_path: Path, monkeypatch: pytest.Monke
     world = world_with(tmp_path, Slow(), Heard())
     for _ in range(2):
         world.parts.callbacks.metrics({})
-    world.parts.callbacks.tell()
+    world.parts.callbacks.deliver()
     (text,) = world.told.messages
     assert text.startswith("the callback Slow.on_metrics took 0.0 s")
     assert world.told.levels == ["warning"]
@@ -218,7 +218,7 @@ def test_a_run_can_be_stopped_for_any_reason_but_its_own(tmp_path: Path) -> None
     run.stop()
     run.stop("pruned")
     for reason in ("solved", "stop_steps", ""):
-        with pytest.raises(ValueError, match="give a reason of your own"):
+        with pytest.raises(ValueError, match="give your own reason"):
             run.stop(reason)
     assert stopped == ["stopped", "pruned"]
 
@@ -280,7 +280,7 @@ def test_the_next_update_tells_learners_and_later_ones_repeat_it(tmp_path: Path)
     run.set("lr", None)
     answer_the_snapshot(world)
     (written,) = world.written.gather(timeout=30)
-    world._loop._hear(written)
+    world._loop._handle(written)
     world.turn()
     play_a_round(world)
     assert told(world) == {"entropy_coefficient": 0.0}, "lr is as the configuration has it again"
@@ -307,7 +307,7 @@ def test_a_checkpoint_has_them_unless_the_configuration_was_changed_since(tmp_pa
     kept = ChangedValues(other, trained, checkpoint)
     assert kept.of("default", "default") == {"entropy_coefficient": 0.5}
     checkpoint.counters["values"] = {"": {"lr": "high"}}
-    with pytest.raises(CheckpointError, match="cannot be those of a run"):
+    with pytest.raises(CheckpointError, match="counters are invalid"):
         must_be_sound(checkpoint)
 
 

@@ -433,7 +433,7 @@ def test_all_mistakes_within_a_table_have_a_line_each(
 def test_tables_of_modules_are_told_with_all_that_is_wrong_in_each() -> None:
     modules = {"a": {"gama": 1, "seed": 3, "lr": 1e-3}, "b": {"lr": "x", "c_bar": -1}}
     told = _told({"agents": {"a_*": "a", "b_*": "b"}, "modules": modules})
-    begins = ["modules.a: unknown key 'gama'", "modules.a: seed is a key of the run"]
+    begins = ["modules.a: unknown key 'gama'", "modules.a: seed is a key of the whole run"]
     begins += ["modules.b: lr: ", "modules.b: c_bar = -1.0: "]
     assert len(told) == len(begins)
     for begin, line in zip(begins, told, strict=True):

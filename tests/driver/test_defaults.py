@@ -93,7 +93,7 @@ def test_nothing_is_chosen_for_an_environment_that_nobody_here_knows_and_that_is
     given = {"connectors": {}}
     config, said = settled(RunConfig.from_flat(given), given.keys(), ())
     assert config == RunConfig()
-    assert "of the environment are not known" in said
+    assert "of the environment are unknown" in said
     assert settled(config, config.flat().keys(), ()) == (config, "")
 
 

@@ -93,7 +93,7 @@ def test_a_run_that_needs_a_script_is_not_said_to_go_on_by_a_command(
     nothing = cast(Any, None)
     ending = Ending(world.parts, nothing, nothing, world.parts.hub, cast(Any, directory))
     ending._newest_update = lambda: 7  # type: ignore[method-assign]
-    assert ending.how_to_go_on().startswith(f"\nTo go on from update 7: {how}")
+    assert ending.how_to_resume().startswith(f"\nTo resume from update 7: {how}")
 
 
 # What a driver does that is started again by the same command.
@@ -125,13 +125,13 @@ def test_what_was_given_for_a_run_that_has_ended_is_told_to_have_no_effect() -> 
         return nothing_to_do(Path("runs/mine"), "stop_steps", CONFIG, now)
 
     assert said() == (
-        "the run in runs/mine has ended (stop_steps): nothing to go on with. To go further, give "
+        "the run in runs/mine has ended (stop_steps): nothing is left to do. To continue, give "
         "it another stop_steps than 1000"
     )
     assert said(progress="off") == said()
     assert said(lr=1e-4, env="Acrobot-v1") == (
-        "the run in runs/mine has ended (stop_steps): nothing to go on with, so that what was "
-        "given for 'env' and 'lr' has no effect. To go further, give it another stop_steps than "
+        "the run in runs/mine has ended (stop_steps): nothing is left to do, so the new "
+        "values of 'env' and 'lr' have no effect. To continue, give it another stop_steps than "
         "1000, too"
     )
 
@@ -308,10 +308,10 @@ def test_a_run_waits_for_its_workers_however_long_ago_the_command_was_given(
 
 def test_the_end_of_an_interrupted_run_says_how_to_go_on() -> None:
     summary = {"reason_for_stop": "interrupted", "run_dir": "/runs/my run", "checkpoint": "/c/1"}
-    assert conclude(summary).endswith("to go on: juggler train --resume '/runs/my run'")
+    assert conclude(summary).endswith("to resume: juggler train --resume '/runs/my run'")
     of_a_script = conclude({**summary, "command": "python"})
     assert of_a_script.endswith(
-        "to go on: juggler.resume('/runs/my run', ...), with what is of the script passed again"
+        "to resume: juggler.resume('/runs/my run', ...), with the script's own objects passed again"
     )
     assert "--resume" not in conclude({**summary, "checkpoint": None})
     assert "--resume" not in conclude({**summary, "reason_for_stop": "stop_steps"})
@@ -364,7 +364,7 @@ def test_lines_come_at_marks_of_steps_too(tmp_path: Path, keys: dict[str, int]) 
         if turn == 1:
             answer_the_snapshot(world)
             (written,) = world.written.gather(timeout=30)
-            world._loop._hear(written)
+            world._loop._handle(written)
             world.turn()
     told = [(line["step_mark"], line["env_steps_trained"]) for line in world.lines]
     assert told == [(60, 80), (120, 120)], "one line, however many turns are taken at a mark"

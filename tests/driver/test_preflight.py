@@ -273,7 +273,7 @@ _BRIGHT[1, 2] = 255
             spaces.Box(-1, np.inf, (2,)),
             np.array([-1.000001, 1e30], np.float32),  # rounded
             np.array([0, -1.5], np.float32),
-            "one has -1.5 at [1], where the",
+            "one has -1.5 at [1], and the",
         ),
         (
             _IMAGE,
@@ -281,7 +281,7 @@ _BRIGHT[1, 2] = 255
             {"image": _BRIGHT, "place": np.full(1, 9.0, np.float32)},
             "one at 'image' has 255 at [1, 2]",
         ),
-        (spaces.Box(0, 9, (), np.uint8), np.uint8(9), np.uint8(10), "one has 10, where the bounds"),
+        (spaces.Box(0, 9, (), np.uint8), np.uint8(9), np.uint8(10), "one has 10, and the bounds"),
     ],
 )
 @pytest.mark.parametrize("call", ["reset", "step", ""])
@@ -303,7 +303,7 @@ def test_a_number_outside_of_its_box_is_a_warning_said_once_with_its_place(
     assert space_from_message(group.observation) == space
     if call:
         (text,) = warned
-        assert text.startswith("environment 0 (__main__:Env) gives observations outside of")
+        assert text.startswith("environment 0 (__main__:Env) gives observations outside its")
         assert f"after {call}, {told}" in text
     else:
         assert not warned

@@ -92,7 +92,7 @@ def test_half_of_the_table_is_refused(in_a_package: Path, line: str, words: str)
 def test_a_file_of_ones_own_says_nothing_of_what_was_seen(tmp_path: Path) -> None:
     file = tmp_path / "copied.toml"
     file.write_text(f"lr = 0.5\n{SEEN}")
-    with pytest.raises(ConfigError, match="leave it out of a file of your own"):
+    with pytest.raises(ConfigError, match="leave it out of your file"):
         load_config(file)
 
 

@@ -56,7 +56,7 @@ class Trains:
 @pytest.fixture(autouse=True)
 def _no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(started, "share_forkserver", lambda: None)
-    monkeypatch.setattr(started, "let_go_of_forkserver", lambda: None)
+    monkeypatch.setattr(started, "release_forkserver", lambda: None)
 
 
 def test_metrics_come_one_by_one_until_the_run_is_over() -> None:
@@ -107,18 +107,18 @@ def test_numbers_are_set_by_the_thread_of_the_run_and_errors_come_back(
         time.sleep(0.01)
     trains.goes_on = lambda: None
     monkeypatch.setattr(started, "_ANSWER_SECONDS", 0.05)
-    with pytest.raises(TimeoutError, match=r"^set\('lr', 3.0\): the run in .* has not taken it"):
+    with pytest.raises(TimeoutError, match=r"^set\('lr', 3.0\): the run in .* has not applied it"):
         run.set("lr", 3.0)
     trains.over.set()
     run.result(10)
-    with pytest.raises(ValueError, match="the run is over"):
+    with pytest.raises(ValueError, match="the run has ended"):
         run.set("lr", 1e-3)
 
 
 def test_stop_ends_it_and_a_result_can_be_waited_for_with_a_limit() -> None:
     trains = Trains()
     run = StartedRun(trains)
-    with pytest.raises(TimeoutError, match=r"runs/one goes on after 0\.01 s"):
+    with pytest.raises(TimeoutError, match=r"runs/one is still running after 0\.01 s"):
         run.result(0.01)
     run.stop("pruned")
     assert run.result(10).run_dir == Path("runs/one")
@@ -150,7 +150,7 @@ def test_nobody_waits_for_ever_where_the_end_of_the_processes_fails(
     def fails() -> None:
         raise ChildProcessError("somebody else has waited for the forkserver")
 
-    monkeypatch.setattr(started, "let_go_of_forkserver", fails)
+    monkeypatch.setattr(started, "release_forkserver", fails)
     trains = Trains()
     run = StartedRun(trains)
     trains.over.set()
@@ -185,7 +185,7 @@ from pathlib import Path
 import juggler
 from juggler.driver import started
 
-started.share_forkserver = started.let_go_of_forkserver = lambda: None
+started.share_forkserver = started.release_forkserver = lambda: None
 
 def trains(follower):
     over = threading.Event()

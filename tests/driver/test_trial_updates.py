@@ -19,8 +19,8 @@ from juggler.driver.agents_found import FoundGroup
 from juggler.driver.checkpoint.restoring import checkpoint_tree
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.hosting import must_fit_together
-from juggler.driver.preflight import GoesOn, PreflightError
-from juggler.driver.rehearsal import begin, must_go_on
+from juggler.driver.preflight import PreflightError, ResumedState
+from juggler.driver.rehearsal import begin, must_continue
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.multi_agent.making import make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import AgentGroup
@@ -164,11 +164,11 @@ class World:
         tree = checkpoint_tree({module_id: state}, {})
         path = Path("runs/mine/checkpoints/000000001")
         saved = Checkpoint((1, 1), tree, {module_id: module}, {}, before.flat(), {}, path)
-        self.before = GoesOn.of(saved)
+        self.before = ResumedState.of(saved)
 
     def go_on(self, now: RunConfig, sees: Any, acts: Any, agents: tuple[str, ...] = ()) -> None:
         group = FoundGroup(agents, space_to_message(sees), space_to_message(acts))
-        must_go_on(now, {self.module_id: build(now, sees, acts)}, [group], self.before)
+        must_continue(now, {self.module_id: build(now, sees, acts)}, [group], self.before)
 
 
 def build(config: RunConfig, sees: Any, acts: Any) -> Any:
@@ -214,7 +214,7 @@ def test_another_environment_is_told_by_its_spaces_and_the_module_that_sees_them
     config, acts = config_of("ppo", **table), spaces.Discrete(2)
     world = World(config, BOX, acts, "hunters")
     says = r"^module 'hunters': .*: the observation space of its environment was Box\(-10.*, \(4,\)"
-    with pytest.raises(ConfigError, match=says + r".*, and now it is Box\(-10.*, \(5,\)"):
+    with pytest.raises(ConfigError, match=says + r".*, and is now Box\(-10.*, \(5,\)"):
         world.go_on(config, spaces.Box(-10, 10, (5,)), acts, ("adversary_0",))
     with pytest.raises(ConfigError, match="the action space"):
         world.go_on(config, BOX, spaces.Discrete(3), ("adversary_0",))
@@ -222,7 +222,7 @@ def test_another_environment_is_told_by_its_spaces_and_the_module_that_sees_them
 
 @pytest.mark.parametrize(
     ("before", "now", "told"),
-    [({}, RND, "its state is of 'ppo', and with"), (RND, {}, "its state is of 'ppo with rnd'")],
+    [({}, RND, "its state is of 'ppo', and this"), (RND, {}, "its state is of 'ppo with rnd'")],
 )
 def test_an_intrinsic_reward_that_comes_or_goes_is_told(
     before: dict[str, Any], now: dict[str, Any], told: str

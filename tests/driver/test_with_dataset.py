@@ -72,7 +72,7 @@ def test_an_evaluation_needs_an_environment(place: Path) -> None:
     del metadata["env_spec"]
     file.write_text(json.dumps(metadata))
     given = {"algorithm": "bc", "dataset": str(place), "evaluation_seconds": 1.0}
-    with pytest.raises(ConfigError, match="does not say which environment it"):
+    with pytest.raises(ConfigError, match="does not name its environment"):
         begin(**given)
     assert begin(**given, env="CartPole-v1").env_runner.env == "CartPole-v1"
     unnamed = begin(algorithm="bc", dataset=str(place))
@@ -107,7 +107,7 @@ def test_code_that_a_data_set_names_is_run_only_if_somebody_says_so(place: Path)
     given = {"algorithm": "bc", "dataset": str(place)}
     with pytest.raises(ConfigError) as raised:
         begin(**given, evaluation_seconds=1.0)
-    assert "say env = 'robots:Arm' and env_kwargs = {'joints': 3} yourself" in str(raised.value)
+    assert "set env = 'robots:Arm' and env_kwargs = {'joints': 3} yourself" in str(raised.value)
     unplayed = begin(**given).env_runner
     assert (unplayed.env, unplayed.env_kwargs) == ("mine", {})
     assert not is_of_another(unplayed)
@@ -142,7 +142,7 @@ def test_what_a_run_records_is_found_from_any_directory(
     (tmp_path / "sampled").mkdir()
     assert begin(record="sampled").env_runner == config.env_runner
     (tmp_path / "sampled" / "file").touch()
-    with pytest.raises(ConfigError, match=r"record = 'sampled': .* is there"):
+    with pytest.raises(ConfigError, match=r"record = 'sampled': .* already exists"):
         begin(record="sampled")
     resumed = with_dataset(config, config.flat(), is_here=True, is_new=False)
     assert resumed.env_runner == config.env_runner

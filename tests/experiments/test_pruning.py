@@ -70,7 +70,7 @@ class Trials:
         """
         run: Any = self._sweep.next()
         run.lines = [{"env_steps_trained": at, METRIC: value} for at, value in points]
-        self._sweep.heard(run)
+        self._sweep.read_new(run)
         summary = {METRIC: points[-1][1]}
         self._sweep.over(run, RunEnd(summary, interrupted=run.stopped, problem=""))
         return bool(run.stopped)

@@ -73,7 +73,7 @@ def test_a_directory_of_seeds_is_drawn_as_a_mean_with_its_interval(
 
 @pytest.mark.usefixtures("scripted_runs")
 @pytest.mark.parametrize(
-    ("seeds", "of"), [(1, "1 seed"), (2, "interquartile mean of 2 seeds; an interval takes 5")]
+    ("seeds", "of"), [(1, "1 seed"), (2, "interquartile mean of 2 seeds; an interval needs 5")]
 )
 def test_few_seeds_have_returns_and_no_interval(
     seeds: int, of: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -98,7 +98,7 @@ def test_runs_that_fail_are_told_and_left_out(
     assert status_of("train", "cartpole", *RUNS, *QUICK, *given) == 1
     said = capsys.readouterr()
     assert "seed   0  failed: ended by SIGKILL" in said.out
-    assert "no run ended well; what they printed is in" in said.err
+    assert "no run succeeded; their output is in" in said.err
     again = {"run_dir": str(tmp_path / "again"), "stop_steps": 1000, "gamma": 0.5}
     with pytest.raises(RunFailed):
         juggler.train_seeds("cartpole", seeds=1, **again)
@@ -117,7 +117,7 @@ def test_ctrl_c_ends_the_runs_in_order_and_they_can_go_on(
     finally:
         signal.signal(signal.SIGINT, before)
     said = capsys.readouterr().out
-    assert f"to go on: juggler train --resume {directory} --seeds 2" in said
+    assert f"to resume: juggler train --resume {directory} --seeds 2" in said
     for file in (directory / "seeds.toml", directory / "seed-0" / "config.toml"):
         file.write_text(file.read_text().replace("reward_scale = 2.0", "reward_scale = 1.0"))
     assert status_of("train", "--resume", directory) == 2, "it says that --seeds is missing"
@@ -129,21 +129,21 @@ def test_ctrl_c_ends_the_runs_in_order_and_they_can_go_on(
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["cartpole", "--jobs", 2], "--jobs is how many runs there are"),
+        (["cartpole", "--jobs", 2], "--jobs is the number of runs"),
         (["cartpole", "--seeds", 0], "seeds = 0: must be a whole number"),
         (["cartpole", "--seeds", 2, "--jobs", 0], "jobs = 0: must be a whole number"),
-        (["--env", "Acrobot-v1", "--seeds", 2], "have to end by themselves: give"),
+        (["--env", "Acrobot-v1", "--seeds", 2], "need an end: give"),
         (["cartpole", "--seeds", 2, "--record", "sampled"], "record = 'sampled': several runs"),
         (["--resume", "here", "--seeds", 2], "has no seeds.toml"),
         (
             ["cartpole", "--resume", "here", "--seeds", 2, "--lr", 1e-3, "--stop-steps", 9],
-            "--resume goes on with runs with",
+            "--resume continues runs with",
         ),
         (
             ["cartpole", "--seeds", 2, "--metrics-bind", "127.0.0.1:0"],
-            "--metrics-bind is of one run, and",
+            "--metrics-bind is for one run, but",
         ),
-        (["cartpole", "--seeds", 2, "--reflection"], "--reflection is of one run"),
+        (["cartpole", "--seeds", 2, "--reflection"], "--reflection is for one run"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_starts(

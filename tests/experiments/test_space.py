@@ -50,12 +50,12 @@ def test_what_is_written_is_what_is_meant(key: str, text: str, meant: object) ->
         ("model.hiden_sizes", "[64],[128]", "no key 'hiden_sizes': did you"),
         ("lr", "1e-2..1e-4", "--space lr=1e-2..1e-4: the first"),
         ("lr", "0..1:log", "with :log, both bounds have to be above 0"),
-        ("lr", "1e-4..1e-2:lgo", "after the colon stands log, or a"),
+        ("lr", "1e-4..1e-2:lgo", "after the colon, give log or a"),
         ("lr", "fast,slow", "lr: expected a number, or a schedule"),
         ("lr", "0.001", "give several values, such as"),
         ("gamma", "0.9..1.5", "gamma = 1.5: must be at least 0"),
-        ("batch_size", "16..64.5", "batch_size takes integers alone"),
-        ("env.size", "3,4", "env is no table, so it has no"),
+        ("batch_size", "16..64.5", "batch_size only takes integers"),
+        ("env.size", "3,4", "env is not a table, so it has no"),
         ("clip", "0.1..0.3", "'clip' is a key of appo and ppo"),
     ],
 )
@@ -199,5 +199,5 @@ def test_a_metric_that_the_algorithm_lacks_is_told_with_those_that_it_has(
     config = RunConfig.from_flat({"algorithm": algorithm, **dataset})
     with pytest.raises(ConfigError) as error:
         must_be_a_metric(f"modules/default/{metric}", config)
-    assert f"{algorithm} has no metric {metric!r} as it is configured" in str(error.value)
+    assert f"{algorithm} has no metric {metric!r} with this configuration" in str(error.value)
     assert f". It has {told}" in str(error.value)

@@ -145,7 +145,7 @@ def test_ctrl_c_ends_trials_in_order_and_a_resumed_sweep_goes_on_with_them(
     directory = tmp_path / "sweep"
     with pytest.raises(KeyboardInterrupt):
         scripted(directory, {"lr": "1..2"}, trials=3, jobs=2, reward_scale=2.0)
-    assert f"to go on: juggler sweep --resume {directory}" in capsys.readouterr().out
+    assert f"to resume: juggler sweep --resume {directory}" in capsys.readouterr().out
     assert states(directory) == ["RUNNING", "RUNNING"]
     settings = [tomllib.loads((directory / f"trials/00{i}.toml").read_text()) for i in (0, 1)]
     (directory / "trials/000/config.toml").write_text(f"lr = {settings[0]['lr']}")  # waits no more
@@ -198,7 +198,7 @@ def test_one_process_at_a_time_has_a_sweep(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         ([], "a sweep needs a space, such as --space lr="),
-        (["cartpole", "--space", "lr=1..2"], "say how long they are, such as"),
+        (["cartpole", "--space", "lr=1..2"], "give their length, such as"),
         (["cartpole", "--stop-steps", "9"], "a sweep needs a space, such as --space lr="),
         (["cartpole", "--space", "lr"], "give a key and its values, as in"),
         (["cartpole", "--space", "lr=1,2", "--space", "lr=3,4"], "this key is given twice"),
@@ -215,10 +215,10 @@ def test_one_process_at_a_time_has_a_sweep(tmp_path: Path) -> None:
         ([*ONE, "--jobs", "-3"], "jobs = -3: must be a whole number"),
         ([*ONE, "--metric", "episode_retrun_mean"], "no such number"),
         ([*ONE, "--metric", "modules/defualt/entropy"], "did you mean 'default'?"),
-        ([*ONE, "--metric", "modules/default/polcy_loss"], "has no metric 'polcy_loss' as it"),
+        ([*ONE, "--metric", "modules/default/polcy_loss"], "has no metric 'polcy_loss' with this"),
         (
             [*BOTH, "--metric", "modules/default/policy_loss"],
-            "modules/default/policy_loss': dqn has no metric 'policy_loss' as it is configured",
+            "modules/default/policy_loss': dqn has no metric 'policy_loss' with this configuration",
         ),
     ],
 )
@@ -241,7 +241,7 @@ def test_what_is_wrong_is_told_before_anything_starts(
         ({"space": {"lr": 1e-3}}, "space: lr = 0.001: give a text or"),
         ({"space": {"model": {"hidden_sizes": [[8], [16]]}}}, '"model.hidden_sizes": [[64]'),
         ({"space": {"lr": {"min": 1e-4, "max": 1e-2}}}, "0.01}: give a text or a list, such as {"),
-        ({"env": Mine}, "env: each run is a process of its"),
+        ({"env": Mine}, "env: each run is a separate process"),
         ({"module": Mine}, 'give its name, such as "my_file:Mine"'),
         ({"trials": "3"}, "trials = '3': must be a whole"),
     ],

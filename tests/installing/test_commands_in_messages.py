@@ -44,7 +44,7 @@ def test_an_extra_that_this_python_cannot_have_says_so(
     monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]
 ) -> None:
     monkeypatch.setattr(sys, "version_info", version)
-    told = "box2d has no wheels for Python 3.14 or newer, so it takes an older one"
+    told = "box2d has no wheels for Python 3.14 or newer, so it needs an older one"
     assert (installing("box2d") == told) == (version >= (3, 14))
     assert installing("atari").endswith("pip install 'juggler[atari]'")
 

@@ -65,10 +65,10 @@ def test_a_run_that_ends_is_taken_down_and_its_exit_status_returned() -> None:
 
 
 def test_an_engine_that_does_not_answer_for_a_while_ends_no_run() -> None:
-    silence = NoAnswer("`squeue` gave no answer in 60 s")
+    silence = NoAnswer("`squeue` gave no answer within 60 s")
     engine, said = _Engine(RUNS, silence, silence, RUNS, silence, OVER), list[str]()
     assert follow(engine, said.append) == 3
-    assert said == [f"{silence}; the run continues, and this command asks again"] * 2
+    assert said == [f"{silence}; the run continues, and this command will ask again"] * 2
 
 
 def test_a_run_that_is_gone_is_told() -> None:

@@ -109,15 +109,15 @@ def test_scripts_of_slurm_are_scripts_that_a_shell_can_read(
         ),
         (
             ["slurm", "cartpole", "--sbatch=--account=lab\ntouch there", "--dry-run"],
-            "leave out what cannot be printed",
+            "leave out unprintable characters",
         ),
         (
             ["slurm", "cartpole", "--partition", "cpu\ntouch there", "--dry-run"],
-            "leave out what cannot be printed",
+            "leave out unprintable characters",
         ),
         (
             ["slurm", "cartpole", "--run-dir", "run\ntouch there", "--dry-run"],
-            "leave out what cannot be printed",
+            "leave out unprintable characters",
         ),
         (
             ["ssh", "cartpole", "--hosts", "hosts.toml", "--", "--gateway", "127.0.0.1:5005"],
@@ -150,7 +150,7 @@ def test_a_host_without_slurm_is_told(
 ) -> None:
     monkeypatch.setenv("PATH", str(hosts.parent))
     assert launch.run(["slurm", "cartpole", "--run-dir", "run"]) == 1
-    assert "there is no command `squeue` here" in capsys.readouterr().err
+    assert "the command `squeue` is not installed here" in capsys.readouterr().err
 
 
 def test_runs_of_the_same_name_in_other_directories_have_names_of_their_own() -> None:

@@ -164,7 +164,7 @@ def test_a_driver_that_has_no_pod_for_a_while_is_told(
     told = [line for line in capfd.readouterr().err.splitlines() if "the driver:" in line]
     again = "its Job starts another one, after 10 s to 10 min"
     assert told == [
-        f"juggler launch: the driver: its pod has ended with status 137: {again}",
+        f"juggler launch: the driver: its pod ended with status 137: {again}",
         f"juggler launch: the driver: its pod was removed: {again}",
     ]
 
@@ -195,7 +195,7 @@ def test_a_run_of_which_nobody_waits_for_the_end_is_scaled_and_not_launched_agai
     assert kubectl.calls[-1] == own
     assert _launched() == 1
     said = capfd.readouterr().err
-    assert "is in the cluster already (job/it): end it with `kubectl -n lab delete" in said
+    assert "is already in the cluster (job/it): end it with `kubectl -n lab delete" in said
     assert kubectl.changes == ["apply", "scale", "scale", "scale"]
 
 
@@ -234,6 +234,6 @@ def test_a_namespace_that_kubernetes_refuses_is_refused_before_anything_is_writt
 ) -> None:
     assert _launched(f"--namespace={name}", "--dry-run") == 1
     said = capfd.readouterr()
-    assert f"--namespace {name}: Kubernetes takes names of at most 63 of a-z, 0-9" in said.err
+    assert f"--namespace {name}: Kubernetes accepts at most 63 of a-z, 0-9" in said.err
     assert said.out == ""
     assert not (kubectl.path / "calls").exists()

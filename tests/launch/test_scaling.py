@@ -96,7 +96,7 @@ def test_an_engine_that_there_is_not_scales_nothing(tmp_path: Path, named: str) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["here"], "say how many"),
+        (["here"], "give a number"),
         (["here", "--env-runners", "0"], "--env-runners 0: must be from 1 to 4096"),
         (["here", "--env-runners", "5000"], "must be from 1 to 4096"),
         (["here", "--env-runners", "2"], "is neither HOST:PORT nor the"),

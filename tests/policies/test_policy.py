@@ -182,7 +182,7 @@ def test_an_observation_outside_its_space_is_refused(space, numbers) -> None:
 
 def test_a_state_that_is_none_is_said(tmp_path: Path) -> None:
     policy = juggler.load_policy(worlds.written(tmp_path, worlds.plain))
-    with pytest.raises(ValueError, match="what the last `act` returned, or None: not 3"):
+    with pytest.raises(ValueError, match="come from the last `act`, or be None: not 3"):
         policy.act(np.zeros(4), 3)
 
 
@@ -191,7 +191,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(tmp_path: Pat
     newer = path.with_name(f"{int(path.name) + 1:09}")
     shutil.copytree(path, newer)
     (newer / "checkpoint.json").write_text("{")
-    with pytest.warns(UserWarning, match=f"passed over.*{newer.name}"):
+    with pytest.warns(UserWarning, match=f"skipped.*{newer.name}"):
         juggler.load_policy(tmp_path)
 
 
@@ -221,7 +221,7 @@ def test_what_belongs_to_a_batch_must_be_as_long(tmp_path: Path) -> None:
         policy.act(seen, state, reward=1.0)
     with pytest.raises(ValueError, match=r"first has shape \[1\]: expected \[2\]"):
         policy.act(seen, state, reward=[1, 2], first=[True])
-    with pytest.raises(ValueError, match="none but for a batch; pass state=None"):
+    with pytest.raises(ValueError, match="it only for a batch; pass state=None"):
         policy.act(seen[0], first=True)
 
 
@@ -300,11 +300,11 @@ def test_parts_of_a_script_have_to_be_given(tmp_path: Path) -> None:
 def test_another_module_or_none_at_all_is_a_checkpoint_error(tmp_path: Path) -> None:
     path = worlds.written(tmp_path, worlds.plain)
     wider = juggler.RLModuleSpec(model_config={"hidden_sizes": [5]})
-    with pytest.raises(juggler.CheckpointError, match="does not fit what this environment and c"):
+    with pytest.raises(juggler.CheckpointError, match="does not fit this environment and c"):
         juggler.load_policy(path, module=wider)
     cartpole = worlds.written(tmp_path / "cartpole", env="CartPole-v1")
     spaces = (
-        r"its observation space is Box\(.*, \(4,\).* and its action space Discrete\(2\), and here"
+        r"its observation space is Box\(.*, \(4,\).* and its action space Discrete\(2\), but here"
     )
     here = r"they are Box\(.*, \(6,\).* and Discrete\(3\)"
     with pytest.raises(juggler.CheckpointError, match=f"another environment: {spaces} {here}"):

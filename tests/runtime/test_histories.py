@@ -71,7 +71,7 @@ def _watch_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
             now = hub.time.monotonic()
             for connection in list(self._connections.values()):
                 if now - connection.last_seen > self._settings.silence_seconds:
-                    connection.over, connection.unheard = "no heartbeat", True
+                    connection.over, connection.unresponsive = "no heartbeat", True
                     connection.cancel()
 
     monkeypatch.setattr(hub.Hub, "watch", watch)
@@ -149,7 +149,7 @@ def _an_answer_counts_each_time_it_comes(monkeypatch: pytest.MonkeyPatch) -> Non
         (_pings_end_connections, History(kinds=("the_driver_stands_still",)), "without a cause"),
         (_no_wait_for_a_large_state, CLASSES["large states"], "stands still"),
         (_groups_of_the_past_are_formed, CLASSES["large states"], "stands still"),
-        (_a_failed_update_brings_weights, CLASSES["large states"], "cannot be understood"),
+        (_a_failed_update_brings_weights, CLASSES["large states"], "sent an invalid message"),
         (_first_weights_are_due_soon, CLASSES["large states"], "LearnerOutOfReach"),
         (
             _a_wait_for_weights_hears_of_no_other_learner,

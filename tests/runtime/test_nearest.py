@@ -70,9 +70,9 @@ def test_the_closest_name_is_one_that_was_probably_meant(
 def test_what_can_be_said_instead_of_a_known_name_is_a_sentence_of_its_own_after_a_question() -> (
     None
 ):
-    known, own = ["clip_rewards"], "your own is named as 'package.module:Class'"
+    known, own = ["clip_rewards"], "name your own as 'package.module:Class'"
     assert nearest("clip_reward", known, own=own) == (
-        ": did you mean 'clip_rewards'? Your own is named as 'package.module:Class'"
+        ": did you mean 'clip_rewards'? Name your own as 'package.module:Class'"
     )
     assert nearest("zzz", known, own=own) == f": known are clip_rewards; {own}"
     # A list behind the question goes on with a semicolon, too.
@@ -240,7 +240,7 @@ def test_a_callback_a_connector_a_builder_and_an_algorithm_may_have_such_types(
     config = ConnectorsConfig(env_to_module=[{"use": "mine:Adds", "more": 2}])
     pipeline = build_env_to_module(config, space, space, {"mine:Adds": mine.Adds})
     assert pipeline.observation_space == space
-    with pytest.raises(ValueError, match="keys of its own, such as 'every'"):
+    with pytest.raises(ValueError, match="its own keys, such as 'every'"):
         give_builder(mine.Builder)
     assert [*_without_type(mine.Config)] == []
     assert _makes_several(mine.several)

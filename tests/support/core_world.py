@@ -29,7 +29,7 @@ from juggler.driver.core.events import (
     SampleFailed,
     SampleReceived,
     TrainingEnds,
-    UnheardUpdate,
+    UnreportedUpdate,
     UpdateFailed,
     UpdateFinished,
     UsedBatch,
@@ -88,7 +88,7 @@ class Processes:
         learner = self.learners[worker_id]
         self.kill(worker_id, survivors)
         self.pending += [
-            UnheardUpdate(worker_id, each.version, each.used, each.module_id)
+            UnreportedUpdate(worker_id, each.version, each.used, each.module_id)
             for each in learner.answers[-3:]
         ]
 
@@ -225,7 +225,7 @@ class ModuleBooks:
                     waiting.remove(event.learner)
                     if isinstance(event, UpdateFinished):
                         self.trained += sum(b.live_steps for b in event.used if not b.dropped)
-            case UnheardUpdate():
+            case UnreportedUpdate():
                 told = [each for each in event.used if each.batch_id in self.unheard]
                 self.unheard -= {each.batch_id for each in told}
                 self.trained += sum(each.live_steps for each in told if not each.dropped)

@@ -8,17 +8,17 @@ from typing import Any
 from juggler.driver import preflight
 from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import RunConfig
-from juggler.driver.preflight import GoesOn, Trial
+from juggler.driver.preflight import ResumedState, Trial
 
 
 def rehearse(
     config: RunConfig,
     own_code: bytes = b"",
-    tell: Callable[[str], None] = lambda _: None,
-    before: GoesOn | None = None,
+    report: Callable[[str], None] = lambda _: None,
+    before: ResumedState | None = None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> tuple[FoundGroup, ...]:
-    return preflight.rehearse(Trial(config, before), own_code, tell, warn)
+    return preflight.rehearse(Trial(config, before), own_code, report, warn)
 
 
 def learner_of(config: RunConfig, group: Any, critic_space: Any = None) -> Any:

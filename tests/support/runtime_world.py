@@ -334,7 +334,7 @@ class RuntimeWorld:
 
     def of_use(self, worker_id: str) -> None: ...
 
-    def is_let_go(self, worker_id: str) -> bool:
+    def is_dismissed(self, worker_id: str) -> bool:
         return False
 
     def start_evaluators(self) -> None: ...
@@ -351,7 +351,7 @@ class RuntimeWorld:
             return commands
 
         self.core.book = watched  # type: ignore[method-assign]
-        hear = self._worker_events.hear
+        hear = self._worker_events.handle
 
         def heard(event: Any) -> None:
             if isinstance(event, Left):
@@ -361,7 +361,7 @@ class RuntimeWorld:
                     raise Violation(f"{worker.worker_id} is lost without a cause: {event.reason}")
             hear(event)
 
-        self._worker_events.hear = heard  # type: ignore[method-assign]
+        self._worker_events.handle = heard  # type: ignore[method-assign]
 
     def latency(self, worker: Worker) -> float:
         late = self.random.uniform(0.001, 0.3) if self.random.random() < 0.1 else 0.001

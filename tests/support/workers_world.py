@@ -154,7 +154,7 @@ class WorkersWorld:
 
     def hear(self, event: HubEvent) -> None:
         """As the loop does, of one event at a time."""
-        self.worker_events.hear(event)
+        self.worker_events.handle(event)
         self.turn()
 
     def end_process(self, event: Exited) -> None:
@@ -264,10 +264,10 @@ class _NobodyIsLocal:
     def gave_up_on(self, worker_id: str) -> None:
         pass
 
-    def is_let_go(self, worker_id: str) -> bool:
+    def is_dismissed(self, worker_id: str) -> bool:
         return False
 
-    def was_let_go(self, worker_id: str) -> bool:
+    def was_dismissed(self, worker_id: str) -> bool:
         return False
 
     def any_up(self, role: str) -> bool:

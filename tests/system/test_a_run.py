@@ -104,10 +104,10 @@ def test_a_run_goes_on_from_its_checkpoint(
     capsys.readouterr()
     assert status_of("train", "--resume", "run") == 0
     said = capsys.readouterr().out
-    assert "has ended (stop_steps): nothing to go on with. To" in said
+    assert "has ended (stop_steps): nothing is left to do. To" in said
     assert "give it another stop_steps than 40000" in said
     assert status_of("train", "--resume", "run", "--lr", 1e-4) == 0
-    assert "so that what was given for 'lr' has no effect" in capsys.readouterr().out
+    assert "so the new values of 'lr' have no effect" in capsys.readouterr().out
     further = ("--stop-steps", 60_000, "--env", "Acrobot-v1")
     assert status_of("train", "--resume", "run", *further) == 2
     assert "the observation space of its environment was Box(" in capsys.readouterr().err
@@ -165,7 +165,7 @@ def test_the_same_command_begins_a_run_goes_on_with_it_and_finds_it_ended(place:
 
     second = place.start(*start, "--bind", address, "--checkpoint-seconds", 1, "--stop-return", 501)
     eventually(lambda: checkpoints(directory), 90, lambda: second.output)
-    assert "going on" not in second.output, "there was nothing to go on from"
+    assert "resuming" not in second.output, "there was nothing to go on from"
     second.process.kill()
 
     reached = [
@@ -176,7 +176,7 @@ def test_the_same_command_begins_a_run_goes_on_with_it_and_finds_it_ended(place:
         max(1, metrics(directory)[-1]["env_steps_trained"]),
     ]
     third = place.start(*reached)
-    third.wait_for("going on from update ")
+    third.wait_for("resuming from update ")
     assert third.wait(110) == 0, third.output
     for each in workers:
         assert each.wait(30) == 0, each.output
@@ -185,7 +185,7 @@ def test_the_same_command_begins_a_run_goes_on_with_it_and_finds_it_ended(place:
 
     fourth = place.run(*reached)
     assert fourth.status == 0
-    assert "has ended (stop_steps): nothing to go on with. To" in fourth.output
+    assert "has ended (stop_steps): nothing is left to do. To" in fourth.output
 
 
 # A run that begins with the weights of another one, by the real command.
@@ -223,7 +223,7 @@ def test_several_learners_begin_with_them_and_a_run_that_is_resumed_does_not_loa
     shutil.rmtree(begun)
     run = place.run("train", "--resume", "run", "--stop-steps", 80_000)
     assert run.status == 0, run.output
-    assert f"going on from update {updates}" in run.output
+    assert f"resuming from update {updates}" in run.output
     assert "beginning with" not in run.output
     assert len(checkpoints(directory)) >= 2
     assert_books_balance(directory)

@@ -58,7 +58,7 @@ def test_a_wrong_configuration_names_the_key_and_what_is_right(
         (("driver", "cartpole", "--bind", "0.0.0.0:0"), "--insecure"),
         (
             ("driver", "cartpole", "--evaluation-seconds", "5", "--num-evaluators", "2"),
-            "this is for evaluators of the",
+            "this is for evaluators on the",
         ),
         (("driver", "cartpole", "--token-file", "nowhere"), "cannot read the token file"),
     ],

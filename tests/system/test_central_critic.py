@@ -69,7 +69,7 @@ def test_modules_of_a_run_have_critics_of_their_own(tmp_path: Path) -> None:
     [
         ({"env": "CartPole-v1"}, "has one agent, whose value function sees its observation"),
         ({"env": "support.small_games:Tag"}, r"the environment Tag has no state\(\)"),
-        ({"algorithm": "pqn"}, "the values of QNetwork come from observations alone"),
+        ({"algorithm": "pqn"}, "the values of QNetwork come only from observations"),
         ({"gateway": "127.0.0.1:0"}, "simulators send what an agent observes"),
         ({"critic_sees": "stat"}, "'stat' is not known: did you mean 'state'"),
     ],

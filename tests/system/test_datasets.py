@@ -246,5 +246,5 @@ def test_what_a_run_samples_is_recorded_whole_whoever_is_killed(place: Place) ->
     assert learned.status == 0, learned.output
     again = place.run("train", "cartpole", "--record", "sampled")
     assert again.status == 2, again.output
-    assert "is there already, and not an empty directory" in again.output
+    assert "already exists, and is not an empty directory" in again.output
     place.assert_nothing_is_left()

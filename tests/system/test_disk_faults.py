@@ -85,7 +85,7 @@ def test_training_goes_on_whatever_becomes_of_the_disk(place: Place, disk: Disk)
     assert_books_balance_so_far(directory)
 
     shutil.rmtree(directory)
-    run.wait_for("was deleted or moved. It is made again")
+    run.wait_for("was deleted or moved. It is created again")
     watched.makes_a_checkpoint()
     assert _said(watched.trains_on(), "was deleted or moved")
 
@@ -95,7 +95,7 @@ def test_training_goes_on_whatever_becomes_of_the_disk(place: Place, disk: Disk)
     assert summary(directory)["env_steps_trained"] > full["steps"]["trained"]
     assert "Traceback" not in run.output
     resumed = place.run("train", "--resume", directory, "--stop-steps", 1)
-    assert "going on from update" in resumed.output
+    assert "resuming from update" in resumed.output
     place.assert_nothing_is_left()
 
 

@@ -168,7 +168,7 @@ def test_a_run_whose_only_learner_is_killed_goes_on_from_its_checkpoint(place: P
     learner = place.worker("learner 0")
     train_beyond_a_checkpoint(directory, lambda: run.output)
     learner.kill()
-    run.wait_for("the learners' weights are lost: learner-0 goes on from update ")
+    run.wait_for("the learners' weights are lost: learner-0 continues from update ")
     assert "killed by SIGKILL. Starting it again" in run.output
     trains_on(directory, run)
     run.interrupt()
@@ -248,7 +248,7 @@ def test_enough_steps_of_an_environment_that_always_exits_are_no_success(place: 
     run = place.run("train", *_robot(place.path, "exit", at=100), *options)
     assert run.status == 1
     failure = summary(place.path / "run")["failure"]
-    assert "it got to stop_steps, but robots:Robot kept failing in every EnvRunner" in failure
+    assert "it reached stop_steps, but robots:Robot kept failing in every EnvRunner" in failure
     assert "envrunner-0 ended: exit code 7" in failure
     place.assert_nothing_is_left()
 
@@ -312,7 +312,7 @@ def test_gradients_that_are_not_finite_end_the_run_and_name_the_module(
     assert "module 'default'" in last
     kept = summary(in_a_directory / "run")
     assert kept["checkpoint"] is not None, "the state before the first bad update is good"
-    assert "To go on from update" in said
+    assert "To resume from update" in said
 
 
 _ENDLESS = ["cartpole", "--stop-return", 501, "--run-dir"]
@@ -328,7 +328,7 @@ def test_a_run_whose_sockets_are_removed_says_so_and_ends_in_order(place: Place)
     assert "Traceback" not in run.output
     last = run.output.splitlines()[-2:]
     assert last[0].endswith(f"the directory of this run's sockets in {place.path}/tmp was removed")
-    assert last[1].startswith("To go on from update ")
+    assert last[1].startswith("To resume from update ")
     assert checkpoints(place.path / "run")
     assert_books_balance(place.path / "run")
     assert summary(place.path / "run")["failure"]
@@ -414,7 +414,7 @@ def test_a_run_goes_on_after_its_forkserver_was_killed_with_all_its_workers(plac
     server = _forkserver(place)
     assert server is not None
     server.kill()  # and its workers with it
-    run.wait_for("the learners' weights are lost: learner-0 goes on from new weights", 60)
+    run.wait_for("the learners' weights are lost: learner-0 continues from new weights", 60)
     trains_on(place.path / "run", run)
     run.interrupt()
     assert run.wait(30) == 130, run.output

@@ -197,11 +197,11 @@ def test_a_league_adds_players_that_learn_and_has_them_when_it_is_killed_and_res
         return {each: n for each, n in steps.items() if each not in at_first and n >= least}
 
     eventually(lambda: len(added(1)) == 2, 60, lambda: run.output)
-    run.wait_for("no more are added")
+    run.wait_for("all places are taken")
     run.process.kill()
     run.process.wait()
     was = added(0)
-    assert run.output.count("no more are added") == 1
+    assert run.output.count("all places are taken") == 1
     config = (run_dir / "config.toml").read_text()
     assert not any(name in config for name in was), "it tells the run as it was started"
 

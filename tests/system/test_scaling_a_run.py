@@ -26,8 +26,8 @@ def test_env_runners_come_and_go_while_a_run_goes_on_and_lose_nothing(place: Pla
     assert scaled.output == "EnvRunners: 3 instead of 1\n"
     eventually(lambda: env_runners(run_dir) == 3, 60, lambda: run.output)
     assert place.run("scale", "run", "--env-runners", "1").status == 0
-    run.wait_for("envrunner-2 has left, as asked", 60)
-    run.wait_for("envrunner-1 has left, as asked", 60)
+    run.wait_for("envrunner-2 has left, as requested", 60)
+    run.wait_for("envrunner-1 has left, as requested", 60)
     eventually(lambda: env_runners(run_dir) == 1, 60, lambda: run.output)
     eventually(lambda: len(workers_in(place.path, "envrunner")) == 1, 30)
     trains_on(run_dir, run)
@@ -38,7 +38,7 @@ def test_env_runners_come_and_go_while_a_run_goes_on_and_lose_nothing(place: Pla
     run.wait_for("envrunner-1 left", 30)  # and is started again, since it is wanted
     eventually(lambda: env_runners(run_dir) == 2, 60, lambda: run.output)
     refused = place.run("scale", "run", "--env-runners", "1", "--evaluators", "2")
-    assert "the evaluators of a run of `juggler train` stay" in refused.output
+    assert "`juggler train` keeps its evaluators" in refused.output
     run.interrupt()
     assert run.wait(30) == 130
     assert_books_balance(run_dir)

@@ -97,7 +97,7 @@ def test_learners_come_and_go_while_a_run_that_began_with_one_goes_on(place: Pla
         trains_with(number)
     too_many = place.start("learner", *dial)
     assert too_many.wait(30) == 1
-    assert "this run has its 3 learner already, and takes no more" in too_many.output
+    assert "this run already has its 3 learner, and admits no more" in too_many.output
     learners.pop(0).process.kill()
     trains_with(2)
     leaves = learners.pop(0)
@@ -137,7 +137,7 @@ def test_workers_go_on_with_a_driver_that_takes_the_place_of_theirs(place: Place
     for worker in workers:
         worker.wait_for(f"waiting up to 600 s for a driver at {address}", 60)
     again = place.start("driver", "--resume", "run", "--bind", address, *options)
-    again.wait_for("going on from update")
+    again.wait_for("resuming from update")
 
     def all_are_back() -> bool:
         line = metrics(directory)[-1]

@@ -1,1 +1,1 @@
-"""Cuts of a run's state, and runs that go on from one."""
+"""Snapshots of a run's state, and runs that resume from one."""

@@ -1,4 +1,4 @@
-"""What a run begins with that another one has learned."""
+"""Weights and connectors' state that a new run starts with."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from juggler.runtime.connectors.config import ConnectorsConfig, Piece, Place
 from juggler.runtime.connectors.mergeable_state import State, connector_branch, connector_state
 from juggler.runtime.nearest import listed
 
-#: The directory in that of a run with a league which has what its players began with.
+#: Directory within a league's run directory: the weights that its players began with.
 INITIAL: Final = "initial"
 _WHOLE: Final = "whole"
 #: Pipelines of EnvRunners.
@@ -45,30 +45,29 @@ _PLAYING: Final[tuple[Place, ...]] = ("env_to_module", "module_to_env")
 class Source:
     """Where weights are from."""
 
-    words: str  # for errors: a key with its value, or words
-    selectable: bool = False  # the key `from_parameters` can have only some of them taken
+    words: str  # for errors: a key with its value, or a description
+    selectable: bool = False  # `from_parameters` can select some of the weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beginning:
-    """Weights of another run, and what goes with them."""
+    """Weights of another run, and its connectors' state."""
 
-    # For the learners, by module id of the new run. Modules that are not there begin with what the
-    # seed gives.
+    # For the learners, by module id of the new run. Other modules begin with weights from the seed.
     weights: Weights
-    # The modules whose weights are all that a checkpoint has, and so all that they must have
+    # Modules that take all weights of a checkpoint; the learner requires that none is missing.
     whole: Collection[str]
-    # By module id of the new run, what the other run's connectors had learned of observations; {}:
-    # nothing
+    # By module id of the new run, the state of the other run's connectors for observations; {}:
+    # none
     connectors: Mapping[str, State]
-    text: str  # for people, where all of it is from
+    text: str  # for people: the sources of the weights
     warnings: tuple[str, ...]  # for people
     sources: Mapping[str, Source]  # where the weights are from, by module id of the new run
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Origin:
-    """Where one module has its weights from."""
+    """The source of one module's weights."""
 
     checkpoint: Checkpoint  # of another run
     module_id: str  # of a module there
@@ -77,7 +76,7 @@ class _Origin:
     source: Source  # for errors
 
     def pieces(self, place: Place) -> list[Piece]:
-        """A pipeline that the module had."""
+        """Return a pipeline of the module."""
         try:
             before = self.checkpoint.config_of(self.module_id).get("connectors", {})
             return list(ConnectorsConfig.parse(before).pipeline(place))
@@ -85,7 +84,7 @@ class _Origin:
             raise ConfigError(f"the connectors of {self.checkpoint.path}: {error}") from error
 
     def learned(self) -> State:
-        """What its connectors had learned."""
+        """Return the learned state of its connectors."""
         try:
             return connector_state(self.checkpoint, self.module_id)
         except CheckpointError as error:
@@ -96,15 +95,15 @@ class _Origin:
 class Origins:
     """The checkpoints that a new run begins with."""
 
-    # That of `from_checkpoint`, with the weights that were asked for, by module id there; None:
-    # modules without a `from` of their own begin with what the seed gives
+    # The checkpoint of `from_checkpoint`, with the selected weights by module id there. None:
+    # modules without `from` in their table begin with weights from the seed.
     other: tuple[Checkpoint, Weights] | None
-    # By module id, that of its own table, with its id there
+    # By module id, the checkpoint that its table names, and its id there
     own: Mapping[str, tuple[Checkpoint, str]]
 
     @classmethod
     def of(cls, config: RunConfig) -> Origins:
-        """Read those of a configuration.
+        """Read the checkpoints that a configuration names.
 
         Raises:
             ConfigError: there is no such checkpoint, it is damaged, or no parameter in it has one
@@ -130,8 +129,8 @@ class Origins:
     def beginning(self, config: RunConfig) -> Beginning | None:
         """Return what each module begins with; None: all begin with new weights.
 
-        A module begins with the weights that its table names; or with those of the module with the
-        same id, or of the only module that there is.
+        A module begins with the weights that its table names. Without one, it takes the weights of
+        the module with the same id, or of the checkpoint's only module.
         """
         if self.other is None and not self.own:
             return None
@@ -153,11 +152,11 @@ class Origins:
                 texts[f"{parts} of update {each.checkpoint.version[1]} in {path}"] = None
             else:
                 there = f"module {each.module_id!r} in {path}"
-                texts[f"module {module_id!r} with those of {there}"] = None
+                texts[f"module {module_id!r} with the weights of {there}"] = None
             for place in changed:
                 warnings[
                     f"the weights{which} of {path} were trained with other connectors: "
-                    f"connectors.{place} is not the same there"
+                    f"connectors.{place} differs there"
                 ] = None
         weights = {module_id: each.weights for module_id, each in origins.items()}
         for name, one, two in islice(different_parts(weights, config.agents.shared), 1):
@@ -176,14 +175,14 @@ class Origins:
         )
 
     def rescaled(self, config: RunConfig) -> dict[str, bool]:
-        """Whether modules had rescale_actions where their weights are from, by id."""
+        """Return by module id whether its source used rescale_actions."""
         return {
             module_id: any(piece.use == "rescale_actions" for piece in each.pieces("module_to_env"))
             for module_id, each in self._by_module(config).items()
         }
 
     def _by_module(self, config: RunConfig) -> dict[str, _Origin]:
-        """Those of `from_checkpoint` first."""
+        """Find each module's source: its own table, or else `from_checkpoint`."""
         found: dict[str, _Origin] = {}
         if self.other is not None:
             checkpoint, weights = self.other

@@ -42,13 +42,13 @@ class FrozenModule:
     module_id: str  # in this run
     checkpoint: Checkpoint  # has its weights
     source: str  # its id there
-    config: RunConfig  # as the module had it there
-    tree: Mapping[str, Tree]  # all that it plays with
+    config: RunConfig  # as it was there
+    tree: Mapping[str, Tree]  # weights and connectors' state
     digest: str
 
     @property
     def where(self) -> str:
-        """For people: where its weights are."""
+        """Describe for people where the weights are."""
         return f"module {self.source!r} of {self.checkpoint.path}"
 
     def acting_setup(self) -> ActingSetup:
@@ -63,7 +63,7 @@ class FrozenModule:
         )
 
     def parts(self, observed: Space[Any], acted: Space[Any], factory: Any, own: Any) -> Parts:
-        """As `parts_in`, of this module."""
+        """Build the parts of this module: see `parts_in`."""
         return parts_in(self.checkpoint, self.source, self.config, observed, acted, factory, own)
 
     @classmethod
@@ -78,7 +78,7 @@ class FrozenModule:
         version: Version,
         settings_of: str,
     ) -> FrozenModule:
-        """A copy of a module of this run.
+        """Return a copy of a module of this run.
 
         Args:
             settings_of: the module of the configuration whose settings the player has.
@@ -117,10 +117,10 @@ def frozen_modules(config: RunConfig, run_dir: Path | None = None) -> dict[str, 
     """The modules of a configuration that are not trained, by id.
 
     Args:
-        run_dir: of a run that goes on, which has kept what they play with.
+        run_dir: of a resumed run, which has kept their checkpoints.
 
     Raises:
-        ConfigError: there are no such weights, or other ones than there were.
+        ConfigError: the weights are missing, or have changed.
     """
     tables = config.agents.modules
     return {
@@ -133,11 +133,11 @@ def frozen_modules(config: RunConfig, run_dir: Path | None = None) -> dict[str, 
 def kept_modules(
     run_dir: Path, copies: Mapping[str, str], lost: Callable[[str], None]
 ) -> dict[str, FrozenModule]:
-    """The copies of players that a run has kept, by id.
+    """Read the copies of players that a run has kept, by id.
 
     Args:
-        copies: by id, the digest of what it plays with; "": unknown.
-        lost: is told why a copy is gone, damaged or another one; it is left out.
+        copies: by id, the digest of its weights and connectors; "": unknown.
+        lost: called with the reason when a copy is missing, damaged or different; it is left out.
     """
     found = {}
     for copy_id, digest in copies.items():
@@ -149,7 +149,7 @@ def kept_modules(
             found[copy_id] = module
         except ConfigError as error:
             why = error.__cause__ or error
-            lost(f"league: there is no copy {copy_id} any more, so it does not play: {why}")
+            lost(f"league: the copy {copy_id} is missing, so it does not play: {why}")
     return found
 
 
@@ -188,15 +188,15 @@ def parts_in(
     factory: Callable[..., Any] | None,
     own: Mapping[str, type[Any]],
 ) -> Parts:
-    """Build a module of a checkpoint and its connectors.
+    """Build a checkpoint's module and its connectors.
 
     Args:
-        factory: what the key `module` was given in Python.
-        own: other classes of a script, by the names that stand for them.
+        factory: the value of the key `module`, if a script passed a class.
+        own: other classes of a script, by their names in the configuration.
 
     Raises:
         CheckpointError: the weights are another module's.
-        ValueError: a part cannot be built; says which one.
+        ValueError: a part cannot be built; names it.
     """
     from juggler.policies.policy import PolicyConfig, restore_parts  # imports torch
 
@@ -236,7 +236,7 @@ def _checkpoint_of(
     config: dict[str, Any],
     settings_of: str,
 ) -> Checkpoint:
-    """Make a checkpoint of what a single module plays with."""
+    """Make a checkpoint of a single module's weights and connectors."""
     tree: dict[str, Tree] = {module_id: {"parameters": weights, "buffers": {}}}
     if learned:
         tree[CONNECTORS] = connector_branch({module_id: learned})

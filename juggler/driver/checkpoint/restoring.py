@@ -1,4 +1,4 @@
-"""Saves what a driver has in a checkpoint, and restores it."""
+"""Saves the driver's state in a checkpoint, and restores it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
-    """Make a core, whose books continue those of a checkpoint."""
+    """Make a core that continues a checkpoint's books."""
     trained = trained_now(config, resume.counters if resume else None)
     together = config.trained_together
     hosting = Hosting(config, trained)
@@ -62,7 +62,7 @@ def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
 
 
 def settings_for(config: RunConfig, settings_of: str, num_learners: int) -> ModuleSettings:
-    """What bounds the requests and updates of a module.
+    """Return the limits on requests and updates of a module.
 
     Args:
         settings_of: the module of the configuration whose settings it has.
@@ -82,7 +82,7 @@ def settings_for(config: RunConfig, settings_of: str, num_learners: int) -> Modu
 
 
 def is_without(checkpoint: Checkpoint, module_id: str) -> bool:
-    """Whether a checkpoint lacks a module, which was added just before."""
+    """Return whether a checkpoint is older than a module."""
     return bool(checkpoint.config.get("league")) and module_id not in checkpoint.module_ids
 
 
@@ -94,7 +94,7 @@ def _start_of(settings: ModuleSettings, module_id: str, resume: Checkpoint | Non
 
 
 def metrics_of(resume: Checkpoint | None) -> Metrics:
-    """New metrics, or those of a checkpoint."""
+    """New metrics, or a checkpoint's."""
     metrics = Metrics()
     if resume is not None:
         counters = resume.counters
@@ -110,7 +110,7 @@ def metrics_of(resume: Checkpoint | None) -> Metrics:
         for module_id, steps in counters.get("played", {}).items():
             metrics.of(module_id).played = steps
         trained_for = counters.get("training_time", counters["wall_time"])
-        metrics.goes_on(trained_for, counters["trained"])
+        metrics.continue_from(trained_for, counters["trained"])
     return metrics
 
 
@@ -126,11 +126,11 @@ def connectors_of(
 def checkpoint_tree(
     states: Mapping[str, Mapping[str, Tree]], connectors: Mapping[str, State]
 ) -> dict[str, Tree]:
-    """The tree of a checkpoint.
+    """Build the tree of a checkpoint.
 
-    A learner calls its module "default"; in the checkpoint it goes by its id. What its state has
-    beside that and pipelines, as a user's own core may, is named "module:name" there, unless
-    the module is itself called "default".
+    A learner calls its module "default"; in the checkpoint it has its id. Other branches of its
+    state, as a user's own core may have, are named "module:name" there, unless the module is
+    itself called "default".
 
     Args:
         states: by module id, what its learner saved.
@@ -181,7 +181,7 @@ def learner_state(module_id: str, checkpoint: Checkpoint) -> dict[str, Tree]:
 
 
 def _key_of_learner(name: str, module_id: str, checkpoint: Checkpoint) -> str | None:
-    """Return a learner's name of a branch; None: of another's branch."""
+    """Return a branch's name at the learner, or None for other modules."""
     if name in (module_id, PIPELINES):
         return DEFAULT_MODULE if name == module_id else name
     if name == CONNECTORS or name in checkpoint.module_ids:
@@ -214,19 +214,19 @@ def restores(
     extra: Mapping[str, Any],
     last: training_pb2.Restore | None = None,
 ) -> Iterator[training_pb2.Restore]:
-    """Make commands from a state, or weights, of a module.
+    """Make commands that carry a module's state or weights.
 
     Args:
-        extra: what of a state is not an array.
-        last: what the last command says beside its chunk.
+        extra: the part of a state that is not arrays.
+        last: additional fields of the last command.
     """
     header = training_pb2.StateHeader(module_id=module_id, extra=json.dumps(dict(extra)))
-    # Arrays are aligned in the payload, so it is somewhat larger than their sum.
+    # Arrays are aligned in the payload, which makes it larger than their sum.
     state_bytes = sum(array.nbytes + 64 for _, array in flatten(tree))
     # One chunk at a time: a replay is large.
     for chunk, following in pairwise(chain(encode_frame(header, tree, digest=True), (None,))):
         part = training_pb2.Restore(module_id=module_id, chunk=chunk, state_bytes=state_bytes)
-        state_bytes = 0  # the first command says it
+        state_bytes = 0  # only the first command has the size
         if following is None:
             part.MergeFrom(last or training_pb2.Restore())
             part.last = True
@@ -240,7 +240,7 @@ _Lengths = Annotated[list[Count], msgspec.Meta(max_length=RETURN_WINDOW)]
 
 @dataclass(frozen=True, slots=True)
 class _SavedCandidates:
-    """What `Candidates` has; older checkpoints have none."""
+    """The state of `Candidates`; older checkpoints have none."""
 
     refused: Count = 0
     not_before: Count = 0
@@ -248,7 +248,7 @@ class _SavedCandidates:
 
 @dataclass(frozen=True)
 class _Past(Counters):
-    """Books of modules that have left, and the sums of their versions."""
+    """Books of removed modules, and the sums of their versions."""
 
     version: tuple[Count, Count]
 
@@ -281,20 +281,20 @@ class _OfModule(_OfAgent):
 
 @dataclass(frozen=True)
 class _Saved(_OfModule, Counters):
-    """The driver's share of a checkpoint, as `counters_of` makes it."""
+    """The driver's share of a checkpoint, made by `counters_of`."""
 
     next_id: Count
     wall_time: _Seconds
     training_time: _Seconds = 0.0  # older ones have none
     candidates: _SavedCandidates = field(default_factory=_SavedCandidates)
     by_module: dict[str, _OfModule] = field(default_factory=dict)  # with several agents
-    by_agent: dict[str, _OfAgent] = field(default_factory=dict)  # likewise
-    played: dict[str, Count] = field(default_factory=dict)  # by modules that are not trained
+    by_agent: dict[str, _OfAgent] = field(default_factory=dict)  # also with several agents
+    played: dict[str, Count] = field(default_factory=dict)  # steps by modules that are not trained
     league: dict[str, Any] = field(default_factory=dict)  # see `League.to_state`
     copies: dict[str, str] = field(default_factory=dict)  # digests of the league's copies, by id
     resets: dict[str, Count] = field(default_factory=dict)  # see `league_players.RESETS`
     values: dict[str, dict[str, float | None]] = field(default_factory=dict)  # see `ChangedValues`
-    past: _Past | None = None  # where modules have come and gone
+    past: _Past | None = None  # if modules have come and gone
 
 
 def must_be_sound(checkpoint: Checkpoint) -> None:
@@ -311,7 +311,7 @@ def must_be_sound(checkpoint: Checkpoint) -> None:
             books.append(books_in(checkpoint, module_id))
             books[-1].check()
     except (msgspec.ValidationError, LedgerError) as error:
-        raise CheckpointError(path, f"{what} cannot be those of a run: {error}") from None
+        raise CheckpointError(path, f"{what} are invalid: {error}") from None
     added, together = Counters.sum(books), Counters.sum([saved])
     if added != together:
         raise CheckpointError(
@@ -320,18 +320,18 @@ def must_be_sound(checkpoint: Checkpoint) -> None:
 
 
 def books_of(counters: Counters) -> dict[str, Any]:
-    """Books as a checkpoint has them."""
+    """Return books in a checkpoint's format."""
     return {**asdict(counters), "dropped": dict(counters.dropped)}
 
 
 def counters_of(
     books: Iterable[Counters], past: Past, next_id: int, metrics: Metrics, times: Times
 ) -> dict[str, Any]:
-    """The driver's share of a checkpoint.
+    """Make the driver's share of a checkpoint.
 
     Args:
-        books: of each module, as they were when its state was cut.
-        past: of modules whose states are not there.
+        books: of each module, at the moment of its snapshot.
+        past: of modules whose states are not in the checkpoint.
     """
     before = {**books_of(past.counters), "version": past.version}
     return {
@@ -358,12 +358,12 @@ def _ended(of: Metrics | ModuleMetrics | AgentMetrics) -> dict[str, Any]:
 
 
 def books_in(checkpoint: Checkpoint, module_id: str) -> Counters:
-    """The books of a module as a sound checkpoint has them."""
+    """Return a module's books in a sound checkpoint."""
     return msgspec.convert(checkpoint.counters_of(module_id), Counters)
 
 
 def past_in(checkpoint: Checkpoint, trained: Container[str]) -> Past:
-    """Return the books of modules that are not trained any more."""
+    """Return the books of modules that are no longer trained."""
     saved = msgspec.convert(checkpoint.counters, _Saved).past
     past = Past(Counters.sum([saved]), Version(*saved.version)) if saved else Past()
     for module_id in checkpoint.modules:

@@ -42,28 +42,27 @@ _STATE_LIMIT = 64 << 30  # bytes
 
 @dataclass(frozen=True, slots=True)
 class SnapshotWritten:
-    """The end of writing a checkpoint, or the problem with it."""
+    """Event: a checkpoint is on the disk, or writing it failed."""
 
     path: Path | None
     problem: str = ""
-    # The directory of the run where it lies until it is known how well it plays; "": it is one of
-    # the checkpoints
+    # Directory of the run where it waits for its evaluation; "": it is already a checkpoint
     aside: str = ""
-    update: int = 0  # that its weights have
-    steps: int = 0  # that the run had trained on
+    update: int = 0  # of its weights
+    steps: int = 0  # steps trained on then
     generation: int = 0
-    # Of one that lies aside, as `playing_trees` gives it
+    # Of a checkpoint set aside, see `playing_trees`
     playing: Mapping[str, Mapping[str, Tree]] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
-        """Its path, as any process of this host finds it."""
+        """Return its absolute path."""
         return str(self.path.resolve()) if self.path else ""
 
 
 @dataclass(slots=True, eq=False)
 class _ModuleCut:
-    """The state of one module from its learner, and its books then."""
+    """One module's state from its learner, and its books at that moment."""
 
     settings_of: str  # the module of the configuration whose settings it has
     reader: FrameReader[training_pb2.StateHeader]
@@ -78,9 +77,9 @@ class SnapshotWriter:
     """Gathers states of all modules, and writes them in a thread.
 
     Attributes:
-        under_way: a snapshot was asked for, and it is not on the disk yet; or a learner still
-            sends a state for one that was abandoned.
-        writing: all of it is here.
+        under_way: a requested snapshot is not on the disk yet, or a learner is still sending a
+            state for an abandoned one.
+        writing: all of it has arrived.
         newest: the newest checkpoint that this run wrote.
     """
 
@@ -96,21 +95,21 @@ class SnapshotWriter:
         self.writing = False
         self._events = events
         self._directory = directory
-        self._aside = ""  # where the one that is under way is to lie
+        self._aside = ""  # where the current snapshot is written
         self._config = config
         self._clock = clock
         self._cuts: dict[str, _ModuleCut] = {}  # by module id
-        self._awaited: set[str] = set()  # modules whose learners have yet to send something
+        self._awaited: set[str] = set()  # modules whose states are not complete
         self._abandoned = False
         self._counters: dict[str, Any] = {}
-        self._past = Past()  # books of modules that are not in it
+        self._past = Past()  # books of modules outside the snapshot
 
     @property
     def under_way(self) -> bool:
         return self.writing or bool(self._awaited)
 
     def begin(self, trained: Mapping[str, str], aside: str = "") -> None:
-        """A snapshot of these modules has been asked for.
+        """Begin a snapshot of these modules.
 
         Args:
             trained: by module id, the module of the configuration whose settings it has.
@@ -134,18 +133,18 @@ class SnapshotWriter:
         connectors: State,
         more: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
-        """The next chunk of a module's state.
+        """Add the next chunk of a module's state.
 
-        A learner's answers come in order: when the first chunk comes, the module's books have every
-        update that the state has, and no other. The books as they are then complete the cut.
+        A learner's answers arrive in order: at the first chunk, the module's books have exactly
+        the updates that the state has. So the books are copied at that moment.
 
         Args:
             spaces: of the agents that the module plays.
-            more: gives what else the counters of the run have; None: nothing.
+            more: returns further counters of the run; None: nothing.
         """
         if module_id not in self._awaited:
-            raise ValueError("more of a state that was whole")
-        if self._abandoned:  # of another module, whose learner still sends
+            raise ValueError("a chunk after the end of a state")
+        if self._abandoned:  # another module's learner still sends
             self._awaited -= {module_id} if last else set()
             return
         cut = self._cuts[module_id]
@@ -153,7 +152,7 @@ class SnapshotWriter:
             cut.counters = core.module(module_id).ledger.counters()
             cut.connectors, cut.spaces = connectors, spaces
             books = [each.counters for each in self._cuts.values() if each.counters is not None]
-            # Those of the whole run are cut with the module that is the last to begin.
+            # The run's own counters are copied with the module that begins last.
             self._past = core.past_and(beside=self._cuts)
             times = self._clock.now()
             self._counters = counters_of(books, self._past, core.next_id, metrics, times)
@@ -180,11 +179,11 @@ class SnapshotWriter:
         threading.Thread(target=self._write, args=(checkpoint,), name="checkpoint").start()
 
     def _whole(self) -> Checkpoint:
-        """The checkpoint, of which everything is here."""
+        """Build the checkpoint, now that all of it has arrived."""
         modules: dict[str, Any] = {}
         states: dict[str, Mapping[str, Tree]] = {}
         for module_id, cut in self._cuts.items():
-            # A learner is set up with spaces, and all of this came with its state.
+            # A learner knows its spaces, and they came with its state.
             assert cut.header is not None
             assert cut.state is not None
             assert cut.counters is not None
@@ -227,21 +226,21 @@ class SnapshotWriter:
             self.newest = written.path or self.newest
 
     def keep(self, candidate: Path) -> str:
-        """Make a candidate the newest checkpoint, or return what prevents it."""
+        """Make a candidate the newest checkpoint; return what prevents it, or ""."""
         try:
             self.newest = adopt(candidate, self._directory, self._config.driver.keep_checkpoints)
         except CheckpointError as error:
             return str(error)
-        self.let_go(candidate.parent.name)
+        self.discard_aside(candidate.parent.name)
         return ""
 
-    def let_go(self, aside: str) -> None:
-        """Remove a state set aside, unless it is still under way."""
+    def discard_aside(self, aside: str) -> None:
+        """Remove a state set aside, unless it is still being written."""
         if not (self.under_way and self._aside == aside):
             shutil.rmtree(self._directory.with_name(aside), ignore_errors=True)
 
     def abandon(self, module_id: str) -> None:
-        """Give up on a module's state, and so on an unfinished snapshot."""
+        """Abandon a module's state, and with it an unfinished snapshot."""
         if module_id in self._awaited:
             self._awaited.remove(module_id)
             self._abandoned = True
@@ -277,28 +276,27 @@ def _extra(text: str) -> dict[str, Any]:
 
 
 def state_reader() -> FrameReader[training_pb2.StateHeader]:
-    """For the answers to one Snapshot."""
+    """Make a reader for the answers to one Snapshot."""
     return FrameReader(training_pb2.StateHeader, Limits(payload_bytes=_STATE_LIMIT), digests=True)
 
 
 class Checkpointing:
     """Asks one learner of each module for its state.
 
-    Asynchronously, the clock says when, and training goes on meanwhile. In synchronous mode it
-    happens between two turns, at multiples of `checkpoint_updates`, and the next turn waits until
-    the checkpoint is on the disk. Then all workers restart, as those of a run do that is
-    resumed from it: what a checkpoint does not hold is lost. Hence both runs give the same
-    numbers.
+    Asynchronously, the clock decides when, and training continues. In synchronous mode,
+    checkpoints are taken between turns, at multiples of `checkpoint_updates`, and the next turn
+    waits until the checkpoint is on the disk. Then all workers restart as in a resumed run,
+    without any state that the checkpoint does not hold. So both runs give the same numbers.
 
     Attributes:
-        suspended: whether there are no checkpoints, because another run has the directory.
+        suspended: no checkpoints are written, because another run has the directory.
     """
 
     def __init__(self, parts: RunParts) -> None:
         self._parts, self._core, self._registry = parts, parts.core, parts.registry
         self._commands, self._snapshots = parts.commands, parts.snapshots
         self._every = parts.config.driver.checkpoint_updates
-        self._last = parts.core.updates_before  # its checkpoint is there
+        self._last = parts.core.updates_before  # its checkpoint exists
         self._asked: dict[str, str] = {}  # by module id, the learner that sends its state
         self.suspended = False
 
@@ -311,7 +309,7 @@ class Checkpointing:
         """Ask for all states, if that is possible now.
 
         Args:
-            aside: the directory of the run where it is to lie; "": among the checkpoints.
+            aside: directory of the run for the snapshot; "": among the checkpoints.
         """
         return not self.suspended and self._ask(None, aside)
 
@@ -325,7 +323,7 @@ class Checkpointing:
         if self.suspended or rounds % self._every or update == self._last:
             return False
         self._last = update
-        self._commands.begin_anew(update)
+        self._commands.restart_runners(update)
         for module in modules:
             for member in module.members[1:]:
                 learner = self._registry.ready[member]
@@ -340,10 +338,10 @@ class Checkpointing:
             del self._asked[module_id]
             self._snapshots.abandon(module_id)
 
-    def _ask(self, begins_anew: int | None, aside: str = "") -> bool:
+    def _ask(self, restarts_at: int | None, aside: str = "") -> bool:
         """Ask each module's first learner, which may restart at an update.
 
-        Modules that were just added are left out, and leaving ones unless they are needed.
+        Modules that were just added are left out; so are leaving modules, unless they are needed.
         """
         league = self._parts.league
         modules = self._core.in_checkpoints(league.learners.needed() if league else ())
@@ -356,8 +354,8 @@ class Checkpointing:
         self._asked = {module.module_id: module.members[0] for module in modules}
         for module_id, worker_id in self._asked.items():
             command = training_pb2.Snapshot(module_id=module_id)
-            if begins_anew is not None:
+            if restarts_at is not None:
                 learner = self._registry.ready[worker_id]
-                command.seed = self._registry.seed(learner, update=begins_anew)
-            self._commands.tell(worker_id, command)
+                command.seed = self._registry.seed(learner, update=restarts_at)
+            self._commands.send_to(worker_id, command)
         return True

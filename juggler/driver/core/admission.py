@@ -1,4 +1,4 @@
-"""Decide when requests and updates may go out, in both modes.
+"""Decides when requests and updates may go out, in both modes.
 
 An EnvRunner plays for all modules at once. So requests go out in rounds: one request for each
 module that takes part, all of them to the same EnvRunner, which plays once and answers each. A
@@ -32,8 +32,6 @@ class Admission(Protocol):
     """Decides on updates and rounds, after every event.
 
     `next_update` is called for each module, then `next_round`; each again until it returns None.
-
-    `next_update` and `next_round` are asked again until they give None.
     """
 
     def has_room(self, runner: Runner) -> None:
@@ -43,7 +41,7 @@ class Admission(Protocol):
         """A runner is gone."""
 
     def next_update(self, module: State) -> dict[str, list[Batch]] | None:
-        """The share of every member, by rank; the group has members."""
+        """Return the share of every member, by rank; None: not now."""
 
     def next_round(self) -> Round | None:
         """The next requests that may go out."""
@@ -55,20 +53,20 @@ class Asynchronous:
     A learner of k consumes batch_size / k steps in each update, or one larger batch, in order of
     arrival. While what is open for it is less than max_open_updates updates (see `Room`), a further
     batch waits for max_open_updates - 1 updates at most. The bound is kept for each learner, not
-    for their sum: a sum that is used up by the batches of one learner would leave another short of
-    its share, and the run would stand. Once everything that was asked for is reported, each module
-    either has room or can make an update, independently of the others.
+    for their sum: if the batches of one learner used up a sum, another would have too little for
+    its share, and the run would stop. Once everything requested is reported, each module either
+    has room or can make an update, independently of the others.
 
     With `stop_steps`, the run makes no more updates than needed, and requests no more than one
     module could need for them.
 
-    For learners that leave nothing more is asked. Updates take what they still hold, at most a
-    share of it each time, and wait for what was asked for them and has not come yet.
+    Leaving learners get no further requests. Updates use the batches that they still hold, at most
+    a share each time, and wait for their open requests.
 
     Args:
         modules: by module id, in the order in which a round asks for them. They may come and go.
-        runners: whom to ask.
-        steps_left: tells how many steps the run is still to train on that are in no update yet.
+        runners: EnvRunners that may be asked.
+        steps_left: returns the number of steps still to train on that are in no update yet.
     """
 
     def __init__(
@@ -82,7 +80,7 @@ class Asynchronous:
         self._runners.stand_in_line(runner)
 
     def left(self, runner: Runner) -> None:
-        """Nothing to do: the line skips it."""
+        """Do nothing: the queue skips it."""
 
     def next_update(self, module: State) -> dict[str, list[Batch]] | None:
         settings, members = module.settings, module.group.members
@@ -137,14 +135,14 @@ class Synchronous:
     and the requests add up to every module's batch_size; a module with enough is left out of the
     rest. When every request was reported or lost, each module whose learners all have something
     makes one update of all batches, ordered by runner and then by request. A module with too little
-    keeps what it has, and takes part in the next turn for those learners alone that have nothing.
-    Modules that share parts make their updates in the same turn: each waits until all can.
-    Behind updates the core waits for `Proceed`: the driver looks there whether the run is to stop,
-    and takes checkpoints. If no module could make an update, the next turn begins at once.
+    keeps what it has, and takes part in the next turn only for its learners that have nothing.
+    Modules that share parts make their updates in the same turn: each waits until all can. After
+    updates the core waits for `Proceed`: the driver checks then whether the run should stop, and
+    takes checkpoints. If no module could make an update, the next turn begins at once.
 
     Args:
         modules: by module id, in the order in which a round asks for them.
-        runners: whom to ask.
+        runners: EnvRunners that may be asked.
         num_runners: number of runners that the first turn waits for; every module's group, too.
         together: groups of modules that share parts.
     """
@@ -160,7 +158,7 @@ class Synchronous:
         self._runners = runners
         self._num_runners = num_runners
         self._together = [[modules[module_id] for module_id in ids] for ids in together]
-        # By runner: of those rounds of the turn that have not gone out yet, the learners by module.
+        # By runner: for rounds of the turn that have not gone out yet, the learners by module.
         self._plan: dict[str, deque[dict[str, Learner]]] = {}
         self._begun = False  # the order of joining must not change the first turns
 
@@ -234,7 +232,7 @@ class Synchronous:
 
 
 class _Share:
-    """What one module gets of a turn that is being planned."""
+    """One module's share of a turn that is being planned."""
 
     def __init__(self, module_id: str, module: State) -> None:
         self.module_id = module_id

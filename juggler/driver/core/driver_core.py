@@ -18,22 +18,22 @@ from juggler.runtime.episodes.version import Version
 class DriverCore:
     """Keeps runners and learners busy, and keeps the books of every module.
 
-    Every module has books, a group of learners and a staleness budget of its own. Runners are
-    shared: each plays for all modules at once, and is asked in rounds; see `admission`. In
-    asynchronous mode, modules may come and go: `add`, then `TrainingEnds` and `forget`.
+    Every module has books, its group of learners and its staleness budget. Runners are shared:
+    each plays for all modules at once, and is asked in rounds; see `admission`. In asynchronous
+    mode, modules may come and go: `add`, then `TrainingEnds` and `forget`.
 
     Args:
         modules: what each begins with, by module id; at least one.
-        first_id: of batches and updates; a run that goes on passes the `next_id` it had got to.
+        first_id: of batches and updates; a resumed run passes its former `next_id`.
         together: groups of modules that share parts, and so have the same learners.
-        past: what was booked of modules that were trained before.
+        past: books of modules that were trained before.
         stop_steps: number of steps to train on; None: no limit.
 
     Attributes:
         modules: by module id.
         next_id: of the next batch or update.
-        past: what modules did that are gone.
-        updates_before: that weights had when this process began.
+        past: books of removed modules.
+        updates_before: updates of the weights when this process began.
 
     Raises:
         ValueError: the modules differ in what must be the same for all.
@@ -60,7 +60,7 @@ class DriverCore:
         else:
             self._admission = Asynchronous(self._states, self._runners, self._steps_left)
         self._learners: dict[str, WorkerKey] = {}  # the current incarnation, by id
-        self._gone: set[WorkerKey] = set()  # learners that are gone, or are to go
+        self._gone: set[WorkerKey] = set()  # learners that are gone, or were asked to leave
         self._forgotten: set[str] = set()  # modules
         self._stopping = False
         self.modules = {
@@ -83,7 +83,7 @@ class DriverCore:
         if module_id in self.modules or module_id in self._forgotten:
             raise ValueError(f"a module {module_id!r} is or was in this run: use a new id")
         if self._shared.synchronous:
-            raise ValueError("modules of a synchronous run are there from its beginning")
+            raise ValueError("modules of a synchronous run have to be there from its start")
         shared_settings([self._shared, start.settings])
         self._states[module_id] = start.state()
         self.modules[module_id] = self._module_core(module_id, start)
@@ -92,7 +92,7 @@ class DriverCore:
     def forget(self, module_id: str) -> None:
         """Close the books of a settled module.
 
-        Later reports of it do not count.
+        Later reports of it are ignored.
         """
         module = self.modules.pop(module_id)
         module.book(events.Finish())
@@ -105,7 +105,7 @@ class DriverCore:
             runner.steps.pop(module_id, None)
 
     def past_and(self, beside: Container[str]) -> Past:
-        """What modules did that are gone, or that are not among these."""
+        """Return the books of removed modules, and of modules not among these."""
         past = self.past
         for module_id, module in self.modules.items():
             if module_id not in beside:
@@ -140,7 +140,7 @@ class DriverCore:
                 return []
             case _:
                 if isinstance(event, events.TrainingEnds):
-                    self._states.pop(event.module_id, None)  # nothing more is asked for
+                    self._states.pop(event.module_id, None)  # no further requests
                 return self.module(event.module_id).book(event)
 
     def issue_updates(self) -> list[events.Command]:
@@ -152,7 +152,7 @@ class DriverCore:
         return admitted + parted + updates
 
     def top_up(self) -> list[events.Request]:
-        """Requests wherever there is room for more steps."""
+        """Return requests for all the room there is."""
         return list(self._requests())
 
     def _requests(self) -> Iterator[events.Request]:
@@ -181,8 +181,7 @@ class DriverCore:
         ended.
 
         Args:
-            needed: of those whose training has ended, the ones that it has all the same while they
-                have learners.
+            needed: modules to include although their training has ended, while they have learners.
         """
         found = []
         for module_id, module in self.modules.items():
@@ -230,7 +229,7 @@ class DriverCore:
 
     @property
     def updates(self) -> int:
-        """That weights have had, over the whole run."""
+        """Number of updates over the whole run."""
         return self.weights_version.update
 
     @property
@@ -248,7 +247,8 @@ class DriverCore:
     def trained_enough(self) -> bool:
         """Whether `stop_steps` is reached.
 
-        A resumed run makes an update first: workers that wait for it are to be sent home by it.
+        A resumed run makes an update first: workers that wait for weights learn from it that they
+        may leave.
         """
         enough = self._stop_steps is not None and self.trained >= self._stop_steps
         return enough and self.has_updated
@@ -276,7 +276,7 @@ class DriverCore:
 
     @property
     def held_steps(self) -> int:
-        """Steps in them."""
+        """Live steps in the held batches."""
         return sum(module.held_steps for module in self.modules.values())
 
     @property
@@ -303,17 +303,17 @@ class DriverCore:
         return taken
 
     def _runner_joined(self, event: events.RunnerJoined) -> None:
-        told, known = event.steps_per_request, {*self.modules, *self._forgotten}
+        offered, known = event.steps_per_request, {*self.modules, *self._forgotten}
         at_first = {key for key, state in self._states.items() if not state.late}
-        if not at_first <= told.keys() <= known:
-            plays, ours = ", ".join(told), ", ".join(self.modules)
+        if not at_first <= offered.keys() <= known:
+            plays, ours = ", ".join(offered), ", ".join(self.modules)
             raise ValueError(f"{event.runner} plays for {plays[:100]}; the run's modules: {ours}")
         worker = WorkerKey(event.runner, event.incarnation)
         if self._runners.knew(worker):
             return
         if (before := self._runners.named(event.runner)) is not None:  # it is gone
             self._runner_left(before.worker)
-        has = {key: steps for key, steps in told.items() if key in self.modules}
+        has = {key: steps for key, steps in offered.items() if key in self.modules}
         self._admission.has_room(self._runners.join(worker, has))
 
     def _runner_plays(self, event: events.RunnerPlays) -> None:
@@ -349,8 +349,6 @@ def _admitted(modules: Sequence[ModuleCore]) -> list[events.Command]:
 
     They join all of the modules at once. Otherwise an update of a module that they have not joined
     would change the shared parts at the other learners only.
-
-    Else updates of a module that they are not in yet would change the parts at the others alone.
     """
     if len({module.admissible for module in modules}) > 1:
         return []

@@ -4,8 +4,8 @@ Terms
     worker       an envrunner or a learner; one process's time as a worker is an incarnation.
     batch        the live steps of one module that one sample request brought; its id is never used
                  twice in a run.
-    module       what one group of learners trains. Events and commands name theirs; those of a
-                 whole worker or a whole run concern every module.
+    module       what one group of learners trains. Events and commands name their module; events
+                 of a whole worker or run concern every module.
     round        requests to one runner, one for each module that takes part, which it answers by
                  playing once.
     share        what one learner gets of an update: some of the batches that it holds.
@@ -63,7 +63,7 @@ class RunnerJoined:
         for module_id, steps in self.steps_per_request.items():
             if steps < 1:
                 raise ValueError(
-                    f"{self.runner} says that its batches of module {module_id!r} hold {steps} "
+                    f"{self.runner} reports that its batches of module {module_id!r} hold {steps} "
                     "steps: must be at least 1"
                 )
 
@@ -102,7 +102,7 @@ class BeginWithFewer:
 
 @dataclass(frozen=True, slots=True)
 class LearnerLeaves:
-    """The process shall leave once its batches are trained on.
+    """Ask a learner to leave once its batches are trained on.
 
     Another learner must have its weights, too. `LeftGroup` reports this for each module.
     Asynchronous mode only.
@@ -180,7 +180,7 @@ class UpdateFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class UnheardUpdate:
+class UnreportedUpdate:
     """A lost learner is back, with an update that may be unreported."""
 
     learner: str
@@ -215,10 +215,10 @@ class PeersMet:
 
 @dataclass(frozen=True, slots=True)
 class MeetAgain:
-    """The members of this generation shall form another group.
+    """Ask the members of this generation to form another group.
 
-    Either they cannot update together although no member has left, or they were given other
-    weights, which runners are to act with.
+    Either they cannot update together although no member has left, or they have new weights, with
+    which runners should act.
     """
 
     generation: int
@@ -227,7 +227,7 @@ class MeetAgain:
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """In synchronous mode, behind an update: the next turn may begin."""
+    """In synchronous mode, after an update: the next turn may begin."""
 
     module_id: str = DEFAULT_MODULE
 
@@ -246,7 +246,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Close the books: nothing that is open will be reported any more."""
+    """Close the books: open work will not be reported any more."""
 
 
 #: What happens to the runners that modules share.
@@ -263,7 +263,7 @@ OfModule = (
     | SampleFailed
     | Arrived
     | UpdateFinished
-    | UnheardUpdate
+    | UnreportedUpdate
     | UpdateFailed
     | PeersMet
     | MeetAgain
@@ -278,7 +278,7 @@ Event = OfRunner | OfEveryModule | OfModule
 class Request:
     """Command to a runner: sample one batch for this learner.
 
-    The weights must be those of `at_least` or newer.
+    The weights must be `at_least` or newer.
     """
 
     runner: str
@@ -288,7 +288,7 @@ class Request:
     generation: int
     at_least: Version
     module_id: str = DEFAULT_MODULE
-    round: int = 0  # requests of one round are answered by playing once; 0: it is alone in its own
+    round: int = 0  # requests of one round are answered by playing once; 0: a round of one request
     requests_in_round: int = 0
 
 
@@ -313,7 +313,7 @@ class FormGroup:
 
 @dataclass(frozen=True, slots=True)
 class LeftGroup:
-    """This module no longer needs the learner that was to leave."""
+    """This module no longer needs the leaving learner."""
 
     learner: str
     module_id: str = DEFAULT_MODULE

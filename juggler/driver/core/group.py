@@ -15,9 +15,9 @@ class Learner:
     open_batches: int = 0  # requested for it, held by it, or in its share of an update
     open_steps: int = 0  # in them
     held_steps: int = 0
-    updating_steps: int = 0  # in its shares of updates
+    updating_steps: int = 0  # steps in its shares of updates
     held: deque[Batch] = field(default_factory=deque)  # in order of arrival
-    leaves: bool = False  # as soon as it can
+    leaves: bool = False  # the learner leaves as soon as it can
 
     def opens(self, batch: Batch) -> None:
         self.open_batches += 1
@@ -32,14 +32,14 @@ class Learner:
         self.held_steps += batch.steps
 
     def take(self) -> Batch:
-        """Take its oldest batch for an update."""
+        """Take the learner's oldest batch for an update."""
         batch = self.held.popleft()
         self.held_steps -= batch.steps
         self.updating_steps += batch.steps
         return batch
 
     def answers(self, share: list[Batch]) -> None:
-        """Its share of an update is closed."""
+        """Close its share of an update."""
         for batch in share:
             self.closes(batch)
             self.updating_steps -= batch.steps
@@ -50,10 +50,10 @@ class Group:
 
     The number increases whenever the members change, or their weights are replaced.
 
-    The first group forms when `size` learners have joined, or earlier by `begin_with_fewer`. Later
-    ones are let in when no update is in flight. A group that has lost its last member has lost its
-    weights: the next learner to join brings others, from a checkpoint. So a member that is to leave
-    works like the others until there are others.
+    The first group forms when `size` learners have joined, or earlier by `begin_with_fewer`.
+    Learners that join later are admitted when no update is in flight. A group that has lost its
+    last member has lost its weights: the next learner brings weights from a checkpoint. So a
+    leaving member works like any other until another member has its weights.
     """
 
     def __init__(self, size: int, generation: int) -> None:
@@ -61,7 +61,7 @@ class Group:
         self.members: dict[str, Learner] = {}  # by rank
         self.joiners: dict[str, Learner] = {}
         self._needed = size
-        self._have_met = False  # those of this generation
+        self._have_met = False  # the members of this generation
 
     @property
     def missing(self) -> int:
@@ -73,11 +73,11 @@ class Group:
         self._needed = 1
 
     def named(self, worker_id: str) -> Learner | None:
-        """The learner with this id."""
+        """Return the learner with this id."""
         return self.members.get(worker_id) or self.joiners.get(worker_id)
 
     def find(self, worker: WorkerKey) -> Learner | None:
-        """This very incarnation, if it is still there."""
+        """Return this incarnation of a learner, if it is still there."""
         learner = self.named(worker.worker_id)
         return learner if learner is not None and learner.worker == worker else None
 
@@ -87,37 +87,37 @@ class Group:
             self.joiners[worker.worker_id] = Learner(worker)
 
     def met(self, generation: int) -> None:
-        """The members of this generation have one state."""
+        """Note that the members of this generation have the same state."""
         self._have_met = self._have_met or generation == self.generation
 
-    def lets_go(self, learner: Learner) -> None:
+    def release(self, learner: Learner) -> None:
         """Let a learner leave, by `part` if it is a member."""
         if self.joiners.pop(learner.worker.worker_id, None) is None:
             learner.leaves = True
 
     @property
     def staying(self) -> list[Learner]:
-        """The members that further steps are asked for."""
+        """Members for which further steps are requested."""
         members = list(self.members.values())
         return [each for each in members if not each.leaves] or members
 
     @property
     def leaving(self) -> list[Learner]:
-        """The members that only train on what they were asked for."""
+        """Members that only train on batches already requested."""
         found = [each for each in self.members.values() if each.leaves]
         return found if len(found) < len(self.members) else []
 
     def can_spare(self, worker_id: str) -> bool:
-        """Whether no weights are lost with this learner, which is to leave."""
+        """Return whether the group keeps its weights if this learner leaves."""
         return worker_id not in self.members or (self._have_met and bool(self.leaving))
 
     @property
     def done(self) -> list[Learner]:
-        """Those of `leaving` that have done so. The others have their weights."""
+        """Leaving members without open batches; staying members have their weights."""
         return [each for each in self.leaving if not each.open_steps] if self._have_met else []
 
     def part(self) -> tuple[str, ...] | None:
-        """Remove members that are done; return the others by rank, or None."""
+        """Remove members that are done; return the rest by rank, or None."""
         done = self.done
         for learner in done:
             del self.members[learner.worker.worker_id]
@@ -125,7 +125,7 @@ class Group:
 
     @property
     def admissible(self) -> frozenset[str]:
-        """The learners that `admit` would make members now."""
+        """Learners that `admit` would make members now."""
         return frozenset(self.joiners if len(self.joiners) >= self._needed else ())
 
     def admit(self) -> tuple[str, ...] | None:
@@ -148,7 +148,7 @@ class Group:
         return self._form() if self.members else None
 
     def renew(self, generation: int) -> tuple[str, ...] | None:
-        """The same members under another generation. None: that one is over already."""
+        """Start a new generation with the same members; None if already changed."""
         return self._form() if self.members and generation == self.generation else None
 
     def _form(self) -> tuple[str, ...]:
@@ -159,6 +159,6 @@ class Group:
 
 
 def worker_order(worker_id: str) -> tuple[str, int]:
-    """Sorts worker ids by role, then by number: envrunner-2 comes before envrunner-10."""
+    """Sort worker ids by role, then by number: envrunner-2 comes before envrunner-10."""
     role, _, index = worker_id.rpartition("-")
     return (role, int(index)) if index.isdecimal() else (worker_id, -1)

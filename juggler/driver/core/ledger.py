@@ -1,4 +1,4 @@
-"""The driver's books of one module: what became of every environment step.
+"""The driver's books of one module: the fate of every environment step.
 
 A batch is requested, then held by its learner, then part of an update, then closed: trained or
 dropped. A step is sampled when its batch is first reported, by its runner or by its learner. At
@@ -19,7 +19,7 @@ import msgspec
 
 from juggler.driver.core.events import DROP_REASONS, UsedBatch, WorkerKey
 
-#: What checkpoints may have of it, too.
+#: Counts in checkpoints have the same range.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _MOST_UNREPORTED = 1 << 16  # batches whose runners died
 
@@ -36,12 +36,12 @@ class Batch:
     runner: WorkerKey
     learner: WorkerKey  # the incarnation that the request was for
     steps: int  # the request's size until the batch is reported; then its live steps
-    round: int = 0  # of requests that were asked of the runner together
+    round: int = 0  # number of the round that the request belongs to
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The books at one moment, in live steps, as metrics have them."""
+    """The books at one moment, in live steps, as in metrics."""
 
     sampled: Count
     trained: Count
@@ -78,9 +78,9 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self.requested: dict[int, Batch] = {}  # without a report
-        self.held: dict[int, Batch] = {}  # with its learner
-        self.updating: dict[int, Batch] = {}  # in an update that was issued
+        self.requested: dict[int, Batch] = {}  # not reported yet
+        self.held: dict[int, Batch] = {}  # waiting at its learner
+        self.updating: dict[int, Batch] = {}  # in an issued update
         # Closed because their runner died; a learner may still have got one.
         self.unreported: dict[int, Batch] = {}
         self.sampled = 0
@@ -90,7 +90,7 @@ class Ledger:
 
     @classmethod
     def restore(cls, counters: Counters) -> Ledger:
-        """Continue the books of a checkpoint; what was in flight is lost.
+        """Continue the books of a checkpoint; steps in flight are lost.
 
         Raises:
             LedgerError: the counters do not balance.
@@ -105,27 +105,27 @@ class Ledger:
         return ledger
 
     def request(self, batch: Batch) -> None:
-        """A request went out."""
+        """Open a batch: its request went out."""
         self.requested[batch.batch_id] = batch
 
     def hold(self, batch: Batch, live_steps: int) -> None:
-        """The first report of a requested batch: its steps are sampled."""
+        """Book the first report of a requested batch: its steps are sampled."""
         del self.requested[batch.batch_id]
         self.held[batch.batch_id] = batch
         batch.steps = live_steps
         self.sampled += live_steps
 
     def pass_over(self, steps: int) -> None:
-        """Book steps that were sampled and are too old for any batch."""
+        """Book sampled steps that are too old for any batch."""
         self.sampled += steps
         self.dropped["stale"] += steps
 
     def use(self, batch: Batch) -> None:
-        """A held batch goes into an update."""
+        """Move a held batch into an update."""
         self.updating[batch.batch_id] = self.held.pop(batch.batch_id)
 
     def train(self, batch: Batch) -> None:
-        """Close a batch of an update: its steps made weights."""
+        """Close a batch of an update as trained."""
         del self.updating[batch.batch_id]
         self.trained += batch.steps
 
@@ -144,12 +144,12 @@ class Ledger:
         self.dropped[reason] -= batch.steps
 
     def settle(self, share: Iterable[Batch], used: Iterable[UsedBatch]) -> None:
-        """Close a learner's share of an update as its answer says."""
+        """Close a learner's share of an update according to its answer."""
         answers = {answer.batch_id: answer for answer in used}
         for batch in share:
             answer = answers.get(batch.batch_id)
             if answer is None:
-                self.drop(batch, "restart")  # the learner does not know it any more
+                self.drop(batch, "restart")  # the learner no longer knows it
             elif answer.dropped:
                 self.drop(batch, answer.dropped)
             else:
@@ -163,7 +163,7 @@ class Ledger:
         """Close a requested batch whose runner died; its steps are unknown."""
         del self.requested[batch.batch_id]
         self.unreported[batch.batch_id] = batch
-        if len(self.unreported) > _MOST_UNREPORTED:  # the oldest will not turn up any more
+        if len(self.unreported) > _MOST_UNREPORTED:  # the oldest will not turn up again
             del self.unreported[next(iter(self.unreported))]
         self.lost_unreported += batch.steps
 
@@ -194,5 +194,5 @@ class Ledger:
         )
 
     def check(self) -> None:
-        """Check that each step is in one place, or raise a LedgerError."""
+        """Raise a LedgerError unless each step is in one place."""
         self.counters().check()

@@ -1,7 +1,7 @@
 """The driver's core for one module: an event in, commands out.
 
-Messages may come twice, late, or in another order than they were sent. What never comes is for
-the caller to notice: a worker that is silent for too long has left.
+Messages may arrive twice, late, or out of order. Noticing missing messages is up to the caller,
+which reports a worker that is silent for too long as left.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from juggler.runtime.episodes.version import Version
 class ModuleCore:
     """The books of one module: batches, updates, and its group of learners.
 
-    It knows nothing of other modules: they share runners, and what admission makes of them.
+    It does not know other modules: they share only the runners and the admission.
 
     Args:
         module_id: of the module; every command names it.
-        start: what it begins with.
+        start: the state that the module begins with.
         state: made from `start`; admission reads it.
         admission: of all modules.
         runners: of all modules.
-        take_id: gives ids to batches and updates, none of them twice in a run.
+        take_id: returns ids for batches and updates, each once in a run.
 
     Attributes:
         settings: bound its requests and updates.
-        ledger: what became of its steps.
-        weights_version: the newest that a learner reported.
+        ledger: the fate of its steps.
+        weights_version: the newest version that a learner reported.
     """
 
     def __init__(
@@ -56,13 +56,14 @@ class ModuleCore:
         self._state = state
         self._admission = admission
         self._runners = runners
-        # In updates of learners that left, by id: one that comes back with its weights may tell.
+        # Shares of learners that left during updates, by update id: a learner that returns with
+        # its weights may still report them.
         self._unanswered: dict[int, Batch] = {}
         self._stopping = False
         self._finished = False
         self._commands: list[events.Command] = []
 
-    # What the caller reads.
+    # State that the caller reads.
 
     @property
     def idle(self) -> bool:
@@ -71,7 +72,7 @@ class ModuleCore:
 
     @property
     def between_turns(self) -> bool:
-        """In synchronous mode, behind an update; `Proceed` ends it."""
+        """In synchronous mode: an update is finished, and `Proceed` is awaited."""
         return self._state.between_turns
 
     @property
@@ -90,11 +91,11 @@ class ModuleCore:
 
     @property
     def missing_learners(self) -> int:
-        """How many have yet to come before the first of them begin."""
+        """Number of learners that the first group still waits for."""
         return self._group.missing
 
     def can_spare(self, learner: str) -> bool:
-        """Whether no weights are lost with this learner, which is to leave."""
+        """Return whether the group keeps its weights if this learner leaves."""
         return self._group.can_spare(learner)
 
     @property
@@ -107,7 +108,7 @@ class ModuleCore:
         """Steps that wait at learners and are in no update yet."""
         return sum(batch.steps for batch in self.ledger.held.values())
 
-    # What the caller does.
+    # Actions of the caller.
 
     def book(self, event: events.OfModule | events.OfEveryModule) -> list[events.Command]:
         """Book an event, and return the commands to send, in order."""
@@ -121,15 +122,15 @@ class ModuleCore:
                 self._arrived(event)
             case events.UpdateFinished() | events.UpdateFailed():
                 self._update_answered(event)
-            case events.UnheardUpdate():
-                self._unheard_update(event)
+            case events.UnreportedUpdate():
+                self._unreported_update(event)
             case events.LearnerJoined():
                 self._group.join(WorkerKey(event.learner, event.incarnation))
             case events.BeginWithFewer():
                 self._group.begin_with_fewer()
             case events.LearnerLeaves():
                 if learner := self._group.find(WorkerKey(event.learner, event.incarnation)):
-                    self._group.lets_go(learner)
+                    self._group.release(learner)
             case events.LearnerLeft():
                 self._learner_left(WorkerKey(event.learner, event.incarnation))
             case events.PeersMet():
@@ -153,11 +154,11 @@ class ModuleCore:
 
     @property
     def admissible(self) -> frozenset[str]:
-        """Learners that wait and may be let in now: between updates."""
+        """Waiting learners that may be admitted now, between updates."""
         return self._group.admissible if self.idle and not self._stopping else frozenset()
 
     def admit(self) -> list[events.Command]:
-        """Let in these learners."""
+        """Admit these learners."""
         self._commands = []
         if self.admissible:
             self._announce(self._group.admit())
@@ -168,7 +169,7 @@ class ModuleCore:
         self._commands = []
         if self.idle and not self._stopping:
             for learner in self._group.done:
-                for batch in learner.held:  # without a live step
+                for batch in learner.held:  # these have no live steps
                     self.ledger.drop(batch, "learner_lost")
                 self._commands.append(events.LeftGroup(learner.worker.worker_id, self.module_id))
             self._announce(self._group.part())
@@ -179,7 +180,7 @@ class ModuleCore:
         self._commands = []
         if self._stopping:
             return []
-        # No update is issued while learners wait to join, so that they need not wait for long.
+        # No update is issued while learners wait to join, which keeps their wait short.
         if self._group.members and not self._group.joiners and not self.between_turns:
             while (shares := self._admission.next_update(self._state)) is not None:
                 self._issue(shares)
@@ -188,7 +189,7 @@ class ModuleCore:
     def request(
         self, runner: Runner, learner: Learner, number: int, requests_in_round: int
     ) -> events.Request:
-        """Ask for a batch, as one request of a round."""
+        """Request a batch, as part of a round."""
         steps = runner.steps[self.module_id]
         batch = Batch(self._take_id(), runner.worker, learner.worker, steps, number)
         self.ledger.request(batch)
@@ -219,7 +220,7 @@ class ModuleCore:
                 self.ledger.lose(batch)
 
     def _announce(self, members: tuple[str, ...] | None) -> None:
-        """Report that the group has changed; None: it has not."""
+        """Return the commands for a changed group; None: it has not changed."""
         if members is not None:
             self._state.has_begun = True
             formed = events.FormGroup(self._group.generation, members, self.module_id)
@@ -228,11 +229,11 @@ class ModuleCore:
     # Batches.
 
     def _acceptable_weights(self) -> Version:
-        """The oldest that may act for a request that goes out now.
+        """Return the oldest weights that may act for a new request.
 
         Asynchronously, weights published one update before the newest may act. Admission leaves
-        room for one more update than that, so no weights that are late on their way make a batch
-        stale. Where a generation has begun since, runners have its first weights, which are newer.
+        room for one more update than that, so weights that arrive late make no batch stale. If a
+        generation has begun since, runners have its first weights, which are newer.
         """
         settings, newest = self._state.settings, self.weights_version
         if settings.synchronous:
@@ -266,7 +267,7 @@ class ModuleCore:
         ledger = self.ledger
         batch = ledger.requested.get(event.batch_id) or self._revived(event.batch_id)
         if batch is not None:
-            # Asked for another learner, or for an earlier process of this one.
+            # Requested for another learner, or for an earlier process of this one.
             reason = "learner_lost" if batch.learner != worker else ""
             self._first_report(batch, event.live_steps, reason)
         kept = ledger.held.get(event.batch_id) or ledger.updating.get(event.batch_id)
@@ -274,7 +275,7 @@ class ModuleCore:
             self._discard(event.learner, event.batch_id)
 
     def _revived(self, batch_id: int) -> Batch | None:
-        """A request that was lost, and is open again."""
+        """Reopen a lost request; None: it was not lost."""
         batch = self.ledger.revive(batch_id)
         if batch is not None and (learner := self._group.find(batch.learner)) is not None:
             learner.opens(batch)
@@ -292,7 +293,7 @@ class ModuleCore:
             learner.hold(batch)
 
     def _end_request(self, batch: Batch) -> None:
-        """Close a request, and let its runner have the next one."""
+        """Close a request, and queue its runner for the next one."""
         self._close_request(batch)
         if (runner := self._runners.request_ended(batch.runner, batch.round)) is not None:
             self._admission.has_room(runner)
@@ -323,7 +324,7 @@ class ModuleCore:
         if learner is None:
             return
         share = self._take_share(event.update_id, event.learner)
-        if share is None:  # it has answered already
+        if share is None:  # an answer came already
             return
         learner.answers(share)
         if isinstance(event, events.UpdateFinished):
@@ -338,7 +339,7 @@ class ModuleCore:
     def _discard(self, learner: str, *batch_ids: int) -> None:
         self._commands.append(events.Discard(learner, batch_ids, self.module_id))
 
-    def _unheard_update(self, event: events.UnheardUpdate) -> None:
+    def _unreported_update(self, event: events.UnreportedUpdate) -> None:
         answers = {used.batch_id: used for used in event.used if used.batch_id in self._unanswered}
         share = [self._unanswered.pop(batch_id) for batch_id in answers]
         for batch in share:
@@ -347,7 +348,7 @@ class ModuleCore:
         self.weights_version = max(self.weights_version, event.version)
 
     def _take_share(self, update_id: int, learner: str) -> list[Batch] | None:
-        """One learner has answered an update; the last of them closes it."""
+        """Take one learner's share; the last one closes the update."""
         shares = self._state.updates.get(update_id)
         if shares is None or learner not in shares:
             return None

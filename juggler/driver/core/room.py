@@ -10,16 +10,16 @@ from dataclasses import dataclass
 class Room:
     """Limits the open batches of a module.
 
-    None of them waits for more than `updates` updates.
+    No batch waits for more than `updates` updates.
 
     An update takes whole batches of each learner: at least one, and at least the learner's share
     of batch_size. So several small batches make one update, and each batch of a share or more makes
     one.
 
     Attributes:
-        updates: that batches may be open for at once.
+        updates: number of updates for which batches may be open at once.
         batch_size: live steps in one update, over all learners.
-        learners: that make each update together.
+        learners: number of learners that make each update together.
     """
 
     updates: int
@@ -48,12 +48,12 @@ class StalenessBudget:
     Attributes:
         drop_after: a learner drops a batch that is older than this when its update comes.
         open_updates: how many updates' worth of batches may be open (see `Room`). Weights that act
-            may be `weights_interval - 1` updates old to begin with. Of what is left, half is for
-            the queue; the other half is slack for a runner that is held up while batches that were
-            asked for later go before its own.
+            may already be `weights_interval - 1` updates old. Of the rest, half is for the queue;
+            the other half is slack for a slow runner whose batch is overtaken by batches requested
+            later.
         row_age: gateways and EnvRunners with several agents hand in a row that is older than this
             before it is full, and drop a complete row that is twice as old. 0 in synchronous mode,
-            where nothing is stale.
+            in which nothing is stale.
     """
 
     drop_after: int
@@ -66,7 +66,7 @@ class StalenessBudget:
 
         Args:
             max_staleness: updates that weights may be behind when their steps are learned from.
-            weights_interval: runners get the weights of every Nth update.
+            weights_interval: runners receive the weights of every Nth update.
             synchronous: nothing is sampled while an update is made.
         """
         left = max_staleness - (weights_interval - 1)

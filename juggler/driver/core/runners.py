@@ -15,8 +15,8 @@ class Runner:
     """An EnvRunner, with its modules and its rounds in flight.
 
     Attributes:
-        steps: by module id, the most live steps that one request can bring; of those modules alone
-            that the EnvRunner has.
+        steps: by module id, the maximum number of live steps of one request; only for modules that
+            the EnvRunner has.
         rounds: by round, number of its requests without a report; never 0.
         in_line: it waits for its next round.
     """
@@ -31,7 +31,7 @@ class Runners:
     """The EnvRunners that are connected, and the queue for the next round.
 
     Args:
-        most_rounds: how many rounds one EnvRunner may have that are not reported in full.
+        most_rounds: maximum number of rounds of one EnvRunner that are not reported in full.
     """
 
     def __init__(self, most_rounds: int) -> None:
@@ -44,24 +44,24 @@ class Runners:
         return len(self._here)
 
     def find(self, worker: WorkerKey) -> Runner | None:
-        """This very incarnation, if it is here."""
+        """Return this incarnation of a runner, if it is connected."""
         runner = self._here.get(worker.worker_id)
         return runner if runner is not None and runner.worker == worker else None
 
     def named(self, worker_id: str) -> Runner | None:
-        """The EnvRunner with this id."""
+        """Return the EnvRunner with this id."""
         return self._here.get(worker_id)
 
     def in_order(self) -> list[Runner]:
-        """All of them, in order of their index."""
+        """Return all EnvRunners, in order of their index."""
         return [self._here[worker_id] for worker_id in sorted(self._here, key=worker_order)]
 
     def knew(self, worker: WorkerKey) -> bool:
-        """Whether this very incarnation is here, or was."""
+        """Return whether this incarnation is or was connected."""
         return worker in self._gone or self.find(worker) is not None
 
     def join(self, worker: WorkerKey, steps: Mapping[str, int]) -> Runner:
-        """Take in a new one."""
+        """Add a new EnvRunner."""
         runner = self._here[worker.worker_id] = Runner(worker, dict(steps))
         return runner
 
@@ -74,7 +74,7 @@ class Runners:
         return runner
 
     def stand_in_line(self, runner: Runner) -> None:
-        """Append it to the queue, if it may have another round."""
+        """Append a runner to the queue, if it may have another round."""
         if not runner.in_line and len(runner.rounds) < self._most_rounds:
             runner.in_line = True
             self._line.append(runner)
@@ -83,7 +83,7 @@ class Runners:
         while self._line:
             runner = self._line.popleft()
             runner.in_line = False
-            if self.find(runner.worker) is runner:  # else it left while it stood in line
+            if self.find(runner.worker) is runner:  # else it left the run
                 return runner
         return None
 

@@ -11,25 +11,25 @@ from juggler.runtime.episodes.version import Version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSettings:
-    """What bounds the requests and updates of one module."""
+    """Limits on the requests and updates of one module."""
 
     batch_size: int
     """Live steps in one update, over all learners of the group."""
 
     max_open_updates: int
-    """How many updates' worth of batches may be open at once (see `Room`). Asynchronous mode
+    """Number of updates for which batches may be open at once (see `Room`). Asynchronous mode
     only."""
 
     requests_per_runner: int = 2
-    """Rounds of requests that one runner may have and that are not reported in full. The same for
-    all modules."""
+    """Maximum number of rounds of one runner that are not reported in full. The same for all
+    modules."""
 
     max_updates_in_flight: int = 2
-    """Updates issued and not finished. Asynchronous mode only; the synchronous one has 1."""
+    """Maximum number of updates in flight. Asynchronous mode only; synchronous mode has 1."""
 
     weights_interval: int = 1
-    """Runners get the weights of updates whose numbers are multiples of it. In synchronous mode
-    they get those of all."""
+    """Runners receive the weights of every update whose number is a multiple of it. In synchronous
+    mode they receive the weights of every update."""
 
     num_learners: int = 1
     """Number of learners that the first group waits for, unless `BeginWithFewer` comes."""
@@ -42,8 +42,8 @@ class ModuleSettings:
     all modules."""
 
     waited_for: bool = True
-    """While this module has no room for more steps, no module asks for any. False: others ask
-    without it, and the steps that it acts meanwhile are not recorded. Asynchronous mode only."""
+    """Whether sampling stops for all modules while this module has no room for more steps. False:
+    sampling continues, and steps of this module are not recorded. Asynchronous mode only."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -59,7 +59,7 @@ class ModuleSettings:
 
 
 def shared_settings(settings: list[ModuleSettings]) -> ModuleSettings:
-    """The settings that all modules must have in common.
+    """Return the settings that all modules have in common.
 
     Raises:
         ValueError: the modules differ in what must be the same for all.
@@ -80,10 +80,10 @@ class State:
     """The state of one module, which admission reads.
 
     Attributes:
-        updates: by update id, the shares of those learners that have not answered yet.
-        between_turns: in synchronous mode, behind an update; `Proceed` ends it.
+        updates: by update id, the shares of learners that have not answered yet.
+        between_turns: in synchronous mode, an update is finished, and `Proceed` is awaited.
         has_begun: its first group of learners has formed.
-        late: it was added during training, and nothing waits for its first group.
+        late: it was added during training; the run does not wait for its first group.
     """
 
     settings: ModuleSettings
@@ -102,9 +102,9 @@ class ModuleStart:
     Attributes:
         settings: bounds its requests and updates.
         generation: of its learner group before the first one of this run.
-        update: with `generation`, the version that its learners' first weights have or exceed.
-        counters: its books to go on from; None: new ones.
-        late: it is added during training, and nothing waits for its first group.
+        update: with `generation`, the minimum version of its learners' first weights.
+        counters: its books so far; None: new ones.
+        late: it is added during training; the run does not wait for its first group.
     """
 
     settings: ModuleSettings
@@ -114,7 +114,7 @@ class ModuleStart:
     late: bool = False
 
     def state(self) -> State:
-        """What the module's core and admission keep up from there."""
+        """Make the state that the module's core and admission update."""
         ledger = Ledger() if self.counters is None else Ledger.restore(self.counters)
         group = Group(self.settings.num_learners, self.generation)
         return State(self.settings, group, ledger, late=self.late)

@@ -1,7 +1,7 @@
 """AlphaStar's league: mains, and exploiters that look for their flaws.
 
 O. Vinyals et al., Grandmaster level in StarCraft II using multi-agent reinforcement learning, 2019.
-The rules are those of the pseudocode that came with the paper.
+The rules follow the pseudocode published with the paper.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from juggler.driver.league.roster import HISTORICAL, LEAGUE_EXPLOITER, MAIN, MAI
 class AlphaStar(LeagueBuilder):
     """Mains, main exploiters and league exploiters.
 
-    Every player that learns has as many matches of its own. A *main* plays against all frozen
-    players, against itself and the other mains, and now and then against copies that beat it. It is
-    copied, and never reset. A *main exploiter* plays against a main, or against copies of it while
-    the main is too strong. It is copied and reset. A *league exploiter* plays against all frozen
-    players. It is copied, and sometimes reset.
+    Every learning player gets the same number of its own matches. A *main* plays against all
+    frozen players, against itself and the other mains, and sometimes against copies that beat it.
+    It is copied, and never reset. A *main exploiter* plays against a main, or against copies of it
+    while the main is too strong. It is copied and reset. A *league exploiter* plays against all
+    frozen players. It is copied, and sometimes reset.
 
     Frozen players are the copies and the fixed ones. If a rule finds no opponent, it is a main.
     """
@@ -64,10 +64,12 @@ class AlphaStar(LeagueBuilder):
     """Win rate of a main against a main's copy below which it has forgotten how to beat it."""
 
     self_play_above: float = 0.3
-    """Win rate above which a main plays against another main, and else against its copies."""
+    """Win rate above which a main plays against another main; below it, against copies of that
+    main."""
 
     main_above: float = 0.1
-    """Win rate above which a main exploiter plays against a main, and else against its copies."""
+    """Win rate above which a main exploiter plays against a main; below it, against copies of that
+    main."""
 
     snapshot_above: float = 0.7
     """Win rate against each frozen player (main exploiters: each main) above which a player is
@@ -178,7 +180,7 @@ class AlphaStar(LeagueBuilder):
         return Pairing(home, results.pfsp(home, copies, "variance"), "curriculum")
 
     def _verification(self, home: str, opponent: str, results: LeagueResults) -> list[str]:
-        """Copies that beat it."""
+        """Return copies that beat it."""
         exploiters = results.players(HISTORICAL, origin=MAIN_EXPLOITER)
         least = results.least_win_rate(home, exploiters)
         if least is not None and least < self.exploited_below:
@@ -198,7 +200,7 @@ class AlphaStar(LeagueBuilder):
 
 
 def without_monotonic_suffix(win_rates: dict[str, float]) -> list[str]:
-    """Leave out the newest opponents, as long as win rates only fall.
+    """Leave out the newest opponents, while win rates only fall.
 
     Copies that improve become harder to beat. An older copy that is harder to beat than a newer one
     shows that something was forgotten.
@@ -214,6 +216,6 @@ def without_monotonic_suffix(win_rates: dict[str, float]) -> list[str]:
 
 
 def _frozen(results: LeagueResults) -> list[str]:
-    """Copies and fixed players, but no main that does not learn."""
+    """Return copies and fixed players, without mains that do not learn."""
     frozen = results.players(learning=False)
     return [player for player in frozen if results.player(player).role != MAIN]

@@ -13,13 +13,13 @@ from juggler.driver.league.roster import MAIN
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The player that a match is for, and its possible opponents.
+    """The player for which a match is held, and its possible opponents.
 
     Attributes:
-        home: the player for whose sake the match is played.
+        home: the player for which the match is held.
         opponents: by player, its weight. Each other side of the match draws one of them. A player
             that plays against itself is its own opponent.
-        branch: the rule by which they were chosen, for people.
+        branch: name of the rule that chose the opponents, for people.
     """
 
     home: str
@@ -29,11 +29,11 @@ class Pairing:
 
 @dataclass(kw_only=True)
 class LeagueBuilder:
-    """Builds a league as it trains. This one adds no players later.
+    """Base class: builds a league while it trains; adds no players later.
 
-    A subclass overrides what shall be different. It keeps no state: its decisions follow from the
-    results, with randomness from `results.random`. So a league that continues from a checkpoint
-    does what it would have done with the same results.
+    A subclass overrides methods. It keeps no state: its decisions follow from the results, with
+    randomness from `results.random`. So a league that continues from a checkpoint does what it
+    would have done with the same results.
 
     ```python
     @dataclass(kw_only=True)
@@ -61,15 +61,15 @@ class LeagueBuilder:
         self.check_at_least("mains", 1)
 
     def initial(self) -> Iterable[BuilderCommand]:
-        """The players to begin with; at least one of them learns."""
+        """Return commands for the first players; at least one of them learns."""
         return [AddPlayer(f"main-{number}", MAIN) for number in range(self.mains)]
 
     def build(self, results: LeagueResults) -> Iterable[BuilderCommand]:
-        """The changes to make now; called repeatedly while the league trains."""
+        """Return changes to make now; called repeatedly while the league trains."""
         return []
 
     def match(self, results: LeagueResults) -> Pairing:
-        """The next match. At least one player that learns can play."""
+        """Return the next match; at least one learning player can play."""
         home = results.random.choice(results.players(learning=True))
         others = [player for player in results.players() if player != home]
         return Pairing(home, dict.fromkeys(others or [home], 1.0))
@@ -78,7 +78,7 @@ class LeagueBuilder:
         """Check that a key is a whole number of at least `least`.
 
         Raises:
-            ValueError: the key is no whole number, or below this.
+            ValueError: the value is not a whole number, or too small.
         """
         value: Any = getattr(self, key)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -88,7 +88,7 @@ class LeagueBuilder:
         """Check that keys are numbers from 0 to 1.
 
         Raises:
-            ValueError: one of the keys is no number from 0 to 1.
+            ValueError: a value is not a number from 0 to 1.
         """
         for key in keys:
             value: Any = getattr(self, key)

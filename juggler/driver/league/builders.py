@@ -1,4 +1,4 @@
-"""Builders by name, of this package and of users."""
+"""Finds builders by name, from this package and from users."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from juggler.runtime.modules.by_name import NamedClasses
 from juggler.runtime.nearest import nearest
 from juggler.runtime.wrong_value import misfit
 
-#: The one that begins with players that learn, and changes nothing.
+#: The builder that begins with learning players, and changes nothing.
 NO_BUILDER: Final = "none"
 
 #: The builders that ship.
@@ -31,12 +31,12 @@ BUILDERS: Final[dict[str, type[LeagueBuilder]]] = {
     "self_play_window": SelfPlayWindow,
 }
 
-#: Types of keys whose values are checked: a builder of one's own may have keys of any other.
+#: Types of keys whose values are checked: a user's builder may have keys of other types.
 _PLAIN: Final = (int, float, str, bool, int | None, float | None, str | None, bool | None)
 
 
 def _checked(name: str, kind: object) -> type[LeagueBuilder]:
-    """Check for a class of builders with types for its keys."""
+    """Check that this is a builder class with types for its keys."""
     if not (isinstance(kind, type) and issubclass(kind, LeagueBuilder)):
         raise ValueError(
             f"builder {name!r} must be a class derived from juggler.LeagueBuilder, not {kind!r}"
@@ -44,7 +44,7 @@ def _checked(name: str, kind: object) -> type[LeagueBuilder]:
     own = [key for key in typed_by(kind) if not key.startswith("_")]
     if own and "__dataclass_fields__" not in vars(kind):
         raise ValueError(
-            f"builder {name!r} has keys of its own, such as {own[0]!r}: write "
+            f"builder {name!r} has its own keys, such as {own[0]!r}: write "
             "@dataclass(kw_only=True) above the class"
         )
     assert is_dataclass(kind)
@@ -69,7 +69,7 @@ def make_builder(name: object, options: Mapping[str, Any]) -> LeagueBuilder:
     must_be_keys(options, kind, "options")
     try:
         hints = get_type_hints(kind)
-    except NameError:  # of a class whose types are imported for a type checker alone
+    except NameError:  # the types are imported only for a type checker
         hints = {}
     try:
         values = {
@@ -85,7 +85,7 @@ def must_be_keys(table: Mapping[str, Any], kind: type[Any], name: str) -> None:
     """Check that a dataclass has all keys of a table.
 
     Raises:
-        ValueError: a table has a key that a dataclass does not have; names the nearest one.
+        ValueError: the table has an unknown key; names the nearest one.
     """
     known = [each.name for each in fields(kind)]
     for key in table:
@@ -100,7 +100,7 @@ def of_type(key: str, value: object, hint: Any) -> Any:
         ValueError: it has another type than its key.
     """
     if NoneType in get_args(hint) and isinstance(value, str) and value == "none":
-        value = None  # TOML has no word for it
+        value = None  # TOML has no None
     try:
         msgspec.convert(value, hint)
     except msgspec.ValidationError:

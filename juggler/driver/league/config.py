@@ -1,4 +1,4 @@
-"""The keys of a league. No torch, because the driver reads this."""
+"""Keys of a league; imports no torch, because the driver reads them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from juggler.driver.league.builder import LeagueBuilder
 from juggler.driver.league.builders import find_builder, make_builder, must_be_keys, of_type
 from juggler.runtime.nearest import nearest
 
-#: More would not fit in a receipt, nor would an EnvRunner act with as many in good time.
+#: Larger leagues would not fit in a receipt, and acting with more copies would be slow.
 MOST_HISTORICAL: Final = 500
-#: An EnvRunner may act with no more modules that are trained.
+#: Maximum number of trained modules that an EnvRunner can act with.
 MOST_LEARNING: Final = 64
-#: Which copy goes when there are too many.
+#: Rules for the copy to remove when there are too many.
 Recycled = Literal["easiest", "oldest"]
 
 
@@ -23,11 +23,11 @@ Recycled = Literal["easiest", "oldest"]
 class LeagueConfig:
     """The keys of a league.
 
-    A builder has keys of its own, which are in the table `options`.
+    The builder's own keys are in the table `options`.
     """
 
     builder: str = "self_play"
-    """Builder, which decides how the league grows and draws line-ups: self_play, self_play_window,
+    """Builder that decides how the league grows and draws line-ups: self_play, self_play_window,
     fictitious, alphastar, rllib, none, or "package.module:Class", a subclass of
     juggler.LeagueBuilder."""
 
@@ -35,21 +35,22 @@ class LeagueConfig:
     """Keys of the builder."""
 
     teams: list[list[str]] = field(default_factory=list)
-    """Lists of agents that one player plays together. Other agents are teams of their own. With a
+    """Lists of agents that one player plays together. Every other agent is its own team. With a
     gateway, the lists name every agent."""
 
     fixed: list[str] = field(default_factory=list)
     """Players that never learn: ids of modules, or random."""
 
     decay: float = 0.99
-    """Factor of what is known of a pair of players at each of their games; 1: nothing is forgotten.
+    """Factor on the earlier results of a pair of players at each of their games; 1: nothing is
+    forgotten.
     """
 
     min_games: int = 8
     """Number of games of a pair before its win rate counts; until then, it is 0.5."""
 
     evaluation_probability: float = 0.05
-    """Probability that a match is one of two players with fewer than min_games games against each
+    """Probability that a match is between two players with fewer than min_games games against each
     other."""
 
     draw_margin: float = 0.0
@@ -59,8 +60,8 @@ class LeagueConfig:
     """Maximum number of copies, up to 500."""
 
     recycled: Recycled = "easiest"
-    """Copy to remove when there are too many: the oldest, or the easiest, which its worst opponent
-    among the mains beats most often. The newest copy of each player stays if possible."""
+    """Copy to remove when there are too many: the oldest, or the easiest, whose toughest main
+    beats it most often. The newest copy of each player stays if possible."""
 
     max_learning: int = 32
     """Maximum number of players that learn at once, up to 64. A builder that asks for more is
@@ -89,7 +90,7 @@ class LeagueConfig:
             )
         agents = [agent for team in self.teams for agent in team]
         if not all(self.teams) or len(set(agents)) < len(agents):
-            raise ValueError(f"teams = {self.teams}: each has agents, and no agent is in two")
+            raise ValueError(f"teams = {self.teams}: each needs agents, and no agent may be in two")
         if len(set(self.fixed)) < len(self.fixed):
             raise ValueError(f"fixed = {self.fixed}: names a player twice")
         self.make_builder()
@@ -99,7 +100,7 @@ class LeagueConfig:
         """Read a table of keys.
 
         Raises:
-            ValueError: the table has a key that there is not, or a wrong value; names it.
+            ValueError: the table has an unknown key or a wrong value; names it.
         """
         builder = find_builder(table.get("builder", cls.builder))
         of_builder = {each.name for each in fields(builder)} - {each.name for each in fields(cls)}
@@ -123,7 +124,7 @@ class LeagueConfig:
         return make_builder(self.builder, self.options)
 
     def sides(self, agents: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-        """The agents of each side of a match: teams, then single agents.
+        """Return the agents on each side: teams, then single agents.
 
         Raises:
             ValueError: an agent of a team is not in the environment.
@@ -134,7 +135,7 @@ class LeagueConfig:
             raise ValueError(f"teams: no agent is called {agent!r}{nearest(agent, agents)}")
         sides = (*teams, *((agent,) for agent in agents if agent not in in_teams))
         if len(sides) < 2:
-            raise ValueError("teams: all agents are in one, so there is no opponent")
+            raise ValueError("teams: all agents are in one team, so there is no opponent")
         return sides
 
 

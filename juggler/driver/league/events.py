@@ -1,11 +1,9 @@
 """Events that the league books, and commands that it returns.
 
-Terms
-    player      a policy of the league. It learns, or it is frozen.
-    side        the agents of an environment that one player plays in a match: one agent, or a team.
-    match       one episode. Its id is never used twice in a run.
-    line-up     the player of each side of a match. It is drawn once, and kept until the match ends.
-    attempt     how often the line-up of a match has been redrawn.
+Terms player a policy of the league. It learns, or it is frozen. side the agents of an environment
+    that one player plays in a match: one agent, or a team. match one episode. Its id is never used
+    twice in a run. line-up the player of each side of a match. It is drawn once, and kept until
+    the match ends. attempt number of times that the line-up of a match was redrawn.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-#: What a player begins as or is reset to: the policy that it had before any training.
+#: Source of a player's first weights, or of a reset: its policy before any training.
 INITIAL: Final = "initial"
-#: What a player is that draws every action at random.
+#: Source of a player that draws every action at random.
 RANDOM: Final = "random"
 
 
@@ -28,11 +26,11 @@ class MatchRequested:
 
 @dataclass(frozen=True, slots=True)
 class MatchFinished:
-    """A match is over."""
+    """A match has ended."""
 
     match_id: int
-    attempt: int  # of the line-up that was played; what comes of an earlier one does not count
-    returns: Mapping[str, float]  # by agent, its return. An agent that never came is absent.
+    attempt: int  # of the line-up that was played; results of earlier attempts do not count
+    returns: Mapping[str, float]  # by agent; agents that never appeared are missing
     length: int  # of the episode, in environment steps
 
     def __post_init__(self) -> None:
@@ -80,7 +78,7 @@ class PlayerLost:
 
 @dataclass(frozen=True, slots=True)
 class PlayerRemoved:
-    """A player is gone for good, or could not be copied."""
+    """A player has left permanently, or could not be copied."""
 
     player_id: str
 
@@ -98,32 +96,33 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class AssignLineUp:
-    """Play this match."""
+    """Command to an EnvRunner: play this match."""
 
     match_id: int
     attempt: int  # 0, and 1 more each time that the line-up is redrawn
-    players: Mapping[str, str]  # by agent, the id of the player that plays it
-    home: str  # the player for whose sake the match is played
-    branch: str  # the rule by which its opponents were drawn, for people
+    players: Mapping[str, str]  # by agent, the id of its player
+    home: str  # the player for which the match is held
+    branch: str  # name of the rule that drew its opponents, for people
 
 
 @dataclass(frozen=True, slots=True)
 class CancelMatch:
-    """No EnvRunner can play this match any more."""
+    """Command to forget a match that no EnvRunner can play any more."""
 
     match_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class AddPlayer:
-    """Add a player, which is in line-ups once it is ready.
+    """Adds a player, which plays once it is ready.
 
     Attributes:
         player_id: an id that the league has never had.
         role: "main", "main_exploiter", "league_exploiter", "fixed", or any other word.
         learning: whether it is trained.
-        source: what it begins as. If it learns: INITIAL or the id of a player, which can play if it
-            is a copy; if not: RANDOM or the id of a module with `train = false`.
+        source: where its first weights come from. A learning player: INITIAL or a player's id;
+            copies must be ready. A frozen player: RANDOM or the id of a module with `train =
+            false`.
     """
 
     player_id: str
@@ -134,12 +133,12 @@ class AddPlayer:
 
 @dataclass(frozen=True, slots=True)
 class FreezePlayer:
-    """Copy a player that learns; the copy never learns.
+    """Command to copy a learning player; the copy never learns.
 
     The copy has the role "historical".
 
     Attributes:
-        player_id: whose copy it is.
+        player_id: the player to copy.
         copy_id: the copy's id. A builder leaves it empty, and the league fills it in.
     """
 
@@ -149,11 +148,11 @@ class FreezePlayer:
 
 @dataclass(frozen=True, slots=True)
 class ResetPlayer:
-    """Give a player other weights, a new optimizer, and schedules from 0.
+    """Command to replace a player's weights and restart optimizer and schedules.
 
     Attributes:
-        player_id: of the player, which can play.
-        source: whose weights: INITIAL, or the id of a player that can play and does not learn.
+        player_id: a player that can play.
+        source: source of the weights: INITIAL, or the id of a frozen player that can play.
     """
 
     player_id: str
@@ -162,19 +161,19 @@ class ResetPlayer:
 
 @dataclass(frozen=True, slots=True)
 class RetirePlayer:
-    """Let go of a player. Its place in the lineage is kept."""
+    """Command to retire a player, which keeps its place in the lineage."""
 
     player_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell people what the league could not do, and why."""
+    """Message for people: what the league could not do, and why."""
 
     message: str
 
 
-#: What a builder may ask for.
+#: Commands that a builder may give.
 BuilderCommand = AddPlayer | FreezePlayer | ResetPlayer | RetirePlayer
 
 Command = AssignLineUp | CancelMatch | BuilderCommand | Report

@@ -22,13 +22,13 @@ from juggler.driver.league.roster import FIXED, HISTORICAL, Player, Roster
 from juggler.policies.wilson import outcome
 from juggler.runtime.own_frames import place_of_readers
 
-_TRIES = 10  # for a pairing that can be played
-_LOOKED_AT = 8  # pairs, for one of which little is known
+_TRIES = 10  # attempts to find a pairing that can be played
+_EXAMINED_PAIRS = 8  # pairs from which the least known is chosen
 
 
 @dataclass(slots=True)
 class OpenMatch:
-    """A match that is being played."""
+    """A match in progress."""
 
     line_up: AssignLineUp  # as it was assigned
     players: tuple[str, ...]  # by side
@@ -43,7 +43,7 @@ class Matches:
         builder: chooses the pairings.
         roster: the players.
         payoffs: where outcomes are booked.
-        config: says how outcomes are decided, and how often rare pairs are matched.
+        config: decides outcomes, and how often rare pairs are matched.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Matches:
         self.open: dict[int, OpenMatch] = {}
 
     def draw(self, match_id: int, attempt: int = 0) -> tuple[AssignLineUp, str]:
-        """Draw a line-up. At least one player that learns can play.
+        """Draw a line-up; at least one learning player can play.
 
-        The line-up follows from the seed, the match's id, the attempt and the league as it is now.
-        Home plays a side that is drawn, and each other side draws an opponent of its own.
+        The line-up follows from the seed, the match's id, the attempt and the current league. The
+        home player gets a random side, and each other side its own opponent.
 
         Returns:
-            The line-up, and what was wrong with the builder, if anything: then a player that learns
-            plays against itself.
+            The line-up, and the builder's error or "". After an error, a learning player plays
+            against itself.
         """
         random = Random(f"match {self._seed} {match_id} {attempt}")
         results = LeagueResults(self._roster, self._payoffs, random)
@@ -77,7 +77,7 @@ class Matches:
             pairing = self._evaluation(results) or self._pairing(results)
         except Exception as error:  # users' builders may raise anything
             wrong = (
-                f"{type(self._builder).__name__}.match failed: {told(error)}. A player that learns "
+                f"{type(self._builder).__name__}.match failed: {described(error)}. A learner "
                 "plays against itself instead"
             )
             home = random.choice(results.players(learning=True))
@@ -93,18 +93,18 @@ class Matches:
         return line_up, wrong
 
     def with_player(self, player_id: str) -> list[OpenMatch]:
-        """The matches in which it plays."""
+        """Return the open matches of a player."""
         return [match for match in self.open.values() if player_id in match.players]
 
     def finish(self, event: MatchFinished) -> bool:
-        """Book the outcome, for each two sides, and close the match.
+        """Book the outcome for each pair of sides, and close the match.
 
-        Nothing is booked for players that were reset since the line-up was drawn. None of them is
-        gone: then the line-up would have been redrawn.
+        Nothing is booked for players that were reset since the line-up was drawn. All players are
+        still there: otherwise the line-up would have been redrawn.
 
         Returns:
-            Whether it was awaited. What comes of a match that is not open, or of an earlier
-            attempt, is not booked.
+            Whether it was expected. Results of matches that are not open, or of earlier attempts,
+            are not booked.
 
         Raises:
             ValueError: it names agents that the environment does not have.
@@ -143,11 +143,11 @@ class Matches:
         return sums
 
     def _pairing(self, results: LeagueResults) -> Pairing:
-        """One that can be played: opponents that cannot play are left out."""
+        """Ask for a pairing, without opponents that cannot play."""
         for _ in range(_TRIES):
             pairing = self._builder.match(results)
             if not isinstance(pairing, Pairing):
-                raise ValueError(f"it returned {str(pairing)[:100]!r}, which is no Pairing")
+                raise ValueError(f"it returned {str(pairing)[:100]!r}, which is not a Pairing")
             if not isinstance(pairing.opponents, Mapping) or not pairing.opponents:
                 raise ValueError(f"the pairing of {pairing.home!r} names no opponents")
             for opponent, weight in pairing.opponents.items():
@@ -168,14 +168,14 @@ class Matches:
         )
 
     def _evaluation(self, results: LeagueResults) -> Pairing | None:
-        """Sometimes, a pair with too few games, learning or not."""
+        """Return, with a small probability, a pair with too few games."""
         random = results.random
         if random.random() >= self._config.evaluation_probability:
             return None
         players = results.players()
         if len(players) < 2:
             return None
-        pairs = [random.sample(players, 2) for _ in range(_LOOKED_AT)]
+        pairs = [random.sample(players, 2) for _ in range(_EXAMINED_PAIRS)]
         home, other = min(pairs, key=lambda pair: self._payoffs.games(*pair))
         if self._payoffs.games(home, other) >= self._payoffs.min_games:
             return None
@@ -186,33 +186,33 @@ class Matches:
         return player is not None and player.plays
 
 
-def told(error: Exception) -> str:
+def described(error: Exception) -> str:
     """Describe an exception of a builder, with the builder's own line."""
     return f"{type(error).__name__}: {error}"[:500] + place_of_readers(error)
 
 
 _MOST_COMMANDS = 1000  # of a builder at a time
-_MOST_REPORTS = 100  # that are remembered
-_MOST_TOLD = 3  # at a time
+_MOST_REPORTS = 100  # messages that are remembered
+_MOST_SHOWN = 3  # messages at a time
 _LONGEST_TEXT = 200
 
 
 def _fits(player_id: str, source: str) -> None:
-    """Any player can have the weights of any other one."""
+    """Accept the weights of any player for any other player."""
 
 
 @dataclass(slots=True)
 class LeagueState:
-    """All that a league knows between matches.
+    """State of a league between matches.
 
     Attributes:
         pairs, kinds, means: the payoffs.
     """
 
-    seed: int  # of the run. All chance follows from it and from the two numbers below.
+    seed: int  # of the run. All random draws follow from it and the next two numbers.
     next_match_id: int  # of the next match
-    times_built: int  # how often the builder was asked for changes
-    players: list[Player]  # in the order of birth; retired players keep their place
+    times_built: int  # number of calls of the builder's `build`
+    players: list[Player]  # in the order of creation; retired players keep their place
     pairs: list[Pair]
     kinds: list[KindCount]
     means: list[Means]
@@ -227,8 +227,8 @@ class League:
 
     Args:
         config: its keys.
-        builder: one of one's own; None: the one that `config` names.
-        state: to go on from.
+        builder: a builder; None: the one named in `config`.
+        state: saved state to continue; None: a new league.
 
     Attributes:
         roster: the players.
@@ -236,7 +236,7 @@ class League:
 
     Raises:
         ValueError: the configuration is wrong or does not fit the agents, or the builder does not
-            begin with a player that learns.
+            begin with a learning player.
     """
 
     def __init__(
@@ -260,29 +260,29 @@ class League:
         self._matches = Matches(sides, self._builder, self.roster, self.payoffs, known.seed, config)
         self._reported: deque[str] = deque(maxlen=_MOST_REPORTS)
 
-    # The beginning, and what goes on from there.
+    # Start, and saved state.
 
     def begin(self) -> list[events.Command]:
-        """The players to begin with.
+        """Return the commands that add the first players.
 
         Raises:
-            ValueError: the builder asked for something that cannot be.
+            ValueError: the builder gave an impossible command.
         """
         name, names = type(self._builder).__name__, self._config.fixed
         fixed = [events.AddPlayer(each, FIXED, learning=False, source=each) for each in names]
         try:
             asked = list(itertools.islice(self._builder.initial(), _MOST_COMMANDS))
         except Exception as error:  # users' builders may raise anything
-            raise ValueError(f"{name}.initial failed: {told(error)}") from error
+            raise ValueError(f"{name}.initial failed: {described(error)}") from error
         for command in asked:
-            _must_begin_anew(command)
+            _must_not_inherit(command)
         commands = [made for command in [*fixed, *asked] for made in self._apply(command)]
         if not self.roster.learners():
-            raise ValueError(f"{name}.initial adds no player that learns: add one")
+            raise ValueError(f"{name}.initial adds no learning player: add one")
         return commands
 
     def to_state(self) -> dict[str, Any]:
-        """The league as plain data, which can be written as JSON."""
+        """Return the league as plain data, for JSON."""
         state = LeagueState(
             self._seed,
             self._next_match_id,
@@ -302,10 +302,10 @@ class League:
         agents: tuple[str, ...],
         builder: LeagueBuilder | None = None,
     ) -> League:
-        """Restore a league. The players that were ready still are.
+        """Restore a league, including the players that were ready.
 
         Raises:
-            ValueError: the data is not that of a league, or the configuration is wrong.
+            ValueError: the data is not a league's state, or the configuration is wrong.
         """
         try:
             state = msgspec.convert(dict(data), LeagueState)
@@ -329,7 +329,7 @@ class League:
                 return []
             case events.MatchLost():
                 lost = self._matches.open.get(event.match_id)
-                return [] if lost is None else self._draw_anew(event.match_id)
+                return [] if lost is None else self._redraw(event.match_id)
             case events.StepsTrained():
                 self._known(event.player_id).steps += event.steps
                 return []
@@ -339,25 +339,25 @@ class League:
                 return []
             case events.PlayerLost():
                 self._known(event.player_id).ready = False
-                return self._let_go(event.player_id)
+                return self._redraw_matches(event.player_id)
             case events.PlayerRemoved():
                 self.roster.remove(self._known(event.player_id))
                 self.payoffs.forget(event.player_id)
-                return self._let_go(event.player_id)
+                return self._redraw_matches(event.player_id)
 
     def _match_requested(self) -> list[events.Command]:
-        """Nothing, while no player that learns can play."""
+        """Assign a match, unless no learning player can play."""
         if not self._has_learners:
             return []
         self._next_match_id += 1
         return self._drawn(self._next_match_id - 1, 0)
 
-    def _let_go(self, player_id: str) -> list[events.Command]:
-        """Redraw its matches."""
+    def _redraw_matches(self, player_id: str) -> list[events.Command]:
+        """Redraw a player's matches."""
         ids = [match.line_up.match_id for match in self._matches.with_player(player_id)]
-        return [command for match_id in ids for command in self._draw_anew(match_id)]
+        return [command for match_id in ids for command in self._redraw(match_id)]
 
-    def _draw_anew(self, match_id: int) -> list[events.Command]:
+    def _redraw(self, match_id: int) -> list[events.Command]:
         before = self._matches.open.pop(match_id)
         if not self._has_learners:
             return [events.CancelMatch(match_id)]
@@ -378,10 +378,11 @@ class League:
     # Changes.
 
     def build(self, must_fit: Callable[[str, str], None] = _fits) -> list[events.Command]:
-        """Ask the builder what is to change.
+        """Ask the builder for changes.
 
-        Where it fails, or asks for what cannot be, a report says so, and all else is done. A player
-        is neither reset nor copied again before it was trained, so resets cannot go in a circle.
+        If the builder fails or gives an impossible command, a report names it, and all other
+        commands are carried out. A player is not reset or copied again before further training, so
+        resets cannot loop.
         """
         random = Random(f"build {self._seed} {self._times_built}")
         self._times_built += 1
@@ -392,21 +393,21 @@ class League:
         try:
             asked = list(itertools.islice(self._builder.build(results), _MOST_COMMANDS))
         except Exception as error:  # users' builders may raise anything
-            wrong.append(f"{name} failed: {told(error)}. Nothing changes until it works")
+            wrong.append(f"{name} failed: {described(error)}. Nothing changes until it works")
         commands: list[events.Command] = []
         for command in asked:
             try:
                 commands += self._apply(command, must_fit)
             except ValueError as error:
-                wrong.append(f"{name} asked for what cannot be: {error}")
-        # At the end, so that redrawn line-ups have no player that is retired or reset as well.
+                wrong.append(f"{name} gave an impossible command: {error}")
+        # At the end, so that redrawn line-ups have no player that is also retired or reset.
         gone = [each for each in commands if isinstance(each, events.RetirePlayer)]
-        line_ups = [command for each in gone for command in self._let_go(each.player_id)]
-        reports = [report for each in wrong[:_MOST_TOLD] for report in self._report(each)]
+        line_ups = [command for each in gone for command in self._redraw_matches(each.player_id)]
+        reports = [report for each in wrong[:_MOST_SHOWN] for report in self._report(each)]
         return [*commands, *line_ups, *reports]
 
     def results(self) -> LeagueResults:
-        """The league as it is now, to read."""
+        """Return a read-only view of the league."""
         return LeagueResults(self.roster, self.payoffs, Random(f"results {self._seed}"))
 
     def _apply(
@@ -429,7 +430,7 @@ class League:
                 self.payoffs.forget(command.player_id)
                 return [command]
             case _:
-                raise ValueError(f"{str(command)[:100]!r} is no command of a builder")
+                raise ValueError(f"{str(command)[:100]!r} is not a builder's command")
 
     def _recycle(self) -> list[events.Command]:
         """Retire copies until there are no more than `max_historical`."""
@@ -437,14 +438,14 @@ class League:
         while len(copies := self._copies()) > self._config.max_historical:
             newest = {copy.parent: copy.player_id for copy in copies}
             older = [copy for copy in copies if copy.player_id != newest[copy.parent]]
-            commands += self._apply(events.RetirePlayer(self._most_useless(older or copies[:-1])))
+            commands += self._apply(events.RetirePlayer(self._least_useful(older or copies[:-1])))
         return commands
 
     def _copies(self) -> list[Player]:
         return [player for player in self.roster.present() if player.role == HISTORICAL]
 
-    def _most_useless(self, copies: list[Player]) -> str:
-        """The oldest, or, by the rule "easiest", the one mains beat most."""
+    def _least_useful(self, copies: list[Player]) -> str:
+        """Return the oldest copy, or, by "easiest", the most beaten copy."""
         names = [copy.player_id for copy in copies]
         if self._config.recycled == "oldest":
             return names[0]
@@ -454,7 +455,7 @@ class League:
         return names[rates.index(max(rates))]
 
     def _report(self, message: str) -> list[events.Command]:
-        """Each message is told once, and not at each build or match."""
+        """Report each message once, not at each build or match."""
         if not message or message in self._reported:
             return []
         self._reported.append(message)
@@ -470,15 +471,15 @@ def _must_have_names(command: object) -> None:
             raise ValueError(text[:_LONGEST_TEXT])
 
 
-def _must_begin_anew(command: events.BuilderCommand) -> None:
-    """Check that no learning player begins with the weights of another."""
+def _must_not_inherit(command: events.BuilderCommand) -> None:
+    """Check that no learning player begins with another player's weights."""
     if (
         isinstance(command, events.AddPlayer)
         and command.learning
         and command.source != events.INITIAL
     ):
         raise ValueError(
-            f"{command.player_id} learns from the beginning, and cannot begin as "
+            f"{command.player_id} learns from the start, and cannot begin as "
             f"{command.source!r}: leave out source, and name the checkpoint of those weights with "
             f"from, in the table modules.{command.player_id}; or add the player in build"
         )

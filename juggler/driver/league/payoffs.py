@@ -10,11 +10,11 @@ from juggler.policies.wilson import wilson
 
 @dataclass(slots=True)
 class Pair:
-    """The results of two players, as the first of them sees them.
+    """The results of two players, from the first one's view.
 
     Attributes:
         first, second: their ids, in alphabetical order.
-        wins, draws, losses: decayed with each later result of the pair.
+        wins, draws, losses: decay with each later result of the pair.
     """
 
     first: str
@@ -22,17 +22,17 @@ class Pair:
     wins: float = 0.0
     draws: float = 0.0
     losses: float = 0.0
-    games: int = 0  # all of them, which do not decay
+    games: int = 0  # total, without decay
 
     @property
     def weight(self) -> float:
-        """The decayed number of games."""
+        """Decayed number of games."""
         return self.wins + self.draws + self.losses
 
 
 @dataclass(slots=True)
 class KindCount:
-    """All results between two kinds of players, which do not decay.
+    """All results between two kinds of players, without decay.
 
     Attributes:
         first, second: the kinds, in alphabetical order.
@@ -51,7 +51,7 @@ class Means:
     """Decayed means of a player's matches."""
 
     player_id: str
-    matches: int = 0  # all of them, which do not decay
+    matches: int = 0  # total, without decay
     weight: float = 0.0  # the decayed number of matches
     return_mean: float = 0.0  # of the sides that it played
     length_mean: float = 0.0  # in environment steps
@@ -60,13 +60,12 @@ class Means:
 class Payoffs:
     """The results of all pairs.
 
-    With each result of a pair, what is known of that pair is multiplied by `decay`; then the result
-    is added. A draw counts as half a win. A pair with fewer than `min_games` games has the win rate
-    0.5, because little is known of it. Decayed numbers never exceed 1 / (1 - decay), so games are
-    counted apart.
+    Each new result of a pair multiplies its earlier results by `decay`. A draw counts as half a
+    win. A pair with fewer than `min_games` games has the win rate 0.5, because little is known of
+    it. Decayed numbers never exceed 1 / (1 - decay), so games are counted separately.
 
     Args:
-        decay: above 0, and 1 at most: nothing is forgotten.
+        decay: above 0, at most 1; with 1 nothing is forgotten.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Payoffs:
         count.losses += result < 0
 
     def book_match(self, player: str, side_return: float, length: int) -> None:
-        """Book what a player got, and how long it took."""
+        """Book a player's return and the length of the match."""
         mean = self.means.setdefault(player, Means(player))
         mean.matches += 1
         mean.weight = mean.weight * self._decay + 1
@@ -115,17 +114,17 @@ class Payoffs:
         mean.length_mean += (length - mean.length_mean) / mean.weight
 
     def forget(self, player: str) -> None:
-        """Forget a player that is gone, or has other weights now."""
+        """Forget a player that has left, or has new weights."""
         self.pairs = {names: pair for names, pair in self.pairs.items() if player not in names}
         self.means.pop(player, None)
 
     def games(self, player: str, other: str) -> int:
-        """All games of the two, however long ago."""
+        """Return the number of all games of the two."""
         pair = self._pair(player, other)
         return pair.games if pair else 0
 
     def counts(self, player: str, other: str) -> tuple[float, float, float]:
-        """Decayed wins, draws and losses of the player against the other."""
+        """Return decayed wins, draws and losses of the player against the other."""
         pair = self._pair(player, other)
         if pair is None:
             return 0.0, 0.0, 0.0
@@ -134,12 +133,12 @@ class Payoffs:
         return pair.losses, pair.draws, pair.wins
 
     def points(self, player: str, others: Iterable[str]) -> tuple[float, float]:
-        """Decayed points against all of these (a draw: 0.5), and decayed games."""
+        """Return decayed points (0.5 for a draw) and games against these players."""
         counts = [self.counts(player, other) for other in others]
         return sum(wins + draws / 2 for wins, draws, _ in counts), sum(map(sum, counts))
 
     def win_rate(self, player: str, other: str) -> float:
-        """Win rate, from 0 to 1; 0.5 while games are too few.
+        """Return the win rate from 0 to 1, 0.5 at first.
 
         `win_rate(a, b) + win_rate(b, a)` is 1.
         """
@@ -153,10 +152,10 @@ class Payoffs:
         return rate if wins < losses else 1 - rate  # so that both add up to 1 exactly
 
     def interval(self, player: str, other: str) -> tuple[float, float]:
-        """The Wilson interval of 95 % of the win rate.
+        """Return the 95 % Wilson interval of the win rate.
 
         Draws count as half a win and half a loss, and the decayed number of games as the number of
-        games. Both make it wider than it has to be.
+        games. Both make it wider than necessary.
         """
         wins, draws, losses = self.counts(player, other)
         return wilson(wins + draws / 2, wins + draws + losses)

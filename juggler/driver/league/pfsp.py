@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from juggler.runtime.modules.by_name import found
 from juggler.runtime.nearest import nearest
 
-#: By name, the weight of an opponent that is beaten at this rate.
+#: Weight of an opponent as a function of the win rate against it, by name.
 WEIGHTINGS: dict[str, Callable[[float], float]] = {
     "squared": lambda rate: (1 - rate) ** 2,  # the hard ones
-    "variance": lambda rate: rate * (1 - rate),  # those of its own level
+    "variance": lambda rate: rate * (1 - rate),  # opponents at its level
     "linear": lambda rate: 1 - rate,
     "linear_capped": lambda rate: min(0.5, 1 - rate),  # opponents that it does not beat yet
     "uniform": lambda _: 1.0,
@@ -29,8 +29,8 @@ _NOTHING = 1e-10
 def find_weighting(weighting: Weighting, key: str = "weighting") -> Callable[[float], float]:
     """
     Args:
-        weighting: which one.
-        key: of a configuration that names it.
+        weighting: name or function.
+        key: key of the configuration, for errors.
 
     Raises:
         ValueError: there is no weighting of that name.
@@ -42,20 +42,18 @@ def find_weighting(weighting: Weighting, key: str = "weighting") -> Callable[[fl
     if weighting not in WEIGHTINGS:
         raise ValueError(
             f"{key} = {weighting!r} is not known"
-            + nearest(
-                weighting, WEIGHTINGS, own="one of your own is named as 'package.module:function'"
-            )
+            + nearest(weighting, WEIGHTINGS, own="name your own as 'package.module:function'")
         )
     return WEIGHTINGS[weighting]
 
 
 def pfsp(win_rates: Mapping[str, float], weighting: Weighting) -> dict[str, float]:
-    """The probability of each opponent.
+    """Return the probability of each opponent.
 
     Args:
-        win_rates: by opponent, how often it is beaten, from 0 to 1.
-        weighting: gives each its weight. All are equally likely where the weights add up to
-            nothing, as "squared" does against opponents that are always beaten.
+        win_rates: win rates against each opponent, from 0 to 1.
+        weighting: the weighting. If all weights are 0, as with "squared" against opponents that
+            are always beaten, all opponents are equally likely.
 
     Raises:
         ValueError: there is no such weighting, or a weight is negative or not finite.
@@ -66,7 +64,7 @@ def pfsp(win_rates: Mapping[str, float], weighting: Weighting) -> dict[str, floa
         if not (weight >= 0 and math.isfinite(weight)):
             raise ValueError(
                 f"the weight of {opponent} is {weight} at a win rate of {win_rates[opponent]:.3f}: "
-                "a weighting must give finite numbers of at least 0"
+                "a weighting must return finite numbers of at least 0"
             )
     total = math.fsum(weights.values())
     if total < _NOTHING or not math.isfinite(total):

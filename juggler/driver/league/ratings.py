@@ -13,17 +13,17 @@ from juggler.driver.league.payoffs import Payoffs
 _Array = NDArray[np.float64]
 _POINTS = 400 / np.log(10)  # of Elo for each unit of log odds
 _ROUNDS = 200
-#: By how much an equilibrium may miss, in what a player gets.
+#: Tolerance of an equilibrium, in payoff.
 _EXACT = 1e-9
 
 
 def elo(payoffs: Payoffs, players: Sequence[str]) -> dict[str, float]:
     """Elo ratings with mean 0; 400 points mean odds of 10:1.
 
-    They are the most likely ratings given all games of the decayed payoffs and one draw of each
-    player against one with rating 0, so they depend on no order of games and are always finite.
-    They mean little in games that are not transitive, such as rock-paper-scissors, and a copy of a
-    player can move the ratings of others.
+    They are the maximum-likelihood ratings, given the decayed payoffs and one draw of each player
+    against a player with rating 0. So they do not depend on the order of games, and are always
+    finite. They mean little in games that are not transitive, such as rock-paper-scissors, and a
+    copy of a player can move the ratings of others.
 
     R. A. Bradley and M. E. Terry, Rank analysis of incomplete block designs, 1952.
     """
@@ -39,7 +39,7 @@ def elo(payoffs: Payoffs, players: Sequence[str]) -> dict[str, float]:
     points = wins.sum(1) + 0.5  # [P], with the draw
 
     def slopes(strengths: _Array) -> tuple[_Array, _Array]:
-        """Of the log-likelihood: its gradient [P], and its negative Hessian [P, P]."""
+        """Return gradient [P] and negative Hessian [P, P] of the log-likelihood."""
         odds = strengths[:, None] - strengths[None, :]  # [P, P]
         expected = 1 / (1 + np.exp(-odds))  # [P, P]
         alone = 1 / (1 + np.exp(-strengths))  # [P], against rating 0
@@ -61,11 +61,11 @@ def elo(payoffs: Payoffs, players: Sequence[str]) -> dict[str, float]:
 def nash_averaging(
     payoffs: Payoffs, players: Sequence[str]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """The Nash equilibrium over players, and how each player does against it.
+    """Return the Nash equilibrium over players, and each player's rating against it.
 
     A game is 2 · win rate - 1 to the player. Of several equilibria, it is the one with the highest
-    entropy. Copying a player moves no rating as long as the equilibrium of the others is the only
-    one: the copies share its weight.
+    entropy. Copying a player changes no rating if the equilibrium without the copy is unique: the
+    copies share its weight.
 
     D. Balduzzi et al., Re-evaluating evaluation, 2018.
 
@@ -83,10 +83,10 @@ def nash_averaging(
 
 
 def nash_equilibrium(matrix: _Array) -> _Array:
-    """The equilibrium of highest entropy of a symmetric zero-sum game.
+    """Return the maximum-entropy equilibrium of a symmetric zero-sum game.
 
     Args:
-        matrix: [P, P], what the row player gets; antisymmetric.
+        matrix: [P, P], payoffs of the row player; antisymmetric.
 
     Returns:
         [P], probabilities p with (matrix @ p) ≤ 1e-8 everywhere.
@@ -102,7 +102,7 @@ def nash_equilibrium(matrix: _Array) -> _Array:
     inside = weights[support]  # [S]
     inside = inside + np.linalg.lstsq(equations, target - equations @ inside, rcond=1e-9)[0]
     _, scales, basis = np.linalg.svd(equations)
-    free = basis[(scales > 1e-9 * scales[0]).sum() :].T  # [S, F]: where other equilibria are
+    free = basis[(scales > 1e-9 * scales[0]).sum() :].T  # [S, F]: directions to other equilibria
     found = [weights]
     for each in (inside, _highest_entropy(inside, free, outer)):
         of_all = np.zeros(count)
@@ -114,22 +114,22 @@ def nash_equilibrium(matrix: _Array) -> _Array:
 
 
 def _missed(matrix: _Array, weights: _Array) -> float:
-    """By how much weights [P] miss an equilibrium."""
+    """Return how far weights [P] are from an equilibrium."""
     return max(float(np.max(matrix @ weights)), abs(float(weights.sum()) - 1))
 
 
 def _central_path(matrix: _Array) -> tuple[_Array, _Array]:
-    """An equilibrium with the largest support, and the slack of pure strategies.
+    """Return an equilibrium with the largest support, and its slack.
 
     An interior-point method: it follows the points at which weight · (value - matrix @ weights) is
-    value / P for all strategies, to a value of 0. The game is its own dual, so that one vector is
-    both players' strategy.
+    value / P for all strategies, until value is 0. The game is its own dual, so one vector is the
+    strategy of both players. The slack is for pure strategies.
     """
     count = len(matrix)
     weights = np.full(count, 1 / count)  # [P]
     slack = np.full(count, 1.0)  # [P], value - matrix @ weights once it has converged
     for _ in range(_ROUNDS):
-        gap = 0.2 * float(weights @ slack) / count  # what each product is to be
+        gap = 0.2 * float(weights @ slack) / count  # target of each product
         missed = count * gap - slack - matrix @ weights  # [P]
         wanted = gap - weights * (slack + missed)  # [P]
         step = _solved(np.diag(slack) - weights[:, None] * matrix, wanted)  # [P]
@@ -143,17 +143,17 @@ def _central_path(matrix: _Array) -> tuple[_Array, _Array]:
 
 
 def _highest_entropy(inside: _Array, free: _Array, outer: _Array) -> _Array:
-    """Of all equilibria with this support, the one with the highest entropy.
+    """Return the maximum-entropy equilibrium with this support.
 
     Args:
-        inside: [S], one of them. At the edge it is the answer.
-        free: [S, F], directions to others.
-        outer: [P - S, S], what strategies outside the support get against those inside. It stays
-            at most 0.
+        inside: [S], one equilibrium. If it is at the edge, it is returned.
+        free: [S, F], directions to other equilibria.
+        outer: [P - S, S], payoffs of strategies outside the support against strategies inside.
+            They stay at most 0.
     """
 
     def bounds(point: _Array) -> _Array:
-        """What is to stay above 0: [P]."""
+        """Return the values [P] that must stay above 0."""
         return np.concatenate([point, -(outer @ point)])
 
     def cost(point: _Array, barrier: float) -> float:
@@ -173,20 +173,20 @@ def _highest_entropy(inside: _Array, free: _Array, outer: _Array) -> _Array:
             if not np.isfinite(hessian).all():  # at the edge
                 break
             step = -_solved(hessian, gradient)  # [F]
-            if -(gradient @ step) < 1e-15:  # what a step could gain
+            if -(gradient @ step) < 1e-15:  # possible gain of a step
                 break
             size, before = 1.0, cost(inside, barrier)
             while cost(inside + size * free @ step, barrier) > before and size > 1e-9:
                 size /= 2
-            if size <= 1e-9:  # as near as numbers of 64 bits come
+            if size <= 1e-9:  # limit of 64-bit floats
                 break
             inside = inside + size * free @ step
     return inside
 
 
 def _solved(matrix: _Array, target: _Array) -> NDArray[np.floating[Any]]:
-    """Solve matrix [N, N] @ x = target [N], or come nearest."""
+    """Solve a linear system [N, N], by least squares if singular."""
     try:
         return np.linalg.solve(matrix, target)
-    except np.linalg.LinAlgError:  # singular, for numbers of 64 bits
+    except np.linalg.LinAlgError:  # singular in 64-bit floats
         return np.linalg.lstsq(matrix, target, rcond=None)[0]

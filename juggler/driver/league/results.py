@@ -12,13 +12,13 @@ from juggler.policies.wilson import wilson
 
 
 class LeagueResults:
-    """The league as it is now.
+    """The current league.
 
     Args:
         roster: its players.
         payoffs: their results.
-        random: for decisions by chance. It depends only on the seed of the run and
-            the id of the match, or the number of times that the builder has been asked.
+        random: for random decisions. It depends only on the seed of the run and the id of the
+            match, or the number of calls of `build`.
     """
 
     def __init__(self, roster: Roster, payoffs: Payoffs, random: Random) -> None:
@@ -27,7 +27,7 @@ class LeagueResults:
     def player(self, player_id: str) -> Player:
         """
         Raises:
-            ValueError: the league has no such player, or no longer.
+            ValueError: the league has no such player, or has retired it.
         """
         return self._roster[player_id]
 
@@ -39,7 +39,7 @@ class LeagueResults:
         parent: str | None = None,
         origin: str | None = None,
     ) -> list[str]:
-        """Ids of players that can play now, in the order of birth.
+        """Return ids of players that can play now, oldest first.
 
         Args:
             role: only those with this role.
@@ -58,32 +58,32 @@ class LeagueResults:
         ]
 
     def mains(self) -> list[str]:
-        """Players with the role "main" that can play now."""
+        """Return players with the role "main" that can play now."""
         return self.players(MAIN)
 
     @property
     def steps(self) -> int:
-        """Steps that all players together were trained on."""
+        """Steps trained on, summed over all players."""
         return sum(player.steps for player in self._roster.players.values())
 
     def win_rate(self, player_id: str, other: str) -> float:
-        """From 0 to 1; 0.5 while they have played too few games."""
+        """Return the win rate from 0 to 1, 0.5 at first."""
         return self._payoffs.win_rate(player_id, other)
 
     def least_win_rate(self, player_id: str, others: Iterable[str]) -> float | None:
-        """Win rate against the hardest to beat; None: there are no others."""
+        """Return the win rate against the toughest opponent; None without opponents."""
         return min((self.win_rate(player_id, other) for other in others), default=None)
 
     def games(self, player_id: str, other: str) -> int:
-        """How many games the two have played."""
+        """Return how many games the two have played."""
         return self._payoffs.games(player_id, other)
 
     def interval(self, player_id: str, other: str) -> tuple[float, float]:
-        """The 95 % Wilson interval of the win rate."""
+        """Return the 95 % Wilson interval of the win rate."""
         return self._payoffs.interval(player_id, other)
 
     def overall_win_rate(self, player_id: str, min_games: int) -> float | None:
-        """Over all opponents together; None: it has played fewer games than that."""
+        """Return the win rate over all opponents; None below `min_games` games."""
         rivals = self._rivals(player_id)
         if sum(self.games(player_id, other) for other in rivals) < max(min_games, 1):
             return None
@@ -91,17 +91,17 @@ class LeagueResults:
         return points / games
 
     def overall_interval(self, player_id: str) -> tuple[float, float]:
-        """The 95 % Wilson interval of it; (0, 1) without games."""
+        """Return the overall win rate's 95 % Wilson interval."""
         return wilson(*self._payoffs.points(player_id, self._rivals(player_id)))
 
     def _rivals(self, player_id: str) -> list[str]:
-        """Its opponents so far."""
+        """Return a player's opponents so far."""
         pairs = [pair for pair in self._payoffs.pairs if player_id in pair]
         return [other for pair in pairs for other in pair if other != player_id]
 
     def pfsp(
         self, player_id: str, opponents: Iterable[str], weighting: Weighting
     ) -> dict[str, float]:
-        """The probability of each opponent, by how often the player beats it."""
+        """Return the probability of each opponent, from the player's win rates."""
         rates = {other: self.win_rate(player_id, other) for other in opponents}
         return pfsp(rates, weighting)

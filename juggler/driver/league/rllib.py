@@ -15,14 +15,13 @@ from juggler.driver.league.roster import FIXED, LEAGUE_EXPLOITER, MAIN, MAIN_EXP
 class Rllib(LeagueBuilder):
     """One main, exploiters and random players; frequent winners are copied.
 
-    A match is, with the probabilities below, one of a league exploiter, one of a main exploiter, or
-    a main against itself. A league exploiter plays against any frozen player. A main exploiter
-    plays against a main or against copies of mains. No player is reset.
+    With the probabilities below, a match is for a league exploiter, for a main exploiter, or for a
+    main against itself. A league exploiter plays against any frozen player. A main exploiter plays
+    against a main or against copies of mains. No player is reset.
 
-    What is different from RLlib: one draw decides both sides of a match; a draw counts as half a
-    win, and win rates forget slowly; no player is copied before it has played `min_matches` games
-    and has been trained, both since its last copy; exploiters play from the beginning, and not only
-    once there is a copy of a main.
+    Differences from RLlib: one draw decides both sides of a match; a draw counts as half a win,
+    and win rates forget slowly; a player is copied only after `min_matches` games and some
+    training since its last copy; exploiters play from the start, before any main is copied.
     """
 
     random_players: int = 2
@@ -35,22 +34,22 @@ class Rllib(LeagueBuilder):
     """Number of players that look for flaws of the whole league."""
 
     snapshot_at: float = 0.9
-    """Win rate over all opponents from which a player is copied."""
+    """Win rate over all opponents from which on a player is copied."""
 
     keep_training_probability: float = 0.0
-    """Probability that a new copy of an exploiter continues to learn as a player of its own."""
+    """Probability that a new copy of an exploiter continues to learn as its own player."""
 
     league_exploiter_probability: float = 0.33
-    """Probability that a match is one of a league exploiter."""
+    """Probability that a match is for a league exploiter."""
 
     main_exploiter_probability: float = 0.33
-    """Probability that a match is one of a main exploiter."""
+    """Probability that a match is for a main exploiter."""
 
     learning_main_probability: float = 0.5
-    """Probability that a main exploiter plays against a learning main, and not a copy."""
+    """Probability that a main exploiter plays against a learning main instead of a copy."""
 
     min_matches: int = 100
-    """Number of games against others before a player is copied, and between copies."""
+    """Number of games against other players before a player is copied, and between copies."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,8 +87,8 @@ class Rllib(LeagueBuilder):
             rate = results.overall_win_rate(player_id, self.min_matches)
             if rate is None or rate < self.snapshot_at:
                 continue
-            goes_on = results.random.random() < self.keep_training_probability
-            if goes_on and player.role != MAIN:
+            continues = results.random.random() < self.keep_training_probability
+            if continues and player.role != MAIN:
                 yield AddPlayer(f"{player_id}-{player.copies}", player.role, source=player_id)
             yield FreezePlayer(player_id)
 

@@ -24,53 +24,53 @@ HISTORICAL: Final = "historical"
 FIXED: Final = "fixed"
 
 _PLAYER_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_LONGEST_PARENT: Final = 52  # leaves room for "-v" and a number behind it
+_LONGEST_PARENT: Final = 52  # leaves room for "-v" and a number
 
 
 @dataclass(slots=True)
 class Player:
     """One policy of the league."""
 
-    player_id: str  # is never used again
-    role: str  # what it is for; copies are "historical"
+    player_id: str  # never reused
+    role: str  # its role; copies are "historical"
     learning: bool  # whether it is trained
-    source: str  # what it began as: INITIAL, RANDOM, a player's id or another name
-    parent: str = ""  # whose copy it is; empty: it is no copy
-    origin: str = ""  # the role of the parent; of a player that is no copy, its own role
-    born_at: int = 0  # how many steps the parent was trained on when the copy was made
-    steps: int = 0  # it was trained on
+    source: str  # where its first weights came from: INITIAL, RANDOM, a player's id or another name
+    parent: str = ""  # the player that was copied; "": not a copy
+    origin: str = ""  # role of the parent; without a parent, its own role
+    born_at: int = 0  # training steps of the parent when the copy was made
+    steps: int = 0  # training steps
     frozen_at: int = -1  # its steps when it was last copied; -1: never
     reset_at: int = 0  # its steps when it was last reset
-    reset_to: str = INITIAL  # what it was last reset to, as `source`
-    phase_games: int = 0  # against others since it was last copied or reset
-    copies: int = 0  # made of it so far
-    life: int = 0  # how often it was reset. What comes of matches of earlier lives does not count.
+    reset_to: str = INITIAL  # source of its last reset, like `source`
+    phase_games: int = 0  # games against other players since it was last copied or reset
+    copies: int = 0  # number of copies made
+    life: int = 0  # number of resets; results of matches of earlier lives do not count
     ready: bool = False  # whether it can play now
-    retired: bool = False  # whether it is gone for good
+    retired: bool = False  # whether it has left permanently
 
     @property
     def plays(self) -> bool:
-        """Whether it can be in line-ups now."""
+        """Whether the player can be in line-ups now."""
         return self.ready and not self.retired
 
     @property
     def phase_steps(self) -> int:
-        """Training steps since it was last copied or reset."""
+        """Training steps since the player was last copied or reset."""
         return self.steps - max(self.frozen_at, self.reset_at)
 
 
 class Roster:
-    """All players that the league ever had, by id, oldest first.
+    """All players of the league, past and present, by id, oldest first.
 
     Args:
-        max_learning: players that may learn at once.
-        players: to begin with.
+        max_learning: maximum number of learning players.
+        players: the first players.
     """
 
     def __init__(self, max_learning: int, players: list[Player] | None = None) -> None:
         self._max_learning = max_learning
         self.players = {player.player_id: player for player in players or []}
-        # Kept apart, so that a match does not cost more with each player that has gone.
+        # Kept separately, so that retired players do not make matches slower.
         self._present = {key: each for key, each in self.players.items() if not each.retired}
 
     def __getitem__(self, player_id: str) -> Player:
@@ -84,19 +84,19 @@ class Roster:
         return player
 
     def present(self) -> list[Player]:
-        """Players that are not retired, in the order of birth."""
+        """Players that are not retired, in the order of creation."""
         return list(self._present.values())
 
     def modelled_on(self, player_id: str, first: Sequence[str]) -> str:
-        """The initial player whose settings a learning player shares.
+        """Return the initial player whose settings a learning player shares.
 
-        It is the one that the player descends from, else the first with its role, else the first.
+        It is the player's ancestor, else the first player with its role, else the first player.
 
         Args:
             first: the ids of initial players that learn, at least one.
         """
         player = self.players[player_id]
-        for _ in self.players:  # each comes from one before it
+        for _ in self.players:  # each descends from an earlier one
             if player.player_id in first:
                 return player.player_id
             source = None if player.source == INITIAL else self.players.get(player.source)
@@ -106,12 +106,12 @@ class Roster:
         known = {each: self.players[each].role for each in first if each in self.players}
         return next((each for each, role in known.items() if role == player.role), first[0])
 
-    # Each of these raises ValueError before it changes anything.
+    # These methods raise ValueError before they change anything.
 
     def add(self, command: AddPlayer) -> None:
         if not _PLAYER_ID.fullmatch(command.player_id):
             raise ValueError(
-                f"{command.player_id[:100]!r} is no id of a player: use letters, digits, '_' and "
+                f"{command.player_id[:100]!r} is not a player id: use letters, digits, '_' and "
                 "'-', at most 64 of them"
             )
         if command.player_id in self.players:
@@ -127,9 +127,9 @@ class Roster:
                     "yet: ask again once `results.players()` names it"
                 )
             if len(self.learners()) >= self._max_learning:
-                raise ValueError(  # without the id: a builder may continue to ask for others
-                    f"at most max_learning = {self._max_learning} players learn at once, and so "
-                    "many do: no more are added"
+                raise ValueError(  # without the id: a builder may keep asking, with new ids
+                    f"at most max_learning = {self._max_learning} players learn at once, and  "
+                    "all places are taken"
                 )
         elif source is not None and (source.learning or source.parent):
             raise ValueError(
@@ -141,7 +141,7 @@ class Roster:
         self._begin(player)
 
     def freeze(self, command: FreezePlayer) -> FreezePlayer:
-        """Returns the command with the id of the copy."""
+        """Return the command with the copy's id filled in."""
         player = self._learner(command.player_id)
         if player.frozen_at >= 0 and player.phase_steps == 0:
             raise ValueError(
@@ -182,7 +182,7 @@ class Roster:
         if source is not None and source.learning:
             raise ValueError(
                 f"{player.player_id} cannot be reset to {source.player_id}, which learns: copy "
-                "that one with FreezePlayer, and reset to the copy once `results.players()` "
+                "that player with FreezePlayer, and reset to the copy once `results.players()` "
                 "names it"
             )
         if source is not None and not source.ready:
@@ -201,7 +201,7 @@ class Roster:
     def retire(self, command: RetirePlayer) -> None:
         player = self[command.player_id]
         if player.learning and len(self.learners()) == 1:
-            raise ValueError(f"{player.player_id} is the last player that learns: add one first")
+            raise ValueError(f"{player.player_id} is the last learning player: add one first")
         self.remove(player)
 
     def remove(self, player: Player) -> None:

@@ -27,7 +27,7 @@ class SelfPlay(LeagueBuilder):
 class Fictitious(LeagueBuilder):
     """Each main plays against all of its copies, equally often.
 
-    It converges on average over time, and not in the latest policy.
+    The average over time converges, the latest policy does not.
     """
 
     save_steps: int = 100_000
@@ -54,7 +54,7 @@ class Fictitious(LeagueBuilder):
         return Pairing(home, dict.fromkeys(past, 1.0), "past")
 
     def past(self, home: str, results: LeagueResults) -> list[str]:
-        """The copies that it may play against now."""
+        """Return the copies that a main may play against now."""
         return results.players(parent=home)
 
 
@@ -64,7 +64,7 @@ class SelfPlayWindow(Fictitious):
 
     ML-Agents does the same.
 
-    Opponents are drawn for each match, so there is no number of steps after which they change.
+    Opponents are drawn for each match, so they do not change at fixed steps.
     """
 
     window: int = 10

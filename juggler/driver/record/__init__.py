@@ -1,1 +1,1 @@
-"""What a run leaves behind and shows: metrics, its directory, its display."""
+"""Metrics, run directory and display of a run."""

@@ -1,4 +1,4 @@
-"""Returns of episodes: what evaluations say of their mean, and goals."""
+"""Returns of episodes: statistics of evaluations, and goals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Played:
 
 
 class WithReturns:
-    """Episodes that were played, with the statistics of their returns."""
+    """Played episodes, with statistics of their returns."""
 
     __slots__ = ()
     returns: list[float]
@@ -52,8 +52,8 @@ class WithReturns:
     def interval(self) -> tuple[float, float] | None:
         """The mean's 95 % confidence interval: a bootstrap over the episodes.
 
-        It is about other episodes of the same policy, and not about other runs. None: fewer than
-        five episodes do not say how much returns vary.
+        It is about other episodes of the same policy, not about other runs. None: fewer than five
+        episodes are too few to estimate the variance.
         """
         returns = np.asarray(self.returns, dtype=np.float64)  # [episodes]
         return bootstrap_interval(lambda drawn: drawn.mean(axis=-1), [returns])
@@ -61,14 +61,16 @@ class WithReturns:
 
 Column = NDArray[np.float64]
 
-#: Fewer numbers have no interval. In simulations with scores of several distributions, intervals of
-#: five have held the true interquartile mean 94 or 95 times of 100 (the true mean 86 to 93 times),
-#: those of four 87 to 90 times, and those of three, which go from the least to the most, 71 to 75.
+#: Minimum count for an interval. In simulations with several distributions of scores, intervals of
+#: five numbers held the true interquartile mean in 94 to 95 % of cases (the true mean in 86 to 93
+#: %), intervals of four in 87 to 90 %, and intervals of three, from minimum to maximum, in 71 to
+#: 75 %.
 FEWEST = 5
-#: Of each of several groups: with three of each, it was 91 to 95 times of 100; with two, 68 to 90.
+#: Minimum count in each of several groups: with three, intervals held it in 91 to 95 % of cases;
+#: with two, in 68 to 90 %.
 _FEWEST_OF_EACH = 3
 _CONFIDENCE = 0.95
-#: With five numbers, the bounds of a mean are the thousandth part from either end.
+#: With five numbers, the bounds of a mean are the 0.1 % percentiles.
 _REPETITIONS = 5_000
 
 
@@ -77,17 +79,17 @@ def bootstrap_interval(
 ) -> tuple[float, float] | None:
     """Return a statistic's 95 % interval, by an expanded percentile bootstrap.
 
-    Hesterberg, "What Teachers Should Know About the Bootstrap" (2015): percentiles of a few
-    resampled means are too near to each other, by sqrt((n - 1) / n), and because they are normal
-    where an interval takes Student's t. Percentiles farther out make up for both.
+    Hesterberg, "What Teachers Should Know About the Bootstrap" (2015): percentiles of means of few
+    numbers are too narrow, by sqrt((n - 1) / n), and because they are normal percentiles where
+    Student's t is needed. More extreme percentiles correct both.
 
     Args:
         statistic: [..., numbers] -> [...].
-        groups: the numbers, [numbers] each; each group is resampled by itself. One group has to
-            have five; each of several three.
+        groups: the numbers, [numbers] each; each group is resampled separately. A single group
+            needs five numbers, each of several groups three.
 
     Returns:
-        None: there are too few numbers.
+        The interval; None: too few numbers.
     """
     count = sum(map(len, groups))
     freedom = count - len(groups)
@@ -117,12 +119,12 @@ def _quantile_of_t(freedom: int) -> float:
     return float(np.interp(_CONFIDENCE / 2, below, x))
 
 
-#: Stands for the return of an episode, which is the sum over all agents.
+#: Name for the return of an episode, summed over all agents.
 EPISODE: Final = ""
 
 
 class ReturnGoals:
-    """The returns that `stop_return` asks for.
+    """The goals in `stop_return`.
 
     Attributes:
         by_name: the goals, by id of a module or name of an agent, or by EPISODE.
@@ -142,7 +144,7 @@ class ReturnGoals:
     def proposed(self, metrics: Metrics) -> dict[str, float]:
         """Return the training returns if all reach their goals.
 
-        {}: not all of them do, or a candidate of these episodes was refused.
+        {}: not all do, or a candidate from these episodes was rejected.
         """
         if not self or not metrics.candidates.due(metrics.episodes):
             return {}
@@ -155,7 +157,7 @@ class ReturnGoals:
         return found
 
     def now(self, metrics: Metrics) -> dict[str, float | None]:
-        """The training returns; None before there is one."""
+        """Return the training returns; None before the first one."""
         return {
             name: sum(returns) / len(returns) if (returns := metrics.returns_of(name)) else None
             for name in self.by_name
@@ -179,11 +181,11 @@ class ReturnGoals:
         return found
 
     def reached(self, played: Mapping[str, Played]) -> bool:
-        """Tell whether an evaluation reaches every goal."""
+        """Return whether an evaluation reaches every goal."""
         return all(
             name in played and played[name].mean >= goal for name, goal in self.by_name.items()
         )
 
     def as_given(self, values: Mapping[str, float]) -> float | dict[str, float]:
-        """Numbers by name in the form of `stop_return`: one, or a table."""
+        """Return numbers as `stop_return` has them: one number, or a table."""
         return values[EPISODE] if EPISODE in self.by_name else dict(values)

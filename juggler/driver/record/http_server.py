@@ -17,19 +17,19 @@ from juggler.runtime.actors.tls import Tls
 
 Application = Callable[..., Iterable[bytes]]
 
-_CLIENT_SECONDS = 10.0  # without a byte from a client
-_LOOK_SECONDS = 0.1  # between two looks whether to end
+_CLIENT_SECONDS = 10.0  # after the last byte from a client
+_LOOK_SECONDS = 0.1  # between two checks whether to end
 _MOST_STRANGERS = 64  # connections at once that have not shown the token
 
 
 class HttpServer(ThreadingMixIn, WSGIServer):
-    """Answers each connection in a thread of its own.
+    """Answers each connection in its own thread.
 
     Args:
         token: that clients must send; "": none.
         tls: of this host; None: plain HTTP.
         mutual: whether clients need a certificate of its authority too.
-        open_paths: what is served without the token.
+        open_paths: paths that are served without the token.
         any_host: whether requests may use any host name. If so, a Web site could point its own name
             at this host and have a browser read the answers.
     """
@@ -55,14 +55,14 @@ class HttpServer(ThreadingMixIn, WSGIServer):
         super().__init__(address[:2], _QuietHandler)  # type: ignore[arg-type]
         self._tls, self._mutual = tls, mutual
         self._strangers = Strangers(_MOST_STRANGERS)
-        self._of_thread = threading.local()  # the visit, which a shown token ends
+        self._of_thread = threading.local()  # the visit, which ends once the token was shown
         self._any_host = any_host
         self._application, self._token, self._open_paths = application, token, open_paths
         self.set_app(self._answer)
 
     @contextmanager
     def serving(self, name: str) -> Iterator[None]:
-        """Serve in a thread of this name meanwhile."""
+        """Serve in a thread of this name during the `with` block."""
         thread = threading.Thread(
             target=self.serve_forever, args=(_LOOK_SECONDS,), name=name, daemon=True
         )
@@ -90,8 +90,8 @@ class HttpServer(ThreadingMixIn, WSGIServer):
         if not self._any_host and not _is_here(host):
             start_response("403 Forbidden", [("Content-Type", "text/plain")])
             why = (
-                f"this is served to its own host without a token, and not as {host[:255]!r}: ask "
-                "for http://localhost, or start the command with a token\n"
+                f"without a token, only this host itself is served, not {host[:255]!r}: use "
+                "http://localhost, or start the command with a token\n"
             )
             return [why.encode(errors="replace")]
         if environ.get("PATH_INFO") in self._open_paths:
@@ -102,7 +102,7 @@ class HttpServer(ThreadingMixIn, WSGIServer):
             start_response("401 Unauthorized", headers)
             return [f"{refusal}\n".encode()]
         if self._token:
-            self._of_thread.visit.close()  # the client is no stranger any more
+            self._of_thread.visit.close()  # the client has shown the token
         return self._application(environ, start_response)
 
     def _serve(self, request: Any, client_address: Any) -> None:
@@ -117,22 +117,22 @@ class HttpServer(ThreadingMixIn, WSGIServer):
             super().finish_request(secure, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that hang up or have no certificate, whom TLS tells."""
+        """Ignore clients that hang up or have no certificate."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
 def _is_here(host: str) -> bool:
-    """Whether a request names this host. A tunnel may change the port."""
+    """Return whether a request names this host, with any port."""
     name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
     return is_loopback((name if port.isdigit() else host).strip("[]"))
 
 
 def _hang_up(connection: socket.socket) -> None:
-    with suppress(OSError):  # it is closed already
+    with suppress(OSError):  # already closed
         connection.shutdown(socket.SHUT_RDWR)
 
 
 class _QuietHandler(WSGIRequestHandler):
     def log_message(self, *_: Any) -> None:
-        """Log nothing: a line for each scrape would be too much."""
+        """Log nothing: each scrape would add a line."""

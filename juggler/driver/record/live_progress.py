@@ -25,7 +25,7 @@ from juggler.driver.record.wording import (
     conclude,
     each_return,
     goal_returns,
-    lacking_steps,
+    missing_steps,
     number,
     plain,
     quantity,
@@ -33,14 +33,14 @@ from juggler.driver.record.wording import (
 )
 
 _NARROW = 60  # columns; narrower terminals show no bars
-_MOST_GOALS = 4  # modules and agents with a row of their own
+_MOST_GOALS = 4  # modules and agents with their own row
 _GOALS = ("return", "steps", "seconds")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STYLES: dict[Level, str] = {"info": "dim", "warning": "yellow", "error": "red"}
 
 
 class LiveProgress(Progress):
-    """A panel at the foot of the terminal, with messages above it."""
+    """A panel at the bottom of the terminal, with messages above it."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
@@ -49,11 +49,11 @@ class LiveProgress(Progress):
         self._line: Mapping[str, Any] = {}
         self._line_came = time.monotonic()
         self._returns = Curve()
-        self._named: dict[str, Curve] = {}  # of the modules and agents that have a goal
+        self._named: dict[str, Curve] = {}  # curves of the modules and agents that have a goal
         self._last = Text()
-        self._waits_for = "workers"  # "" after the first update
-        self._status = Status("", console=self._console)  # before the panel
-        self._over = False
+        self._waits_for = "workers"  # what the run waits for; "" after the first update
+        self._status = Status("", console=self._console)  # shown before the panel
+        self._ended = False
 
     def waiting(self, text: str, wall_time: float) -> None:
         self._waits_for = plain(text)
@@ -70,7 +70,7 @@ class LiveProgress(Progress):
     def start(self, config: Mapping[str, Any]) -> None:
         self._config = config
         self._line_came = time.monotonic()
-        # The terminal gets its cursor back however the process ends.
+        # The terminal gets its cursor back even if the process is killed.
         atexit.register(self._live.stop)
         self._live.start()
 
@@ -91,7 +91,7 @@ class LiveProgress(Progress):
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._last = Text()
-        self._over = True
+        self._ended = True
         self._live.stop()
         atexit.unregister(self._live.stop)
         headline, *rest = plain(conclude(summary)).splitlines()
@@ -105,8 +105,8 @@ class LiveProgress(Progress):
         waits, last = Text(f"starting: {self._waits_for}"), self._last.copy()
         for text in (waits, last):
             text.truncate(max(1, options.max_width - 4), overflow="ellipsis")
-        shown: list[RenderableType] = [waits]  # instead of rows of zeros
-        if not self._waits_for or self._over:
+        shown: list[RenderableType] = [waits]  # shown instead of rows of zeros
+        if not self._waits_for or self._ended:
             shown = [self._goals(options.max_width >= _NARROW), self._details(), self._incidents()]
         yield Panel(
             Group(*(row for row in (*shown, last) if row)),
@@ -116,9 +116,9 @@ class LiveProgress(Progress):
             subtitle_align="right",
             border_style="cyan",
         )
-        if not self._over:
-            # The cursor has a line of its own: a terminal writes "^C" at the cursor, which would
-            # break the border.
+        if not self._ended:
+            # The cursor has its own line: a terminal writes "^C" at the cursor, which would break
+            # the border.
             yield Text("")
 
     def _goals(self, wide: bool) -> Table:
@@ -193,8 +193,8 @@ class LiveProgress(Progress):
         ]
         if restarts := line.get("restarts", 0):
             parts.append(Text(_counted(restarts, "restart"), style="yellow"))
-        if lacking := lacking_steps(line):
-            parts.insert(0, Text(lacking))
+        if missing := missing_steps(line):
+            parts.insert(0, Text(missing))
         if old := age(line):
             parts.insert(0, Text(f"no episode has ended for {old}", style="yellow"))
         if line.get("evaluation_return_mean") is not None:
@@ -215,23 +215,23 @@ class LiveProgress(Progress):
         else:
             shown = _seconds(self._line.get("wall_time", 0.0) + self._since_line())
         left = time_left(self._config, {**self._line, "training_time": self._trained_for()})
-        return shown if left is None or self._over else f"{shown} · {clock(left)} left"
+        return shown if left is None or self._ended else f"{shown} · {clock(left)} left"
 
 
 class Curve:
     """The course of a number over the run, drawn with block characters.
 
     Attributes:
-        first: the first value; None before there is one.
+        first: the first value; None before it.
     """
 
     points = 16
 
     def __init__(self) -> None:
         self.first: float | None = None
-        self._means: list[float] = []  # of `_share` values each, except the last
+        self._means: list[float] = []  # means of `_share` values each, except the last
         self._share = 1
-        self._left = 0  # values that the last mean still lacks
+        self._left = 0  # number of values missing from the last mean
 
     def add(self, value: float | None) -> None:
         if value is None or not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""What a run says about itself, gathered from receipts and updates."""
+"""Metrics of a run, gathered from receipts and updates."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from juggler.envrunner.agent_returns import AgentReturns
 from juggler.envrunner.info_numbers import InfoNumber
 from juggler.runtime.actors.requests import Histogram
 
-#: Episodes that the training return is a mean over. If it reaches the goal, there is a candidate.
+#: Number of episodes in the mean training return. If it reaches the goal, there is a candidate.
 RETURN_WINDOW = 100
 
 _SECONDS = 10.0
 
 
-#: Episodes that confirm a candidate. The standard error of their mean is a tenth of the standard
-#: deviation, so that a policy 0.3 deviations below the goal is confirmed once in 700 times.
+#: Number of episodes that confirm a candidate. The standard error of their mean is 10 % of the
+#: standard deviation, so a policy 0.3 deviations below the goal is confirmed once in 700 times.
 CONFIRMING_EPISODES = 100
 
-#: Limit of the factor by which these episodes grow with each refusal. They grow because every
+#: Limit of the factor by which this number grows with each rejection. It grows because every
 #: candidate is another chance to be lucky.
 _MORE_EPISODES = 5
 
 
 @dataclass(slots=True)
 class Candidates:
-    """When the next candidate is due, and by how many episodes confirmed.
+    """Decides when a candidate is due, and how many episodes confirm it.
 
-    After the n-th refusal, the next candidate needs n times 100 new training episodes. A run that
-    hovers about the goal is evaluated less often, and for longer.
+    After the n-th rejection, the next candidate needs n times 100 new training episodes. So a run
+    that hovers around the goal is evaluated less often, and for longer.
     """
 
-    refused: int = 0  # number of refused candidates
-    not_before: int = 0  # episodes of the run before which no candidate is due
+    refused: int = 0  # number of rejected candidates
+    not_before: int = 0  # no candidate is due before this episode of the run
 
     @property
     def episodes(self) -> int:
@@ -47,7 +47,7 @@ class Candidates:
         return episodes >= self.not_before
 
     def refuse(self, episodes: int) -> None:
-        """Count a candidate, found after this many episodes, as refused."""
+        """Reject a candidate that was found after this number of episodes."""
         self.refused += 1
         self.put_off(episodes, self.refused)
 
@@ -59,11 +59,11 @@ class Candidates:
 class TrainingRate:
     """Steps trained per second, over ten seconds or the last update.
 
-    Steps are counted an update at a time, so the rate is one from change to change. A pause since
-    the last change counts from when it is longer than the one before it.
+    Steps are counted per update, so the rate is measured from change to change. The pause since
+    the last change counts once it is longer than the pause before.
 
     Args:
-        time: in seconds of training, when the rate begins.
+        time: seconds of training at the start of the rate.
     """
 
     def __init__(self, time: float = 0.0, steps: int = 0) -> None:
@@ -71,7 +71,7 @@ class TrainingRate:
         self._now = time
 
     def note(self, time: float, steps: int) -> None:
-        """The steps so far. Called about every second."""
+        """Record the steps so far; called about every second."""
         self._now = time
         if steps != self._changes[-1][1]:
             self._changes.append((time, steps))
@@ -100,7 +100,7 @@ class StalenessSince:
         self._most = max(self._most, staleness)
 
     def take(self) -> dict[str, float | None]:
-        """For a line of metrics."""
+        """Return the values for a line of metrics."""
         if self._count:
             self._last = (self._total / self._count, self._most)
             self._total, self._count, self._most = 0, 0, 0
@@ -113,26 +113,26 @@ class Episodes:
 
     # Of the newest episodes
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
-    # Their numbers of steps, unless only returns are known
+    # Numbers of steps of these episodes, unless only returns are known
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
-    episodes: int = 0  # how many have ended
-    # The mean in the newest evaluation; None: there was none
+    episodes: int = 0  # number of ended episodes
+    # The mean in the newest evaluation; None: no evaluation yet
     evaluation_return: float | None = None
 
     def episodes_ended(self, returns: Sequence[float], lengths: Sequence[int] = ()) -> None:
-        """Count episodes; lengths are as many as returns, if they are known."""
+        """Count episodes; lengths, if known, are as many as returns."""
         self.returns.extend(returns[-RETURN_WINDOW:])
         self.lengths.extend(lengths[-RETURN_WINDOW:])
         self.episodes += len(returns)
 
     @property
     def return_mean(self) -> float | None:
-        """Mean over the last 100 episodes; None before there is one."""
+        """Mean over the last 100 episodes; None before the first one."""
         return _mean(self.returns)
 
     @property
     def length_mean(self) -> float | None:
-        """Mean number of steps, likewise."""
+        """Mean number of steps over the last 100 episodes, or None."""
         return _mean(self.lengths)
 
 
@@ -151,10 +151,10 @@ class AgentMetrics(Episodes):
 
 @dataclass(slots=True)
 class ModuleMetrics(AgentMetrics):
-    """Episodes of the agents that a module plays, one for each agent."""
+    """Episodes of the agents that a module plays, counted per agent."""
 
-    played: int = 0  # steps of a module that is not trained, as far as the run has heard of them
-    # Of the batches that updates have used
+    played: int = 0  # reported steps of a module that is not trained
+    # Staleness of the batches used in updates
     staleness: StalenessSince = field(default_factory=StalenessSince)
 
     def line(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class ModuleMetrics(AgentMetrics):
         return {**self.staleness.take(), **self._of_episodes()}
 
     def played_line(self) -> dict[str, Any]:
-        """Return the same of a module that is not trained."""
+        """Return a line's part for a module that is not trained."""
         return {"env_steps_played": self.played, **self._of_episodes()}
 
     def _of_episodes(self) -> dict[str, Any]:
@@ -174,26 +174,24 @@ _STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # updates
 
 @dataclass(slots=True)
 class Metrics(Episodes):
-    """What is gathered between two metrics lines, beside the ledger's steps.
+    """Numbers gathered between two metrics lines, except the ledger's steps.
 
-    With several agents, an episode is one of an environment, and its return the sum of all agents'
-    returns.
+    With several agents, an episode is an environment's, and its return is the sum over all agents.
 
     Attributes:
-        infos: by name, numbers that environments put into their infos, of the newest episodes that
-            gave them.
+        infos: by name, numbers from environments' infos, of the newest episodes that had them.
         custom: by name, the newest number that callbacks recorded.
-        rate: of steps trained on, as of the last line.
-        by_module: what is told of each module beside, by module id.
-        by_agent: what is told of each of several agents, by name, unless there are many.
+        rate: steps trained on per second, at the last line.
+        by_module: metrics of each module, by module id.
+        by_agent: metrics of each of several agents, by name, unless there are many.
     """
 
     infos: dict[str, deque[InfoNumber]] = field(default_factory=dict)
     custom: dict[str, float] = field(default_factory=dict)
     candidates: Candidates = field(default_factory=Candidates)
-    # By learner and the module that it updated, by module id: of the newest one.
+    # Metrics of the newest update, by module id, by learner and updated module.
     modules: dict[tuple[str, str], dict[str, dict[str, float]]] = field(default_factory=dict)
-    # By learner and module: what became of the rows of its replay.
+    # The replay's counters, by learner and module.
     replays: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     workers: WorkerRecords = field(default_factory=WorkerRecords)
     by_module: dict[str, ModuleMetrics] = field(default_factory=dict)
@@ -204,7 +202,7 @@ class Metrics(Episodes):
     _staleness_lately: StalenessSince = field(default_factory=StalenessSince)
     _trained_last: tuple[float, int] = (0.0, 0)  # (training time, steps trained)
     _counts_last: dict[str, float] = field(default_factory=dict)
-    # When an episode ended last, as seen in lines.
+    # The line before which an episode last ended.
     _ended_last: tuple[float, int] = (0.0, 0)  # (training time, steps trained)
     _episodes_last: int = 0
 
@@ -214,7 +212,7 @@ class Metrics(Episodes):
     def returns_of(self, name: str) -> Sequence[float]:
         """Return the newest returns of a module or agent; "": of environments.
 
-        Where a module has the name of an agent, the module counts.
+        If a module has the name of an agent, the module counts.
         """
         if not name:
             return self.returns
@@ -233,22 +231,22 @@ class Metrics(Episodes):
     def updated(
         self, worker_id: str, module_id: str, modules: Mapping[str, Mapping[str, float]]
     ) -> None:
-        """What a learner says of its newest updates of a module."""
+        """Store a learner's metrics of its newest updates of a module."""
         if modules:
-            said = {key: dict(values) for key, values in modules.items()}
-            self.modules[worker_id, module_id] = said
+            reported = {key: dict(values) for key, values in modules.items()}
+            self.modules[worker_id, module_id] = reported
 
     def replayed(self, worker_id: str, module_id: str, books: Mapping[str, float]) -> None:
-        """What a learner says of a module's replay, in every answer."""
+        """Store a replay's counters, which every answer of a learner has."""
         if books:
             self.replays[worker_id, module_id] = dict(books)
 
     def evaluated(self, returns: Sequence[float], agent_returns: AgentReturns) -> None:
-        """An evaluation of recent weights.
+        """Store the results of an evaluation of recent weights.
 
         Args:
             returns: of its episodes.
-            agent_returns: what each of several agents got in them.
+            agent_returns: returns of each of several agents in them.
         """
         self.evaluation_return = sum(returns) / len(returns)
         of_module: dict[str, list[float]] = {}
@@ -262,32 +260,36 @@ class Metrics(Episodes):
             self.by_agent[agent].evaluation_return = sum(of_agent[agent]) / len(of_agent[agent])
 
     def learner_left(self, worker_id: str) -> None:
-        self.modules = {key: said for key, said in self.modules.items() if key[0] != worker_id}
+        self.modules = {
+            key: reported for key, reported in self.modules.items() if key[0] != worker_id
+        }
         self.replays = {key: books for key, books in self.replays.items() if key[0] != worker_id}
 
     def keep(self, module_ids: Container[str]) -> None:
-        """Forget all modules but these: players of a league come and go."""
-        self.modules = {key: said for key, said in self.modules.items() if key[1] in module_ids}
+        """Forget all other modules: a league adds and removes players."""
+        self.modules = {
+            key: reported for key, reported in self.modules.items() if key[1] in module_ids
+        }
         self.replays = {key: books for key, books in self.replays.items() if key[1] in module_ids}
         self.by_module = {key: of for key, of in self.by_module.items() if key in module_ids}
 
-    def goes_on(self, training_time: float, steps_trained: int) -> None:
-        """The run has a past: rates are over what it adds."""
+    def continue_from(self, training_time: float, steps_trained: int) -> None:
+        """Start rates at the counters of a resumed run."""
         self.rate = TrainingRate(training_time, steps_trained)
         self._trained_last = self._ended_last = (training_time, steps_trained)
         self._episodes_last = self.episodes
 
     @property
     def steps_without_an_end(self) -> int:
-        """Trained on since an episode ended, as of the last line."""
+        """Steps trained on since an episode ended, at the last line."""
         return self._trained_last[1] - self._ended_last[1]
 
     def line(self, training_time: float, steps_trained: int) -> dict[str, Any]:
-        """What happened since the last line; counters come from the ledger.
+        """Return the metrics since the last line; counters come from the ledger.
 
         Args:
-            training_time: seconds since the first sample request: starting up is not part of rates.
-            steps_trained: since the run began.
+            training_time: seconds since the first sample request: rates leave out the start-up.
+            steps_trained: steps since the run began.
         """
         self.rate.note(training_time, steps_trained)
         self._trained_last = (training_time, steps_trained)
@@ -309,7 +311,7 @@ class Metrics(Episodes):
         }
 
     def _inference(self) -> dict[str, float] | None:
-        """By gateways since the last line, means; None: there was none."""
+        """Return means over gateways since the last line; None without gateways."""
         before, now = self._counts_last, self.workers.counts()
         self._counts_last = now
         inferences, rows, batches, seconds = (
@@ -321,7 +323,7 @@ class Metrics(Episodes):
         return {"rows": rows / inferences, "wait_ms": 1e3 * seconds / batches}
 
     def _infos(self) -> dict[str, dict[str, float]]:
-        """By name of a number, means over episodes."""
+        """Return means over episodes, by name."""
         found = {}
         for name, episodes in self.infos.items():
             means = (sum(values) / len(values) for values in zip(*episodes, strict=True))
@@ -329,22 +331,22 @@ class Metrics(Episodes):
         return found
 
     def _modules(self) -> dict[str, dict[str, float]]:
-        """By module id, means over the learners.
+        """Return means over the learners, by module id.
 
-        The numbers of a replay are those of each learner's newest answer, not of its last metrics,
+        The numbers of a replay come from each learner's newest answer instead of its last metrics,
         so that they agree with the ledger.
         """
         values: dict[str, dict[str, list[float]]] = {}
         for key in dict.fromkeys([*self.modules, *self.replays]):
-            said = self.modules.get(key, {})
+            reported = self.modules.get(key, {})
             if key in self.replays:
-                said = {**said, key[1]: {**said.get(key[1], {}), **self.replays[key]}}
-            for module_id, metrics in said.items():
+                reported = {**reported, key[1]: {**reported.get(key[1], {}), **self.replays[key]}}
+            for module_id, metrics in reported.items():
                 for name, value in metrics.items():
                     values.setdefault(module_id, {}).setdefault(name, []).append(value)
         return {
             module_id: {
-                # All learners wait for the replay that lacks the most steps.
+                # All learners wait for the replay with the most missing steps.
                 name: max(each) if name == "replay_steps_missing" else sum(each) / len(each)
                 for name, each in metrics.items()
             }

@@ -1,4 +1,4 @@
-"""Reads the record of a run: its `metrics.jsonl` and `events.jsonl`."""
+"""Reads the `metrics.jsonl` and `events.jsonl` of a run."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ STEPS: Final = "env_steps_sampled"
 #: Start-up times differ between runs, so curves over time begin with training.
 TIME: Final = "training_time"
 _WALL: Final = "wall_time"
-_PART = 1 << 23  # bytes that are read at once: no run writes a line as long
+_PART = 1 << 23  # bytes read at once; longer than any line of a run
 
 
 class LineFile:
-    """What comes in a file of lines, each whole line once."""
+    """Reads new lines of a growing file, each whole line once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._place: tuple[int, int] | None = None  # (device, inode)
         self._offset = 0
 
-    def begins_anew(self) -> bool:
-        """Whether the file was cut or replaced; lines then start again.
+    def was_replaced(self) -> bool:
+        """Return whether the file was cut or replaced; lines then start again.
 
         Raises:
-            OSError: it cannot be read. FileNotFoundError: it is not there.
+            OSError: it cannot be read. FileNotFoundError: it does not exist.
         """
         found = os.lstat(self.path)
         place = (found.st_dev, found.st_ino)
@@ -42,24 +42,24 @@ class LineFile:
         return had_lines
 
     def new_lines(self) -> Iterator[bytes]:
-        """The whole lines since the last call. Ask `begins_anew` first."""
+        """Yield the whole lines since the last call; call `was_replaced` first."""
         with open_plain(self.path) as file:
             found = os.fstat(file.fileno())
             if (found.st_dev, found.st_ino) != self._place:
-                return  # it was replaced at this moment
+                return  # it was just replaced
             while part := os.pread(file.fileno(), _PART, self._offset):
                 end = part.rfind(b"\n") + 1 or (len(part) if len(part) == _PART else 0)
                 if not end:
-                    return  # half a line
+                    return  # no whole line
                 self._offset += end
                 yield from part[:end].splitlines()
 
 
 class MetricsCourse:
-    """Orders lines of a run, without those of repeated steps.
+    """Orders the lines of a run, and removes repeated steps.
 
     Attributes:
-        taken_back: how many lines have gone.
+        taken_back: number of removed lines.
         broken: number of complete lines in the file that are not metrics.
     """
 
@@ -70,12 +70,12 @@ class MetricsCourse:
 
     def add(self, line: dict[str, Any]) -> None:
         while self.lines and self.lines[-1][STEPS] > line[STEPS]:
-            self.lines.pop()  # made again from a checkpoint before
+            self.lines.pop()  # repeated from an earlier checkpoint
             self.taken_back += 1
         clocks = {key: line[key] + each for key, each in self._offsets.items() if key in line}
         for key in clocks:
             before = self.lines[-1].get(key, 0.0) if self.lines else 0.0
-            if clocks[key] < before:  # the clock started again
+            if clocks[key] < before:  # the clock restarted
                 self._offsets[key], clocks[key] = before, line[key] + before
         self.lines.append({**line, **clocks})
 
@@ -85,7 +85,7 @@ def read_metrics(run_dir: Path) -> MetricsCourse:
     file = LineFile(run_dir / METRICS_FILE)
     course = MetricsCourse()
     try:
-        file.begins_anew()
+        file.was_replaced()
         for text in file.new_lines():
             if (line := parse_line(text)) is None:
                 course.broken += 1
@@ -97,12 +97,12 @@ def read_metrics(run_dir: Path) -> MetricsCourse:
 
 
 def metrics_table(run_dir: Path) -> list[dict[str, Any]]:
-    """The same lines as rows of a table, flat."""
+    """Return the same lines as rows of a flat table."""
     return [flat(line) for line in read_metrics(run_dir).lines]
 
 
 def number(value: object) -> float:
-    """A number of a line; NaN where it has none."""
+    """Convert a line's value to a number, or NaN."""
     try:
         found = float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:

@@ -18,8 +18,8 @@ from juggler.driver.record.wording import (
     clock,
     conclude,
     describe,
-    lacking_steps,
     mean_return,
+    missing_steps,
     number,
     plain,
     quantity,
@@ -34,8 +34,8 @@ _PLAIN_SECONDS = 2.0
 def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Progress:
     """Make a display.
 
-    "auto" is live in a terminal that can show it, one line that changes in a notebook, and plain
-    lines elsewhere.
+    "auto" is live in a terminal that can show it, a changing line in a notebook, and plain lines
+    elsewhere.
     """
     if kind == "off":
         return Progress()
@@ -51,9 +51,9 @@ def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Prog
 
 
 class PlainProgress(Progress):
-    """A line of plain text every two seconds, for logs and pipes.
+    """Prints plain text every two seconds, for logs and pipes.
 
-    The run continues when the pipe or the terminal is closed.
+    The run continues after the pipe or the terminal is closed.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -71,7 +71,7 @@ class PlainProgress(Progress):
 
     def update(self, line: Mapping[str, Any]) -> None:
         if self._is_due(line["wall_time"]):
-            left, lacking = time_left(self._config, line), lacking_steps(line)
+            left, missing = time_left(self._config, line), missing_steps(line)
             self._print(
                 f"{clock(line['wall_time']):>7}"
                 f"  return {mean_return(line, width=7)}"
@@ -82,7 +82,7 @@ class PlainProgress(Progress):
                 f"  envrunners {line['num_env_runners']}"
                 + (f"  restarts {line['restarts']}" if line.get("restarts") else "")
                 + ("" if left is None else f"  {clock(left)} left")
-                + (f"  {lacking}" if lacking else "")
+                + (f"  {missing}" if missing else "")
             )
 
     def message(self, text: str, level: Level = "info") -> None:
@@ -111,7 +111,7 @@ class PlainProgress(Progress):
 
 
 class JsonProgress(PlainProgress):
-    """The same lines as JSON objects, for programs that collect logs."""
+    """Prints the same lines as JSON objects, for programs that collect logs."""
 
     # Keys of every line; the driver adds the run's id
     ids: Mapping[str, str] = {"worker": "driver"}
@@ -153,14 +153,14 @@ class NotebookProgress(PlainProgress):
 
 
 def _in_notebook() -> bool:
-    """Tell whether this process is a notebook's kernel."""
+    """Return whether this process is a notebook's kernel."""
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
 
 
 def is_capable(stream: TextIO) -> bool:
-    """Whether a stream is a terminal with a movable cursor and Unicode."""
+    """Return whether a stream is a Unicode terminal with a movable cursor."""
     encoding = (stream.encoding or "").lower().replace("-", "")
     return stream.isatty() and encoding == "utf8" and os.environ.get("TERM", "dumb") != "dumb"
 
@@ -194,8 +194,8 @@ class Journal(Progress):
         self._shown.stop_waiting()
 
     def start(self, config: Mapping[str, Any]) -> None:
-        with suppress(OSError):  # the first message will tell of it
-            self._path.touch()  # a run without any notes has an empty one
+        with suppress(OSError):  # the first message reports the problem
+            self._path.touch()  # a run without messages has an empty file
         self._shown.start(config)
 
     def update(self, line: Mapping[str, Any]) -> None:

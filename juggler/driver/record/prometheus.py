@@ -35,7 +35,7 @@ def serve_metrics(
     tls: Tls | None = None,
     insecure: bool = False,
 ) -> Iterator[None]:
-    """Serve /metrics in a thread meanwhile.
+    """Serve /metrics in a thread during the `with` block.
 
     Args:
         read: reads the run's status; called for each scrape.
@@ -44,14 +44,14 @@ def serve_metrics(
         insecure: allow other machines to read even without TLS or a token.
 
     Raises:
-        EndpointError: the address cannot be bound, or must not be without TLS and a token.
+        EndpointError: the address cannot be bound, or needs TLS and a token.
     """
     host, port = split_address(address)
     if not (insecure or is_loopback(host) or (token and tls)):
-        lacking = "there is no token" if tls else "nothing would be encrypted"
+        missing = "there is no token" if tls else "nothing would be encrypted"
         raise EndpointError(
             f"refusing to serve metrics on {address}: other machines could read them, and "
-            f"{lacking}. Give `juggler driver` --tls and a token; or pass --insecure on a network "
+            f"{missing}. Give `juggler driver` --tls and a token; or pass --insecure on a network "
             "that you trust; or bind to 127.0.0.1"
         )
     registry = CollectorRegistry()
@@ -95,7 +95,12 @@ _RUN: Final[_Table] = (
     (_COUNTER, "env_steps_trained", "Steps trained on, counted once", "steps.trained"),
     (_COUNTER, "env_steps_dropped", "Steps never trained on", "steps.dropped", "reason"),
     (_GAUGE, "env_steps_in_flight", "Steps sampled and not yet used", "steps.in_flight"),
-    (_GAUGE, "env_steps_lost_unreported", "Steps asked of dead workers", "steps.lost_unreported"),
+    (
+        _GAUGE,
+        "env_steps_lost_unreported",
+        "Steps requested from dead workers",
+        "steps.lost_unreported",
+    ),
     (_GAUGE, "requests_in_flight", "Open sample requests", "queues.requests_in_flight"),
     (_GAUGE, "updates_in_flight", "Updates issued, not answered", "queues.updates_in_flight"),
     (_GAUGE, "queued_batches", "Batches waiting at learners", "queues.queued_batches"),
@@ -151,7 +156,7 @@ _WORKER_HERE: Final[_Table] = (
 )
 _GATEWAY: Final[_Table] = (
     (_GAUGE, "gateway_simulators", "Simulators that are connected", "simulators.connected"),
-    (_GAUGE, "gateway_environments", "Environments that these have", "simulators.environments"),
+    (_GAUGE, "gateway_environments", "Environments of these simulators", "simulators.environments"),
 )
 _HISTOGRAMS: Final = {
     "staleness": ("staleness_updates", "Staleness of trained batches"),
@@ -163,8 +168,8 @@ _HISTOGRAMS: Final = {
 def families(status: status_pb2.RunStatus) -> Iterator[Metric]:
     """Convert a run's status to metrics.
 
-    Counters only grow within a driver's process, with one exception: steps dropped as lost with a
-    learner count as trained once the learner is back with them.
+    Counters only grow within a driver's process, with one exception: steps of a lost learner count
+    as dropped, and as trained once the learner is back with them.
     """
     labels = "env", "algorithm", "run"
     run = _GAUGE("juggler_run", "Environment and algorithm; always 1", labels=labels)

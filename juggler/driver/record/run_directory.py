@@ -1,4 +1,4 @@
-"""A run's directory: its files, its driver's address, and how it ended."""
+"""A run's directory: its files, its driver's address, and its end."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "config.toml"
 METRICS_FILE = "metrics.jsonl"
-#: Where runs without a named directory are.
+#: Parent of run directories that were not named.
 RUNS = "runs"
 SUMMARY_FILE = "summary.json"
 
 
 _ATTEMPTS: Final = 5
 _PAUSE_SECONDS: Final = 0.05
-_SOME_BYTES: Final = 1 << 14  # more than a configuration takes
+_SOME_BYTES: Final = 1 << 14  # larger than any configuration
 
 
 class RunDirectoryError(Exception):
-    """A run directory cannot be used; the message says what to do."""
+    """A run directory that cannot be used; the message has a remedy."""
 
 
 def has_checkpoint(run_dir: Path) -> bool:
-    """Tell whether a run has left a checkpoint, good or not."""
+    """Return whether a run has left a checkpoint, good or not."""
     checkpoints = run_dir / DIRECTORY
     return checkpoints.is_dir() and bool(newest_first(checkpoints))
 
 
-def must_be_free(path: Path | None, command: str = "train", going_on: str = "") -> None:
+def must_be_free(path: Path | None, command: str = "train", resume_command: str = "") -> None:
     """Check that a new run can have this directory.
 
     Args:
         path: of the run; None: it gets a new one under runs/.
         command: `train` or `driver`, for the run.
-        going_on: the command that resumes a directory of several runs; "": it is of one.
+        resume_command: the command that resumes a directory of several runs; "": a single run.
 
     Raises:
-        RunDirectoryError: something is there, or it cannot be read or written.
+        RunDirectoryError: it is not empty, or cannot be read or written.
     """
     try:
         if path is None:
@@ -74,22 +74,24 @@ def must_be_free(path: Path | None, command: str = "train", going_on: str = "") 
     if not is_taken:
         return None
     taken = f"the run directory {path} is not empty"
-    if not going_on and is_locked(path / METRICS_FILE):
+    if not resume_command and is_locked(path / METRICS_FILE):
         raise RunDirectoryError(
             f"a run may still be writing in {path}; name another directory, or end that run first"
         )
-    if not going_on and not has_checkpoint(path):
+    if not resume_command and not has_checkpoint(path):
         what = ", or delete this one" if (path / CONFIG_FILE).is_file() else ""
-        raise RunDirectoryError(f"{taken}, and has no checkpoint to go on from; name another{what}")
-    command = f"{going_on} {path}" if going_on else resuming(path, command)
-    raise RunDirectoryError(f"{taken}; name another one, or go on with what is in it: {command}")
+        raise RunDirectoryError(
+            f"{taken}, and has no checkpoint to resume from; name another{what}"
+        )
+    command = f"{resume_command} {path}" if resume_command else resuming(path, command)
+    raise RunDirectoryError(f"{taken}; name another one, or resume it: {command}")
 
 
-def must_go_on(path: Path) -> None:
+def must_be_resumable(path: Path) -> None:
     """Check that a run can be resumed in this directory."""
     if not (path / CONFIG_FILE).is_file():
         what = f"has no {CONFIG_FILE}" if path.is_dir() else "is not a directory"
-        raise RunDirectoryError(f"{path} {what}; give the directory of a run to go on with")
+        raise RunDirectoryError(f"{path} {what}; give the directory of a run to resume")
     try:
         must_be_writable(path)
     except OSError as error:
@@ -101,16 +103,16 @@ class RunDirectory:
     """The directory of a run: `create` for new, `open` for resumed runs.
 
     - `config.toml`: the configuration;
-    - `metrics.jsonl`: one JSON object a line, whole lines only;
+    - `metrics.jsonl`: one JSON object per line, only whole lines;
     - `events.jsonl`: the messages of the run, written by the `Journal`;
     - `driver.json`: the addresses of the driver while it runs;
-    - `summary.json`: how the run ended;
+    - `summary.json`: the results of the run;
     - `checkpoints/`: see `juggler.runtime.checkpoints`.
 
     Attributes:
-        path: absolute, since a script may change its working directory while a run goes on.
-        taken: whether another run has the directory now, as `renew` has found. Then nothing of this
-            run may be written there.
+        path: absolute, since a script may change its working directory during a run.
+        taken: whether `renew` found that another run has the directory. Then this run must not
+            write there.
     """
 
     def __init__(self, path: Path, metrics: BinaryIO, config: bytes) -> None:
@@ -155,7 +157,7 @@ class RunDirectory:
         Args:
             config: the run's flat configuration, which replaces `config.toml`.
         """
-        must_go_on(path)
+        must_be_resumable(path)
         text = to_toml(config)
         try:
             (path / DIRECTORY).mkdir(exist_ok=True)
@@ -169,7 +171,7 @@ class RunDirectory:
         return cls(path, metrics, text)
 
     def discard(self) -> None:
-        """Undo `create`, for a run that never began."""
+        """Undo `create`, for a run that never started."""
         self.close()
         (self.path / CONFIG_FILE).unlink()
         (self.path / METRICS_FILE).unlink()
@@ -180,7 +182,7 @@ class RunDirectory:
         """Create the directory again if it was deleted or moved.
 
         Returns:
-            Whether this was necessary. The new directory has only the configuration.
+            Whether the directory was missing. The new one has only the configuration.
         """
         file = self.path / METRICS_FILE
         try:
@@ -196,7 +198,7 @@ class RunDirectory:
         others = RunDirectoryError(
             f"{lost} another run has taken it: metrics and checkpoints of this run are lost"
         )
-        if self.taken and file.exists():  # even if that run has ended
+        if self.taken and file.exists():  # even after the end of that run
             raise others
         try:
             (self.path / DIRECTORY).mkdir(parents=True, exist_ok=True)
@@ -208,7 +210,7 @@ class RunDirectory:
                 write_synced(self.path / CONFIG_FILE, self._config)
                 until_it_is_ours.pop_all()
         except OSError as error:
-            raise RunDirectoryError(f"{lost} cannot be made again: {error}") from error
+            raise RunDirectoryError(f"{lost} cannot be created again: {error}") from error
         self.close()
         self._metrics, self._end = metrics, metrics.seek(0, os.SEEK_END)
         return True
@@ -226,7 +228,7 @@ class RunDirectory:
             while content:
                 content = content[self._metrics.write(content) :]
         except OSError as error:
-            with contextlib.suppress(OSError):  # else the next line cuts it
+            with contextlib.suppress(OSError):  # otherwise the next line removes it
                 self._cut()
             raise RunDirectoryError(f"cannot write metrics in {self.path}: {error}") from error
         self._end = end
@@ -248,7 +250,7 @@ class RunDirectory:
         self._metrics.close()
 
     def _cut(self) -> None:
-        """Cut off what a failed write has left."""
+        """Cut off the remains of a failed write."""
         self._metrics.seek(self._end)
         self._metrics.truncate()
 
@@ -279,7 +281,8 @@ def flat(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def to_toml(config: Mapping[str, Any]) -> bytes:
     """Encode a configuration."""
-    # TOML has no None: the configuration's own keys take "none", and tables leave these keys out.
+    # TOML has no None: the configuration's own keys have "none" instead, and tables leave these
+    # keys out.
     plain = {key: "none" if value is None else _filled(value) for key, value in config.items()}
     try:
         return tomli_w.dumps(plain).encode()
@@ -309,19 +312,19 @@ def _make_default(name: str) -> Path:
 
 
 def _lock(path: Path, metrics: BinaryIO) -> None:
-    """Keep other processes out while the file is open."""
+    """Keep other runs out while the file is open."""
     if not lock(metrics):
         metrics.close()
         raise RunDirectoryError(
-            f"another process is writing in {path}; stop that run before you go on with it"
+            f"another process is writing in {path}; stop that run before you resume it"
         )
 
 
 def lock(file: BinaryIO) -> bool:
-    """Lock a file until it is closed, waiting for an `is_locked` elsewhere.
+    """Lock a file until it is closed, after any current `is_locked`.
 
     Returns:
-        Whether no other process has it; also on a file system without locks.
+        Whether no other process has it; True on a file system without locks.
     """
     for attempt in range(_ATTEMPTS):
         if attempt:
@@ -332,7 +335,7 @@ def lock(file: BinaryIO) -> bool:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether a process has locked a file; None: unknown."""
+    """Return whether a process has locked a file; None: unknown."""
     try:
         with open_plain(path) as file:
             free = try_lock(file, shared=True)
@@ -347,14 +350,14 @@ def must_be_writable(path: Path) -> None:
     """Check that a directory, which need not exist yet, can be written."""
     there = next(each for each in (path, *path.absolute().parents) if each.exists())
     with TemporaryDirectory(prefix=".juggler-", dir=there) as made:
-        # A full disk still takes directories, and files of nothing.
+        # A full disk still accepts directories and empty files.
         (Path(made) / "some").write_bytes(bytes(_SOME_BYTES))
 
 
 class LineWriter:
     """Appends metrics lines to a run directory.
 
-    A run continues when the disk fails: one message tells of the problem, and one of its end.
+    A run continues if the disk fails: one message reports the problem, another its end.
     """
 
     def __init__(self, directory: RunDirectory, progress: Progress) -> None:
@@ -363,7 +366,7 @@ class LineWriter:
         self._problem = ""
 
     def append(self, line: Mapping[str, Any]) -> bool:
-        """Append a line; return whether the directory was made again."""
+        """Append a line; return whether the directory was created again."""
         problem, renewed = "", False
         try:
             renewed = self._directory.renew()
@@ -372,7 +375,9 @@ class LineWriter:
             problem = str(error)
         path = self._directory.path
         if renewed:
-            text = f"the run directory {path} was deleted or moved. It is made again, without its"
+            text = (
+                f"the run directory {path} was deleted or moved. It is created again, without its"
+            )
             self._progress.message(f"{text} files", "error")
         if problem and problem != self._problem:
             self._progress.message(problem, "error")
@@ -387,7 +392,7 @@ class LineWriter:
         return self._directory.taken
 
 
-#: killed: it neither goes on nor has written a summary.
+#: killed: it is neither running nor has it written a summary.
 RunState: TypeAlias = Literal["running", "solved", "stopped", "failed", "killed"]
 
 _FRESH_SECONDS = 15.0  # a run writes a line each second
@@ -395,9 +400,9 @@ _UNIX: Final = "unix:"
 
 
 def last_summary(run_dir: Path) -> tuple[dict[str, Any], str]:
-    """Read an ended run's summary, and what is wrong with it.
+    """Read an ended run's summary, and describe damage to it.
 
-    {}: there is none, or the run has been resumed since.
+    {}: no summary, or the run has been resumed since.
     """
     file = run_dir / SUMMARY_FILE
     try:
@@ -411,15 +416,15 @@ def last_summary(run_dir: Path) -> tuple[dict[str, Any], str]:
     except ValueError as error:
         return {}, f"{SUMMARY_FILE} is damaged: {error}"
     if not isinstance(summary, dict):
-        return {}, f"{SUMMARY_FILE} is damaged: it is no JSON object"
+        return {}, f"{SUMMARY_FILE} is damaged: it is not a JSON object"
     return summary, ""
 
 
 def state_of(run_dir: Path, summary: dict[str, Any]) -> RunState:
-    """What has become of a run.
+    """Return the state of a run.
 
     Args:
-        summary: what `last_summary` found.
+        summary: result of `last_summary`.
     """
     if not summary:
         return "running" if is_running(run_dir) else "killed"
@@ -429,13 +434,13 @@ def state_of(run_dir: Path, summary: dict[str, Any]) -> RunState:
 
 
 def is_running(run_dir: Path) -> bool:
-    """Whether a run without a summary is still running.
+    """Return whether a run without a summary is still running.
 
     A run writes to its files every second. Their age decides if the run is on another host, on a
     file system without locks, or just starting.
     """
     try:
-        (address, *_), host = _told(run_dir)
+        (address, *_), host = _announced(run_dir)
     except RunDirectoryError:
         address = host = ""
     path = Path(address.removeprefix(_UNIX))
@@ -469,11 +474,11 @@ _LOOK_SECONDS = 0.5
 
 
 def announce(run_dir: Path, run_id: str, addresses: list[str]) -> str:
-    """Write the driver's addresses; return "" or why that failed."""
+    """Write the driver's addresses; return "" or the reason for a failure."""
     path = run_dir / DRIVER_FILE
     try:
-        told = {"run": run_id, "host": socket.gethostname(), "addresses": addresses}
-        path.write_text(json.dumps(told) + "\n")
+        announced = {"run": run_id, "host": socket.gethostname(), "addresses": addresses}
+        path.write_text(json.dumps(announced) + "\n")
     except OSError as error:
         return f"cannot write {path}: {error.strerror}"
     return ""
@@ -491,52 +496,54 @@ def find_driver(run_dir: Path) -> str:
     Raises:
         RunDirectoryError: the run has no driver now, or this is not a run directory.
     """
-    return _told(run_dir)[0][0]
+    return _announced(run_dir)[0][0]
 
 
 def find_driver_from_elsewhere(
-    run_dir: Path, timeout: float, tell: Callable[[str], None] = lambda _: None
+    run_dir: Path, timeout: float, report: Callable[[str], None] = lambda _: None
 ) -> str:
-    """Return the driver's address for other hosts, waiting for a start.
+    """Return the driver's address for other hosts, waiting for it to start.
 
     Args:
-        tell: gets a line if this has to wait.
+        report: called with a line if this has to wait.
 
     Raises:
-        RunDirectoryError: the run has no driver by then, or none that other hosts can dial.
+        RunDirectoryError: after the wait the run still has no driver that other hosts can dial.
     """
     began = time.monotonic()
     waits = False
     while True:
         try:
-            addresses, host = _told(run_dir)
+            addresses, host = _announced(run_dir)
             break
         except RunDirectoryError:
             if time.monotonic() - began > timeout:
                 raise
             if not waits:
-                tell(f"no driver has written its address in {run_dir} yet: waiting {timeout:.0f} s")
+                report(
+                    f"no driver has written its address in {run_dir} yet: waiting {timeout:.0f} s"
+                )
             waits = True
             time.sleep(_LOOK_SECONDS)
     if len(addresses) < 2:
         raise RunDirectoryError(
-            f"the driver of {run_dir} takes no workers of other hosts: start it with `juggler "
+            f"the driver of {run_dir} accepts no workers of other hosts: start it with `juggler "
             "driver`, and give it --bind"
         )
     bound, _, port = addresses[-1].rpartition(":")
     return f"{host}:{port}" if bound in ("0.0.0.0", "[::]") else addresses[-1]
 
 
-def _told(run_dir: Path) -> tuple[list[str], str]:
-    """Addresses of the driver, and the name of its host."""
+def _announced(run_dir: Path) -> tuple[list[str], str]:
+    """Read the driver's addresses, and the name of its host."""
     if not (run_dir / CONFIG_FILE).is_file():
         raise RunDirectoryError(f"{run_dir} is neither HOST:PORT nor the directory of a run")
     try:
-        told = read_json(run_dir / DRIVER_FILE)
-        addresses = [str(address) for address in told["addresses"]]
+        announced = read_json(run_dir / DRIVER_FILE)
+        addresses = [str(address) for address in announced["addresses"]]
         if not addresses:
             raise LookupError("it has no addresses")
-        return addresses, str(told.get("host", ""))
+        return addresses, str(announced.get("host", ""))
     except FileNotFoundError:
         raise RunDirectoryError(not_running(run_dir)) from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -544,12 +551,12 @@ def _told(run_dir: Path) -> tuple[list[str], str]:
 
 
 def not_running(run_dir: Path) -> str:
-    """Say that a run has no driver now, and why."""
-    file, how = run_dir / SUMMARY_FILE, "it was killed, or starts now"
+    """Describe why a run has no driver now."""
+    file, how = run_dir / SUMMARY_FILE, "it was killed, or is starting"
     with contextlib.suppress(OSError):
         file.stat()
-        how = f"{file} says how it ended"
+        how = f"see {file} for how it ended"
         with contextlib.suppress(ValueError, AttributeError):
             end = read_json(file)
-            how = f"it {'is ' if end.get('solved') else ''}{how_it_ended(end)}; {file} says more"
+            how = f"it {'is ' if end.get('solved') else ''}{how_it_ended(end)}; {file} has more"
     return f"the run in {run_dir} is not running: {how}"

@@ -1,4 +1,4 @@
-"""Words a run's numbers and its end for people."""
+"""Describes a run's numbers and its end for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from juggler.runtime.nearest import all_of, one_of
 
-if TYPE_CHECKING:  # it imports NumPy, which takes time before the first line
+if TYPE_CHECKING:  # it imports NumPy, which would delay the first line
     from juggler.driver.record.episode_returns import Played
 
 Level = Literal["info", "warning", "error"]
@@ -18,16 +18,18 @@ Level = Literal["info", "warning", "error"]
 #: Seconds without an ended episode after which a mean return is old.
 _OLD_SECONDS = 10.0
 
-#: What the returns of the players of a league are of, for people.
-LEAGUE_RETURNS = "each player's own matches, also with frozen players: they need not add up"
+#: Explains the returns of a league's players.
+LEAGUE_RETURNS = (
+    "each player's own matches, including matches with frozen players: they need not add up"
+)
 
-#: Modules or agents whose returns stand in a line of text.
+#: Maximum number of modules or agents with returns in a line of text.
 _SHOWN = 4
 
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
-#: In the place of a command: what has trained is of a script, and no command can import it.
+#: Used instead of a command name: the run needs its script, which no command can import.
 IN_PYTHON = "python"
 
 
@@ -56,9 +58,9 @@ def algorithms(config: Mapping[str, Any]) -> str:
 
 
 def each_return(line: Mapping[str, Any]) -> str:
-    """Word the mean return of each module, or else each agent.
+    """Describe the mean return of each module, or else each agent.
 
-    The names in `stop_return` come first. "": there is one agent.
+    The names in `stop_return` come first. "" with one agent.
     """
     of_each = line.get("by_module") or line.get("by_agent") or {}
     returns = {name: each["episode_return_mean"] for name, each in of_each.items()}
@@ -68,36 +70,36 @@ def each_return(line: Mapping[str, Any]) -> str:
 
 
 def goal_returns(line: Mapping[str, Any]) -> dict[str, float | None]:
-    """The mean returns of the modules and agents that `stop_return` names."""
+    """Return the mean returns of the modules and agents in `stop_return`."""
     return dict(line.get("stop_returns") or {})
 
 
 def named_returns(values: Mapping[str, float | None]) -> str:
-    """Word returns by name: "hunter 0.65, prey -0.65"."""
+    """Describe returns by name: "hunter 0.65, prey -0.65"."""
     return ", ".join(f"{name} {number(value)}".lstrip() for name, value in values.items())
 
 
 def named_spreads(played: Mapping[str, Played]) -> str:
-    """Word means and standard deviations by name, likewise."""
+    """Describe means and standard deviations by name."""
     words = (f"{name} {spread(each.mean, each.deviation)}" for name, each in played.items())
     return ", ".join(word.lstrip() for word in words) or "nothing"
 
 
 def _returns(value: float | Mapping[str, float], words: Callable[[float], str]) -> str:
-    """Word one return, or a table of them by name."""
+    """Describe one return, or a table of returns by name."""
     by_name = value if isinstance(value, Mapping) else {"": value}
     return all_of(f"{name} {words(each)}".lstrip() for name, each in by_name.items())
 
 
 def mean_return(line: Mapping[str, Any], width: int = 0) -> str:
-    """Word mean returns of the last episodes, and how old they are."""
+    """Describe mean returns of the last episodes, and their age."""
     old = f"{age(line)} old" if age(line) else ""
     shown = f"{number(line.get('episode_return_mean')):>{width}}"
     return f"{shown}{_in_brackets(each_return(line))}{_in_brackets(old)}"
 
 
-def lacking_steps(line: Mapping[str, Any]) -> str:
-    """Word which steps a replay lacks for learning, or ""."""
+def missing_steps(line: Mapping[str, Any]) -> str:
+    """Describe the steps missing from a replay before learning, or ""."""
     modules = line.get("modules") or {}
     trained = line.get("by_module", modules)  # not the players that have left a league
     missing = {name: modules.get(name, {}).get("replay_steps_missing", 0) for name in trained}
@@ -114,7 +116,7 @@ def _in_brackets(text: str) -> str:
 
 
 def outcome(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Word a run's summary as rows of name and value."""
+    """Describe a run's summary as rows of name and value."""
     steps, updates = summary.get("env_steps_trained", 0), summary.get("updates", 0)
     time = f"{clock(summary.get('wall_time', 0.0))}{_parts(summary)}"
     return [
@@ -125,7 +127,7 @@ def outcome(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def conclude(summary: Mapping[str, Any]) -> str:
-    """Word a run's summary in a few lines."""
+    """Describe a run's summary in a few lines."""
     steps = (_confirmed(summary) or summary).get("env_steps_trained", 0)
     lines = [
         f"{how_it_ended(summary)}: return {_mean(summary)} after {quantity(steps)} steps "
@@ -142,13 +144,13 @@ def conclude(summary: Mapping[str, Any]) -> str:
         lines.append(f"restarts: {restarts}")
     is_signalled = summary.get("reason_for_stop") in ("interrupted", "terminated")
     if is_signalled and summary.get("checkpoint"):
-        going_on = resuming(summary["run_dir"], summary.get("command", "train"))
-        lines.append(f"to go on: {going_on}")
+        resume_command = resuming(summary["run_dir"], summary.get("command", "train"))
+        lines.append(f"to resume: {resume_command}")
     return "\n".join(lines)
 
 
 def restarted(summary: Mapping[str, Any]) -> str:
-    """Word the number of restarts and the last cause, or ""."""
+    """Describe the number of restarts and the last cause, or ""."""
     if not (count := summary.get("restarts", 0)):
         return ""
     last = summary.get("last_restart")
@@ -156,22 +158,22 @@ def restarted(summary: Mapping[str, Any]) -> str:
 
 
 def resuming(run_dir: str | Path, command: str = "train") -> str:
-    """Word how to resume a run that this command began."""
+    """Return the command that resumes a run."""
     if command == IN_PYTHON:
-        return f"juggler.resume({here(run_dir)!r}, ...), with what is of the script passed again"
+        return f"juggler.resume({here(run_dir)!r}, ...), with the script's own objects passed again"
     return f"juggler {command} --resume {shlex.quote(here(run_dir))}"
 
 
 def best_checkpoint(summary: Mapping[str, Any]) -> str:
-    """Word where the best checkpoint is and how it played, or ""."""
+    """Describe the best checkpoint and its evaluation, or ""."""
     if not (best := summary.get("best")):
         return ""
     played = spread(best["return_mean"], best["return_deviation"])
-    return f"{here(best['checkpoint'])}, which had {played} in {best['episodes']} episodes"
+    return f"{here(best['checkpoint'])}, with {played} in {best['episodes']} episodes"
 
 
 def here(path: str | Path) -> str:
-    """Return a path as people type it here."""
+    """Return a path relative to the working directory, if possible."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except (ValueError, OSError):  # elsewhere, or the working directory was deleted
@@ -186,13 +188,13 @@ def _parts(summary: Mapping[str, Any]) -> str:
 
 
 def age(line: Mapping[str, Any]) -> str:
-    """Word how long no episode has ended, or "" if not long."""
+    """Describe how long no episode has ended, or "" if not long."""
     seconds = line.get("episode_return_age")
     return "" if seconds is None or seconds < _OLD_SECONDS else clock(seconds)
 
 
 def how_it_ended(summary: Mapping[str, Any]) -> str:
-    """Word the end of a run: "ended (stop_steps)"."""
+    """Describe the end of a run: "ended (stop_steps)"."""
     return "solved" if summary.get("solved") else f"ended ({summary.get('reason_for_stop')})"
 
 
@@ -274,7 +276,7 @@ class Progress:
     def waiting(self, text: str, wall_time: float) -> None:
         """Show what the run waits for before its first update.
 
-        Called again and again, also before `start`.
+        Called repeatedly, also before `start`.
         """
 
     def stop_waiting(self) -> None:

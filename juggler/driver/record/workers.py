@@ -1,4 +1,4 @@
-"""Records of workers: all that are attached, and the newest that left."""
+"""Records of workers: all attached ones, and the newest that left."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from juggler.runtime.wire.v1 import training_pb2
 
 _RATE_SECONDS = 10.0
 _LONG_TEXT = 300  # characters of an error
-#: Most records of workers that left.
+#: Maximum number of records of workers that left.
 MOST_GONE = 256
 
 
 @dataclass(slots=True, eq=False)
 class WorkerRecord:
-    """All processes that had one worker id."""
+    """Record of all processes that had one worker id."""
 
     worker_id: str
-    worker: Worker | None = None  # the newest
-    state: str = "starting"  # starting, ready, left, restarting, or down (it is not started again)
+    worker: Worker | None = None  # newest process
+    state: str = "starting"  # starting, ready, left, restarting, or down (not started again)
     changed: float = 0.0  # time of the last change of state, by `time.monotonic`
     restarts: int = 0
     steps: int = 0  # live steps, sampled or trained
@@ -36,9 +36,9 @@ class WorkerRecord:
     seconds_before: dict[str, float] = field(default_factory=dict)  # of earlier processes
     counts: dict[str, float] = field(default_factory=dict)  # of this process, by name
     counts_before: dict[str, float] = field(default_factory=dict)  # of earlier processes
-    simulators: training_pb2.Simulators | None = None  # of a gateway that is here
+    simulators: training_pb2.Simulators | None = None  # of a connected gateway
     reported_failure: bool = False  # this process has reported its failure
-    ended_pid: int | None = None  # of the local process that ended last
+    ended_pid: int | None = None  # of the last local process that ended
 
     @property
     def role(self) -> str:
@@ -55,7 +55,7 @@ class WorkerRecord:
 
     @property
     def remote_restarts(self) -> int:
-        """Restarts that no supervisor counts."""
+        """Number of restarts that no supervisor counts."""
         return self.restarts if self.worker is not None and not self.worker.local else 0
 
     def total_seconds(self) -> dict[str, float]:
@@ -72,15 +72,17 @@ class WorkerRecords:
 
     Attributes:
         updates: number of updates that made new weights since this driver started.
-        last_restart: the worker whose place another one took last, or is about to take, and why it
-            ended, for people; "": none.
+        last_restart: the worker that was, or is about to be, replaced last, and why it ended, for
+            people; "": no restart.
     """
 
     def __init__(self) -> None:
         self.by_id: dict[str, WorkerRecord] = {}
         self.updates = 0
         self.last_restart = ""
-        self._gone: dict[str, WorkerRecord] = {}  # those in `by_id` that left, oldest first
+        self._gone: dict[
+            str, WorkerRecord
+        ] = {}  # records in `by_id` of workers that left, oldest first
         self._forgotten: dict[str, WorkerRecord] = {}  # totals of deleted records, by role
         self._forgotten_restarts = 0
         self._newest = Version(0, 0)
@@ -92,7 +94,7 @@ class WorkerRecords:
         self._gone.pop(worker.worker_id, None)
         if record.worker is not None:
             record.restarts += 1
-            if not worker.local:  # else its exit has told
+            if not worker.local:  # otherwise its exit was counted
                 self._restarts(record)
         record.seconds_before, record.seconds = record.total_seconds(), {}
         record.counts_before, record.counts = record.total_counts(), {}
@@ -105,7 +107,7 @@ class WorkerRecords:
     def left(self, event: Left) -> None:
         record = self._of(event.worker.worker_id)
         if record.worker is not event.worker:
-            return  # its successor has attached already
+            return  # its successor has already attached
         ended = record.ended_pid == event.worker.pid  # its exit may be reported first
         if event.failure is not None:
             record.reported_failure = True
@@ -127,7 +129,7 @@ class WorkerRecords:
         if failed and not record.reported_failure:
             record.set_error(event.how)
         record.set_state("down" if event.restart_in is None else "restarting")
-        if event.restart_in is not None:  # the supervisor counts it from now on
+        if event.restart_in is not None:  # from now on the supervisor counts it
             self._restarts(record)
 
     def sampled(self, worker_id: str, steps: int, version: Version) -> None:
@@ -167,7 +169,7 @@ class WorkerRecords:
         return {role: spent for role, spent in sums.items() if spent}
 
     def mark(self) -> None:
-        """Note the steps so far, about every second."""
+        """Record the steps so far, about every second."""
         now = time.monotonic()
         self._marks.append((now, {name: each.steps for name, each in self.by_id.items()}))
         while self._marks[0][0] < now - _RATE_SECONDS:
@@ -184,11 +186,11 @@ class WorkerRecords:
         }
 
     def remote_restarts(self) -> int:
-        """Restarts of workers that no supervisor starts; they never go down."""
+        """Number of restarts of workers without a supervisor; it never goes down."""
         return self._forgotten_restarts + sum(each.remote_restarts for each in self.by_id.values())
 
     def _restarts(self, record: WorkerRecord) -> None:
-        self.last_restart = f"{record.worker_id}: {record.last_error or 'it left in order'}"
+        self.last_restart = f"{record.worker_id}: {record.last_error or 'it left normally'}"
 
     def _all(self) -> Iterator[WorkerRecord]:
         yield from self.by_id.values()

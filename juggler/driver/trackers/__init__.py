@@ -1,1 +1,1 @@
-"""Trackers of experiments, each a file, behind one seam."""
+"""Trackers of experiments."""

@@ -1,4 +1,4 @@
-"""Hands configuration, metrics and checkpoints to the trackers of `track`."""
+"""Sends configuration, metrics and checkpoints to the trackers in `track`."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from juggler.runtime.installing import installing
 if TYPE_CHECKING:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-#: Where runs are recorded if an environment variable names no other place.
+#: Default place for runs, unless an environment variable names another one.
 PROJECT: Final = "juggler"
 
 
 class Tracker(ABC):
-    """Records one run elsewhere.
+    """Records one run in an external tracker.
 
-    `start` is called in the thread of the run, and everything else in another thread, which only
-    the end of the run waits for.
+    `start` is called in the thread of the run, and everything else in another thread, for which
+    only the end of the run waits.
     """
 
     takes_checkpoints = True
 
     @abstractmethod
     def start(self, run_dir: Path, config: Mapping[str, Any], known_as: str) -> str:
-        """Begin to record, and return the tracker's name for the run.
+        """Start recording, and return the tracker's name for the run.
 
         Args:
             run_dir: of the run.
             config: its configuration, flat.
-            known_as: what this returned when the run began, if it is resumed; "": it is new.
+            known_as: in a resumed run, the name that the first call returned; "": a new run.
         """
 
     @abstractmethod
@@ -56,11 +56,11 @@ class Tracker(ABC):
         """Record a flat line of metrics at this many sampled steps."""
 
     def checkpoint(self, name: str, path: Path) -> None:
-        """Record a checkpoint, "newest" or "best", whose directory may be gone afterwards."""
+        """Record a checkpoint, "newest" or "best"; its directory may be deleted afterwards."""
         return
 
     def summary(self, summary: Mapping[str, Any]) -> None:
-        """Record the content of `summary.json`. Its last checkpoints may follow."""
+        """Record the content of `summary.json`; the last checkpoints may follow."""
         return
 
     def finish(self) -> None:
@@ -68,12 +68,12 @@ class Tracker(ABC):
         return
 
 
-#: Prefixes of keys that TensorBoard shows in the section of times.
+#: Prefixes of keys in TensorBoard's section of times.
 _OF_TIME: Final = ("seconds/", "inference/", "learner_steps/", "env_steps_")
 
 
 class TensorboardTracker(Tracker):
-    """Events of TensorBoard, in a file `events.out.tfevents.*` that the first line makes."""
+    """TensorBoard events in a file `events.out.tfevents.*`, created at the first line."""
 
     takes_checkpoints = False
 
@@ -89,7 +89,7 @@ class TensorboardTracker(Tracker):
         try:
             self._append(numbers, env_steps)
         except OSError:
-            self.finish()  # it may end in half a record; the next line starts a new file
+            self.finish()  # the file may end in half a record; the next line starts a new one
             raise
 
     def finish(self) -> None:
@@ -99,7 +99,7 @@ class TensorboardTracker(Tracker):
                 writer.close()
 
     def _append(self, numbers: Mapping[str, float], env_steps: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import (  # takes a tenth of a second
+        from tensorboard.compat.proto.event_pb2 import (  # takes 0.1 s
             Event,
             SessionLog,
         )
@@ -108,10 +108,10 @@ class TensorboardTracker(Tracker):
         for key, value in numbers.items():
             event.summary.value.add(tag=tag_of(key), simple_value=float(value))
         if self._writer is not None and not any(self._directory.glob("events.out.tfevents.*")):
-            self.finish()  # the run's directory was deleted, and has been made again
+            self.finish()  # the run's directory was deleted and created again
         if self._writer is None:
             self._writer = _event_file_writer(self._directory)
-            # Makes TensorBoard forget what a resumed run wrote after this step.
+            # TensorBoard then discards what the run wrote after this step before it was resumed.
             start = SessionLog(status=SessionLog.START)
             self._writer.add_event(
                 Event(wall_time=event.wall_time, step=env_steps, session_log=start)
@@ -132,7 +132,7 @@ def tag_of(key: str) -> str:
 
 
 def _event_file_writer(directory: Path) -> EventFileWriter:
-    """Make TensorBoard's writer by the name that trackers patch."""
+    """Make TensorBoard's writer through the name that trackers patch."""
     from tensorboard.compat import tensorflow_stub
     from tensorboard.summary.writer import event_file_writer
 
@@ -151,17 +151,17 @@ def _event_file_writer(directory: Path) -> EventFileWriter:
         names.update(before)
 
 
-# Limits of MLflow's.
-_MOST_METRICS = 1000  # in one call
+# Limits of MLflow.
+_MOST_METRICS = 1000  # per call
 _MOST_PARAMETERS = 100
 _LONGEST_PARAMETER = 6000  # characters
-_LONGEST_NAME = 250  # likewise
+_LONGEST_NAME = 250  # characters
 
 _EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 
 
 class MlflowTracker(Tracker):
-    """A run of MLflow, as its environment variables decide."""
+    """A run of MLflow, configured by its environment variables."""
 
     def __init__(self) -> None:
         import mlflow  # takes seconds
@@ -174,7 +174,7 @@ class MlflowTracker(Tracker):
         self._run_id = known_as
         if known_as:
             self._client.update_run(known_as, status="RUNNING")
-            return known_as  # with the parameters that it began with: MLflow changes none
+            return known_as  # with its first parameters: MLflow changes none
         name = os.environ.get(_EXPERIMENT, PROJECT)
         experiment = self._client.get_experiment_by_name(name)
         experiment_id = experiment.experiment_id if experiment else None
@@ -219,8 +219,8 @@ class MlflowTracker(Tracker):
 def mlflow_name(key: str) -> str:
     """Return a name that MLflow accepts.
 
-    One wrong name makes it refuse the whole batch. A changed key gets a digest, so that no other
-    key has its name.
+    One invalid name makes MLflow reject the whole batch. A changed key gets a digest, so that no
+    other key has its name.
     """
     parts = re.sub(r"[^\w.\- :/]", "-", key)[:_LONGEST_NAME].split("/")
     name = "/".join("-" if part in ("", ".", "..") else part for part in parts)
@@ -235,7 +235,7 @@ _STEPS = "env_steps_sampled"
 
 
 class WandbTracker(Tracker):
-    """A run of wandb. Its environment variables decide the rest: WANDB_PROJECT, WANDB_MODE=offline.
+    """A run of wandb, configured by its variables, such as WANDB_PROJECT.
 
     Raises:
         ConfigError: there is no login.
@@ -250,7 +250,7 @@ class WandbTracker(Tracker):
         if os.environ.get("WANDB_MODE") in _WITHOUT_SERVER:
             return
         try:
-            wandb.login()  # here, where it can ask for a key
+            wandb.login()  # in this thread, in which it can ask for a key
         except Exception as error:
             raise ConfigError(
                 f"track = ['wandb']: {error}; log in with wandb login, or set WANDB_MODE=offline"
@@ -259,8 +259,8 @@ class WandbTracker(Tracker):
     def start(self, run_dir: Path, config: Mapping[str, Any], known_as: str) -> str:
         if self._wandb.run is not None:
             raise RuntimeError(
-                f"wandb has a run in this process already, {self._wandb.run.name}, which this one "
-                "would go into: finish it first, or train in another process"
+                f"this process already has a wandb run, {self._wandb.run.name}, into which this "
+                "one would write: finish it first, or train in another process"
             )
         self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
@@ -270,10 +270,10 @@ class WandbTracker(Tracker):
             resume="allow" if known_as else None,
             config=dict(config),
             allow_val_change=True,
-            # The run shows itself.
+            # The run has its own display.
             settings=self._wandb.Settings(console="off"),
         )
-        # Not wandb's own step: a run that is resumed goes back a little.
+        # Not wandb's own step: a resumed run repeats some steps.
         self._run.define_metric(_STEPS)
         self._run.define_metric("*", step_metric=_STEPS)
         return str(self._run.id)
@@ -296,16 +296,16 @@ class WandbTracker(Tracker):
         self._run.finish(exit_code=1 if self._failed else 0)
 
 
-#: What trackers call a run, so that it is the same one when it is resumed.
+#: File with the trackers' names for the run, so that a resumed run keeps them.
 _NAMES_FILE = "trackers.json"
-#: Where the copy of a checkpoint lies while trackers take it: the run may delete its own meanwhile.
+#: Directory for copies of checkpoints while trackers read them: the run may delete its own.
 _COPY_DIRECTORY = ".tracked.tmp"
 
-#: Of checkpoints, on average, before the end of a run: trackers keep all that they get.
+#: Average rate of checkpoints before the end of a run: trackers keep all that they receive.
 _BYTES_A_SECOND = 100_000
-_MOST_WAITING = 600  # lines of metrics, of which there is one in a second
-_TELL_SECONDS = 2.0  # until people are told that trackers are waited for
-_END_SECONDS = 120.0  # to send what is left, checkpoints among it
+_MOST_WAITING = 600  # lines of metrics, one per second
+_REPORT_SECONDS = 2.0  # until a message explains the wait
+_END_SECONDS = 120.0  # to send the rest, including checkpoints
 
 _TRACKERS: Final[Mapping[str, Callable[[], Tracker]]] = {
     TENSORBOARD: TensorboardTracker,
@@ -318,7 +318,7 @@ def tracking(names: list[str]) -> tuple[Callback, ...]:
     """Return a callback for trackers of these names, if any.
 
     Raises:
-        ConfigError: the package of one of them is not installed, or it cannot be used.
+        ConfigError: a tracker's package is not installed, or cannot be used.
     """
     wanted = list(dict.fromkeys(names))
     for name in wanted:
@@ -329,9 +329,9 @@ def tracking(names: list[str]) -> tuple[Callback, ...]:
 
 
 class Tracking(Callback):
-    """Hands everything to a thread, since trackers may wait for networks.
+    """Passes everything to a thread, since trackers may wait for networks.
 
-    A tracker that cannot begin ends the run; later problems are warnings.
+    A tracker that cannot start ends the run; later problems are warnings.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
@@ -339,12 +339,12 @@ class Tracking(Callback):
         self._keepers = [name for name, each in trackers.items() if each.takes_checkpoints]
         self._jobs: Queue[Callable[[str], None] | None] = Queue(_MOST_WAITING)  # None: the end
         self._problems: SimpleQueue[str] = SimpleQueue()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._thread: threading.Thread | None = None
         self._copies = Path()
         self._found: dict[str, Path] = {}  # "newest" and "best"
-        self._recorded: dict[tuple[str, str], Path] = {}  # by tracker, and one of these two
-        self._next_checkpoint = 0.0  # of the monotonic clock
+        self._recorded: dict[tuple[str, str], Path] = {}  # by tracker, and "newest" or "best"
+        self._next_checkpoint = 0.0  # by the monotonic clock
         self._summary: Mapping[str, Any] = {}
 
     def on_start(self, run: Run) -> None:
@@ -357,15 +357,15 @@ class Tracking(Callback):
                 begun.append(tracker)
         except Exception:
             for tracker in begun:
-                with suppress(Exception):  # what went wrong first is what is told
-                    tracker.summary({"failure": "another tracker cannot begin"})
+                with suppress(Exception):  # the first error is the one to report
+                    tracker.summary({"failure": "another tracker cannot start"})
                 with suppress(Exception):
                     tracker.finish()
             raise
         if any(names.values()):
             write_synced(file, json.dumps(names).encode() + b"\n")
         self._copies = run.run_dir / _COPY_DIRECTORY
-        shutil.rmtree(self._copies, ignore_errors=True)  # of a driver that was killed
+        shutil.rmtree(self._copies, ignore_errors=True)  # left by a driver that was killed
         self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
         self._thread.start()
 
@@ -376,10 +376,10 @@ class Tracking(Callback):
             self._jobs.put_nowait(lambda name: self._trackers[name].metrics(numbers, steps))
         except Full:
             self._problems.put("trackers are too slow: lines of metrics are left out")
-        self._tell(run)
+        self._report_problems(run)
 
     def on_checkpoint(self, run: Run, path: Path) -> None:
-        self._found["newest"] = path  # sent after a line of metrics
+        self._found["newest"] = path  # recorded after a line of metrics
 
     def on_evaluation(self, run: Run, evaluation: Evaluation) -> None:
         if evaluation.is_best:
@@ -387,38 +387,38 @@ class Tracking(Callback):
 
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
         if self._thread is None:
-            return  # they have not begun
+            return  # they have not started
         best = (summary.get("best") or {}).get("checkpoint")
         for name, last in (("newest", summary.get("checkpoint")), ("best", best)):
             found = self._found.get(name)
             if last and (found is None or found.name != Path(last).name):
                 self._found[name] = Path(last)
         self._summary = summary
-        while self._jobs.full():  # the end needs a place
+        while self._jobs.full():  # the end needs room in the queue
             with suppress(Empty):
                 self._jobs.get_nowait()
         self._jobs.put(None)
-        self._thread.join(_TELL_SECONDS)
-        if self._thread.is_alive() and self._keepers:  # TensorBoard's is on this disk
+        self._thread.join(_REPORT_SECONDS)
+        if self._thread.is_alive() and self._keepers:  # TensorBoard keeps no copy
             how = way_out("Ctrl-C leaves without")
             run.message(f"waiting for {', '.join(self._keepers)}{how}")
         self._thread.join(_END_SECONDS)
         if self._thread.is_alive():
             self._problems.put(f"trackers have not finished within {_END_SECONDS:.0f} s")
-        self._tell(run)
+        self._report_problems(run)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._each(job)
-            if not self._summary:  # else the last ones are recorded, behind it
+            if not self._summary:  # otherwise the last checkpoints follow the summary
                 self._send_checkpoints()
         self._each(lambda tracker: self._trackers[tracker].summary(self._summary))
-        for name, found in self._found.items():  # which are not deleted now
+        for name, found in self._found.items():  # these are not deleted any more
             self._each(partial(self._record, name=name, found=found, path=found), self._keepers)
         self._each(lambda tracker: self._trackers[tracker].finish())
 
     def _each(self, job: Callable[[str], None], names: Iterable[str] | None = None) -> None:
-        """Do it with every tracker, or those of these names."""
+        """Run a job with all trackers, or with trackers of these names."""
         for name in self._trackers if names is None else names:
             try:
                 job(name)
@@ -436,14 +436,14 @@ class Tracking(Callback):
             copy = self._copies / found.name
             try:
                 files = list(found.iterdir())
-                # Before the copy: where the disk has no room for it, another waits as long.
+                # Before the copy: if the disk has no room for it, the next attempt waits as long.
                 size += sum(file.stat().st_size for file in files)
                 copy.mkdir(parents=True)
                 for file in files:
                     shutil.copyfile(file, copy / file.name)
                 self._each(partial(self._record, name=name, found=found, path=copy), self._keepers)
             except OSError as error:
-                if found.exists():  # else the run has deleted it: there is a newer one
+                if found.exists():  # otherwise the run has deleted it: there is a newer one
                     why = error.strerror or error
                     self._problems.put(f"no copy of {found} for trackers: {why}")
             finally:
@@ -451,24 +451,24 @@ class Tracking(Callback):
         self._next_checkpoint = time.monotonic() + size / _BYTES_A_SECOND
 
     def _record(self, tracker: str, name: str, found: Path, path: Path) -> None:
-        """Have a checkpoint recorded, unless it is.
+        """Record a checkpoint, unless it already is.
 
         Args:
             name: "newest" or "best".
-            path: of it, or of a copy.
+            path: of the checkpoint, or of a copy.
         """
         if self._recorded.get((tracker, name)) != found:
             self._trackers[tracker].checkpoint(name, path)
             self._recorded[tracker, name] = found
 
-    def _tell(self, run: Run) -> None:
+    def _report_problems(self, run: Run) -> None:
         """Report new problems in the thread of the run."""
         while not self._problems.empty():
-            if (text := self._problems.get()) not in self._told:
-                self._told.add(text)
+            if (text := self._problems.get()) not in self._reported:
+                self._reported.add(text)
                 run.message(text, "warning")
 
 
 def _numbers(metrics: MetricsLine) -> dict[str, float]:
-    """Those of a line that a curve can be drawn of."""
+    """Return the finite numbers of a line of metrics."""
     return {key: value for key, value in metrics.items() if isinstance(value, int | float)}

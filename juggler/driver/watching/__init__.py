@@ -1,1 +1,1 @@
-"""Watches runs from outside, by what their directories have."""
+"""Watches runs from outside, by reading their directories."""

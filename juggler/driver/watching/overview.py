@@ -31,36 +31,36 @@ from juggler.runtime.plain_files import read_toml_table
 
 _STEPS: Final = "env_steps_trained"
 _LONGEST: Final = 10_000  # characters of a text
-_DEEPEST: Final = 3  # directories between the one that is given and a run
-_MOST_LOOKED_AT: Final = 20_000  # directories
-#: Most runs that are told of, the newest.
+_DEEPEST: Final = 3  # directory levels between a given directory and a run
+_MOST_SEARCHED: Final = 20_000  # directories
+#: Maximum number of runs in the overview: the newest.
 MOST_RUNS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A run in a few words and numbers."""
+    """A run as one row of an overview."""
 
-    name: str  # of the directory, or its path where another run's has the same name
+    name: str  # name of the directory, or its path if another run has the same name
     directory: str
     env: str  # as the configuration names it
     algorithm: str  # of the run, and of modules with their own
-    # The mean return at which it is solved; None: it has none, or one for each of several
+    # The mean return at which the run is solved; None: no goal, or several
     goal: float | None
     state: RunState
-    reason: str  # for its end, as the summary has it; "": none
-    return_last: float | None  # the mean over the last 100 episodes; None: none has ended
-    # The highest of the means over 100 whole episodes; the last mean, if fewer have ended
+    reason: str  # for its end, from the summary; "": none
+    return_last: float | None  # mean over the last 100 episodes; None: no episode yet
+    # Highest mean over 100 episodes; the last mean, if fewer have ended
     return_best: float | None
     env_steps: int  # trained on
     wall_time: float  # in seconds
-    checkpoints: tuple[int, ...]  # the newest first, by the update that each was written after
-    written: float  # when the run wrote last, in seconds since 1970
-    problem: str  # why this is not all; "": it is
+    checkpoints: tuple[int, ...]  # update numbers, the newest first
+    written: float  # time of the run's last write, in seconds since 1970
+    problem: str  # why data are missing; "": complete
 
 
 class _Line(msgspec.Struct, gc=False):
-    """The fields read of a line, five times faster than all."""
+    """The needed fields of a line: five times faster than reading all."""
 
     env_steps_trained: float
     wall_time: float
@@ -69,7 +69,7 @@ class _Line(msgspec.Struct, gc=False):
 
 
 class Overseer:
-    """Reads the same run repeatedly, each time only what is new."""
+    """Reads the same run repeatedly, each time only new lines."""
 
     def __init__(self, run_dir: Path, name: str) -> None:
         self._run_dir, self._name = run_dir, name
@@ -122,9 +122,9 @@ class Overseer:
         )
 
     def _read(self) -> str:
-        """Take in what is new; returns what is wrong."""
+        """Read new lines, and return a problem or ""."""
         try:
-            if self._metrics.begins_anew():
+            if self._metrics.was_replaced():
                 self._last, self._best = None, None
             for text in self._metrics.new_lines():
                 self._take(text)
@@ -140,7 +140,7 @@ class Overseer:
         except (msgspec.MsgspecError, RecursionError):
             return
         mean = self._last.episode_return_mean
-        # The first episodes to end are short ones, whose returns say little.
+        # The first episodes that end are short, and their returns mean little.
         if mean is None or self._last.episodes < RETURN_WINDOW:
             return
         if self._best is None or mean > self._best:
@@ -148,18 +148,18 @@ class Overseer:
 
 
 def find_runs(directories: list[Path]) -> list[Path]:
-    """The runs that these directories are or contain, the newest first."""
+    """Return the runs in these directories, the newest first."""
     found: dict[Path, Path] = {}
     for directory in directories:
         if not directory.is_dir():
             what = "is a file" if directory.exists() else "does not exist"
             raise RunDirectoryError(f"{directory} {what}; give the directory of a run, or of runs")
         try:
-            with os.scandir(directory):  # else it would seem to be empty
+            with os.scandir(directory):  # otherwise it would seem empty
                 pass
         except OSError as error:
             raise RunDirectoryError(f"cannot read {directory}: {error.strerror}") from error
-        for run_dir in _walk(directory, [_MOST_LOOKED_AT], _DEEPEST):
+        for run_dir in _walk(directory, [_MOST_SEARCHED], _DEEPEST):
             found.setdefault(run_dir.resolve(), run_dir)
     return sorted(found.values(), key=_written, reverse=True)[:MOST_RUNS]
 
@@ -182,7 +182,7 @@ def _walk(directory: Path, left: list[int], depth: int) -> Iterator[Path]:
     if depth == 0 or left[0] <= 0:
         return
     with suppress(OSError), os.scandir(directory) as entries:
-        below = sorted(  # links last, for a run to have its own name
+        below = sorted(  # links last, so that a run is listed by its own name
             (each.is_symlink(), each.name)
             for each in entries
             if not each.name.startswith(".") and each.is_dir(follow_symlinks=depth == _DEEPEST)
@@ -192,17 +192,17 @@ def _walk(directory: Path, left: list[int], depth: int) -> Iterator[Path]:
 
 
 def _is_run(directory: Path) -> bool:
-    """Whether it has at least two parts of a run."""
+    """Return whether a directory has at least two files of a run."""
     kept = [directory / name for name in (CONFIG_FILE, METRICS_FILE)]
     try:
         found = [*(each.is_file() for each in kept), (directory / DIRECTORY).is_dir()]
-    except OSError:  # it may not be looked into
+    except OSError:  # it may not be readable
         return False
     return sum(found) >= 2
 
 
 def read_config(run_dir: Path) -> tuple[dict[str, Any], str]:
-    """Read a run's flat configuration, and what is wrong with it."""
+    """Read a run's flat configuration; return it, and a problem or ""."""
     try:
         return read_toml_table(run_dir / CONFIG_FILE), ""
     except FileNotFoundError:
@@ -223,12 +223,12 @@ def checkpoint_updates(run_dir: Path) -> tuple[int, ...]:
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a directory has the name of a run's checkpoint."""
+    """Return whether a directory has the name of a run's checkpoint."""
     return re.fullmatch("[0-9]{9,15}", name) is not None
 
 
 def _written(run_dir: Path) -> float:
-    """When the run wrote last, in seconds since 1970; 0.0 if unknown."""
+    """Return the run's last write, in seconds since 1970; 0.0 if unknown."""
     return max(time for time, _ in _stamps(run_dir)) / 1e9
 
 
@@ -244,7 +244,7 @@ def _stamps(run_dir: Path) -> Iterator[tuple[int, int]]:
 
 
 def _number(*values: Any) -> float | None:
-    """The first of these that is a finite number."""
+    """Return the first of these values that is a finite number."""
     return next((found for each in values if math.isfinite(found := number(each))), None)
 
 

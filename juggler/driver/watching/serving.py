@@ -1,4 +1,4 @@
-"""Serves the page about runs, also in a process beside one."""
+"""Serves the page about runs, also in a separate process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _FILES: Final = {
         for name in ("page", "charts", "curves", "details", "server", "words")
     },
 }
-#: What is served without the token: it says nothing of any run.
+#: Served without the token: contains nothing of any run.
 OPEN_PATHS: Final = frozenset(_FILES)
 
 _HEADERS: Final = [
@@ -54,29 +54,29 @@ _HEADERS: Final = [
     ("Cross-Origin-Resource-Policy", "same-origin"),
     ("Cache-Control", "no-store"),
 ]
-_OVERVIEW_SECONDS: Final = 1.0  # between two looks at all runs, of all viewers together
-_SHARE: Final = 0.1  # of the time, that these may take
+_OVERVIEW_SECONDS: Final = 1.0  # between two readings of all runs, for all viewers together
+_SHARE: Final = 0.1  # maximum share of the time for these readings
 _MOST_WATCHED: Final = 24  # runs whose curves are kept
 _MOST_QUERY: Final = 2000  # characters
-_PIECE: Final = 1 << 18  # bytes of a video at once
-_MOST_VIDEO: Final = 1 << 28  # bytes, since a browser holds all of it
+_PIECE: Final = 1 << 18  # bytes of a video sent at once
+_MOST_VIDEO: Final = 1 << 28  # bytes, since a browser keeps the whole video in memory
 
 StartResponse = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Refused(Exception):
-    """An answer that is none."""
+    """An HTTP error: a status and a message."""
 
     status: HTTPStatus
     why: str
 
 
 class PageApplication:
-    """Answers each request. For any thread.
+    """Answers the requests of the page, in any thread.
 
     Args:
-        named: the page begins with the named runs; else with the newest one.
+        named: the page starts with the given runs; otherwise with the newest run.
     """
 
     def __init__(self, directories: list[Path], *, named: bool) -> None:
@@ -85,7 +85,7 @@ class PageApplication:
         self._lock = threading.Lock()
         self._run_dirs: dict[str, Path] = {}  # by id
         self._overseers: dict[str, Overseer] = {}
-        self._watched: dict[str, WatchedRun] = {}  # the one that was asked for last is last
+        self._watched: dict[str, WatchedRun] = {}  # the most recently requested is last
         self._overview: dict[str, Any] = {}
         self._next_look = float("-inf")
 
@@ -109,9 +109,9 @@ class PageApplication:
             watched.close()
 
     def _answer(self, environ: dict[str, Any]) -> tuple[str, int, Iterable[bytes]]:
-        """The kind of the content, its size, and the content."""
+        """Return content type, size and content."""
         if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
-            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are answered")
+            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are allowed")
         path = str(environ.get("PATH_INFO", ""))
         if path in self._files:
             kind, content = self._files[path]
@@ -165,8 +165,8 @@ class PageApplication:
 
     def _run(self, query: dict[str, str]) -> dict[str, Any]:
         watched = self._watched_run(query.get("id", ""))
-        told = watched.curves(query.get("seen", "")[:64])
-        return told | (watched.detail() if query.get("detail") == "1" else {})
+        answer = watched.curves(query.get("seen", "")[:64])
+        return answer | (watched.detail() if query.get("detail") == "1" else {})
 
     def _watched_run(self, run_id: str) -> WatchedRun:
         """Return a run by its id, or raise `Refused`."""
@@ -174,7 +174,7 @@ class PageApplication:
             self._runs()
         with self._lock:
             if (run_dir := self._run_dirs.get(run_id)) is None:
-                raise Refused(HTTPStatus.NOT_FOUND, "this run is not here any more")
+                raise Refused(HTTPStatus.NOT_FOUND, "this run no longer exists")
             watched = self._watched.pop(run_id, None) or WatchedRun(run_dir)
             self._watched[run_id] = watched
             if len(self._watched) > _MOST_WATCHED:
@@ -184,7 +184,7 @@ class PageApplication:
     def _video(self, query: dict[str, str]) -> tuple[str, int, Iterable[bytes]]:
         video = self._watched_run(query.get("id", "")).video(query.get("video", ""))
         if video is None:
-            raise Refused(HTTPStatus.NOT_FOUND, "this video is not here any more")
+            raise Refused(HTTPStatus.NOT_FOUND, "this video no longer exists")
         try:
             file = video.open()
         except OSError as error:
@@ -210,7 +210,7 @@ def _pieces(file: Any, size: int) -> Iterator[bytes]:
 
 
 def _as_json(value: Any) -> tuple[str, int, Iterable[bytes]]:
-    content = msgspec.json.encode(value)  # infinity, which JSON lacks, as null
+    content = msgspec.json.encode(value)  # infinity becomes null
     return "application/json", len(content), [content]
 
 
@@ -223,7 +223,7 @@ def _files() -> dict[str, tuple[str, bytes]]:
     return {path: (kind, (directory / name).read_bytes()) for path, (name, kind) in _FILES.items()}
 
 
-#: Where the page is, or at the first port after that which is free.
+#: Default port of the page; if it is taken, the next free one.
 DEFAULT_BIND: Final = "127.0.0.1:7070"
 _MORE_PORTS: Final = 20
 
@@ -241,22 +241,22 @@ def serve_page(
     """Serve the page, and yield its address.
 
     Args:
-        bind: "host:port"; None: this host alone, at a port that is free.
-        token: which the page asks for; "": none.
+        bind: "host:port"; None: only this host, at a free port.
+        token: the token that the page asks for; "": none.
         tls: of this host; None: plain HTTP.
         insecure: allow other machines to read it without TLS.
 
     Raises:
-        EndpointError: the address cannot be bound, or must not be.
+        EndpointError: the address cannot be bound, or needs TLS and a token.
     """
     host, port = split_address(bind or DEFAULT_BIND)
     is_here = is_loopback(host)
     if not is_here and not (token and (tls or insecure)):
-        lacking = "nothing would be encrypted" if token else "there is no token to ask for"
+        missing = "nothing would be encrypted" if token else "there is no token to ask for"
         raise EndpointError(
-            f"refusing to serve the page on {bind}: other machines could read it, and {lacking}. "
+            f"refusing to serve the page on {bind}: other machines could read it, and {missing}. "
             "Give --tls and a token, as `juggler certs` makes both; or --insecure and --token-file "
-            "on a network that you trust; or bind to 127.0.0.1, and look from elsewhere through "
+            "on a network that you trust; or bind to 127.0.0.1, and view it from elsewhere through "
             f"`ssh -L {port or 7070}:127.0.0.1:{port or 7070} HOST`"
         )
     application = PageApplication(directories, named=named)
@@ -287,31 +287,31 @@ def _bound(
             if error.errno != EADDRINUSE or port == ports[-1]:
                 raise EndpointError(
                     f"cannot serve the page on {host}:{port}: {error.strerror or error}. Choose "
-                    "another --bind, or leave it out for a port that is free"
+                    "another --bind, or leave it out for a free port"
                 ) from error
-    raise AssertionError("there is a last port")
+    raise AssertionError("the last port raises above")
 
 
 _END_SECONDS = 3.0
-_NICER = 5  # than the run
-_MOST_SAID = 1 << 16  # bytes
+_NICER = 5  # lower priority than the run
+_MOST_OUTPUT = 1 << 16  # bytes
 
 
-class PageBeside(Callback):
+class PageProcess(Callback):
     """Runs the page's process; the run continues if it fails."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._said = b""
-        self._told = False
+        self._output = b""
+        self._address_shown = False
 
     def on_start(self, run: Run) -> None:
-        # The modules of this process, wherever they are from.
+        # The same import path as this process.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__, str(run.run_dir)],
-                stdin=subprocess.PIPE,  # which closes when this process ends, however it ends
+                stdin=subprocess.PIPE,  # closes when this process ends, for any reason
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=environment,
@@ -326,12 +326,12 @@ class PageBeside(Callback):
     def on_metrics(self, run: Run, metrics: MetricsLine) -> None:
         if self._process is None:
             return
-        self._hear(self._process)
-        if not self._told and b"\n" in self._said:
-            self._told = True
-            run.message(self._said.partition(b"\n")[0].decode(errors="replace"))
+        self._read_output(self._process)
+        if not self._address_shown and b"\n" in self._output:
+            self._address_shown = True
+            run.message(self._output.partition(b"\n")[0].decode(errors="replace"))
         if self._process.poll() is not None:
-            last = self._said.strip().rpartition(b"\n")[2].decode(errors="replace")
+            last = self._output.strip().rpartition(b"\n")[2].decode(errors="replace")
             run.message(f"the page is no longer served: {last}", "warning")
             self._close(self._process)
 
@@ -339,10 +339,10 @@ class PageBeside(Callback):
         if self._process is not None:
             self._close(self._process)
 
-    def _hear(self, process: subprocess.Popen[bytes]) -> None:
+    def _read_output(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        while said := process.stdout.read(_MOST_SAID):
-            self._said = (self._said + said)[-_MOST_SAID:]
+        while output := process.stdout.read(_MOST_OUTPUT):
+            self._output = (self._output + output)[-_MOST_OUTPUT:]
 
     def _close(self, process: subprocess.Popen[bytes]) -> None:
         self._process = None
@@ -358,9 +358,9 @@ class PageBeside(Callback):
 
 
 def main(run_dir: str) -> int:
-    """Serve until the parent process ends or asks to."""
+    """Serve until the parent process ends, or asks the server to end."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)  # the run decides when it ends
+        signal.signal(each, signal.SIG_IGN)  # the run decides when to end
     os.nice(_NICER)
     try:
         with serve_page([Path(run_dir)], token=(token := read_token(None))) as address:

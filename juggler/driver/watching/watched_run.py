@@ -48,16 +48,16 @@ from juggler.runtime.plain_files import open_plain
 
 _SUFFIX: Final = ".mp4"
 _DEEPEST: Final = 3
-_MOST: Final = 60  # the newest
+_MOST: Final = 60  # number of videos: the newest
 
 
 @dataclass(frozen=True, slots=True)
 class Video:
     """A video of a run."""
 
-    video_id: str  # by which it is asked for, since no path comes from a network
+    video_id: str  # its id in requests, which never contain paths
     run_dir: Path
-    name: str  # within the run's directory
+    name: str  # path within the run's directory
     written: float  # in seconds since 1970
     size: int  # in bytes
 
@@ -68,13 +68,13 @@ class Video:
             raise OSError(errno.ELOOP, "it is a link")
         return open_plain(path)
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """For JSON."""
         return {"id": self.video_id, "name": self.name, "written": self.written, "size": self.size}
 
 
 def find_videos(run_dir: Path) -> list[Video]:
-    """The newest videos of a run, the newest first."""
+    """Return the newest videos of a run, the newest first."""
     found = sorted(_walk(run_dir, run_dir, _DEEPEST), key=lambda video: video.written)
     return found[-_MOST:][::-1]
 
@@ -91,15 +91,15 @@ def _walk(run_dir: Path, directory: Path, depth: int) -> Iterator[Video]:
                 yield Video(video_id, run_dir, name, about.st_mtime, about.st_size)
 
 
-_MOST_PLAYERS: Final = 40  # in the matrix: learning ones, and the newest others
+_MOST_PLAYERS: Final = 40  # in the matrix: learning players, then the newest frozen ones
 
 
 def league_matrix(checkpoint: Path, table: Mapping[str, Any]) -> dict[str, Any]:
     """Return players and win rates between them.
 
     Returns:
-        For JSON: `players`; `win_rates` and `games`, of the row against the column, null where two
-        have not played; and from how many `min_games` on a win rate is sure. {} without a league.
+        For JSON: `players`; `win_rates` and `games`, of the row against the column, null without
+        games; and `min_games`, from which on a win rate counts. {} without a league.
     """
     state = read_record(checkpoint).get("counters", {}).get(LEAGUE)
     if state is None:
@@ -142,7 +142,7 @@ def _rate(payoffs: Payoffs, player: str, other: str) -> float | None:
     return round((wins + draws / 2) / played, 4) if played else None
 
 
-#: Above that, every second point goes.
+#: Above this number, every second point is removed.
 MOST_POINTS: Final = 1200
 _MOST_KEYS: Final = 400  # of a line
 _MOST_NAMES: Final = 32  # modules, agents, players
@@ -160,25 +160,25 @@ _ALONE: Final = (
 
 
 class Curves:
-    """The curves of one run, as far as its file goes.
+    """The curves of one run, read from its metrics file.
 
     Attributes:
-        newest: the newest line of metrics, whole; {} before there is one.
+        newest: the newest line of metrics, in full; {} before the first one.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self.newest: dict[str, Any] = {}
         self._file = LineFile(run_dir / METRICS_FILE)
         self._course = MetricsCourse()
-        self._every, self._skipped = 1, 0  # lines for a point, and those since the last point
-        # Raised with all that changes points which were there before.
+        self._every, self._skipped = 1, 0  # lines per point, and lines since the last point
+        # Incremented whenever earlier points change.
         self._edition = 0
         self._keys: dict[str, None] = {}
 
     def read(self) -> None:
-        """Take in what is new."""
-        if self._file.begins_anew():
-            self._begin_anew()
+        """Read new lines."""
+        if self._file.was_replaced():
+            self._restart()
         for text in self._file.new_lines():
             if (line := parse_line(text)) is None:
                 self._course.broken += bool(text.strip())
@@ -190,18 +190,18 @@ class Curves:
 
     @property
     def broken(self) -> int:
-        """How many lines of the file are not metrics."""
+        """Number of lines of the file that are not metrics."""
         return self._course.broken
 
     def since(self, seen: str) -> dict[str, Any]:
-        """The points that a viewer has not seen.
+        """Return the points that a viewer has not seen.
 
         Args:
-            seen: what this said last; "": nothing.
+            seen: the `seen` of the viewer's last answer; "": nothing.
 
         Returns:
-            For JSON: `seen` for the next time, `keys` and `rows` of numbers by these, and whether
-            these are `all` that there is, in place of what was seen before.
+            For JSON: `seen` for the next call, `keys`, `rows` of numbers in that order, and `all`:
+            whether these points replace the viewer's earlier ones.
         """
         lines = self._course.lines
         edition, _, count = seen.partition(".")
@@ -222,7 +222,7 @@ class Curves:
         for key in point:
             if key not in self._keys and len(self._keys) < _MOST_KEYS:
                 self._keys[key] = None
-                self._edition += len(course.lines) > 1  # rows before had no such column
+                self._edition += len(course.lines) > 1  # earlier rows have no such column
         if len(course.lines) > MOST_POINTS:
             course.lines[:] = course.lines[::2]
             self._every *= 2
@@ -233,14 +233,14 @@ class Curves:
         lines = self._course.lines
         return number(lines[-1][STEPS]) if lines else 0.0
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         self.newest = {}
         self._course, self._every, self._skipped = MetricsCourse(), 1, 0
         self._keys, self._edition = {}, self._edition + 1
 
 
 def _points(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """What is drawn of a line."""
+    """Yield the points of a line."""
     for key in _ALONE:
         if (value := _finite(line.get(key))) is not None:
             yield key, value
@@ -251,14 +251,14 @@ def _points(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         ("by_agent", "episode_return_mean", _MOST_NAMES),
         ("info", "mean", _MOST_NUMBERS),
     ):
-        for name, told in list(_table(line, table).items())[:most]:
-            for key, value in _numbers(told).items():
+        for name, values in list(_table(line, table).items())[:most]:
+            for key, value in _numbers(values).items():
                 if wanted in (None, key):
                     yield f"{table}/{name}/{key}", value
     for key, value in list(_numbers(line.get("custom")).items())[:_MOST_NUMBERS]:
         yield f"custom/{key}", value
-    for name, told in list(_table(_table(line, "league"), "learning").items())[:_MOST_NAMES]:
-        if (value := _numbers(told).get("elo")) is not None:
+    for name, values in list(_table(_table(line, "league"), "learning").items())[:_MOST_NAMES]:
+        if (value := _numbers(values).get("elo")) is not None:
             yield f"league/{name}/elo", value
 
 
@@ -273,7 +273,7 @@ def _numbers(table: Any) -> dict[str, float]:
 
 
 def _finite(value: Any) -> float | None:
-    """A number, in as many digits as are drawn."""
+    """Return a finite number with the digits that are drawn, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     found = number(value)
@@ -284,13 +284,13 @@ def _finite(value: Any) -> float | None:
 
 _MOST_EVENTS: Final = 200
 _LONG_TEXT: Final = 2000  # characters of an event
-_STATUS_SECONDS: Final = 1.0  # between two questions to a driver, of all viewers together
+_STATUS_SECONDS: Final = 1.0  # between two requests to a driver, for all viewers together
 _ANSWER_SECONDS: Final = 2.0
-_LOOK_SECONDS: Final = 5.0  # between two looks for what changes seldom
+_LOOK_SECONDS: Final = 5.0  # between two readings of what seldom changes
 
 
 class WatchedRun:
-    """For any thread; one at a time reads."""
+    """One run as the page shows it; thread-safe."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -307,7 +307,7 @@ class WatchedRun:
         self._looked = float("-inf")
 
     def curves(self, seen: str) -> dict[str, Any]:
-        """Return curves beyond what a viewer has seen."""
+        """Return the points that a viewer has not seen."""
         with self._lock:
             problem = self._read_metrics()
             return {
@@ -335,11 +335,11 @@ class WatchedRun:
                 "events": list(self._events),
                 "status": self._ask() if state == "running" else None,
                 "league": self._league,
-                "videos": [each.told() for each in self._videos],
+                "videos": [each.to_json() for each in self._videos],
             }
 
     def video(self, video_id: str) -> Video | None:
-        """Return a video of the last look by its id."""
+        """Return a video of the last reading by its id."""
         with self._lock:
             return next((each for each in self._videos if each.video_id == video_id), None)
 
@@ -357,8 +357,8 @@ class WatchedRun:
         return ""
 
     def _read_events(self) -> None:
-        with suppress(OSError):  # it has said nothing yet
-            if self._events_file.begins_anew():
+        with suppress(OSError):  # the run has no messages yet
+            if self._events_file.was_replaced():
                 self._events.clear()
             for text in self._events_file.new_lines():
                 self._take_event(text)
@@ -386,7 +386,7 @@ class WatchedRun:
                 self._league = league_matrix(newest, table)
 
     def _ask(self) -> dict[str, Any] | None:
-        """The status that the driver gives; None: it gives none."""
+        """Ask the driver for its status; None: no answer."""
         if time.monotonic() - self._asked < _STATUS_SECONDS:
             return self._status
         try:
@@ -396,7 +396,7 @@ class WatchedRun:
             if self._channel is None:
                 self._channel = dial(address)
             status = to_plain(ask_status(self._channel, _ANSWER_SECONDS))
-            del status["log_messages"]  # which are events
+            del status["log_messages"]  # these are events
             self._status = status
         except (RunDirectoryError, grpc.RpcError):
             self._hang_up()

@@ -1,4 +1,4 @@
-"""What workers are told."""
+"""Sends commands to workers."""
 
 from __future__ import annotations
 
@@ -45,33 +45,35 @@ class CommandSender:
         }
         self.pool = RequestPool(parts.hub, cap=1 << 16, latencies=latencies)
         self._parts, self._registry, self._connectors = parts, parts.registry, parts.connectors
-        self._anew: dict[Worker, int] = {}  # seeds that no worker has been told yet
+        self._restart_seeds: dict[Worker, int] = {}  # seeds of restarts that were not sent yet
 
     def send(self, worker: Worker, message: Message) -> None:
         try:
             self.pool.submit(worker, message)
-        except CapReached as error:  # it has not answered for long
+        except CapReached as error:  # the worker has not answered for long
             self._parts.hub.dismiss(worker, str(error))
 
-    def tell(self, worker_id: str, message: Message) -> None:
+    def send_to(self, worker_id: str, message: Message) -> None:
         """Send a command to a worker, if it is ready."""
         worker = self._registry.ready.get(worker_id)
-        if worker is not None:  # else its Left event was heard, and the core knows
+        if worker is not None:  # otherwise its Left event was booked in the core
             self.send(worker, message)
 
-    def begin_anew(self, update: int) -> None:
+    def restart_runners(self, update: int) -> None:
         """Have every attached EnvRunner restart with its next request.
 
-        They then do what those of a run do that is resumed at this update: the same seeds, and the
-        same knowledge of what connectors have learned.
+        They then have the same seeds and the same state of connectors as in a run that is resumed
+        at this update.
         """
         runners = self._registry.of_role(ENVRUNNER)
-        self._anew = {worker: self._registry.seed(worker, update=update) for worker in runners}
+        self._restart_seeds = {
+            worker: self._registry.seed(worker, update=update) for worker in runners
+        }
         for connectors in self._connectors.values():
             connectors.announce()
 
     def carry_out(self, command: events.Command) -> None:
-        """What the core wants."""
+        """Carry out a command of the core."""
         match command:
             case events.Request():
                 self._ask(command)
@@ -86,7 +88,7 @@ class CommandSender:
                         batch_ids=share.batch_ids,
                         values=values,
                     )
-                    self.tell(share.learner, update)
+                    self.send_to(share.learner, update)
             case events.FormGroup():
                 self._form_group(command)
             case events.LeftGroup():
@@ -95,7 +97,7 @@ class CommandSender:
                 discard = training_pb2.Discard(
                     module_id=command.module_id, batch_ids=command.batch_ids
                 )
-                self.tell(command.learner, discard)
+                self.send_to(command.learner, discard)
 
     def _ask(self, command: events.Request) -> None:
         worker, league = self._registry.ready.get(command.runner), self._parts.league
@@ -108,7 +110,9 @@ class CommandSender:
             generation=command.generation,
             at_least=command.at_least.message(),
             connector_state=self._connectors[command.module_id].news_for(worker),
-            seed=self._anew.pop(worker, None),  # said once, in the first request of a round
+            seed=self._restart_seeds.pop(
+                worker, None
+            ),  # sent once, in the first request of a round
             round=command.round,
             requests_in_round=command.requests_in_round,
             line_ups=league.line_ups(worker, command.round) if league else (),
@@ -124,45 +128,47 @@ class CommandSender:
             meeting_points=[points[member] for member in command.members],
         )
         for member in command.members:
-            self.tell(member, group)
+            self.send_to(member, group)
         for worker in self._registry.ready.values():
             if worker.role != LEARNER:
-                self.tell_learners(worker, command.module_id, command.generation)
+                self.send_learners(worker, command.module_id, command.generation)
 
-    def tell_learners(self, worker: Worker, module_id: str, generation: int) -> None:
-        """Let an EnvRunner know where the learners of a module are."""
+    def send_learners(self, worker: Worker, module_id: str, generation: int) -> None:
+        """Send an EnvRunner the addresses of a module's learners."""
         self.send(worker, self._registry.learners_message(module_id, generation))
 
 
-#: How many times as many samples there are when EnvRunners are told again. What has been learned
-#: from many samples changes little with one more batch, and would cost traffic with every request.
+#: Growth factor of samples between two announcements of connectors' state to EnvRunners. With many
+#: samples, one more batch changes little, and would cost traffic with every request.
 _WORTH_TELLING = 1.01
 
 
 class ConnectorState:
-    """Merges deltas of receipts in order, and tells EnvRunners.
+    """Merges deltas of receipts in order, and sends the result to EnvRunners.
 
     Attributes:
-        merged: the state; {} where there is none, as where no connector learns.
+        merged: the state; {} if no connector learns.
     """
 
     def __init__(self, state: State | None = None) -> None:
         self.merged: State = state or {}
         self._waiting: dict[tuple[str, int], State] = {}  # deltas by EnvRunner and batch id
-        self._told: dict[Worker, int] = {}  # which news each has
+        self._sent_to: dict[
+            Worker, int
+        ] = {}  # number of the last announcement that each EnvRunner has
         self._news, self._content = 0, b""
-        self._samples = 0.0  # behind the news
+        self._samples = 0.0  # samples in the last announcement
         self.announce()
 
     def take(self, worker_id: str, batch_id: int, delta: bytes) -> None:
-        """Take a receipt's delta, to be merged later."""
+        """Store a receipt's delta, to be merged later."""
         if delta:
             state = from_bytes(delta)
             merge(self.merged or state, state)
             self._waiting[worker_id, batch_id] = state
 
     def merge_waiting(self) -> None:
-        """Merge what was taken, in order of EnvRunners and their batches."""
+        """Merge stored deltas, in order of EnvRunners and their batches."""
         if not self._waiting:
             return
         for key in sorted(self._waiting, key=lambda key: (worker_order(key[0]), key[1])):
@@ -172,20 +178,20 @@ class ConnectorState:
             self.announce()
 
     def announce(self) -> None:
-        """All there is by now is news for everybody."""
+        """Announce the merged state to all EnvRunners."""
         self._samples = _samples(self.merged)
         if self._samples:
             self._news, self._content = self._news + 1, to_bytes(self.merged)
 
     def news_for(self, worker: Worker) -> bytes:
         """Return news for a worker's next request, or b""."""
-        if self._told.get(worker, 0) == self._news:
+        if self._sent_to.get(worker, 0) == self._news:
             return b""
-        self._told[worker] = self._news
+        self._sent_to[worker] = self._news
         return self._content
 
     def left(self, worker: Worker) -> None:
-        self._told.pop(worker, None)
+        self._sent_to.pop(worker, None)
 
 
 def everything(connectors: Mapping[str, ConnectorState]) -> bytes:
@@ -195,7 +201,7 @@ def everything(connectors: Mapping[str, ConnectorState]) -> bytes:
 
 
 def _samples(state: Tree) -> float:
-    """Behind all moments together."""
+    """Return the number of samples in all moments together."""
     if is_moments(state):
         return float(Moments.from_tree(state).count)
     assert isinstance(state, dict)

@@ -1,4 +1,4 @@
-"""The evaluators, and evaluations beside the training."""
+"""The evaluators, and evaluations alongside training."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from juggler.runtime.wire.v1 import training_pb2
 if TYPE_CHECKING:
     from juggler.driver.parts import RunParts
 
-#: In the directory of a run.
+#: Directory within a run's directory.
 VIDEOS: Final = "videos"
 
 #: Why a gateway has played no episode.
-_NO_SIMULATOR: Final = "no simulator was there that lets its gateway act"
+_NO_SIMULATOR: Final = "no simulator was connected that lets its gateway act"
 
-#: An episode may take _MORE_STEPS times the longest training episode, which counts as at least
-#: _FEW_STEPS.
+#: An evaluation episode may take _MORE_STEPS times as many steps as the longest training episode,
+#: which counts as at least _FEW_STEPS.
 _MORE_STEPS, _FEW_STEPS = 10, 1000
 
 
@@ -54,23 +54,23 @@ class Evaluators:
     """The workers that play whole episodes."""
 
     def __init__(self, parts: RunParts) -> None:
-        # Those of this host are processes of the driver, which read checkpoints.
+        # Local evaluators are processes of the driver, which can read checkpoints.
         self.only_local, self._parts = parts.only_local, parts
-        # The environments of a run with a gateway are those of its simulators.
+        # With a gateway, the environments belong to its simulators.
         self.are_gateways = bool(parts.config.env_runner.gateway)
         self._role = ENVRUNNER if self.are_gateways else EVALUATOR
 
     @property
     def there(self) -> bool:
-        """Whether an evaluator can be asked."""
+        """Whether an evaluator is ready."""
         return bool(self._parts.registry.of_role(self._role))
 
     def why_none_comes(self) -> str:
-        """Why no evaluator is to be expected, or ""."""
+        """Return why no evaluator can be expected, or ""."""
         if self.only_local or self.there:
             return ""
         kind = "gateway with simulators" if self.are_gateways else "`juggler evaluator`"
-        return f"no {kind} is here"
+        return f"no {kind} is attached"
 
     def ask(
         self,
@@ -82,15 +82,15 @@ class Evaluators:
         video: str = "",
         **what: Any,
     ) -> dict[Worker, training_pb2.Evaluate]:
-        """Have each evaluator, or one alone, play its share of the episodes.
+        """Have each evaluator, or only one, play its share of the episodes.
 
         Args:
             cut: the checkpoint with these weights; None: they play the newest ones.
-            video: where the first one records one more episode; "": nowhere.
-            what: more fields of an `Evaluate`.
+            video: file in which the first evaluator records one more episode; "": none.
+            what: further fields of `Evaluate`.
 
         Returns:
-            The commands, by evaluator; {}: there is none.
+            The commands, by evaluator; {}: no evaluator.
         """
         evaluators = self._parts.registry.of_role(self._role)[: 1 if alone else episodes]
         share, more = divmod(episodes, len(evaluators) or 1)
@@ -116,19 +116,19 @@ class Evaluators:
 
 @dataclass(slots=True)
 class _Playing:
-    """What evaluators play."""
+    """An evaluation in progress."""
 
     waits_for: dict[Worker, training_pb2.Evaluate]  # commands without an answer yet
     path: Path | None  # of the checkpoint; None: the newest weights
-    update: int  # that it has
-    steps: int  # that it was trained on
-    returns: list[float] = field(default_factory=list)  # what was played so far
-    lengths: list[int] = field(default_factory=list)  # likewise
-    agent_returns: AgentReturns = field(default_factory=dict)  # likewise
-    cut: int = 0  # how many of these episodes had no end
+    update: int  # of the weights
+    steps: int  # steps trained on
+    returns: list[float] = field(default_factory=list)  # results so far
+    lengths: list[int] = field(default_factory=list)  # same order
+    agent_returns: AgentReturns = field(default_factory=dict)  # of the same episodes
+    cut: int = 0  # number of these episodes without an end
 
     def add(self, command: training_pb2.Evaluate, done: training_pb2.Evaluation) -> None:
-        """Episodes were played."""
+        """Add the episodes of one evaluator."""
         self.returns += done.episode_returns
         self.lengths += done.episode_lengths
         for played, returns in from_messages(done.agent_returns).items():
@@ -138,11 +138,11 @@ class _Playing:
 
 
 class Evaluations:
-    """How well the weights play, every now and then.
+    """Evaluates the weights from time to time.
 
-    A checkpoint is written for each evaluation, and the evaluators play that: so that the best one
-    can be kept. Meanwhile it lies aside. Players of a league change meanwhile: there the
-    evaluators play the newest weights, and none is kept.
+    A checkpoint is written for each evaluation, and set aside while the evaluators play it: so the
+    best one can be kept. In a league, whose players change all the time, the evaluators play the
+    newest weights, and no checkpoint is kept.
     """
 
     def __init__(self, parts: RunParts, evaluators: Evaluators, best: BestCheckpoint) -> None:
@@ -155,30 +155,34 @@ class Evaluations:
         self._metrics, self._progress = parts.metrics, parts.progress
         self._checkpointing, self._snapshots = parts.checkpointing, parts.snapshots
         self._wanted = False
-        self._told = False  # that one waits
-        self._told_how_long = False  # an evaluation may take
-        self._told_of_none = False  # that a gateway has played no episode
+        self._wait_was_reported = False  # a waiting evaluation was reported
+        self._limit_was_reported = False  # the step limit was reported
+        self._no_episode_was_reported = False  # a gateway without episodes was reported
         self._playing: _Playing | None = None
 
     @property
     def under_way(self) -> bool:
-        """Whether an evaluator plays."""
+        """Whether an evaluation is under way."""
         return self._playing is not None
 
     def want(self) -> None:
-        """One is due: the next `begin` that can asks for it.
+        """Note that an evaluation is due: `begin` starts it once possible.
 
-        People are told, once, if the one before still waits because a module has no learner.
+        Warns once if the evaluation before still waits because a module has no learner.
         """
         missing = self._checkpointing.waits_for
-        if self._wanted and missing and not self.under_way and not self._told:
-            self._told = True
+        if self._wanted and missing and not self.under_way and not self._wait_was_reported:
+            self._wait_was_reported = True
             text = (
                 f"there are no evaluations while these modules have no learner: {listed(missing)}"
             )
             self._progress.message(text, "warning")
-        if self._playing and self._metrics.evaluation_return is None and not self._told_how_long:
-            self._told_how_long = True
+        if (
+            self._playing
+            and self._metrics.evaluation_return is None
+            and not self._limit_was_reported
+        ):
+            self._limit_was_reported = True
             most = most_steps(self._metrics.lengths)
             self._progress.message(
                 "the first evaluation has not ended, and the next one is due: it plays "
@@ -194,7 +198,7 @@ class Evaluations:
             return
         if not self._evaluators.there:
             self._wanted = False
-            self._tell_that_none_is_there()
+            self._report_missing_evaluators()
         elif self._keeps_best:
             self._checkpointing.begin(EVALUATED)
         elif (core := self._parts.core).members:
@@ -206,12 +210,12 @@ class Evaluations:
             return
         if event.path is None or not self._wanted:
             self._wanted = False
-            self._let_go()
+            self._discard()
         else:
             self._play(event, event.update, event.steps)
 
     def left(self, worker: Worker) -> None:
-        """Handle a lost evaluator; other episodes count."""
+        """Handle a lost evaluator; the episodes of other evaluators count."""
         playing = self._playing
         if playing is not None and worker in playing.waits_for:
             del playing.waits_for[worker]
@@ -219,24 +223,24 @@ class Evaluations:
                 self._finish(playing)
 
     def give_up(self) -> None:
-        """The run is over."""
+        """Abandon the evaluation, because the run has ended."""
         self._wanted = False
-        self._let_go()
+        self._discard()
 
     def is_of_it(self, command: training_pb2.Evaluate) -> bool:
-        """Whether a command is for an evaluation, not a confirmation."""
+        """Return whether a command is for the current evaluation."""
         return not command.checkpoint or Path(command.checkpoint).parent.name == EVALUATED
 
     def answered(
         self, worker: Worker, command: training_pb2.Evaluate, done: training_pb2.Evaluation
     ) -> None:
-        """Episodes were played, or none."""
+        """Add the results of an evaluator."""
         playing = self._playing
         if playing is None or playing.waits_for.get(worker) != command:
-            return  # it was given up
+            return  # the evaluation was abandoned
         del playing.waits_for[worker]
-        if not done.episode_returns and not self._told_of_none:
-            self._told_of_none = True
+        if not done.episode_returns and not self._no_episode_was_reported:
+            self._no_episode_was_reported = True
             text = f"{worker.worker_id} has played no episode of an evaluation: {_NO_SIMULATOR}"
             self._progress.message(text, "warning")
         playing.add(command, done)
@@ -244,9 +248,9 @@ class Evaluations:
             self._finish(playing)
 
     def _finish(self, playing: _Playing) -> None:
-        """All evaluators have played, or are gone."""
+        """Finish the evaluation: all evaluators have answered or left."""
         if not (returns := playing.returns):
-            return self._let_go()
+            return self._discard()
         self._metrics.evaluated(returns, playing.agent_returns)
         trained = {"update": playing.update, "env_steps_trained": playing.steps}
         is_best = playing.path is not None and self.best.is_better(returns)
@@ -257,25 +261,25 @@ class Evaluations:
             returns, playing.lengths, playing.agent_returns, **trained, is_best=is_best
         )
         self._parts.callbacks.note("on_evaluation", evaluation)
-        self._let_go()
+        self._discard()
         if playing.cut:
             self._progress.message(
                 f"{playing.cut} of {len(returns)} episodes of an evaluation had no end: each "
-                f"counts as it was after {max(playing.lengths)} steps. An environment needs a "
-                "limit, such as max_episode_steps = 1000",
+                f"counts with its return after {max(playing.lengths)} steps. An environment needs "
+                "a limit, such as max_episode_steps = 1000",
                 "warning",
             )
 
-    def _tell_that_none_is_there(self) -> None:
-        """Once, in a run whose evaluators dial in."""
-        if (why := self._evaluators.why_none_comes()) and not self._told:
-            self._told = True
-            how = ": start one on a host, with the same --driver as EnvRunners have"
+    def _report_missing_evaluators(self) -> None:
+        """Warn once if no evaluator has dialled in."""
+        if (why := self._evaluators.why_none_comes()) and not self._wait_was_reported:
+            self._wait_was_reported = True
+            how = ": start one on a host, with the same --driver as EnvRunners"
             how = "" if self._evaluators.are_gateways else how
             self._progress.message(f"there are no evaluations while {why}{how}", "warning")
 
     def _play(self, cut: SnapshotWritten | None, update: int, steps: int) -> None:
-        self._wanted = self._told = False
+        self._wanted = self._wait_was_reported = False
         path = cut.path if cut else None
         learned: dict[str, Any] = {}
         if cut is None:
@@ -285,40 +289,40 @@ class Evaluations:
             video = str(path.resolve().parent.parent / VIDEOS / f"update-{update:09}")
         players = self._evaluators.ask(self._episodes, update, cut, video=video, **learned)
         if not players:
-            return self._let_go()
+            return self._discard()
         self._begun += 1
         self._playing = _Playing(players, path, update, steps)
 
-    def _let_go(self) -> None:
+    def _discard(self) -> None:
         self._playing = None
         if self._keeps_best:
-            self._snapshots.let_go(EVALUATED)
+            self._snapshots.discard_aside(EVALUATED)
 
 
 def most_steps(lengths: Iterable[int]) -> int:
     """Return the maximum steps of an evaluation episode, given training lengths.
 
-    Without a limit, a deterministic policy may go in circles for ever.
+    Without a limit, a deterministic policy may go in circles forever.
     """
     return _MORE_STEPS * max((_FEW_STEPS, *lengths))
 
 
-_TELL_SECONDS = 2.0  # until people are told that a verdict is waited for
+_REPORT_SECONDS = 2.0  # until a message explains the wait
 
-#: Gathers events for some seconds, or until something holds.
+#: Gathers events for some seconds, or until a condition holds.
 Drain = Callable[[float, Callable[[], bool]], None]
 
 
 def why_not_confirmed(config: RunConfig) -> str:
-    """Why no evaluator can confirm a solved run, or ""."""
+    """Return why no evaluator can confirm a solved run, or ""."""
     if not config.driver.confirm:
         return "confirm = false"
     if config.driver.evaluation_seconds > 0:
-        return ""  # the run has an evaluator in any case
+        return ""  # the run has an evaluator anyway
     if config.env_runner.env.startswith(SCHEME):
-        return "an evaluation would need simulators of its own; evaluation_seconds asks for them"
+        return "an evaluation would need its own simulators; evaluation_seconds requests them"
     if config.env_runner.gateway:
-        return "an evaluation would take episodes of its simulators; evaluation_seconds asks for it"
+        return "an evaluation would take episodes of its simulators; evaluation_seconds requests it"
     return ""
 
 
@@ -326,22 +330,22 @@ def why_not_confirmed(config: RunConfig) -> str:
 class _Candidate:
     """Weights that may have solved the task."""
 
-    # The training returns that made them one, as `ReturnGoals` names them
+    # The training returns that reached the goals, by name: see `ReturnGoals`
     proposed: dict[str, float]
-    episodes: int  # of the run until then
-    cut: SnapshotWritten | None = None  # their state on the disk, once it is there
-    player: Worker | None = None  # that plays it
+    episodes: int  # of the run so far
+    cut: SnapshotWritten | None = None  # their state on the disk, once written
+    player: Worker | None = None  # evaluator that plays the candidate
 
 
 class Confirmation:
-    """Takes candidates one by one to their verdicts, while training continues.
+    """Has candidates confirmed one by one, while training continues.
 
-    A candidate's state is cut as for a checkpoint, and lies aside while an evaluator plays it. If
-    it plays well enough, it becomes the run's newest checkpoint; else it is deleted.
+    A candidate's state is saved like a checkpoint, and set aside while an evaluator plays it. If
+    it plays well enough, it becomes the run's newest checkpoint; otherwise it is deleted.
 
     Attributes:
-        outcome: for the summary, once the run is solved; None: it is not.
-        kept: the candidate that is to be the run's newest checkpoint; None: there is none.
+        outcome: for the summary, once the run is solved; None: not solved.
+        kept: the candidate that becomes the run's newest checkpoint; None: no candidate.
     """
 
     def __init__(self, parts: RunParts, evaluators: Evaluators) -> None:
@@ -357,19 +361,19 @@ class Confirmation:
 
     @property
     def wants_evaluator(self) -> bool:
-        """The driver is to start one."""
+        """Whether the driver should start an evaluator."""
         return bool(self._goals) and not self._why_not and self._evaluators.only_local
 
     @property
     def under_way(self) -> bool:
-        """There is a candidate, and no verdict yet."""
+        """Whether a candidate has no verdict yet."""
         candidate = self._candidate
         if candidate is not None and candidate.cut is None and not self._snapshots.under_way:
-            self.give_up()  # its learner is gone, or the disk refused it
+            self.give_up()  # its learner is gone, or writing it failed
         return self._candidate is not None
 
     def look(self) -> bool:
-        """Begin with a candidate; return whether the run is solved without confirmation."""
+        """Start a candidate; return whether the run is solved without confirmation."""
         if self.outcome or self.under_way:
             return False
         proposed = self._goals.proposed(self._metrics)
@@ -382,7 +386,7 @@ class Confirmation:
             self._candidate = _Candidate(proposed, self._metrics.episodes)
             self._progress.message(
                 f"training has a return of {named_returns(proposed)}: "
-                f"{self._metrics.candidates.episodes} episodes with these weights are to confirm it"
+                f"{self._metrics.candidates.episodes} episodes with these weights must confirm it"
             )
         return False
 
@@ -390,18 +394,18 @@ class Confirmation:
         """Handle a written checkpoint, perhaps the candidate's."""
         if event.aside != CANDIDATE:
             return
-        if self._candidate is None:  # it was given up
-            self._snapshots.let_go(CANDIDATE)
+        if self._candidate is None:  # the candidate was abandoned
+            self._snapshots.discard_aside(CANDIDATE)
         elif event.path is not None:
             self._candidate.cut = event
             self.play()
 
     def play(self) -> None:
-        """Have an evaluator play the candidate, if both are there."""
+        """Have an evaluator play the candidate, if both are ready."""
         candidate = self._candidate
         if candidate is None or candidate.cut is None or candidate.player:
             return
-        goal = None  # of a module or an agent, whose evaluations do not end early
+        goal = None  # no early end with goals of modules or agents
         if EPISODE in self._goals.by_name:
             best = max(self._metrics.returns)
             goal = training_pb2.Evaluate.Goal(mean=self._goals.by_name[EPISODE], best=best)
@@ -412,12 +416,12 @@ class Confirmation:
     def evaluated(
         self, command: training_pb2.Evaluate, evaluation: training_pb2.Evaluation
     ) -> bool:
-        """A candidate was played. True: the run is solved."""
+        """Judge a played candidate; return whether the run is solved."""
         candidate = self._candidate
         if candidate is None or candidate.cut is None:
             return False
         if command.checkpoint != candidate.cut.place:
-            return False  # one that was given up
+            return False  # an abandoned candidate
         if not evaluation.episode_returns:
             self.impossible(_NO_SIMULATOR)
             return False
@@ -428,8 +432,8 @@ class Confirmation:
         is_reached = self._goals.reached(played)
         if is_reached and episodes < command.episodes:
             self._progress.message(
-                f"not confirmed: update {candidate.cut.update} has played {episodes} of "
-                f"{command.episodes} episodes, as its simulators left; training goes on"
+                f"not confirmed: update {candidate.cut.update} played {episodes} of "
+                f"{command.episodes} episodes, because its simulators left; training continues"
             )
             self.give_up()
             return False
@@ -437,11 +441,11 @@ class Confirmation:
             early = "the first " if episodes < command.episodes else ""
             self._progress.message(
                 f"not confirmed: update {candidate.cut.update} has a return of "
-                f"{named_spreads(played)} in {early}{episodes} episodes, and not "
-                f"{named_returns(self._goals.by_name)} in {command.episodes}; training goes on"
+                f"{named_spreads(played)} in {early}{episodes} episodes, instead of "
+                f"{named_returns(self._goals.by_name)} in {command.episodes}; training continues"
             )
             self._metrics.candidates.refuse(candidate.episodes)
-            self._let_go()
+            self._discard()
             return False
         self.kept, given = candidate.cut.path, self._goals.as_given
         self.outcome = {
@@ -458,7 +462,7 @@ class Confirmation:
         return True
 
     def left(self, worker: Worker) -> None:
-        """An evaluator is gone. The one in its place plays the candidate."""
+        """Handle a lost evaluator: its successor plays the candidate."""
         if self._candidate is not None and self._candidate.player is worker:
             self._candidate.player = None
 
@@ -466,31 +470,31 @@ class Confirmation:
         """Stop confirming candidates, and note why it is impossible."""
         self._why_not = self._why_not or why
         if self._candidate is not None:
-            self._let_go()
+            self._discard()
 
     def give_up(self) -> None:
-        """Give up this candidate; the next one comes later."""
+        """Abandon this candidate; the next one comes later."""
         if self._candidate is not None:
             self._metrics.candidates.put_off(self._candidate.episodes)
         if self.kept is None:
-            self._let_go()
+            self._discard()
 
     def wait(self, drain: Drain, seconds: float, patience: float) -> None:
         """Wait for the verdict on the last candidate.
 
         Args:
-            drain: gathers events for some seconds, or until something holds.
-            patience: seconds for an evaluator to be there.
+            drain: gathers events for some seconds, or until a condition holds.
+            patience: seconds to wait for an evaluator.
         """
-        drain(_TELL_SECONDS, lambda: not self.under_way)
+        drain(_REPORT_SECONDS, lambda: not self.under_way)
         if self.under_way:
             how = way_out("Ctrl-C leaves without it")
-            self._progress.message(f"waiting for what confirms that the run is solved{how}")
+            self._progress.message(f"waiting for the confirmation that the run is solved{how}")
         until = time.monotonic() + patience
         drain(seconds, lambda: not self.under_way or not (self._plays or time.monotonic() < until))
 
     def overdue(self) -> str:
-        """Word what a candidate has waited for since the last call."""
+        """Describe what a candidate has waited for since the last call."""
         before, self._waited_for = self._waited_for, self._candidate
         if self._plays or not self.under_way or before is not self._candidate:
             return ""
@@ -498,18 +502,18 @@ class Confirmation:
             self.give_up()
             return f"a candidate cannot be confirmed: {why}"
         kind = "a gateway with simulators" if self._evaluators.are_gateways else f"{EVALUATOR}-0"
-        return f"a candidate waits for {kind}, which is to confirm it: is it stuck?"
+        return f"a candidate waits for {kind}, which must confirm it: is it stuck?"
 
     @property
     def _plays(self) -> bool:
         return self._candidate is not None and self._candidate.player is not None
 
-    def _let_go(self) -> None:
+    def _discard(self) -> None:
         self._candidate = None
-        self._snapshots.let_go(CANDIDATE)
+        self._snapshots.discard_aside(CANDIDATE)
 
 
-#: In the checkpoint's directory, beside its own files: how it played.
+#: File in the checkpoint's directory with the results of its evaluation.
 _EVALUATION_FILE = "evaluation.json"
 _RECORDED = ("return_mean", "return_deviation", "episodes", "update", "env_steps_trained")
 
@@ -518,7 +522,7 @@ class BestCheckpoint:
     """The checkpoint in `RUN/best`, kept by resumed runs.
 
     Attributes:
-        summary: where it is and how it played, for the summary; None: there is none.
+        summary: its path and results, for the summary; None: no best checkpoint.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -526,12 +530,12 @@ class BestCheckpoint:
         self.summary: dict[str, Any] | None = _read(self._directory)
 
     def is_better(self, returns: Sequence[float]) -> bool:
-        """Whether these returns have a higher mean than the best."""
+        """Return whether these returns have a higher mean than the best."""
         best = self.summary
         return best is None or Played.of(returns).mean > best["return_mean"]
 
     def keep(self, path: Path, returns: Sequence[float], trained: Mapping[str, int]) -> str:
-        """Move a checkpoint here, or return what prevents it.
+        """Move a checkpoint here; return what prevents it, or "".
 
         Args:
             trained: its "update" and "env_steps_trained".
@@ -545,7 +549,7 @@ class BestCheckpoint:
         }
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            # Before it gets its place: the two are never apart.
+            # Before it is moved, so that a checkpoint always has its results.
             write_synced(path / _EVALUATION_FILE, json.dumps(record).encode() + b"\n")
             kept = adopt(path, self._directory, keep=1)
         except OSError as error:
@@ -557,7 +561,7 @@ class BestCheckpoint:
 
 
 def _read(directory: Path) -> dict[str, Any] | None:
-    """Read the best checkpoint so far; None: there is none."""
+    """Read the best checkpoint so far, or return None."""
     try:
         path = newest_first(directory)[0]
         record = read_json(path / _EVALUATION_FILE)

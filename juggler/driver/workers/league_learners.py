@@ -1,4 +1,4 @@
-"""Players that learn, and come and go while the run goes on."""
+"""Learning players that come and go during a run."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class LeagueLearners:
-    """Has players trained, reset and retired.
+    """Adds, resets and retires learning players.
 
-    A player begins with new weights, with the weights of a player that does not learn, or with
-    the present weights of another one. It has the settings of the one that it comes from, or of the
-    first with its role.
+    A player begins with new weights, with the weights of a frozen player, or with the current
+    weights of another learning player. It has the settings of the player that it descends from, or
+    of the first player with its role.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class LeagueLearners:
             for player in self._roster.learners():
                 player_id = player.player_id
                 if player_id not in resume.module_ids:
-                    self._begin_again(player, resume)
+                    self._restart_player(player, resume)
                 elif resume.version_of(player_id)[0] < resets.get(player_id, 0):
                     self._repeat_reset(player)
 
     def add(self, player_id: str) -> None:
-        """Have a player trained, unless it is from the beginning."""
+        """Train a player, unless it was there from the start."""
         source = self._roster.players[player_id].source
         if player_id in self._core.modules:
             return
@@ -71,7 +71,7 @@ class LeagueLearners:
             then = partial(self._train_with, player_id, source)
             self._weights.ask(source, player_id, then, partial(self._cannot, player_id))
         else:
-            self._cannot(player_id, f"{source!r} has no weights here to begin with")
+            self._cannot(player_id, f"{source!r} has no weights here to start from")
 
     def must_fit(self, player_id: str, source: str) -> None:
         """Check that a player can be `reset` to these weights."""
@@ -84,7 +84,7 @@ class LeagueLearners:
         """Give a player other weights, a new optimizer and new schedules.
 
         Args:
-            source: INITIAL, or the id of a player that is ready and does not learn.
+            source: INITIAL, or the id of a frozen player that is ready.
         """
         self._weights.was_reset(player_id)
         self._trained.reset(player_id, *self._new_life(player_id, source))
@@ -99,11 +99,11 @@ class LeagueLearners:
         return {player_id: reset.generation for player_id, reset in last.items() if reset}
 
     def retire(self, player_id: str) -> None:
-        """Have a player trained no more."""
-        self._weights.let_go(player_id)
+        """Stop training a player."""
+        self._weights.cancel(player_id)
         if player_id in self._core.modules:
             self._trained.remove(player_id)
-            self._progress.message(f"league: {player_id} has left, and learns no more", "info")
+            self._progress.message(f"league: {player_id} has left, and no longer learns", "info")
 
     def forget_settled(self) -> None:
         """Forget players that have left, unless a worker waits for their weights."""
@@ -115,7 +115,7 @@ class LeagueLearners:
     def needed(self) -> set[str]:
         """Return sources of players that have had no learner yet.
 
-        A checkpoint lacks those players, so a resumed run needs their sources.
+        A checkpoint is missing these players, so a resumed run needs their sources.
         """
         begun = {module.module_id for module in self._core.in_checkpoints()}
         return {each.source for each in self._roster.learners() if each.player_id not in begun}
@@ -142,7 +142,7 @@ class LeagueLearners:
         self._league.removed(player_id)
 
     def _other_network(self, player_id: str, beginning: Beginning) -> str:
-        """Word how weights do not fit a player's network, or ""."""
+        """Describe how weights do not fit a player's network, or ""."""
         if player_id not in beginning.whole:
             return ""
         model, known = self._roster.modelled_on(player_id, self._first), self._registry.frozen
@@ -161,7 +161,7 @@ class LeagueLearners:
             if has != gets:
                 return (
                     f"{beginning.text} are of another network: at {'.'.join(path)!r}, {player_id} "
-                    f"has {has}, and they have {gets}"
+                    f"has {has}, and these weights have {gets}"
                 )
         return ""
 
@@ -179,7 +179,7 @@ class LeagueLearners:
         return seed, beginning
 
     def _initial(self, player_id: str) -> Beginning | None:
-        """Return what a player began with; None: new weights."""
+        """Return the first weights of a player; None: new weights."""
         model, first = self._roster.modelled_on(player_id, self._first), self._beginning
         if first is None or model not in first.weights:
             return None
@@ -198,12 +198,12 @@ class LeagueLearners:
         return _beginning(player_id, frozen.tree[WEIGHTS], learned, source)
 
     def _module(self, source: str) -> str:
-        """With which a player plays that another one begins with."""
+        """Return the module of a player that another one copies."""
         player = self._roster.players.get(source)
         return source if player is None else module_of(player)
 
-    def _begin_again(self, player: Player, resume: Checkpoint) -> None:
-        """Begin a player that the checkpoint does not have yet."""
+    def _restart_player(self, player: Player, resume: Checkpoint) -> None:
+        """Start a player that is missing from the checkpoint."""
         player_id, source = player.player_id, player.source
         beginning = None
         if source == INITIAL:
@@ -215,27 +215,27 @@ class LeagueLearners:
             beginning = _beginning(player_id, weights, learned, source)
         else:
             self._progress.message(
-                f"league: {player_id} begins again with new weights, since those of {source} are "
-                "not in the checkpoint",
+                f"league: {player_id} starts again with new weights, since the weights of {source} "
+                "are not in the checkpoint",
                 "warning",
             )
         if beginning is not None:
             self._trained.begin_with(player_id, beginning)
 
     def _repeat_reset(self, player: Player) -> None:
-        """Repeat a reset that the checkpoint's state precedes."""
+        """Repeat a reset that happened after the checkpoint's state."""
         player_id, source = player.player_id, player.reset_to
         if source != INITIAL and self._module(source) not in self._registry.frozen:
             has_left = self._roster.players[source].retired
             why = f"{source} has been retired" if has_left else f"the weights of {source} are lost"
-            text = f"is reset to what it began with, since {why}"
+            text = f"is reset to its first weights, since {why}"
             self._progress.message(f"league: {player_id} {text}", "warning")
             source = INITIAL
         self._trained.reset_first(player_id, *self._new_life(player_id, source))
 
 
 def _shapes(weights: Tree) -> dict[TreePath, str]:
-    """Those of arrays, for people, by path."""
+    """Return the shapes of arrays, for people, by path."""
     return {path: f"shape {list(array.shape)}" for path, array in flatten(weights)}
 
 
@@ -248,15 +248,15 @@ def _beginning(player_id: str, weights: Any, learned: State, source: str) -> Beg
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
-    """Weights on their way."""
+    """A request for a player's weights."""
 
-    player_id: str  # whose
-    for_id: str  # of the player that is to have them
+    player_id: str  # the player with the weights
+    for_id: str  # the player that will get them
     then: Callable[[Mapping[str, Tree], Version], None]  # called with the weights
-    failed: Callable[[str], None]  # called with why there are none
-    reader: FrameReader[training_pb2.StateHeader]  # puts the learner's answers together
-    unwanted: bool = False  # no worker is to have them any more
-    # The player was reset since: only the learner that was asked can send them
+    failed: Callable[[str], None]  # called with the reason if there are none
+    reader: FrameReader[training_pb2.StateHeader]  # joins the learner's answers
+    unwanted: bool = False  # the weights are no longer needed
+    # The player was reset since: only the same learner can send them
     has_others: bool = False
 
 
@@ -278,15 +278,15 @@ class LeagueWeights:
         """Ask for a player's weights once it has a learner.
 
         Args:
-            for_id: of the one that is to have them.
-            then: called with them.
-            failed: called with why there are none.
+            for_id: the player that will get them.
+            then: called with the weights.
+            failed: called with the reason if there are none.
         """
         self._waiting.append(_Wanted(player_id, for_id, then, failed, state_reader()))
         self.look()
 
     def look(self) -> None:
-        """Ask learners that have come for the weights that are waited for."""
+        """Ask new learners for the requested weights."""
         waiting, self._waiting = self._waiting, []
         for wanted in waiting:
             learners = self._registry.learners_of(wanted.player_id)
@@ -298,7 +298,7 @@ class LeagueWeights:
             self._asked[command_id] = learners[0], wanted
 
     def take(self, command_id: int, chunk: bytes, last: bool) -> bool:
-        """A learner's answer. Returns whether it was one about a player's weights."""
+        """Handle a learner's answer; return whether it was about requested weights."""
         if command_id not in self._asked:
             return False
         _, wanted = self._asked[command_id]
@@ -319,30 +319,30 @@ class LeagueWeights:
     def abandoned(self, command_id: int) -> bool:
         """Ask again for weights that a learner did not send.
 
-        Returns whether it was asked for any.
+        Returns whether the command had asked for weights.
         """
         if command_id not in self._asked:
             return False
         _, wanted = self._asked.pop(command_id)
         if wanted.has_others and not wanted.unwanted:
-            wanted.failed("its learner sent no weights, and others have restarted")
+            wanted.failed("its learner sent no weights, and other learners have restarted")
         elif not wanted.unwanted:
             self.ask(wanted.player_id, wanted.for_id, wanted.then, wanted.failed)
         return True
 
     def was_reset(self, player_id: str) -> None:
-        """Note that a player's weights differ from those asked for."""
+        """Note that a player was reset after its weights were requested."""
         for _, wanted in self._asked.values():
             wanted.has_others = wanted.has_others or wanted.player_id == player_id
 
-    def let_go(self, for_id: str) -> None:
-        """A player is not to have any weights any more."""
+    def cancel(self, for_id: str) -> None:
+        """Cancel the requests for a player."""
         self._waiting = [each for each in self._waiting if each.for_id != for_id]
         for _, wanted in self._asked.values():
             wanted.unwanted = wanted.unwanted or wanted.for_id == for_id
 
     def wanted_of(self, player_id: str) -> bool:
-        """Whether a worker waits for weights of this player."""
+        """Return whether weights of this player are requested."""
         asked = [wanted for _, wanted in self._asked.values()]
         return any(wanted.player_id == player_id for wanted in (*self._waiting, *asked))
 
@@ -350,23 +350,23 @@ class LeagueWeights:
 def _weights(
     wanted: _Wanted, chunk: bytes, last: bool
 ) -> tuple[Mapping[str, Tree], Version] | None:
-    """What a learner has sent, once all of it is here."""
+    """Return the weights that a learner sent, once all have arrived."""
     frame = wanted.reader.feed(chunk)
     if frame is None:
         if last:
-            raise ValueError("they ended in the middle")
+            raise ValueError("they are incomplete")
         return None
     tree = frame.tree.get(DEFAULT_MODULE) if isinstance(frame.tree, Mapping) else None
     if not isinstance(tree, Mapping) or frame.header.module_id != wanted.player_id:
-        raise ValueError("something else than the weights of a module")
+        raise ValueError("something other than the weights of a module")
     return tree, Version.of(frame.header.version)
 
 
 class LeagueCopies:
-    """Copies players that learn, and gives copies to EnvRunners.
+    """Copies learning players, and sends copies to EnvRunners.
 
-    A learner of the player is asked for its weights. They are written into the directory of the
-    run, once, and sent to every worker that plays. When all of them have the copy, it can play.
+    A learner of the player sends its weights. They are written into the run's directory once, and
+    sent to every worker that plays. When all of them have the copy, it can play.
     """
 
     def __init__(self, parts: RunParts, league: LeagueRun) -> None:
@@ -382,19 +382,19 @@ class LeagueCopies:
         self._league.weights.ask(player_id, copy_id, keep, failed)
 
     def received(self, worker: Worker, module_id: str) -> None:
-        """A worker has a copy that it was sent."""
+        """Note that a worker has received a copy."""
         if module_id in self._awaited:
             self._awaited[module_id].discard(worker)
-            self._look_whether_all_have(module_id)
+            self._check_whether_all_have(module_id)
 
     def left(self, worker: Worker) -> None:
-        """Forget a worker that is gone: it is not waited for."""
+        """Stop waiting for a worker that has left."""
         for copy_id in list(self._awaited):
             self.received(worker, copy_id)
 
     def retire(self, copy_id: str) -> None:
-        """Let workers forget a copy. Its weights stay on the disk."""
-        self._league.weights.let_go(copy_id)
+        """Let workers forget a copy; its weights stay on the disk."""
+        self._league.weights.cancel(copy_id)
         self._awaited.pop(copy_id, None)
         if self._registry.frozen.pop(copy_id, None) is None:
             return
@@ -422,9 +422,9 @@ class LeagueCopies:
             acting = to_json(frozen.acting_setup())
             add = training_pb2.AddPlayer(module_id=copy_id, config=acting)
             self._parts.frozen_parts.append(worker, [*parts, add], self._parts.commands.send)
-        self._look_whether_all_have(copy_id)
+        self._check_whether_all_have(copy_id)
 
-    def _look_whether_all_have(self, copy_id: str) -> None:
+    def _check_whether_all_have(self, copy_id: str) -> None:
         if self._awaited.get(copy_id) == set():
             del self._awaited[copy_id]
             self._league.book(PlayerReady(copy_id))

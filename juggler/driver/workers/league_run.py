@@ -1,4 +1,4 @@
-"""The league of a run: hears what happens, and is served."""
+"""A run's league: receives events and carries out its commands."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from juggler.runtime.wire.v1 import training_pb2
 if TYPE_CHECKING:
     from juggler.driver.parts import RunParts
 
-_SLOW_SECONDS: Final = 1.0  # of a builder's call
+_SLOW_SECONDS: Final = 1.0  # limit of a builder's call
 
 
 class LeagueRun:
-    """Tells the league what happens, and carries out its commands.
+    """Passes events to the league, and carries out its commands.
 
     Attributes:
-        retired: players that are gone, and may have played until a moment ago.
+        retired: players that have left, and may have played until just now.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class LeagueRun:
         self.league, self._others = league_of(config, state), config.others
         roster = self.league.roster
         self._builder = type(LeagueConfig.from_table(config.agents.league).make_builder()).__name__
-        self._slow: set[str] = set()  # calls of the builder that people have been told of
+        self._slow: set[str] = set()  # calls of the builder that were reported
         self.standings = LeagueStandings(self.league)
         self.retired = {each.player_id for each in roster.players.values() if each.retired}
         self.matches = LeagueMatches(
-            self._asked_for,
+            self._booked,
             config.agent_names,
             config.env_runner.envs_per_runner,
             lambda player_id: module_of(roster.players[player_id]),
@@ -69,12 +69,12 @@ class LeagueRun:
         if state is None:
             self._carry_out(begun)
         else:
-            self._go_on()
+            self._restore()
 
-    # What happens.
+    # Events.
 
     def look(self) -> None:
-        """Let players play while they have learners and workers have them."""
+        """Let players play while they have learners and workers have their weights."""
         for player in self.league.roster.learners():
             can_play = self._trained.can_play(player.player_id)
             if can_play and not player.ready:
@@ -84,7 +84,7 @@ class LeagueRun:
         self.weights.look()
 
     def received(self, worker: Worker, module_id: str) -> None:
-        """A worker that plays has a player that it was sent."""
+        """Note that a worker has received a player."""
         self.copies.received(worker, module_id)
         self._trained.received(worker, module_id)
         self.look()
@@ -94,7 +94,7 @@ class LeagueRun:
         return self.matches.line_ups(worker, round)
 
     def finished(self, worker: Worker, matches: Sequence[training_pb2.MatchResult]) -> None:
-        """Matches are over."""
+        """Book finished matches."""
         if matches:
             self._carry_out(self.matches.finished(worker, matches))
 
@@ -107,16 +107,16 @@ class LeagueRun:
         self._carry_out(self._timed("build", lambda: self.league.build(must_fit)))
 
     def left(self, worker: Worker) -> None:
-        """A worker is gone."""
+        """Handle a lost worker."""
         self._trained.left(worker)
         self._carry_out(self.matches.left(worker))
         self.copies.left(worker)
         self.look()
 
-    # What people, checkpoints and others are told.
+    # State for checkpoints and people.
 
     def counters(self) -> dict[str, Any]:
-        """What a checkpoint's counters have of it."""
+        """Return the league's part of a checkpoint's counters."""
         copies = [each.player_id for each in self.league.roster.present() if each.parent]
         digests = {each.module_id: each.digest for each in self._registry.frozen.values()}
         return {
@@ -125,9 +125,9 @@ class LeagueRun:
             RESETS: self.learners.resets(),
         }
 
-    # What the league wants.
+    # Commands of the league.
 
-    def _asked_for(self, event: events.Event) -> list[events.Command]:
+    def _booked(self, event: events.Event) -> list[events.Command]:
         """Book an event; return commands without reports."""
         commands = self._timed("match", lambda: self.league.book(event))
         reports = [each for each in commands if isinstance(each, events.Report)]
@@ -135,7 +135,7 @@ class LeagueRun:
         return [each for each in commands if each not in reports]
 
     def book(self, event: events.Event) -> None:
-        """Tell the league what happened, and carry out what it wants."""
+        """Book an event in the league, and carry out its commands."""
         self._carry_out(self._timed("match", lambda: self.league.book(event)))
 
     def _timed(self, call: str, work: Callable[[], list[events.Command]]) -> list[events.Command]:
@@ -176,7 +176,7 @@ class LeagueRun:
             self.learners.add(player_id)
         elif source in {*self._registry.frozen, *self._others}:
             self.book(events.PlayerReady(player_id))
-        else:  # workers have slots for `random` if the run has begun with it
+        else:  # workers have slots for `random` if the run started with it
             text = (
                 f"{player_id} cannot play: {source!r} is neither a module with train = false nor "
                 "'random' in league.fixed"
@@ -184,7 +184,7 @@ class LeagueRun:
             self._progress.message(f"league: {text}", "warning")
             self.removed(player_id)
 
-    def _go_on(self) -> None:
+    def _restore(self) -> None:
         """Restore which players are ready, and remove lost ones."""
         for player in self.league.roster.present():
             if player.learning:
@@ -196,12 +196,12 @@ class LeagueRun:
         self.look()  # no learning player can play yet
 
     def no_copy(self, copy_id: str, why: str) -> None:
-        """There will not be a copy."""
+        """Report that a copy failed, and remove it."""
         self._progress.message(f"league: there is no copy {copy_id}: {why}", "warning")
         self.removed(copy_id)
 
     def removed(self, player_id: str) -> None:
-        """A player cannot play or learn any more."""
+        """Remove a player that can no longer play or learn."""
         self.retired.add(player_id)
         self.book(events.PlayerRemoved(player_id))
 
@@ -213,13 +213,13 @@ _MOST_AHEAD = 64
 class LeagueMatches:
     """Gives EnvRunners line-ups for their next episodes.
 
-    An EnvRunner has a line-up for each of its environments, and twice as many more as it finished
-    matches in its last round, within bounds: episodes begin while the driver cannot be asked.
+    An EnvRunner has a line-up for each of its environments, plus twice as many as it finished
+    matches in its last round, within bounds: episodes begin between two requests.
 
     Args:
-        book: tells the league what happened, and returns what it wants.
+        book: books an event in the league, and returns its commands.
         agents: of an environment, in the order of its table.
-        module_of: the module with which a player plays.
+        module_of: the module of a player.
     """
 
     def __init__(
@@ -233,8 +233,8 @@ class LeagueMatches:
         self._environments, self._module_of = environments, module_of
         self._waiting: dict[int, AssignLineUp] = {}  # by match id; for the next request
         self._open: dict[Worker, dict[int, AssignLineUp]] = {}  # by match id
-        self._finished: dict[Worker, int] = {}  # in the last round
-        self._rounds: dict[Worker, int] = {}  # the last one that was asked for
+        self._finished: dict[Worker, int] = {}  # number of matches in the last round
+        self._rounds: dict[Worker, int] = {}  # number of the last requested round
 
     def line_ups(self, worker: Worker, round: int) -> list[training_pb2.LineUp]:
         """Return line-ups for the first request of a round."""
@@ -272,8 +272,8 @@ class LeagueMatches:
                 )
             if line_up is None or line_up.attempt != match.attempt:
                 continue
-            told = dict(zip(self._agents, match.returns, strict=True))
-            returns = {agent: value for agent, value in told.items() if not math.isnan(value)}
+            rows = dict(zip(self._agents, match.returns, strict=True))
+            returns = {agent: value for agent, value in rows.items() if not math.isnan(value)}
             del has[match.match_id]
             commands += self._book(
                 MatchFinished(match.match_id, match.attempt, returns, match.length)
@@ -282,7 +282,7 @@ class LeagueMatches:
         return commands
 
     def left(self, worker: Worker) -> list[Command]:
-        """An EnvRunner is gone: others play its matches."""
+        """Redraw the matches of a lost EnvRunner."""
         self._finished.pop(worker, None)
         self._rounds.pop(worker, None)
         lost = self._open.pop(worker, {})
@@ -304,51 +304,53 @@ class LeagueMatches:
         return None
 
 
-_MOST_TOLD = 32  # players
+_MOST_SHOWN = 32  # maximum number of players in a line of metrics
 _MOST_KINDS = 64
-_MOST_IN_EQUILIBRIA = 128  # players: more take seconds, in which the driver does nothing else
-_SHARE = 0.02  # of the driver's time, that ratings may take
+_MOST_IN_EQUILIBRIA = (
+    128  # players: with more it takes seconds, during which the driver does nothing else
+)
+_SHARE = 0.02  # maximum share of the driver's time for ratings
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The standing of a player that learns."""
+    """The standing of a learning player."""
 
     player_id: str
     role: str
-    elo: float  # its rating. The mean over all players that can play is 0.
-    # Against all its opponents together; None: it has not played against others
+    elo: float  # rating; the mean over all players that can play is 0
+    # Win rate against all opponents together; None: no games against other players
     win_rate: float | None
-    # The 95 % Wilson interval of the win rate; likewise
+    # The 95 % Wilson interval of the win rate, or None
     win_rate_low: float | None
     win_rate_high: float | None
-    # Its probability in the Nash equilibrium over all players that can play; None: it came after
-    # the last rating, or there are more than 128, of which that would take too long
+    # Probability in the Nash equilibrium over all players that can play; None: the player is newer
+    # than the last rating, or there are more than 128 players, which would take too long
     nash: float | None
-    steps: int  # that it was trained on
-    copies: int  # of it, so far
+    steps: int  # training steps
+    copies: int  # number of copies
     resets: int  # number of resets
 
 
 @dataclass(frozen=True, slots=True)
 class Standings:
-    """How the players of a league do."""
+    """The standings of a league's players."""
 
-    players: int  # how many can play
-    historical: int  # how many of them are frozen
+    players: int  # number of players that can play
+    historical: int  # number of frozen players among them
     learning: tuple[Standing, ...]  # at most 32
-    # For two roles, as in "main, historical": games, and the win rate of the first
+    # By pair of roles, as in "main, historical": games, and the win rate of the first role
     kinds: dict[str, dict[str, float]]
 
     def line(self) -> dict[str, Any]:
-        """For a line of metrics."""
-        told = {each.player_id: asdict(each) for each in self.learning}
-        for each in told.values():
+        """Return the standings for a line of metrics."""
+        rows = {each.player_id: asdict(each) for each in self.learning}
+        for each in rows.values():
             del each["player_id"], each["role"]
         return {
             "players": self.players,
             "historical": self.historical,
-            "learning": told,
+            "learning": rows,
             "kinds": self.kinds,
         }
 
@@ -363,11 +365,11 @@ class LeagueStandings:
         self._next = float("-inf")
 
     def now(self) -> Standings:
-        """Return standings, whose ratings may be some seconds old."""
+        """Return standings; ratings may be some seconds old."""
         roster, results = self._league.roster, self._league.results()
         playing = results.players()
         self._rate(playing)
-        learning = [each for each in roster.learners() if each.plays][:_MOST_TOLD]
+        learning = [each for each in roster.learners() if each.plays][:_MOST_SHOWN]
         return Standings(
             len(playing),
             sum(not roster.players[each].learning for each in playing),
@@ -407,7 +409,7 @@ class LeagueStandings:
         found = {}
         for each in list(self._league.payoffs.kinds.values())[:_MOST_KINDS]:
             games = each.wins + each.draws + each.losses
-            # The role that learns comes first, as people ask for it.
+            # The learning role comes first, because people ask about it.
             turned = each.first == "historical" or each.first == "fixed"
             names = (each.second, each.first) if turned else (each.first, each.second)
             points = (each.losses if turned else each.wins) + each.draws / 2

@@ -1,4 +1,4 @@
-"""The worker processes that a driver starts on its own host."""
+"""Worker processes that a driver starts on its own host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.processes import (
     WorkerProgram,
     forkserver_pid,
-    let_go_of_forkserver,
+    release_forkserver,
     share_forkserver,
 )
 from juggler.runtime.actors.resources import seconds_used
@@ -23,15 +23,15 @@ from juggler.runtime.actors.temporary import HeldDirectory, multiprocessings_is_
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.streams.shared_directory import remove_abandoned
 
-#: An environment that fails every now and then costs a restart. One that fails before its EnvRunner
-#: has brought this many batches, again and again, is broken.
+#: An environment that fails from time to time costs a restart. An environment that repeatedly
+#: fails before this number of batches is broken.
 _OF_ENV_RUNNERS = RestartPolicy(enough_uses=50)
 
 
 class LocalWorkers:
     """Starts EnvRunners, the learner and the evaluator, and keeps them alive.
 
-    They talk over Unix sockets in a directory of their own, which no other user may enter.
+    They communicate over Unix sockets in a directory that no other user may enter.
     """
 
     def __init__(self, events: Mailbox[Any], run_id: str, token: str, own_code: bytes) -> None:
@@ -42,9 +42,11 @@ class LocalWorkers:
         self._token = token
         self._own_code = own_code
         self._down: set[str] = set()
-        self._let_go: set[str] = set()  # that leave, or have left, because fewer are wanted
+        self._dismissed: set[str] = (
+            set()
+        )  # workers that leave, or have left, because fewer are wanted
         self._worker_ids: set[str] = set()
-        self._shares = False  # the forkserver
+        self._shares = False  # whether this uses the shared forkserver
         self._gateway: GatewayAddress | None = None
         self._timeout = 20.0  # seconds for a worker to reach the driver
 
@@ -57,11 +59,11 @@ class LocalWorkers:
         return self._supervisor.restarts
 
     def start(self, config: DriverConfig, gateway: str = "") -> None:
-        """Start; call this in a thread that outlives the workers.
+        """Start the workers; call this in a thread that outlives them.
 
         Args:
-            config: how many.
-            gateway: where EnvRunners take simulators; "": they have environments.
+            config: the numbers of workers.
+            gateway: address at which EnvRunners accept simulators; "": they have environments.
         """
         self._gateway = GatewayAddress(gateway) if gateway else None
         self._timeout = config.worker_timeout_seconds
@@ -72,16 +74,16 @@ class LocalWorkers:
             self._start(ENVRUNNER, index, _OF_ENV_RUNNERS)
 
     def scale(self, role: str, number: int) -> tuple[int, list[str]]:
-        """Start workers of a role, or let the last ones go.
+        """Start workers of a role, or dismiss the last ones.
 
         Returns:
-            How many there were, and the ids of leaving ones: `end` each of them.
+            The former number, and the ids of leaving workers: `end` each of them.
         """
         here, wanted = self._up(role), self.wanted(role, number)
         leaving = sorted(here - {*wanted}, key=worker_order)
         for worker_id in leaving:
-            self._let_go.add(worker_id)
-            self._supervisor.let_go(worker_id, math.inf)
+            self._dismissed.add(worker_id)
+            self._supervisor.dismiss(worker_id, math.inf)
         policy = _OF_ENV_RUNNERS if role == ENVRUNNER else RestartPolicy()
         for worker_id in wanted:
             if worker_id not in here:
@@ -92,30 +94,30 @@ class LocalWorkers:
     def wanted(self, role: str, number: int) -> list[str]:
         """Return ids of a role's workers after `scale`."""
         here = sorted(self._up(role), key=worker_order)
-        # The number of one that is still leaving is not given again.
-        taken = {*here, *self._let_go}
+        # The number of a worker that is still leaving is not reused.
+        taken = {*here, *self._dismissed}
         ids = (f"{role}-{index}" for index in itertools.count())
         free = (each for each in ids if each not in taken)
         return here[:number] + list(itertools.islice(free, max(0, number - len(here))))
 
-    def end(self, worker_id: str, *, was_told: bool) -> None:
-        """End a leaving worker, at once unless it was told."""
-        self._supervisor.let_go(worker_id, self._timeout if was_told else 0.0)
+    def end(self, worker_id: str, *, was_asked: bool) -> None:
+        """End a leaving worker; at once, unless it was asked to leave."""
+        self._supervisor.dismiss(worker_id, self._timeout if was_asked else 0.0)
 
-    def is_let_go(self, worker_id: str) -> bool:
-        """Whether it leaves because fewer are wanted."""
-        return worker_id in self._let_go
+    def is_dismissed(self, worker_id: str) -> bool:
+        """Return whether a worker leaves because fewer are wanted."""
+        return worker_id in self._dismissed
 
-    def was_let_go(self, worker_id: str) -> bool:
-        """Whether an ended process was let go; frees its number."""
-        if not self.is_let_go(worker_id):
+    def was_dismissed(self, worker_id: str) -> bool:
+        """Return whether an ended process was dismissed; free its number."""
+        if not self.is_dismissed(worker_id):
             return False
-        self._let_go.remove(worker_id)
+        self._dismissed.remove(worker_id)
         self._worker_ids.discard(worker_id)
         return True
 
     def start_learner(self, index: int) -> None:
-        """As `start`, of one learner."""
+        """Start one learner."""
         self._start(LEARNER, index, RestartPolicy())
 
     def start_evaluators(self) -> None:
@@ -141,20 +143,20 @@ class LocalWorkers:
         self._supervisor.give_up(worker_id, pid)
 
     def stop_restarting(self) -> None:
-        """Let workers leave for good: the run is over."""
+        """Let workers leave: the run has ended."""
         self._supervisor.stop_restarting()
 
     def gave_up_on(self, worker_id: str) -> None:
-        """Its process stays down."""
+        """Note that a worker's process stays down."""
         self._down.add(worker_id)
 
     def any_up(self, role: str) -> bool:
-        """Whether a process of this role runs or will run again."""
+        """Return whether a process of this role runs or will run again."""
         return bool(self._up(role))
 
     def is_up(self, worker_id: str) -> bool:
-        """Whether its process runs or will run again, and is to stay."""
-        gone = worker_id in self._down or worker_id in self._let_go
+        """Return whether a worker is up or restarting, and not leaving."""
+        gone = worker_id in self._down or worker_id in self._dismissed
         return worker_id in self._worker_ids and not gone
 
     def _up(self, role: str) -> set[str]:
@@ -163,12 +165,12 @@ class LocalWorkers:
         return set(filter(self.is_up, own))
 
     def keep_failing(self, role: str) -> bool:
-        """Whether all processes of a role keep dying without use."""
+        """Return whether all processes of a role keep dying before any work."""
         worker_ids = [each for each in self._worker_ids if each.startswith(f"{role}-")]
         return bool(worker_ids) and all(map(self._supervisor.keeps_failing, worker_ids))
 
     def directory_is_gone(self) -> str:
-        """Word that files workers need were removed, or ""."""
+        """Describe missing files that workers need, or ""."""
         if self._directory.is_there() and (not self._shares or multiprocessings_is_there()):
             return ""
         return f"the directory of this run's sockets in {self._directory.path.parent} was removed"
@@ -177,7 +179,7 @@ class LocalWorkers:
         self._supervisor.close(grace)
         if self._shares:
             self._shares = False
-            let_go_of_forkserver()
+            release_forkserver()
         remove_abandoned()  # of workers that were killed
         self._directory.remove()
 

@@ -1,4 +1,4 @@
-"""What learners and EnvRunners are told of a module that is trained."""
+"""Setups of modules for learners and EnvRunners."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import spaces_pb2, training_pb2
 
-_LONGEST_TEXT: Final = 1000  # about spaces, for people
+_LONGEST_TEXT: Final = 1000  # characters of a description of spaces
 
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
-    """What one module sees and does, as the first EnvRunner found it."""
+    """Spaces of one module, as reported by the first EnvRunner."""
 
-    observation: spaces_pb2.Space  # of the observations in batches, behind the connectors
+    observation: spaces_pb2.Space  # of the observations in batches, after the connectors
     action: spaces_pb2.Space  # of the actions in batches
-    # The environment's; an empty message if it has no encoding
+    # The environment's own spaces; an empty message if they have no encoding
     environment_observation: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)
-    environment_action: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)  # the same
-    # Of what the value function sees beside observations; an empty message if nothing
+    environment_action: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)  # as above
+    # Of further inputs of the value function; an empty message if it has none
     critic: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)
 
     @classmethod
@@ -48,7 +48,7 @@ class Spaces:
 
     @property
     def in_batches(self) -> dict[str, spaces_pb2.Space]:
-        """Those of what batches hold, by name."""
+        """Return the spaces of the columns of batches, by name."""
         spaces = {"observation": self.observation, "action": self.action, "critic": self.critic}
         return {name: space for name, space in spaces.items() if space.ByteSize()}
 
@@ -59,7 +59,7 @@ class Spaces:
         return str({name: MessageToDict(space) for name, space in self.in_batches.items()})
 
     def to_json(self) -> dict[str, object]:
-        """The environment's spaces, for a checkpoint; {}: they have no encoding."""
+        """Return the environment's spaces, for a checkpoint; {}: no encoding."""
         if not self.environment_action.ByteSize():
             return {}
         return {
@@ -69,10 +69,10 @@ class Spaces:
 
 
 def acting_setup(config: RunConfig, own: Mapping[str, type[Any]] | None = None) -> ActingSetup:
-    """Set up one module, from the configuration that the module has.
+    """Make the acting setup of one module from its configuration.
 
     Args:
-        own: classes of a script, where names do not find them.
+        own: a script's classes, which names do not find.
     """
     learner = config.learner
     algorithm = (own or {}).get(learner.algorithm) or find_algorithm(learner.algorithm)
@@ -89,11 +89,11 @@ def exploration_exponents(config: RunConfig, runner: int, environments: int) -> 
     """Return exponents of an EnvRunner's exploration, one per environment.
 
     Horgan et al. 2018, "Distributed Prioritized Experience Replay", section 4: of N environments,
-    the i-th has 1 + α i / (N - 1). With a gateway or several agents, all rows of the
-    i-th of N EnvRunners have it.
+    the i-th has 1 + α i / (N - 1). With a gateway or several agents, the exponent holds for all
+    rows of the i-th of N EnvRunners.
 
     Args:
-        runner: index of the EnvRunner; one beyond those of the configuration explores least.
+        runner: index of the EnvRunner; EnvRunners beyond num_env_runners explore least.
     """
     alpha = getattr(config.learner, "exploration_ladder", 0.0)
     if not alpha:
@@ -107,10 +107,10 @@ def exploration_exponents(config: RunConfig, runner: int, environments: int) -> 
 def add_module(
     config: RunConfig, module_id: str, spaces: Spaces, seed: int
 ) -> training_pb2.AddModule:
-    """The command that has a learner process host a module.
+    """Make the command that has a learner process host a module.
 
     Raises:
-        TypeError, ValueError: JSON, or the message, cannot hold something in it.
+        TypeError, ValueError: a value does not fit JSON or the message.
     """
     setup = ModuleSetup(
         learner=asdict(config.learner),
@@ -128,7 +128,7 @@ def add_module(
 
 
 def environments(config: RunConfig, role: str) -> int:
-    """How many environments a worker steps."""
+    """Return how many environments a worker steps."""
     rows = config.env_runner.envs_per_runner
     if role == EVALUATOR:
         most = config.driver.evaluation_episodes
@@ -139,10 +139,10 @@ def environments(config: RunConfig, role: str) -> int:
 
 
 def learner_setup(config: RunConfig, index: int, *, may_meet: bool) -> LearnerSetup:
-    """What a learner process is told.
+    """Make the setup of a learner process.
 
     Args:
-        may_meet: it may have to make updates together with others.
+        may_meet: it may have to update together with other learners.
     """
     return LearnerSetup(
         device=config.driver.device_name(index),
@@ -163,7 +163,7 @@ def env_runner_setup(
     """Make the setup of an EnvRunner or an evaluator."""
     own = replace(config.env_runner, envs_per_runner=environments(config, role))
     agents = config.agents.agents
-    if config.agents.league:  # in which players come and go
+    if config.agents.league:  # its players come and go
         players = list(dict.fromkeys([*trained, *config.others, *others]))
         agents = {agent: list(players) for agent in agents}
     return EnvRunnerSetup(
@@ -190,12 +190,12 @@ class LearnerSpec:
     distribution: str | None = None
     """The function that makes the distribution of actions, as "package.module:function"."""
     connectors: Mapping[str, Any] = field(default_factory=dict)
-    """The table `connectors` of a run, of which the part `learner` is used."""
+    """The table `connectors` of a run; only its part `learner` is used."""
     seed: int | None = None
-    """Seed of the first parameters; None: one from the group's seed and the module's id."""
+    """Seed of the first parameters; None: derived from the group's seed and the module's id."""
 
     def command(self, module_id: str, seed: int) -> training_pb2.AddModule:
-        """The command that adds this module to a learner process.
+        """Make the command that adds this module to a learner process.
 
         Raises:
             ConfigError: a value is wrong.
@@ -205,7 +205,7 @@ class LearnerSpec:
                 raise ConfigError(f"learner = {self.learner!r}: expected a table of keys")
             keys: dict[str, Any] = dict(self.learner)
             if isinstance(burn_in := keys.get("burn_in"), int):
-                keys["fragment_steps"] = max(burn_in, 0) + 1  # nothing is sampled here
+                keys["fragment_steps"] = max(burn_in, 0) + 1  # no sampling here
             for name in ("module", "model", "distribution", "connectors"):
                 keys[name] = getattr(self, name)
             config = RunConfig.from_flat(keys, "learner")
@@ -216,5 +216,5 @@ class LearnerSpec:
             spaces = space_to_message(self.observation_space), space_to_message(self.action_space)
             seed = seed if self.seed is None else self.seed
             return add_module(config, module_id, Spaces(*spaces), seed)
-        except (TypeError, ValueError) as error:  # also what JSON, or a message, cannot hold
+        except (TypeError, ValueError) as error:  # also values that do not fit JSON or a message
             raise ConfigError(f"module {module_id!r}: {error}") from error

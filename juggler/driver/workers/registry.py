@@ -1,4 +1,4 @@
-"""Workers of a run from their setups to their departures."""
+"""The workers of a run, from their setups to their departures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _REMEMBERED = 100  # failures
 
-#: Which of its environments and steps it was differs from life to life.
+#: The numbers of environments and steps in a failure differ between processes.
 _NUMBER = re.compile(r"(?<=environment )\d+|(?<=at step )\d+")
 _WHEN = re.compile(r"(?<=in round )\d+|(?<=update )\d+|(?<=batch )\d+")
 
@@ -44,27 +44,29 @@ class WorkerRegistry:
     """Workers by id, from attaching to leaving."""
 
     config: RunConfig
-    first_update: int = 0  # that the run begins with; above 0 where it is resumed
-    most_learners: int = 1  # that may take part at once; one alone need not meet others
-    # The modules that are not trained, by id; of a league, they come and go
+    first_update: int = 0  # update with which the run begins; above 0 if resumed
+    most_learners: int = 1  # maximum at once; a single learner need not meet others
+    # The modules that are not trained, by id; a league adds and removes them
     frozen: dict[str, FrozenModule] = field(default_factory=dict)
-    # By id of each module that is trained, that of the module of the configuration whose settings
-    # it has; of a league, they come and go. {}: all have their own.
+    # By id of each trained module, the module of the configuration whose settings it has; a league
+    # adds and removes them. {}: all have their own settings.
     trained: dict[str, str] = field(default_factory=dict)
     attached: dict[str, Worker] = field(default_factory=dict)
-    ready: dict[str, Worker] = field(default_factory=dict)  # the attached ones that are set up
+    ready: dict[str, Worker] = field(default_factory=dict)  # attached workers that are set up
     # By module id; {}: no EnvRunner is ready yet
     spaces: dict[str, Spaces] = field(default_factory=dict)
-    had_runner: bool = False  # an EnvRunner was ready at some time
-    # By module id, of the learners that host the module or have hosted it, by worker id
+    had_runner: bool = False  # an EnvRunner has ever been ready
+    # By module id and worker id, for learners that host or have hosted the module
     meeting_points: dict[str, dict[str, str]] = field(default_factory=dict)
-    devices: dict[str, str] = field(default_factory=dict)  # that learners compute on, by worker id
-    # Of this host's memory that a learner's steps will take, by the name of its device in the
-    # configuration and module id
+    devices: dict[str, str] = field(default_factory=dict)  # devices of learners, by worker id
+    # Bytes of this host's memory for a learner's steps, by its device in the configuration and
+    # module id
     kept_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     _lives: Counter[str] = field(default_factory=Counter)  # processes set up, by worker id
     _waiting: dict[str, Worker] = field(default_factory=dict)  # learners, for the spaces
-    _most_steps: dict[str, int] = field(default_factory=dict)  # in a batch, by module id
+    _most_steps: dict[str, int] = field(
+        default_factory=dict
+    )  # maximum live steps in a batch, by module id
     _hosting: Hosting = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,26 +74,26 @@ class WorkerRegistry:
         self._hosting = Hosting(self.config, self.trained)
 
     def add(self, module_id: str, settings_of: str) -> None:
-        """Have another module trained, with settings of a configured one."""
+        """Train another module, with the settings of a configured one."""
         all_known = {settings_of: settings_of, **self.trained}
         alike = [key for key, each in all_known.items() if self._see_the_same(each, settings_of)]
         known = [self.spaces[key] for key in alike if key in self.spaces]
         if not known:
-            raise ValueError(f"no module is here that sees what {settings_of} does")
+            raise ValueError(f"no module here has the spaces of {settings_of}")
         here = {each.index for each in self.attached.values() if each.role == LEARNER}
         self._hosting.add(module_id, here)
         self.trained[module_id], self.spaces[module_id] = settings_of, known[0]
 
     def remove(self, module_id: str) -> None:
-        """A module is not trained any more."""
+        """Note that a module is no longer trained."""
         self._hosting.remove(module_id)
         del self.trained[module_id]
         self.meeting_points.pop(module_id, None)
-        if module_id not in self.config.module_ids:  # others may come with its settings
+        if module_id not in self.config.module_ids:  # further modules may have its settings
             self.spaces.pop(module_id, None)
 
     def begin_playing(self, module_id: str) -> int:
-        """Note an added player; return the most steps of its batches."""
+        """Note an added player; return the maximum steps of its batches."""
         self._most_steps[module_id] = max(self._most_steps.values())
         return self._most_steps[module_id]
 
@@ -127,7 +129,7 @@ class WorkerRegistry:
             raise ValueError(f"{live_steps} steps in one batch: at most {most}")
 
     def learner_ready(self, worker: Worker, message: training_pb2.ModuleReady) -> None:
-        """It hosts a module."""
+        """Note that a learner hosts a module."""
         self.ready[worker.worker_id] = worker
         points = self.meeting_points.setdefault(message.module_id, {})
         points[worker.worker_id] = message.meeting_point
@@ -136,7 +138,7 @@ class WorkerRegistry:
         self.kept_bytes[device, message.module_id] = message.kept_bytes
 
     def why_no_member(self, worker: Worker, learner: training_pb2.ModuleReady) -> str:
-        """Why a ready learner cannot update with others, or ""."""
+        """Return why a ready learner cannot update with others, or ""."""
         module_id, points = learner.module_id, self.meeting_points.get(learner.module_id, {})
         others = [
             points[other.worker_id]
@@ -146,9 +148,9 @@ class WorkerRegistry:
         alone = self.processes_of(module_id) == 1 and not others
         if alone:
             return ""
-        if learner.why_alone and self.processes_of(module_id) == 1:  # another one trains alone
+        if learner.why_alone and self.processes_of(module_id) == 1:  # it trains alone
             return learner.why_alone
-        # One of this host began alone where it has no meeting point, and meets others at theirs.
+        # A local learner started alone has no meeting point, and uses other learners'.
         if not worker.local and not all([learner.meeting_point, *others]):
             return (
                 "several learners would add up their gradients unencrypted and unauthenticated "
@@ -163,15 +165,15 @@ class WorkerRegistry:
         return ""
 
     def modules_of(self, index: int) -> list[str]:
-        """The modules that the learner process of this index is to host."""
+        """Return the modules that the learner process of this index hosts."""
         return self._hosting.modules_of(index)
 
     def processes_of(self, module_id: str) -> int:
-        """How many learner processes the run begins with for this module."""
+        """Return the number of learner processes for this module at the start."""
         return self._hosting.processes_of(module_id)
 
     def learners_of(self, module_id: str) -> list[Worker]:
-        """The learners that are ready and host this module."""
+        """Return the ready learners that host this module."""
         hosts = self.meeting_points.get(module_id, {})
         return [worker for worker in self.of_role(LEARNER) if worker.worker_id in hosts]
 
@@ -206,7 +208,7 @@ class WorkerRegistry:
         return worker_seed(self.config.driver.seed, worker.role, worker.index, life, update)
 
     def learners_message(self, module_id: str, generation: int) -> training_pb2.Learners:
-        """For EnvRunners: where the learners of a module are."""
+        """Make the message to EnvRunners with the addresses of a module's learners."""
         return training_pb2.Learners(
             module_id=module_id,
             generation=generation,
@@ -221,11 +223,11 @@ class WorkerRegistry:
         )
 
     def complete(self) -> bool:
-        """Whether there is what training needs."""
+        """Whether the workers needed for training are ready."""
         return bool(self.of_role(ENVRUNNER)) and bool(self.of_role(LEARNER))
 
     def describe(self) -> str:
-        """Word how many workers are attached and ready."""
+        """Describe how many workers are attached and ready."""
         parts = []
         for role in (ENVRUNNER, LEARNER):
             attached = sum(worker.role == role for worker in self.attached.values())
@@ -236,24 +238,24 @@ class WorkerRegistry:
         """Make the command that has a learner host a module."""
         if module_id not in self.config.module_ids:  # the same at all learners of its group
             seed = worker_seed(self.config.driver.seed, module_id, index=0)
-        elif len(self.config.module_ids) > 1:  # equal networks must not begin with equal weights
+        elif len(self.config.module_ids) > 1:  # equal networks must not have equal first weights
             seed = worker_seed(seed, module_id, index=0)
-        spaces = self.spaces[module_id]  # learners wait for them
+        spaces = self.spaces[module_id]  # learners are set up after EnvRunners
         return add_module(self.config.of(self.trained[module_id]), module_id, spaces, seed)
 
     def acting_setup(self, module_id: str) -> ActingSetup:
-        """What an EnvRunner is told of a module that is trained."""
+        """Make an EnvRunner's setup of a trained module."""
         return acting_setup(self.config.of(self.trained[module_id]))
 
     def _exploring(self, module_id: str, worker: Worker) -> ActingSetup:
-        """As `acting_setup`, for one EnvRunner: some explore less than others."""
+        """Make the `acting_setup` of one EnvRunner, with its own exploration."""
         config = self.config.of(self.trained[module_id])
         rows = environments(self.config, worker.role)
         exponents = exploration_exponents(config, worker.index, rows)
         return replace(self.acting_setup(module_id), exploration_exponents=exponents)
 
     def _see_the_same(self, one: str, other: str) -> bool:
-        """Whether batches of these modules of the configuration have the same spaces."""
+        """Return whether batches of these modules have the same spaces."""
         first, second = self.config.of(one), self.config.of(other)
         same_critic = first.module.critic_sees == second.module.critic_sees
         return same_critic and first.connectors.connectors == second.connectors.connectors
@@ -266,7 +268,7 @@ class WorkerRegistry:
         )
 
     def _must_have_the_same_spaces(self, worker: Worker, module: training_pb2.Ready.Module) -> None:
-        """Check that spaces are those of the EnvRunners before it."""
+        """Check that spaces are the same as at earlier EnvRunners."""
         spaces = Spaces.of(module)
         before = self.spaces.get(module.module_id, spaces)
         if spaces.in_batches == before.in_batches:
@@ -274,8 +276,8 @@ class WorkerRegistry:
         several = len(self.config.module_ids) > 1
         of_module = f" for module {module.module_id!r}" if several else ""
         raise ValueError(
-            f"{worker.worker_id} on {worker.host} has other spaces{of_module} than the EnvRunners "
-            f"before it: {spaces}, not {before}. Do all hosts have the same version of the "
+            f"{worker.worker_id} on {worker.host} has other spaces{of_module} than earlier "
+            f"EnvRunners: {spaces}, not {before}. Do all hosts have the same version of the "
             "environment?"
         )
 
@@ -296,9 +298,9 @@ class Departures:
     """Reports lost workers, and ends runs that need them.
 
     Attributes:
-        last_failure: of any worker, in its own words; "": none has failed.
-        last_exit: a message about the last process that ended by itself; "": none has.
-        failures: by worker id, the last one of each local worker, in its own words.
+        last_failure: of any worker, in its own words; "": no failure.
+        last_exit: a message about the last process that ended by itself; "": none.
+        failures: by worker id, the last failure of each local worker, in its own words.
     """
 
     def __init__(self, parts: RunParts) -> None:
@@ -306,28 +308,28 @@ class Departures:
         self.failures: dict[str, str] = {}
         self._parts, self._end, self._registry = parts, parts.end, parts.registry
         self._local, self._progress = parts.local, parts.progress
-        self._lasting: dict[str, str] = {}  # by worker id, the rule that it broke last
-        # Failures that people have seen already, and which worker had each of them last.
+        self._lasting: dict[str, str] = {}  # by worker id, the last rule that it broke
+        # Failures that were already shown, and the last worker with each of them.
         self._shown: dict[str, str] = {}
 
     def hopeless(self, event: Left) -> bool:
-        """Whether an EnvRunner failed and none has ever worked."""
+        """Return whether an EnvRunner failed before any has ever worked."""
         return bool(event.failure) and not self._registry.had_runner and self._parts.only_local
 
     def left(self, event: Left) -> None:
-        """Report a lost worker, unless the run's end says it."""
+        """Report a lost worker, unless the end of the run reports it."""
         failure = event.failure
-        if self._local.is_let_go(event.worker.worker_id):
-            return  # its exit is told
+        if self._local.is_dismissed(event.worker.worker_id):
+            return  # its exit is reported
         if self._end.reached or (self.hopeless(event) and failure and not failure.traceback):
             return
         text = f"{event.worker.worker_id} left: {event.reason}"
         if failure is not None:
             self.last_failure = failure.message
-            if event.worker.local:  # it may stay down, and people see it again
+            if event.worker.local:  # it may stay down, and is then shown again
                 self.failures[event.worker.worker_id] = failure.message
                 self._fails(event.worker, failure)
-            # Where workers fail in the same way again, it need not be printed all again.
+            # A failure that was already shown is not printed in full again.
             words = _WHEN.sub("", _NUMBER.sub("", failure.message))
             before = self._shown.pop(words, "")
             self._shown[words] = event.worker.worker_id
@@ -352,13 +354,13 @@ class Departures:
     def exited(self, event: Exited) -> None:
         """Handle the end of a local process."""
         role = event.worker_id.rpartition("-")[0]
-        let_go = self._local.is_let_go(event.worker_id)
-        self._parts.metrics.workers.exited(event, failed=not let_go)
-        if self._end.reached or (let_go and event.restart_in is not None):
-            return None  # let go before its restart, it stays down, as reported next
+        dismissed = self._local.is_dismissed(event.worker_id)
+        self._parts.metrics.workers.exited(event, failed=not dismissed)
+        if self._end.reached or (dismissed and event.restart_in is not None):
+            return None  # dismissed before its restart: reported as staying down next
         self.last_exit = f"{event.worker_id} ended: {event.how}"
-        if self._local.was_let_go(event.worker_id):
-            return self._progress.message(f"{event.worker_id} has left, as asked", "info")
+        if self._local.was_dismissed(event.worker_id):
+            return self._progress.message(f"{event.worker_id} has left, as requested", "info")
         if event.restart_in is not None:
             text = f"{event.worker_id} (pid {event.pid}) ended: {event.how}. Starting it again"
             return self._progress.message(text, "warning")
@@ -375,7 +377,7 @@ class Departures:
             self._parts.confirmation.impossible(f"{event.worker_id} keeps ending")
         if role == LEARNER and (orphans := self._without_learners(event.worker_id)):
             text += f". Without a learner: {' and '.join(orphans)}"
-            if self._parts.config.driver.synchronous:  # its turns are of all modules
+            if self._parts.config.driver.synchronous:  # its turns need all modules
                 return self._end.fail(text, "learner_lost")
             text += ". Other modules continue, without checkpoints"
         failure = self.failures.get(event.worker_id, "")
@@ -392,16 +394,16 @@ class Departures:
 
 
 def _inset(text: str) -> str:
-    """Indent a worker's lines, unlike those of the run."""
+    """Indent a worker's lines, to set them off from the run's."""
     return textwrap.indent(text.rstrip(), "  ", lambda _: True)
 
 
 class LeavingLearners:
-    """Stops learners once no module needs them, as `LeftGroup` says.
+    """Stops learners once `LeftGroup` reports that no module needs them.
 
-    What was asked for them has been trained on by then, and others have their weights. One that
-    takes too long for the first, as where an EnvRunner hangs, is told so all the same: what it
-    holds is dropped then, as with one that gets SIGTERM.
+    Their requested batches are then trained on, and other learners have their weights. A
+    learner that takes too long, for example because an EnvRunner hangs, is stopped anyway: its
+    batches are dropped, as after SIGTERM.
     """
 
     def __init__(self, parts: RunParts) -> None:
@@ -409,7 +411,7 @@ class LeavingLearners:
         self._deadlines: dict[Worker, float] = {}
 
     def add(self, learner: Worker) -> None:
-        """Note a leaving learner, after telling the core."""
+        """Note a leaving learner; the core already knows."""
         self._deadlines[learner] = (
             time.monotonic() + self._parts.config.driver.worker_timeout_seconds
         )
@@ -418,11 +420,11 @@ class LeavingLearners:
         """Stop leaving learners that no module needs, or that are late."""
         for learner, deadline in list(self._deadlines.items()):
             if self._parts.registry.attached.get(learner.worker_id) is not learner:
-                del self._deadlines[learner]  # it has ended by itself
+                del self._deadlines[learner]  # it has already ended
             elif self._may_stop(learner, time.monotonic() > deadline):
                 del self._deadlines[learner]
                 self._parts.commands.send(learner, attach_pb2.Stop())
-                self._parts.local.end(learner.worker_id, was_told=True)
+                self._parts.local.end(learner.worker_id, was_asked=True)
 
     def _may_stop(self, learner: Worker, is_late: bool) -> bool:
         if is_late:

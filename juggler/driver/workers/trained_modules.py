@@ -1,4 +1,4 @@
-"""The modules that a run trains, as the driver keeps them."""
+"""The driver's records of the modules that a run trains."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from juggler.driver.core.events import (
     PeersMet,
     RunnerPlays,
     TrainingEnds,
-    UnheardUpdate,
+    UnreportedUpdate,
     UsedBatch,
 )
 from juggler.driver.core.ledger import Batch
@@ -41,17 +41,18 @@ if TYPE_CHECKING:
 
 
 class TrainedModules:
-    """What there is of each module that is trained, by its id.
+    """The trained modules: their learners, and weights to begin with.
 
-    One that is added goes to the learner process with the fewest modules, and to every worker that
-    plays. Rounds have it from each EnvRunner that has it. One that is removed is asked for nothing
-    more; when nothing of it is under way any more, its books are closed, and all forget it.
+    An added module goes to the learner process with the fewest modules, and to every worker that
+    plays. An EnvRunner's rounds include it once the EnvRunner has it. A removed module gets no
+    further requests; when nothing of it is in flight, its books are closed, and all workers forget
+    it.
 
     Args:
-        resume: a state to go on from. Its arrays are let go of once each module has had a learner.
+        resume: a state to resume from. Its arrays are released once each module has had a learner.
 
     Attributes:
-        steps_before: by learner, its own counts of modules that are gone.
+        steps_before: by learner, its own counts of removed modules.
     """
 
     def __init__(
@@ -72,11 +73,11 @@ class TrainedModules:
 
         Args:
             settings_of: the module of the configuration whose settings it has.
-            beginning: what it begins with; None: new weights.
+            beginning: its first weights; None: new ones.
         """
         registry = self._registry
         registry.add(module_id, settings_of)
-        # Its first learner begins alone, and others join: none waits for all of them.
+        # Its first learner begins alone, and further ones join later.
         settings = settings_for(self._config, settings_of, num_learners=1)
         self._core.add(module_id, ModuleStart(settings, late=True))
         self._keep(module_id, beginning)
@@ -90,18 +91,18 @@ class TrainedModules:
             self._parts.frozen_parts.append(worker, [added], self._commands.send)
 
     def begin_with(self, module_id: str, beginning: Beginning) -> None:
-        """Let a module begin with something before it has learners."""
+        """Set the first weights of a module that has no learner yet."""
         self.learners[module_id].beginning = beginning
         self.connectors[module_id] = connectors_of(None, beginning, module_id)
 
     def learner_ready(self) -> None:
         """Release the resumed state once each module had a learner."""
         if self._resume and all(each.had_learner for each in self.learners.values()):
-            self._resume.let_go_of_arrays()
+            self._resume.release_arrays()
             self._resume = None
 
     def received(self, worker: Worker, module_id: str) -> None:
-        """A worker that plays has a module that was added."""
+        """Note that a worker has received an added module."""
         if module_id not in self._awaited:
             return
         self._awaited[module_id].discard(worker)
@@ -113,7 +114,7 @@ class TrainedModules:
             )
             self._core.book(RunnerPlays(*key, steps, module_id))
         if module.members:
-            self._commands.tell_learners(worker, module_id, module.generation)
+            self._commands.send_learners(worker, module_id, module.generation)
 
     def left(self, worker: Worker) -> None:
         """Stop waiting for a worker that has left."""
@@ -123,12 +124,12 @@ class TrainedModules:
     def reset(self, module_id: str, seed: int, beginning: Beginning | None) -> None:
         """Give a module other weights and a new optimizer.
 
-        Learners carry out commands in order, so no update is half-way. Then their group forms
-        again, as EnvRunners get the first weights of each generation.
+        Learners carry out commands in order, so no update is incomplete. Then their group forms
+        again, because EnvRunners get the first weights of each generation.
 
         Args:
-            seed: of what `beginning` leaves out.
-            beginning: where the weights are from; None: they are new.
+            seed: for parameters missing from `beginning`.
+            beginning: source of the weights; None: new weights.
         """
         module = self._core.modules[module_id]
         reset = self.reset_first(module_id, seed, beginning)
@@ -145,21 +146,21 @@ class TrainedModules:
         return reset
 
     def can_play(self, module_id: str) -> bool:
-        """Whether a module has current learners and all EnvRunners have it."""
+        """Return whether a module has current learners and all EnvRunners have it."""
         module = self._core.modules.get(module_id)
         if module is None or not module.members or self._awaited.get(module_id):
             return False
         return not self.learners[module_id].precede_reset(module.weights_version)
 
     def remove(self, module_id: str) -> None:
-        """Train a module no more. `forget` ends that, when it is settled."""
+        """Stop training a module; `forget` follows once it is settled."""
         for command in self._core.book(TrainingEnds(module_id)):
             self._commands.carry_out(command)
 
     def settled(self) -> list[str]:
         """Return modules without open commands, which can be forgotten."""
         settled = [] if self._parts.snapshots.under_way else self._core.settled
-        return [each for each in settled if not self._commands.pool.has_one_that(_about(each))]
+        return [each for each in settled if not self._commands.pool.has_matching(_about(each))]
 
     def forget(self, module_id: str) -> None:
         """Close the books of a settled module everywhere."""
@@ -179,7 +180,7 @@ class TrainedModules:
         del self.connectors[module_id], self.stale_runners[module_id]
 
     def _keep(self, module_id: str, beginning: Beginning | None) -> None:
-        """Begin the tables of a module."""
+        """Add a module to the tables."""
         config, module = self._config, self._core.modules[module_id]
         settings = config.of(self._registry.trained[module_id])
         resume = self._resume
@@ -197,40 +198,41 @@ def _about(module_id: str) -> Callable[[Any], bool]:
     return lambda command: getattr(command, "module_id", "") == module_id
 
 
-#: Of learners in a group. They wait for longer for one of theirs that hangs (COLLECTIVE_SECONDS).
+#: Time limit for learners in a group. They wait longer for a member that hangs
+#: (COLLECTIVE_SECONDS).
 PEER_SILENCE_SECONDS = 6.0
-#: Between the report that learners lost each other and another attempt with the same ones. One that
-#: died has left by then.
+#: Pause between the report that learners lost each other and another attempt with the same
+#: learners. A learner that died has then left.
 _REGROUP_SECONDS = 1.0
-#: Learners whose reasons a warning gives.
+#: Maximum number of learners whose reasons a warning lists.
 _MOST_REASONS = 4
-#: Between two warnings that they cannot update together.
-_TELL_SECONDS = 60.0
+#: Time between two warnings that learners cannot update together.
+_WARNING_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModuleReset:
-    """Other weights of a module, and a new optimizer."""
+    """A reset of a module: other weights, and a new optimizer."""
 
-    generation: int  # of the first group that has them
-    seed: int  # of what `beginning` leaves out
-    beginning: Beginning | None  # where the weights are from; None: they are new
+    generation: int  # of the first group with these weights
+    seed: int  # for parameters missing from `beginning`
+    beginning: Beginning | None  # source of the weights; None: new weights
 
     def commands(self, module_id: str) -> Iterator[Message]:
-        """What a learner is told."""
+        """Make the commands for a learner."""
         yield training_pb2.Reset(module_id=module_id, seed=self.seed)
         if self.beginning is not None:
             yield from begin_commands(module_id, self.beginning)
 
 
 class Learners:
-    """The driver's knowledge of a module's learners, beyond batches.
+    """The driver's records of a module's learners, except batches.
 
     Attributes:
-        steps: by worker id, the learner's own counts of steps trained on and dropped, all processes
-            of that id together. They must agree with the core's ledger.
-        beginning: what they begin with before there is a checkpoint; None: with new weights.
-        last_reset: of the module; None: it was never reset.
+        steps: by worker id, the learner's own counts of steps trained on and dropped, over all its
+            processes. They must agree with the core's ledger.
+        beginning: their first weights before the first checkpoint; None: new weights.
+        last_reset: last reset of the module; None: never reset.
     """
 
     def __init__(
@@ -242,19 +244,21 @@ class Learners:
     ) -> None:
         config, registry = parts.config, parts.registry
         self.steps: dict[str, dict[str, int]] = {}
-        self._steps_before: dict[str, dict[str, int]] = {}  # those of processes that are gone
-        # To learners that are not ready yet: weights of this version, and what they are, in words;
-        # "": what the run goes on from.
+        self._steps_before: dict[str, dict[str, int]] = {}  # steps of processes that have ended
+        # By learner that is not ready yet: the version of its weights, and a description; "": the
+        # state that the run resumes from.
         self._given: dict[Worker, tuple[Version, str]] = {}
-        self._lost: tuple[int, float] | None = None  # a generation that cannot update, and when
-        self._why_lost: dict[str, str] = {}  # by worker id, as each of its members says
-        self._told_lost = -_TELL_SECONDS  # when people were told
+        self._lost: tuple[int, float] | None = None  # a generation that cannot update, and the time
+        self._why_lost: dict[str, str] = {}  # by worker id, as reported by each member
+        self._last_warning = -_WARNING_SECONDS  # time of the last warning
         self._agreed = (0, 0)  # a generation, and the hash of its state
-        self._several = registry.processes_of(core.module_id) > 1  # are here, or have been
+        self._several = (
+            registry.processes_of(core.module_id) > 1
+        )  # there are or were several learners
         several = len(config.module_ids) > 1 or bool(config.agents.league)
         self._of_module = f" of module {core.module_id}" if several else ""
         self._patience = config.driver.worker_timeout_seconds
-        self._waited_since: float | None = None  # for learners that the run is to begin with
+        self._waited_since: float | None = None  # start of the wait for the first learners
         self._core, self._registry = core, registry
         self._snapshots, self._progress = parts.snapshots, parts.progress
         without = resume is not None and is_without(resume, core.module_id)
@@ -263,15 +267,15 @@ class Learners:
         self.last_reset: ModuleReset | None = None
 
     def precede_reset(self, version: Version) -> bool:
-        """Whether weights of this version are from before the last reset."""
+        """Return whether weights of this version are older than the last reset."""
         return self.last_reset is not None and version.generation < self.last_reset.generation
 
     def begin(self, learner: Worker, seed: int) -> Iterator[Message]:
         """Make a learner's first commands for the module.
 
-        Before there is a checkpoint, all learners get the same first weights. Members that have got
-        further hand over their state when they meet. If no member is left, the learner may have
-        kept its own weights.
+        Before the first checkpoint, all learners get the same first weights. Members that are
+        further ahead hand over their state when they meet. If no member is left, the learner may
+        have kept its own weights.
         """
         module = self._registry.module_setup(self._core.module_id, seed)
         if self.had_learner and not self._core.members:
@@ -287,7 +291,7 @@ class Learners:
 
     @property
     def had_learner(self) -> bool:
-        """A learner of this module has been ready."""
+        """Whether a learner of this module has ever been ready."""
         return bool(self._registry.meeting_points.get(self._core.module_id))
 
     def _state_for(self, learner: Worker) -> Checkpoint | None:
@@ -314,28 +318,28 @@ class Learners:
             self._given[learner] = version, given and "its last reset"
             yield from reset.commands(self._core.module_id)
 
-    def ready(self, learner: Worker, ready: training_pb2.ModuleReady) -> Iterator[UnheardUpdate]:
-        """A learner has what it begins with.
+    def ready(self, learner: Worker, ready: training_pb2.ModuleReady) -> Iterator[UnreportedUpdate]:
+        """Handle a learner that has its first weights.
 
         Yields:
-            What it did before it was lost and may not have been heard of. The core is to be told
-            before the next one is asked for.
+            Updates from before it was lost, which may be unreported. Book each in the core before
+            taking the next one.
         """
         version, given = self._given.pop(learner, (self._newest, ""))
         if ready.HasField("handed_over"):
             before = self._core.ledger.trained
             for done in ready.last_updates:
                 version, used = Version.of(done.version), used_batches(done)
-                yield UnheardUpdate(learner.worker_id, version, used, self._core.module_id)
+                yield UnreportedUpdate(learner.worker_id, version, used, self._core.module_id)
             trained = self._core.ledger.trained - before
             self._kept(learner.worker_id, trained)
             weights = f"its weights{self._of_module} of update {ready.handed_over.update}"
             text = f"{learner.worker_id} is back with {weights}"
-            unheard = f", and with {trained} unreported steps trained on"
-            self._progress.message(text + (unheard if trained else ""), "info")
+            unreported = f", and with {trained} unreported steps trained on"
+            self._progress.message(text + (unreported if trained else ""), "info")
         elif given and not self._core.members and version.update < self._newest.update:
             lost = f"the learners' weights{self._of_module} are lost"
-            text = f"{lost}: {learner.worker_id} goes on from {given}"
+            text = f"{lost}: {learner.worker_id} continues from {given}"
             self._progress.message(text, "warning")
 
     def to_begin_with_fewer(self) -> BeginWithFewer | None:
@@ -354,7 +358,7 @@ class Learners:
             return None
         late = _counted(missing) + self._of_module
         text = f"{late} did not come within {self._patience:.0f} s: the run begins "
-        self._progress.message(text + "without, and takes them when they come", "warning")
+        self._progress.message(text + "without, and admits them when they come", "warning")
         return BeginWithFewer(self._core.module_id)
 
     @property
@@ -362,7 +366,7 @@ class Learners:
         return Version(self._core.generation, self._core.weights_version.update)
 
     def met(self, worker: Worker, formed: training_pb2.GroupFormed) -> PeersMet | None:
-        """Handle that a member met its group; None: no news."""
+        """Handle that a member has met its group; None: no event."""
         if formed.generation != self._core.generation:
             return None
         if formed.peer_lost:
@@ -370,7 +374,7 @@ class Learners:
             return None
         generation, state_hash = self._agreed
         if generation == formed.generation and state_hash != formed.state_hash:
-            raise ValueError("another state than that of the learners it is in a group with")
+            raise ValueError("another state than the other learners of its group")
         self._agreed = (formed.generation, formed.state_hash)
         if worker.worker_id != self._core.members[0]:
             return None
@@ -384,7 +388,7 @@ class Learners:
         return PeersMet(formed.generation, formed.update, self._core.module_id)
 
     def lost(self, generation: int, worker_id: str, why: str) -> None:
-        """A member of this generation cannot update with the others."""
+        """Note that a member of this generation cannot update with the others."""
         if generation != self._core.generation:
             return
         if self._lost is None:
@@ -392,26 +396,26 @@ class Learners:
         self._why_lost[worker_id] = why
 
     def to_meet_again(self) -> MeetAgain | None:
-        """Form a group again whose members lost each other."""
+        """Return the event that re-forms a group whose members are disconnected."""
         if self._lost is None or time.monotonic() - self._lost[1] < _REGROUP_SECONDS:
             return None
         generation, self._lost = self._lost[0], None
         if generation == self._core.generation:
-            self._tell_why_lost(generation)
+            self._warn_of_loss(generation)
         return MeetAgain(generation, self._core.module_id)
 
-    def _tell_why_lost(self, generation: int) -> None:
+    def _warn_of_loss(self, generation: int) -> None:
         now = time.monotonic()
-        if now - self._told_lost < _TELL_SECONDS:
+        if now - self._last_warning < _WARNING_SECONDS:
             return
-        self._told_lost = now
+        self._last_warning = now
         reasons = [f"{name}: {text}" for name, text in sorted(self._why_lost.items())]
         why = "; ".join(reasons[:_MOST_REASONS])
         if (more := len(reasons) - _MOST_REASONS) > 0:
             why += f"; {more} more have lost each other"
         self._progress.message(
             f"learner group {generation}{self._of_module} cannot update together, although all of "
-            f"its learners are here: {why}. It is formed again, and what was sampled for it is "
+            f"its learners are attached: {why}. It is formed again, and its batches are "
             "dropped. Learners dial each other at the addresses that --bind or --advertise give; "
             "with TLS, certificates must name these",
             "warning",
@@ -433,7 +437,7 @@ class Learners:
             books[worker_id]["trained"] = books[worker_id].get("trained", 0) + trained
 
     def left(self, learner: Worker) -> None:
-        """Its next process counts from zero."""
+        """Keep a lost learner's steps: its next process counts from zero."""
         self._given.pop(learner, None)
         self._steps_before[learner.worker_id] = self.steps.get(learner.worker_id, {})
 
@@ -443,35 +447,35 @@ def _counted(missing: int) -> str:
 
 
 def used_batches(done: training_pb2.UpdateDone) -> tuple[UsedBatch, ...]:
-    """Batches of an update, as the core books them."""
+    """Return the batches of an update, as the core books them."""
     return tuple(
         UsedBatch(batch.batch_id, batch.live_steps, batch.staleness, batch.dropped)
         for batch in done.batches
     )
 
 
-_FEWEST = 5  # stale batches that say anything
-_MOST = 80  # batches behind which older ones count for half
-_MUCH = 0.2  # of the steps of one EnvRunner
+_FEWEST = 5  # minimum number of stale batches for a warning
+_MOST = 80  # number of batches after which older ones count for half
+_MUCH = 0.2  # share of the steps of one EnvRunner
 _CHANGE = 0.3
 
 
 @dataclass(slots=True)
 class _Lately:
-    """Of one EnvRunner, over its last batches."""
+    """Counts of one EnvRunner, over its last batches."""
 
     batches: float = 0.0
     stale_batches: float = 0.0
     steps: float = 0.0
     stale: float = 0.0
-    said: float | None = None  # the share that people were told last
+    shown: float | None = None  # the share in the last warning
 
 
 class StaleRunners:
     """Warns of EnvRunners whose steps are often dropped as stale.
 
     Args:
-        module_id: names the module to people; "": the run has no other.
+        module_id: names the module in messages; "": the only module.
     """
 
     def __init__(self, max_staleness: int, module_id: str = "") -> None:
@@ -507,19 +511,19 @@ class StaleRunners:
         """Return warnings of EnvRunners with a new share."""
         texts = []
         for worker_id, lately in self._lately.items():
-            share, said = lately.stale / max(1.0, lately.steps), lately.said
-            if said is None:
+            share, shown = lately.stale / max(1.0, lately.steps), lately.shown
+            if shown is None:
                 due = lately.stale_batches >= _FEWEST and share >= _MUCH
             else:
-                due = abs(share - said) >= _CHANGE
+                due = abs(share - shown) >= _CHANGE
             if due:
-                lately.said = share
+                lately.shown = share
                 texts.append(self._text(worker_id, share))
         return texts
 
     def _text(self, worker_id: str, share: float) -> str:
         dropped = (
-            f"{share:.0%} of what {worker_id} sampled lately{self._of_module} was dropped as stale"
+            f"{share:.0%} of the recent steps of {worker_id}{self._of_module} were dropped as stale"
         )
         if share < _MUCH:
             return f"{dropped}: it is fast enough again"

@@ -1,4 +1,4 @@
-"""Reads what workers say, and books it or hands it on."""
+"""Reads workers' messages, and books them or passes them on."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 M = TypeVar("M", bound=Message)
 
-_LONGEST_REASON: Final = 8000  # characters: it may tell two spaces
+_LONGEST_REASON: Final = 8000  # characters: it may describe two spaces
 _LONGEST_TEXT: Final = 1000
 _TEXTS: Final = ("description", "explanation", "hopeless", "peer_lost", "text", "why_alone")
 _NOTE: Final = training_pb2.Note.DESCRIPTOR.full_name
-_MOST_REFUSED: Final = 10  # batches of an EnvRunner in a row, until the run ends
-#: EnvRunners miss a learner that is gone before the driver does; it is told by then.
+_MOST_REFUSED: Final = 10  # consecutive refused batches of an EnvRunner that end the run
+#: EnvRunners may notice a lost learner before the driver does; within this time it has left.
 _GRACE_SECONDS: Final = 5.0
 _AGAIN_SECONDS: Final = 60.0
 
@@ -40,7 +40,7 @@ def read(packed: any_pb2.Any, message: M, **asked: object) -> M:
     """Read an answer or a report; texts become one line each.
 
     Args:
-        asked: fields by name, as the command has them.
+        asked: expected fields by name, from the command.
 
     Raises:
         TypeError: it is another message.
@@ -48,14 +48,14 @@ def read(packed: any_pb2.Any, message: M, **asked: object) -> M:
     """
     kind: Any = message.DESCRIPTOR
     if not packed.Is(kind):
-        raise TypeError(f"{packed.TypeName()[:100] or 'nothing'} in place of {kind.full_name}")
+        raise TypeError(f"{packed.TypeName()[:100] or 'nothing'} instead of {kind.full_name}")
     try:
         message.ParseFromString(packed.value)
     except DecodeError as error:
-        raise ValueError(f"bytes that are no {kind.full_name}") from error
+        raise ValueError(f"bytes that are not a {kind.full_name}") from error
     for name, value in asked.items():
-        if (said := getattr(message, name)) != value:
-            raise ValueError(f"an answer about {name} {said!r}, not {value!r}"[:_LONGEST_TEXT])
+        if (found := getattr(message, name)) != value:
+            raise ValueError(f"an answer about {name} {found!r}, not {value!r}"[:_LONGEST_TEXT])
     for name in _TEXTS:
         if name in kind.fields_by_name:
             setattr(message, name, one_line(getattr(message, name), _LONGEST_TEXT))
@@ -63,7 +63,7 @@ def read(packed: any_pb2.Any, message: M, **asked: object) -> M:
 
 
 def _must_be_pairs(returns: Collection[float], lengths: Collection[int]) -> None:
-    """Refuse returns of episodes that do not have a length each."""
+    """Reject returns of episodes without a length each."""
     if len(returns) != len(lengths):
         raise ValueError(f"{len(returns)} returns of episodes, and {len(lengths)} lengths")
 
@@ -72,19 +72,20 @@ class UnreachedLearners:
     """Warns of EnvRunners whose batches do not reach learners."""
 
     def __init__(self) -> None:
-        # By incarnations of both: the generation of the learners' group, when the first batch was
-        # lost since one got there or people were told, and whether they were.
+        # By incarnations of both: the generation of the learners' group, the time of the first
+        # lost batch since one arrived or a warning, and whether there was a warning.
         self._since: dict[tuple[str, str], tuple[int, float, bool]] = {}
 
     def brought(self, runner: Worker, learner: Worker) -> None:
-        """A batch got there."""
+        """Note that a batch arrived."""
         self._since.pop((runner.incarnation, learner.incarnation), None)
 
     def lost(self, runner: Worker, learner: Worker, generation: int, why: str) -> str:
         """Note a lost batch; return a warning or "".
 
         Args:
-            generation: of the learners' group; while a new one forms, no learner takes batches.
+            generation: of the learners' group; while a new group forms, learners accept no
+                batches.
         """
         key, now = (runner.incarnation, learner.incarnation), time.monotonic()
         since = self._since.get(key)
@@ -98,12 +99,12 @@ class UnreachedLearners:
         return (
             f"batches of {runner.worker_id} on {runner.host} do not reach {learner.worker_id} on "
             f"{learner.host} at {where}: {why}. They are dropped (learner_lost), and updates wait "
-            "for that learner. Can the one host reach that address? A learner needs --bind, and "
-            "--advertise where it is known by another address; with TLS, its certificate names it"
+            f"for that learner. Can {runner.host} reach that address? A learner needs --bind, and "
+            "--advertise if it is known by another address; with TLS, its certificate must name it"
         )
 
     def left(self, runner: Worker) -> None:
-        """An EnvRunner is gone."""
+        """Forget a lost EnvRunner."""
         for key in [key for key in self._since if key[0] == runner.incarnation]:
             del self._since[key]
 
@@ -114,7 +115,7 @@ class RunnerEvents:
     def __init__(self, parts: RunParts) -> None:
         self._parts = parts
         self._synchronous = parts.config.driver.synchronous
-        # Those whose episodes are not counted yet, by EnvRunner and batch id.
+        # Receipts whose episodes are not counted yet, by EnvRunner and batch id.
         self._receipts: dict[tuple[str, int], training_pb2.Receipt] = {}
         self._unreached = UnreachedLearners()
         # By module and EnvRunner: refused batches since the last accepted one.
@@ -129,7 +130,7 @@ class RunnerEvents:
         setups = parts.registry.runner_ready(worker, ready)
         for module_id, module in parts.core.modules.items():
             if module.members:
-                parts.commands.tell_learners(worker, module_id, module.generation)
+                parts.commands.send_learners(worker, module_id, module.generation)
         parts.confirmation.play()
         if worker.role == ENVRUNNER:
             steps = {module.module_id: module.rows * module.steps for module in ready.modules}
@@ -137,7 +138,7 @@ class RunnerEvents:
         return setups
 
     def sampled(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
-        """A batch is with its learner, or is lost."""
+        """Book a receipt: a batch is at its learner, or lost."""
         parts, module_id = self._parts, receipt.module_id
         parts.registry.must_fit_a_batch(module_id, receipt.live_steps)
         _must_be_pairs(receipt.episode_returns, receipt.episode_lengths)
@@ -145,9 +146,9 @@ class RunnerEvents:
         for played in receipt.played:
             _must_be_pairs(played.episode_returns, played.episode_lengths)
             if not self._may_play(played.module_id):
-                raise ValueError(f"module {played.module_id[:100]!r} played, and is none to play")
+                raise ValueError(f"module {played.module_id[:100]!r} played, but should not play")
         version = Version.of(receipt.version)
-        # Before the core asks for more: requests tell what connectors have learned.
+        # Before the core sends requests, which carry the state of connectors.
         connectors = parts.connectors[module_id]
         connectors.take(worker.worker_id, receipt.batch_id, receipt.connector_delta)
         if not self._synchronous:
@@ -168,7 +169,7 @@ class RunnerEvents:
         if parts.league:
             parts.league.finished(worker, receipt.matches)
         elif receipt.matches:
-            raise ValueError("the outcome of a match, and this run has no league")
+            raise ValueError("the outcome of a match, but this run has no league")
         parts.metrics.workers.sampled(worker.worker_id, receipt.live_steps, version)
         for played in receipt.played:
             parts.metrics.of(played.module_id).played += played.steps
@@ -177,11 +178,11 @@ class RunnerEvents:
         if receipt.HasField("simulators"):
             parts.metrics.workers.has_simulators(worker.worker_id, receipt.simulators)
         parts.stale_runners[module_id].brought(worker.worker_id, receipt.stale_steps)
-        self._look_whether_it_arrived(worker, receipt)
+        self._check_arrival(worker, receipt)
         if receipt.dropped:
             self._count_episodes_of_others(receipt)
-            # A learner that is lost or not reached is reported elsewhere, and a worker with numbers
-            # that are not finite leaves and says so.
+            # A learner that is lost or not reached is reported elsewhere, and a worker with
+            # non-finite numbers leaves and reports them.
             if receipt.dropped == "refused":
                 self._is_refused(worker, receipt)
             elif receipt.dropped not in ("learner_lost", "nonfinite"):
@@ -193,7 +194,7 @@ class RunnerEvents:
         if not self._synchronous:
             self.count_episodes()
 
-    def _look_whether_it_arrived(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
+    def _check_arrival(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
         learner = self._parts.registry.attached.get(receipt.learner)
         if learner is None:
             return
@@ -213,11 +214,11 @@ class RunnerEvents:
         if refused[worker.worker_id] == _MOST_REFUSED:
             parts.end.fail(
                 f"{receipt.learner} has refused {_MOST_REFUSED} batches of {worker.worker_id} in a "
-                f"row, and taken no others. The last reason: {receipt.explanation}"
+                f"row, and accepted no others. The last reason: {receipt.explanation}"
             )
 
     def _may_play(self, module_id: str) -> bool:
-        """Whether an untrained module plays, or just did."""
+        """Return whether an untrained module plays, or just did."""
         parts = self._parts
         if parts.league and module_id in parts.league.retired:
             return True
@@ -228,7 +229,7 @@ class RunnerEvents:
         order = sorted(self._receipts, key=lambda key: (worker_order(key[0]), key[1]))
         receipts = [self._receipts.pop(key) for key in order]
         if self._parts.end.reached and not self._synchronous:
-            return  # the summary says what the run had reached when it was stopped
+            return  # the summary has the state at the time of the stop
         for receipt in receipts:
             self._count(receipt)
 
@@ -250,7 +251,7 @@ class RunnerEvents:
             metrics.episodes_ended(played.episode_returns, played.episode_lengths)
 
     def left(self, event: Left, unanswered: Iterable[Completed]) -> None:
-        """Handle a lost EnvRunner, whose farewell names begun requests."""
+        """Handle a lost EnvRunner; its last answers name begun requests."""
         not_begun = frozenset(
             each.request.batch_id
             for each in unanswered
@@ -283,7 +284,7 @@ class LearnerEvents:
             yield from self._parts.learners[module_id].begin(worker, setup.seed)
 
     def ready(self, worker: Worker, ready: training_pb2.ModuleReady) -> None:
-        """It has what one of its modules begins with."""
+        """Handle a learner that has the first weights of a module."""
         parts, module_id = self._parts, ready.module_id
         parts.metrics.workers.ready(worker)
         if refusal := parts.registry.why_no_member(worker, ready):
@@ -298,7 +299,7 @@ class LearnerEvents:
         parts.happened(events.LearnerJoined(worker.worker_id, worker.incarnation, module_id))
 
     def formed(self, worker: Worker, formed: training_pb2.GroupFormed) -> None:
-        """It has met the others of its group, or could not."""
+        """Handle a learner that has met its group, or could not."""
         met = self._parts.learners[formed.module_id].met(worker, formed)
         if met is not None:
             self._parts.happened(met)
@@ -306,7 +307,7 @@ class LearnerEvents:
             self._parts.league.look()
 
     def arrived(self, worker: Worker, message: training_pb2.Arrivals) -> None:
-        """Batches are with it."""
+        """Book batches that arrived at a learner."""
         parts, module_id = self._parts, message.module_id
         if parts.league and module_id in parts.league.retired and module_id not in parts.learners:
             return  # a player that has left: its books are closed
@@ -316,13 +317,13 @@ class LearnerEvents:
             parts.happened(events.Arrived(*key, arrival.batch_id, arrival.live_steps, module_id))
 
     def updated(self, worker: Worker, done: training_pb2.UpdateDone) -> None:
-        """It has made its share of an update."""
+        """Book a learner's share of an update."""
         parts, worker_id, module_id = self._parts, worker.worker_id, done.module_id
         used = used_batches(done)
         for batch in used:
             parts.registry.must_fit_a_batch(module_id, batch.live_steps)
         version = Version.of(done.version)
-        if done.peer_lost:  # weights of its own: a new member may have none of the group's updates
+        if done.peer_lost:  # a new member may have none of the group's updates
             version = parts.core.modules[module_id].weights_version
         for connectors in parts.connectors.values():
             connectors.merge_waiting()
@@ -354,17 +355,17 @@ class LearnerEvents:
         modules = self._parts.core.modules
         others = {name for each in modules.values() for name in each.members}
         if others - set(modules[module_id].members):
-            # A dismissed worker may come back with its state, in which every update fails.
+            # A dismissed worker may come back with the same state, and fail in every update.
             self._parts.commands.send(worker, attach_pb2.Stop(failure=why))
         else:
             self._parts.end.fail(f"{worker.worker_id} cannot improve {why}", "learner_lost")
 
     def _made(
         self,
-        update: events.UpdateFinished | events.UnheardUpdate,
+        update: events.UpdateFinished | events.UnreportedUpdate,
         metrics: Mapping[str, Mapping[str, float]],
     ) -> None:
-        """Book an update, and tell callbacks once per group."""
+        """Book an update, and call callbacks once per group."""
         module = self._parts.core.modules[update.module_id]
         before = module.weights_version
         self._parts.happened(update)
@@ -386,9 +387,9 @@ class LearnerEvents:
 
 
 class WorkerEvents:
-    """Reads what workers say, and hands it to its part.
+    """Reads workers' messages, and passes them to the right part.
 
-    A worker that says what cannot be understood is let go; the others do not notice.
+    A worker with an invalid message is dismissed; other workers are not affected.
     """
 
     def __init__(self, parts: RunParts) -> None:
@@ -396,25 +397,25 @@ class WorkerEvents:
         self._runners = RunnerEvents(parts)
         self._learners = LearnerEvents(parts)
         self._receipts_first = ReceiptsFirst(parts.commands.pool, parts.config.driver.synchronous)
-        # Of attached workers:
+        # Parts for attached workers:
         self._failed_once: set[Worker] = set()
-        self._let_go: set[Worker] = set()
+        self._dismissed: set[Worker] = set()
 
-    def hear(self, event: HubEvent) -> None:
-        """Something came from a worker, or a worker came or went."""
-        if event.worker in self._let_go and not isinstance(event, Left):
-            return  # what it had said by then
-        for heard in self._receipts_first.in_order(event):
+    def handle(self, event: HubEvent) -> None:
+        """Handle an event of a worker."""
+        if event.worker in self._dismissed and not isinstance(event, Left):
+            return  # a message from before its dismissal
+        for each in self._receipts_first.in_order(event):
             try:
-                self._hear(heard)
+                self._handle(each)
             except (TypeError, ValueError) as error:
-                self._let_go.add(heard.worker)
+                self._dismissed.add(each.worker)
                 what = one_line(str(error), _LONGEST_REASON)
-                reason = f"sent what cannot be understood: {what}"
+                reason = f"sent an invalid message: {what}"
                 self._parts.departures.last_failure = f"It {reason}"
-                self._parts.hub.dismiss(heard.worker, reason)
+                self._parts.hub.dismiss(each.worker, reason)
 
-    def _hear(self, event: HubEvent) -> None:
+    def _handle(self, event: HubEvent) -> None:
         completions = self._parts.commands.pool.complete(event)
         if isinstance(event, Left):
             return self._left(event, completions)
@@ -434,7 +435,7 @@ class WorkerEvents:
         self._set_up(parts.registry.joined(worker))
 
     def _reported(self, worker: Worker, body: any_pb2.Any) -> None:
-        """Take a worker's notes for people; learners also report what arrived."""
+        """Handle a worker's report: a message for people, or arrived batches."""
         if worker.role == LEARNER and body.TypeName() != _NOTE:
             return self._learners.arrived(worker, read(body, training_pb2.Arrivals()))
         note = read(body, training_pb2.Note())
@@ -458,7 +459,7 @@ class WorkerEvents:
                 *state, parts.core, parts.metrics, spaces, learned, parts.more_counters
             )
         if not completed.last:
-            raise ValueError("a reply before the last where there is one alone")
+            raise ValueError("a reply before the last one to a command with a single reply")
         match request:
             case training_pb2.SampleRequest():
                 about = {"batch_id": request.batch_id, "learner": request.learner}
@@ -501,22 +502,22 @@ class WorkerEvents:
                     self._send_next_part(worker)
 
     def _must_not_be_ahead(self, module_id: str, version: Version) -> None:
-        """Refuse a version that no weights can have.
+        """Reject a version that no weights can have.
 
-        Requests would wait for it for ever.
+        Requests would wait for it forever.
         """
         module = self._parts.core.module(module_id)
         newest = Version(module.generation, module.weights_version.update)
         if version.generation > newest.generation or version.update > newest.update + 1:
-            raise ValueError(f"weights of {version}, where the newest can be one after {newest}")
+            raise ValueError(f"weights of {version}, but the newest can be one after {newest}")
 
     def _send_next_part(self, worker: Worker) -> None:
-        """Of what modules play with, or what is to follow it."""
+        """Send a worker its next frozen module, or the message after it."""
         if (part := self._parts.frozen_parts.next(worker)) is not None:
             self._parts.commands.send(worker, part)
 
     def _failed(self, completed: Completed, reason: str) -> None:
-        """Handle a failed request, whose worker usually leaves."""
+        """Handle a failed request; its worker usually leaves."""
         parts, worker, request = self._parts, completed.worker, completed.request
         key = worker.worker_id, worker.incarnation
         match request:
@@ -557,11 +558,11 @@ class WorkerEvents:
         for connectors in parts.connectors.values():
             connectors.left(worker)
         self._failed_once.discard(worker)
-        self._let_go.discard(worker)
+        self._dismissed.discard(worker)
         if worker.local:
-            # It may hang, and must not stay at a post that a successor has to fill.
+            # It may hang, and its successor needs its place.
             after = 5.0 if event.farewell else 0.0
-            parts.local.kill(worker.worker_id, worker.pid, after, abort=event.unheard)
+            parts.local.kill(worker.worker_id, worker.pid, after, abort=event.unresponsive)
         parts.departures.left(event)
         if not parts.end.reached:
             parts.callbacks.note("on_worker_lost", worker.worker_id, event.reason)
@@ -571,29 +572,29 @@ class WorkerEvents:
             self._learners.left(event)
         else:
             self._evaluates_no_more(worker)
-            parts.confirmation.play()  # another one may be here
+            parts.confirmation.play()  # another evaluator may be ready
 
 
 class ReceiptsFirst:
     """Orders receipts before answers to their updates, in synchronous mode.
 
-    Receipts tell which episodes ended and what connectors have learned, and the requests behind the
-    update pass that on: nothing of it may depend on speed. Every receipt that is missing
-    comes soon, since the learner has its batch, or its EnvRunner leaves.
+    Receipts report ended episodes and the connectors' state, and the requests after the update
+    pass that on: none of it may depend on speed. Every missing receipt comes soon, since the
+    learner has its batch, or its EnvRunner leaves.
 
     Args:
-        synchronous: else everything is heard as it comes.
+        synchronous: otherwise events are handled as they come.
     """
 
     def __init__(self, pool: RequestPool, synchronous: bool) -> None:
         self._pool = pool
         self._synchronous = synchronous
-        self._early: deque[HubEvent] = deque()  # an answer, and what the learner said after it
+        self._early: deque[HubEvent] = deque()  # an answer, and later messages of the same learner
 
     def in_order(self, event: HubEvent) -> Iterator[HubEvent]:
         """Yield events to handle now; the pool must know each first."""
         if self._synchronous and event.worker.role == LEARNER:
-            if isinstance(event, Left):  # no command can wait for it any more
+            if isinstance(event, Left):  # no command waits for it any more
                 yield from self._early
                 self._early.clear()
             elif self._early or self._comes_early(event):

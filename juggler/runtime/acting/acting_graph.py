@@ -38,7 +38,7 @@ _UNIFORM: Final = "uniform"
 #: Held during an export, which changes settings of the whole process.
 _EXPORTING: Final = threading.Lock()
 
-#: Loggers that tell developers of torch about an export.
+#: Loggers for developers of torch.
 _LOGGERS: Final = (
     "torch.onnx._internal.exporter",
     "torch.export._trace",
@@ -57,9 +57,9 @@ class ActingGraph(nn.Module):
         module_to_env: the connectors between module and environment.
         observation_space: the environment's.
         action_space: the environment's.
-        explores: draw actions, output "chosen" and "action_logp" too, and keep what connectors
-            learn in buffers, named as by `EnvToModule.numbers`. Otherwise actions are the most
-            likely ones.
+        explores: draw actions, also output "chosen" and "action_logp", and keep the connectors'
+            state in buffers, named by `EnvToModule.numbers`. Otherwise actions are the most likely
+            ones.
 
     Attributes:
         inputs: an example of each input, by name.
@@ -137,7 +137,7 @@ class ActingGraph(nn.Module):
         return tuple(tensor.clone() for tensor in results.values())
 
     def _after(self) -> dict[str, Any]:
-        """Return what the next call needs of the memory [N, ...]."""
+        """Return the memory [N, ...] that the next call needs."""
         memory = self._actor.memory
         if self._uses_rewards:
             return memory.trees  # contexts advance with the next reward
@@ -149,7 +149,7 @@ class ActingGraph(nn.Module):
         }
 
     def _example(self) -> dict[Path, Tensor]:
-        """Example inputs of a batch, by name."""
+        """Return example inputs of a batch, by name."""
         observation: Any = zeros(self._observation_space, (_ROWS,))
         if holds_masks(self._observation_space):
             observation[ACTION_MASK] = tree_map(np.ones_like, observation[ACTION_MASK])
@@ -179,22 +179,22 @@ class ActingGraph(nn.Module):
             if not connector.takes_tensors:
                 name = type(connector).__name__
                 raise ValueError(
-                    f"connector {name} cannot be exported: it works with NumPy alone. Where its "
+                    f"connector {name} cannot be exported: it only works with NumPy. If its "
                     "methods do the same with tensors, in operations of torch, set "
                     f"{name}.takes_tensors = True"
                 )
 
 
 def to_onnx(graph: ActingGraph, optimize: bool = True) -> torch.onnx.ONNXProgram:
-    """The graph as an ONNX model for batches of any size.
+    """Convert the graph to an ONNX model for batches of any size.
 
     Args:
         graph: the graph to export.
-        optimize: fold what does not depend on inputs; otherwise each weight stays an initializer
-            with its name in the graph.
+        optimize: fold constants; otherwise each weight stays an initializer with its name in the
+            graph.
 
     Raises:
-        ValueError: the graph cannot be exported, or a package is missing; says which.
+        ValueError: the graph cannot be exported, or a package is missing; names it.
     """
     try:
         import onnxscript  # noqa: F401
@@ -204,8 +204,8 @@ def to_onnx(graph: ActingGraph, optimize: bool = True) -> torch.onnx.ONNXProgram
         ) from error
     inputs = graph.inputs
     with torch.no_grad():
-        # A first call outside the export, in which modules and distributions create what they
-        # create once. Here torch.distributions check their arguments; in the export they cannot.
+        # A first call outside the export, in which modules and distributions initialize themselves.
+        # Here torch.distributions check their arguments, which is impossible in the export.
         graph(*inputs.values())
     batch = torch.export.Dim("batch")
     try:
@@ -246,9 +246,9 @@ def _quiet() -> Iterator[None]:
 
 
 class _OfOthers:
-    """A stream that passes on other threads' output alone.
+    """A stream that passes on only the output of other threads.
 
-    In every other respect it is the stream itself, whose file descriptor other threads may need.
+    Otherwise it acts like the stream, whose file descriptor other threads may need.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -279,21 +279,21 @@ def _unchecked() -> Iterator[None]:
 
 
 def _origin(error: BaseException) -> BaseException:
-    """The error that all others came from."""
+    """Return the root cause of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def _reason(error: BaseException) -> str:
-    """First line of an error, and its place in user code."""
-    # It imports SymPy and torch's compiler, which an export has done.
+    """Return an error's first line and its place in user code."""
+    # Imports SymPy and torch's compiler, which the export has already imported.
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     place = place_of_readers(error)
     if isinstance(error, GuardOnDataDependentSymNode):
         return (
-            "what it does next depends on the value of a tensor, as in `if x.sum() > 0`, and a "
+            "its control flow depends on the value of a tensor, as in `if x.sum() > 0`, but a "
             f"model does the same for all values: choose with torch.where{place}"
         )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

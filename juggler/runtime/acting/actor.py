@@ -42,18 +42,18 @@ from juggler.runtime.wire.structures import (
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
-#: What an `Actor` chooses actions with.
+#: A module with which an `Actor` chooses actions.
 ActingModule: TypeAlias = "TensorModule | RandomActions"
 Places = NDArray[np.intp]
 Bools = NDArray[np.bool_]
 
-#: Numbers that are drawn at once: drawing a few takes as long as drawing these.
+#: Numbers drawn at once: drawing fewer takes the same time.
 _NOISE_AHEAD = 4096
 
 #: With equal logits, every action of these spaces is equally likely.
 _CHOICES = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
-#: Names of trees in a memory, besides those of each connector.
+#: Names of trees in a memory, in addition to the connectors' names.
 STATE: Final = "module"
 CHOSEN: Final = "chosen"
 SEEN: Final = "seen/"
@@ -64,10 +64,10 @@ class Acted(NamedTuple):
     """One step of B rows.
 
     Attributes:
-        sent: actions for environments, as Gymnasium has them, in memory of their own; those given,
-            as they are.
-        chosen: the module's actions [B, ...], which batches hold.
-        inputs: inputs of their distribution [B, D]; None: the module returns none.
+        sent: actions for environments, as in Gymnasium, in their own memory; given actions are
+            passed through.
+        chosen: the module's actions [B, ...], as in batches.
+        inputs: inputs of their distribution [B, D]; None: the module returns no inputs.
     """
 
     sent: Any
@@ -78,7 +78,7 @@ class Acted(NamedTuple):
 class Memory:
     """Trees [S, ...] of S rows, by name.
 
-    All rows replace a tree, which is never changed then. Places write into it.
+    `set` of all rows replaces a tree and changes no array; `set` of places writes into it.
 
     Args:
         trees: by name.
@@ -93,11 +93,11 @@ class Memory:
         self.trees, self._rows = grown(self.trees, rows), rows
 
     def get(self, name: str, places: Places | None) -> Any:
-        """All rows of a tree, or copies of those at places [B]."""
+        """Return all rows of a tree, or copies of rows [B]."""
         return self.trees[name] if places is None else take(self.trees[name], places)
 
     def set(self, name: str, places: Places | None, values: Any) -> None:
-        """Keep all rows, or those at places [B]."""
+        """Store all rows, or the rows at places [B]."""
         if places is None:
             self.trees[name] = values
             return
@@ -127,7 +127,7 @@ class Contexts:
 
         Args:
             observations: [B, ...] as batches hold them.
-            first: [B], which of them begin an episode.
+            first: [B], whether each begins an episode.
             places: [B] of the rows; None: all of them.
         """
         for name, connector in self.connectors.items():
@@ -149,7 +149,7 @@ class Contexts:
             if not len(begin):
                 return context
             if places is None:
-                context = tree_map(_own, context)  # batches may hold the one from before
+                context = tree_map(_own, context)  # batches may hold the former one
             put(context, begin, connector.initial(take(observations, begin)))
         self.memory.set(key, places, context)
         return context
@@ -170,27 +170,27 @@ class Contexts:
 class Actor:
     """Chooses the actions of N rows, or of some B places.
 
-    Rows that act together, at each step, are environments of a vector. Places act at their own
-    pace; `grow` makes room for them. Both begin with new states and contexts where `first` says so.
+    Rows that act together at each step are environments of a vector. Places act at their own pace;
+    `grow` makes room for them. In both cases, states and contexts restart where `first` is true.
 
     Actions that a module returns are used as they are. Without "action_dist_inputs" their
     log-probabilities are 0.
 
     Args:
         module: an `RLModule`, or `RandomActions`, or a `TensorModule`.
-        rows: N, at which the module is tried.
-        steps: T, of a fragment, whose noise is drawn at once; 0: there are no fragments.
+        rows: N, with which the module is tried.
+        steps: T of a fragment, whose noise is drawn at once; 0: no fragments.
         seed: of the noise.
         module_to_env: maps chosen actions to the environments'; none: clips them to Box bounds.
-        connectors: those with contexts add what came before; none: nothing is added.
-        device: where it explores, on tensors and without contexts; None: on arrays.
-        shared: whether others may change the module's weights in any way.
+        connectors: connectors with contexts add earlier steps; none: nothing is added.
+        device: device for exploring on tensors, without contexts; None: on arrays.
+        shared: whether other code may change the module's weights.
 
     Attributes:
         module: as given.
         connectors: as given.
         module_to_env: from chosen actions to the environments'.
-        memory: what is kept of each row.
+        memory: states and contexts of each row.
         remembers: whether acting depends on earlier steps, so that `act` needs `first`.
         knows_log_probabilities: whether the module returns inputs of a distribution.
         blank_inputs: zeros [D], in the shape of these inputs.
@@ -248,13 +248,13 @@ class Actor:
             self.module.seed(seed)
 
     def forget(self) -> None:
-        """Begin with new states and contexts in all rows."""
+        """Restart states and contexts in all rows."""
         self.memory.trees.clear()
 
     def with_memory(self, trees: Mapping[str, Any]) -> Actor:
-        """Return the same actor with a memory of its own."""
+        """Return the same actor with its own memory."""
         other = copy(self)
-        # A module may write into the states that it gets, and these are the caller's.
+        # A module may write into the states that it gets, and these belong to the caller.
         own = {STATE: tree_map(_own, trees[STATE])} if STATE in trees else {}
         other.memory = Memory({**trees, **own})
         other._contexts = Contexts(self._contexts.connectors, other.memory)
@@ -279,14 +279,14 @@ class Actor:
         """Load weights: arrays by the names of parameters and buffers.
 
         Raises:
-            ValueError: they are another module's.
+            ValueError: they are for another module.
         """
         self._on_host.load(weights)
         if self._exploring is not self._on_host:
             self._exploring.load(weights)
 
     def take_notes(self) -> list[training_pb2.Note]:
-        """Return what is to be reported of how it acts, each once."""
+        """Return notes about how it acts, each once."""
         acting = self._on_host
         text, acting.note = acting.note, ""
         return [training_pb2.Note(text=text, warning=acting.differed)] if text else []
@@ -296,7 +296,7 @@ class Actor:
         if not self.knows_log_probabilities and isinstance(self.module, RLModule):
             raise ValueError(
                 f"{type(self.module).__name__} returns {ACTIONS!r} without {ACTION_DIST_INPUTS!r} "
-                "where it explores: algorithms need the log-probabilities of actions to tell how "
+                "when it explores: algorithms need the log-probabilities of actions to know how "
                 f"far the policy has moved since. Return {ACTION_DIST_INPUTS!r} as well, or "
                 "instead: then actions are sampled from them"
             )
@@ -317,10 +317,10 @@ class Actor:
         """Choose the actions of one step.
 
         Args:
-            observations: a tree [B, ...], as batches hold them, which stays as it is.
+            observations: a tree [B, ...], as in batches, which is not changed.
             places: [B] of the rows, each once; None: all rows.
             first: [B] which observations begin an episode; needed if it `remembers`.
-            explore: act as in training; else take the best actions, on the host.
+            explore: act as in training; otherwise take the best actions, on the host.
             given: actions [B, ...] that were chosen elsewhere; the module only keeps its state.
             noise: [B, M] of the distribution; none: drawn here.
             keep: keep the states before this step for `states_before`.
@@ -340,7 +340,7 @@ class Actor:
             if self._has_state:
                 states = self._begun(acting, observations, places, first)
                 if keep:
-                    # A copy, because a module may write into what it gets.
+                    # A copy, because a module may write into its inputs.
                     kept = tree_map(_own, states) if places is None else states  # [B, ...]
                     self.memory.set(_BEFORE, places, kept)
             if explore:
@@ -363,7 +363,7 @@ class Actor:
     def _begun(
         self, acting: ActingModule, observations: Any, places: Places | None, first: Any
     ) -> Any:
-        """States [B, ...] to act with, new ones where episodes begin."""
+        """Return states [B, ...] to act with, new ones where episodes begin."""
         if STATE not in self.memory.trees:
             return acting.initial_states(len(first_leaf(observations)))
         states = self.memory.get(STATE, places)
@@ -372,7 +372,7 @@ class Actor:
         return states
 
     def _next_noise(self, count: int, unused: bool) -> Any:
-        """Noise [B, M] for the next actions, drawn for several steps."""
+        """Return noise [B, M] for actions, drawn for several steps at once."""
         assert self._distribution is not None
         if unused:
             return np.full((count, self._distribution.noise_size), 0.5, np.float32)
@@ -398,14 +398,14 @@ class Actor:
     def follow(
         self, place: int, observations: Any, actions: Any, rewards: NDArray[Any], first: bool
     ) -> dict[str, Tree]:
-        """Follow external steps; return states as `states_before` does.
+        """Follow external steps; return states like `states_before`.
 
         Args:
-            place: of the row.
-            observations: [L, ...] before each step, as batches hold them.
+            place: place of the row.
+            observations: [L, ...] before each step, as in batches.
             actions: [L, ...] chosen there.
             rewards: [L]
-            first: the first of them begins an episode.
+            first: the first step begins an episode.
         """
         states: dict[str, Tree] = {}
         places = np.array([place])
@@ -430,7 +430,7 @@ class Actor:
         return states
 
     def log_probabilities(self, inputs: Any, actions: Any) -> NDArray[np.float32]:
-        """Log-probabilities [N, T] of actions, by distribution inputs [N, T, D]."""
+        """Return log-probabilities [N, T] of actions, given inputs [N, T, D]."""
         assert self._distribution is not None, "the module returns no inputs of a distribution"
         with torch.no_grad():
             chosen = tree_map(_tensor, actions)  # [N, T, ...]
@@ -439,7 +439,7 @@ class Actor:
         return array
 
     def why_not_finite(self, inputs: Any) -> str:
-        """Why inputs [D] give non-finite log-probabilities; "": unknown."""
+        """Return why inputs [D] give non-finite log-probabilities; "": unknown."""
         if self._distribution is None:
             return ""
         return self._distribution.why_not_finite(_tensor(inputs).cpu())
@@ -462,7 +462,7 @@ class RandomActions:
 
     def __init__(self, action_space: Space[Any], seed: int = 0) -> None:
         self.module = self
-        self.space = deepcopy(action_space)  # it has a generator of its own
+        self.space = deepcopy(action_space)  # a space has its own generator
         self._spec = distribution_for(action_space)
         self._generator = torch.Generator()
         self.seed(seed)
@@ -517,7 +517,7 @@ class RandomActions:
         return ActingStep(self.draw(count, observations), np.zeros((count, 0), np.float32), {})
 
     def infer(self, observations: Any, states: Any) -> ActingStep:
-        return self.explore(observations, states)  # no action is better than another
+        return self.explore(observations, states)  # no action is better than any other
 
 
 def noise_seed(seed: int) -> int:
@@ -527,7 +527,7 @@ def noise_seed(seed: int) -> int:
 
 
 def _own(leaf: Any) -> Any:
-    """Return an array or a tensor [...] with memory of its own."""
+    """Return an array or a tensor [...] with its own memory."""
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf.clone()
 
 

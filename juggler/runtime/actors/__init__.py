@@ -1,1 +1,1 @@
-"""Processes, streams, in-flight requests, supervision. Knows nothing of reinforcement learning."""
+"""Processes, streams, requests in flight and supervision, without reinforcement learning."""

@@ -40,10 +40,10 @@ from juggler.runtime.wire.v1 import attach_pb2
 
 
 class BusyThreads:
-    """Times threads that say when they are at work.
+    """Times threads that report when they are at work.
 
-    Time for which the whole process stood still, or for which a thread waited for a processor, does
-    not count: a thread that cannot run does not hang.
+    Time in which the whole process was stopped, or a thread waited for a processor, does not
+    count: a thread that cannot run does not hang.
     """
 
     def __init__(self) -> None:
@@ -73,9 +73,9 @@ class BusyThreads:
         self._stood_still += seconds
 
     def longest(self) -> tuple[float, int]:
-        """The longest time without progress of a busy thread, and that thread.
+        """Return the busy thread that is longest without progress, and this time.
 
-        Time for which it waited for a processor counts from the first call that finds it busy.
+        Its waits for a processor are counted from the first call that finds it busy.
         """
         busy = self._since.copy()  # a consistent copy
         native = {thread.ident: thread.native_id or 0 for thread in threading.enumerate()}
@@ -90,21 +90,21 @@ class BusyThreads:
         return longest
 
     def _awake(self) -> float:
-        """Seconds on a clock that stops while this process stands still."""
+        """Return seconds on a clock that stops while this process is stopped."""
         return time.monotonic() - self._stood_still
 
 
 #: Prefix of a Detached's reason if the stream broke.
 LOST_THE_DRIVER = "lost the driver"
-#: Prefixes if the driver ended the stream: in order, or because of a fault of the worker.
-ENDED, LET_GO = "the driver ended the stream", "the driver let this worker go"
-#: For a driver to welcome or to refuse a worker that is connected. A driver may stand still for a
-#: while, as under SIGSTOP, and a worker of its host that gives up counts as lost.
+#: Prefixes if the driver ended the stream: normally, or because of a fault of the worker.
+ENDED, DISMISSED = "the driver ended the stream", "the driver dismissed this worker"
+#: Time limit for a driver to welcome or refuse a connected worker. A driver may be stopped for a
+#: while, as by SIGSTOP, and a local worker that gives up counts as lost.
 WELCOME_SECONDS = 60.0
 
 _LARGE_MESSAGE = 1 << 20  # bytes; one chunk of a frame may be added
 _LONG_TEXT = 1 << 16  # characters of a failure, to fit into a message
-# gRPC's core gives the last one if calls come faster than a server accepts them.
+# gRPC's core returns the last one if calls come faster than a server accepts them.
 _BUSY = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.UNAVAILABLE,
@@ -113,13 +113,13 @@ _BUSY = (
 
 
 class AttachError(RuntimeError):
-    """The driver refused or disconnected this worker; the message says why."""
+    """The driver refused or disconnected this worker; the message has the reason."""
 
 
 class DriverBusy(AttachError):
     """The driver refused this worker for now.
 
-    It has no room, stands still, or has just ended. Another attempt may succeed.
+    It has no room, is stopped, or has just ended. Another attempt may succeed.
     """
 
 
@@ -153,10 +153,10 @@ def new_incarnation() -> str:
 
 
 def explains_itself(error: BaseException) -> bool:
-    """Whether an exception needs no traceback to be understood.
+    """Return whether an exception is clear without its traceback.
 
     This holds for a ValueError that Juggler itself raised about its input, and for an exception
-    that stands for another one and has its text as `traceback`.
+    that represents another one and has its text as `traceback`.
     """
     if isinstance(error, ValueError):
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -186,21 +186,21 @@ class WorkerStream(Protocol):
     """The worker's end of its stream."""
 
     def wake(self) -> None:
-        """There may be something to send. May be called in any thread."""
+        """Check for messages to send; may be called in any thread."""
 
     def close(self) -> None:
         """End the stream. Idempotent."""
 
 
-#: Opens a stream, given what it takes messages to send from, and what it gives messages and its
-#: end to, in threads of its own.
+#: Opens a stream, given a source of messages to send, and callbacks for received messages and for
+#: the end of the stream. These are called in the stream's own threads.
 Connect = Callable[
     [Callable[[], bytes | None], Callable[[bytes], None], Callable[[End], None]], WorkerStream
 ]
 
 
 class _Dialled:
-    """The stream of a call of gRPC.
+    """The stream of a gRPC call.
 
     Raises:
         EndpointError: nothing answers at `address`.
@@ -212,14 +212,14 @@ class _Dialled:
         metadata: CallMetadata,
         tls: Tls | None,
         timeout: float,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         next_message: Callable[[], bytes | None],
         received: Callable[[bytes], None],
         ended: Callable[[End], None],
     ) -> None:
         channel = dial(address, tls)
         try:
-            wait_until_ready(channel, address, "driver", timeout, tls, tell)
+            wait_until_ready(channel, address, "driver", timeout, tls, report)
         except EndpointError:
             channel.close()
             raise
@@ -233,12 +233,12 @@ class Attachment:
     """Dial the driver and exchange commands and replies until one side leaves.
 
     Commands arrive in `inbox`; its last item is a Detached. Replies and reports may be sent from
-    any thread; those sent in quick succession travel in one message.
+    any thread; replies sent in quick succession share one message.
 
     Attributes:
         device_bytes: returns this process's memory on its device, for heartbeats.
-        held_up_by: names, given a busy thread's frame, whose code it is in; used for a thread that
-            makes no progress.
+        held_up_by: describes whose code a thread's frame is in; called for a thread without
+            progress.
     """
 
     def __init__(
@@ -257,18 +257,18 @@ class Attachment:
         data_addresses: Sequence[str] = (),
         local: bool = False,
         timeout: float = 20.0,
-        tell: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] = lambda _: None,
         connect: Connect | None = None,
     ) -> None:
         """Dial the driver and attach.
 
         Args:
-            tell: gets a line every few seconds without an answer.
+            report: called with a line every few seconds without an answer.
             connect: opens the stream; None: `address` is dialled.
 
         Raises:
             EndpointError: no server answers at `address`.
-            DriverBusy: the driver has no room for this worker now, or says nothing.
+            DriverBusy: the driver has no room for this worker now, or does not answer.
             AttachError: the driver refused this worker.
         """
         self.incarnation = incarnation
@@ -297,7 +297,7 @@ class Attachment:
         )
         self._outbox = deque([attach_pb2.FromWorker(hello=hello)])
         metadata = bearer(token) if token else ()
-        connect = connect or partial(_Dialled, address, metadata, tls, timeout, tell)
+        connect = connect or partial(_Dialled, address, metadata, tls, timeout, report)
         self._stream = connect(self._next_message, self._received, self._ended)
         try:
             self._stream.wake()
@@ -305,7 +305,7 @@ class Attachment:
             threading.Thread(target=self._beat_or_end, name="attach-heartbeat", daemon=True).start()
         except AttachError:
             self.close()
-            raise  # after other errors, such as no more threads, closing might hang
+            raise  # after other errors, such as a lack of threads, closing might hang
 
     @property
     def worker_id(self) -> str:
@@ -321,7 +321,7 @@ class Attachment:
         self.reply_packed(command_id, packed, last=last)
 
     def reply_packed(self, command_id: int, body: any_pb2.Any, *, last: bool = True) -> None:
-        """Send a reply whose message is serialized already."""
+        """Send a reply whose message is already serialized."""
         reply = attach_pb2.Reply(id=command_id, last=last, body=body)
         self._send(attach_pb2.FromWorker(replies=[reply]))
         if last:
@@ -388,11 +388,11 @@ class Attachment:
         except Empty:
             with self._greeting:
                 if self._first.empty():
-                    # What comes now is not for the next attempt, which has the same inbox.
+                    # Late messages are not for the next attempt, which has the same inbox.
                     self._inbox = Mailbox()
                     raise DriverBusy(
-                        f"the driver at {address} accepted the connection, and then said nothing "
-                        f"for {WELCOME_SECONDS:.0f} s: it stands still, or is no driver"
+                        f"the driver at {address} accepted the connection, and then sent nothing "
+                        f"for {WELCOME_SECONDS:.0f} s: it is stopped, or is not a driver"
                     ) from None
             first = self._first.get()
         if isinstance(first, End):
@@ -409,12 +409,12 @@ class Attachment:
         return first.welcome
 
     def _received(self, message: bytes) -> None:
-        told = attach_pb2.ToWorker.FromString(message)
+        message_to_worker = attach_pb2.ToWorker.FromString(message)
         if not self._greeted:
             with self._greeting:
-                self._greeted = told.HasField("welcome")
-                self._first.put(told)
-        for command in told.commands:
+                self._greeted = message_to_worker.HasField("welcome")
+                self._first.put(message_to_worker)
+        for command in message_to_worker.commands:
             self._inbox.put(Command(command.id, command.body))
 
     def _ended(self, end: End) -> None:
@@ -430,7 +430,7 @@ class Attachment:
             reason = f"{LOST_THE_DRIVER}: {end.why}"
         elif isinstance(why, bytes):
             in_order = why.decode() in (RUN_OVER, REPLACED)
-            reason = f"{ENDED if in_order else LET_GO}: {why.decode()}"
+            reason = f"{ENDED if in_order else DISMISSED}: {why.decode()}"
         self._inbox.put(Detached(reason))
 
     def _beat_or_end(self) -> None:
@@ -444,7 +444,7 @@ class Attachment:
         due = time.monotonic()
         while not self._over.is_set():
             now = time.monotonic()
-            self._threads.stood_still(max(0.0, now - due))  # where the heartbeat is late
+            self._threads.stood_still(max(0.0, now - due))  # if the heartbeat is late
             due = now + interval
             stuck, thread = self._threads.longest()
             heartbeat = attach_pb2.Heartbeat(
@@ -454,11 +454,11 @@ class Attachment:
                 cpu_seconds=time.process_time(),
             )
             if stuck > 2 * interval:
-                self._say_where(heartbeat, thread)
+                self._report_where(heartbeat, thread)
             self._send(attach_pb2.FromWorker(heartbeat=heartbeat))
             time.sleep(interval)
 
-    def _say_where(self, heartbeat: attach_pb2.Heartbeat, thread: int) -> None:
+    def _report_where(self, heartbeat: attach_pb2.Heartbeat, thread: int) -> None:
         frame = sys._current_frames().get(thread)
         if frame is not None:
             heartbeat.held_up_by = self.held_up_by(frame)

@@ -1,6 +1,7 @@
 """Both ends of a stream on grpcio's public API, with a deadline.
 
-grpcio hands each message to another thread, and each end needs a thread of its own for what comes.
+grpcio hands each message to another thread, and each end needs its own thread for incoming
+messages.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import grpc
 
 from juggler.runtime.actors.credentials import CallMetadata
 
-#: Longer than gRPC tries to connect (20 s), so that its reason is heard where it has one, and
-#: shorter than an EnvRunner waits for its first weights (30 s).
+#: Longer than gRPC tries to connect (20 s), so that gRPC can report a reason, and shorter than an
+#: EnvRunner waits for its first weights (30 s).
 FIRST_ANSWER_SECONDS = 25.0
 
 
 class FirstAnswer:
     """Closes the channel of a call unless the server answers in time.
 
-    A server of this package sends its initial metadata as soon as it has let in a call.
+    A server of this package sends its initial metadata as soon as it has admitted a call.
 
     Args:
         channel: of the call, which is about to be made.
@@ -38,7 +39,7 @@ class FirstAnswer:
         self._timer.start()
 
     def came(self) -> None:
-        """The server has answered, or the call has ended."""
+        """Note that the server has answered, or the call has ended."""
         with self._lock:
             self._over = True
         self._timer.cancel()
@@ -62,17 +63,17 @@ class FirstAnswer:
         self._channel.close()
 
 
-#: Why a call ended that its own client gave up.
-UNUSABLE = "what came could not be used"
+#: Reason for a call that its own client ended.
+UNUSABLE = "a message could not be used"
 
 
 class End(NamedTuple):
     """End of a call, for its client.
 
     Attributes:
-        why: for people; "" if the server ended it in order.
+        why: for people; "" if the server ended it normally.
         code: gRPC's.
-        metadata: that the server sent last.
+        metadata: the server's trailing metadata.
     """
 
     why: str
@@ -89,11 +90,11 @@ class ClientStream:
         channel: to the server.
         method: "/package.Service/Method".
         metadata: of the call.
-        next_message: what to send now; None: nothing, until `wake`. It must not wait.
-        received: takes each message, in the thread. An exception ends the call.
-        ended: called once, in the thread, with how the call ended.
+        next_message: returns the next message; None: nothing, until `wake`. It must not wait.
+        received: called with each message, in the thread. An exception ends the call.
+        ended: called once, in the thread, with the end of the call.
         name: of the thread.
-        answered: called once, in the thread, before all that comes: the server has let the call in,
+        answered: called once, in the thread, before any message: the server has admitted the call,
             or ended it.
     """
 
@@ -121,20 +122,20 @@ class ClientStream:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def wake(self) -> None:
-        """There may be something to send. May be called in any thread."""
+        """Check for messages to send; may be called in any thread."""
         with self._changed:
             self._woken = True
             self._changed.notify()
 
     def _messages(self) -> Iterator[bytes]:
-        """Read by a thread of grpcio."""
+        """Yield messages to a thread of grpcio."""
         while not self._over:
             try:
                 message = self._next_message()
             except BaseException as error:
                 self._error = error
                 with self._changed:
-                    call = self._call  # which may only just have been made
+                    call = self._call  # which may just have been created
                 call.cancel()
                 return
             if message is not None:

@@ -33,13 +33,13 @@ def make_certificates(directory: Path, hosts: Sequence[str], days: float) -> lis
     Args:
         directory: created if it does not exist.
         hosts: names and IP addresses by which hosts are dialed.
-        days: how many days the certificates are valid.
+        days: validity of the certificates in days.
 
     Returns:
         The files.
 
     Raises:
-        FileExistsError: one of the files exists already.
+        FileExistsError: one of the files already exists.
         ValueError: a host is neither a name nor an IP address.
     """
     names = x509.SubjectAlternativeName(
@@ -48,7 +48,7 @@ def make_certificates(directory: Path, hosts: Sequence[str], days: float) -> lis
     paths = [directory / name for name in (AUTHORITY, CERTIFICATE, KEY, TOKEN)]
     for path in paths:
         if path.exists():
-            raise FileExistsError(f"there is a {path} already: choose another directory")
+            raise FileExistsError(f"{path} already exists: choose another directory")
     signing, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     signed_by = x509.SubjectKeyIdentifier.from_public_key(signing.public_key())
     authority = (

@@ -15,11 +15,11 @@ from juggler.runtime.actors.tls import TOKEN, Tls
 class Strangers:
     """Limits how many calls without a token are open at once.
 
-    One more ends the oldest. So a call that sends at once what it has to send is served, however
-    many others only wait. Any thread may use it.
+    One more call ends the oldest. So a call that sends its message at once is served, however many
+    others only wait. Any thread may use it.
 
     Args:
-        most: the most calls at once.
+        most: maximum number of calls at once.
     """
 
     def __init__(self, most: int) -> None:
@@ -29,7 +29,7 @@ class Strangers:
 
     @contextmanager
     def visit(self, end: Callable[[], object]) -> Iterator[None]:
-        """Occupy a place.
+        """Occupy a place during the `with` block.
 
         Args:
             end: ends the call, from another call's thread. It must not wait.
@@ -49,7 +49,7 @@ class Strangers:
 
 
 TOKEN_VARIABLE, TOKEN_FILE_VARIABLE = "JUGGLER_TOKEN", "JUGGLER_TOKEN_FILE"
-_LONGEST_TOKEN = 4096  # must fit into a call's 8 KiB of headers
+_LONGEST_TOKEN = 4096  # has to fit into a call's 8 KiB of headers
 _BEARER = "Bearer "
 #: Why a caller is refused, in words for the caller.
 WITHOUT_TOKEN = "the token is missing or wrong"
@@ -84,7 +84,7 @@ def read_token(path: str | None, tls: Tls | None = None) -> str:
 
 
 def _word(token: str, where: str) -> str:
-    """The token, checked to fit into the header of a call."""
+    """Return the token if it fits into the header of a call."""
     if not (token.isascii() and token.isprintable()) or len(token) > _LONGEST_TOKEN:
         raise ValueError(
             f"{where} must hold one line of at most {_LONGEST_TOKEN} characters of ASCII, as "
@@ -94,12 +94,12 @@ def _word(token: str, where: str) -> str:
 
 
 def same_token(given: str, expected: str) -> bool:
-    """Compares in constant time. An empty expected token admits everyone."""
+    """Compare tokens in constant time; an empty expected token admits everyone."""
     return not expected or hmac.compare_digest(given.encode(), expected.encode())
 
 
 def call_metadata(token: str, run_id: str, incarnation: str) -> CallMetadata:
-    """The metadata that a data stream shows when it opens."""
+    """Make the metadata with which a data stream opens."""
     return (
         ("authorization", _BEARER + token),
         ("juggler-run", run_id),
@@ -108,7 +108,7 @@ def call_metadata(token: str, run_id: str, incarnation: str) -> CallMetadata:
 
 
 def why_refused(metadata: CallMetadata, token: str, run_id: str) -> str | None:
-    """The reason to refuse a call; None: it is allowed.
+    """Return the reason to refuse a call; None: it is allowed.
 
     The reason may be sent to the caller.
     """
@@ -119,9 +119,9 @@ def why_refused(metadata: CallMetadata, token: str, run_id: str) -> str | None:
 
 
 def why_not_admitted(metadata: CallMetadata, token: str) -> str | None:
-    """The reason to refuse a call that belongs to no run.
+    """Return why a call that belongs to no run is refused.
 
-    The call only has to show the token.
+    The call only needs the token.
     """
     given = dict(metadata).get("authorization", "")
     shown = given.removeprefix(_BEARER) if isinstance(given, str) else ""
@@ -129,5 +129,5 @@ def why_not_admitted(metadata: CallMetadata, token: str) -> str | None:
 
 
 def bearer(token: str) -> CallMetadata:
-    """Metadata of a call with the token."""
+    """Make a call's metadata with the token."""
     return (("authorization", _BEARER + token),)

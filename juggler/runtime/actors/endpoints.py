@@ -19,7 +19,7 @@ from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES
 PROTOCOL_VERSION = 7
 
 _LOOK_SECONDS = 0.5
-_TELL_SECONDS = 5.0
+_REPORT_SECONDS = 5.0
 
 _SIZES = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -29,7 +29,7 @@ _KEEPALIVE = [
     # On an idle stream, a cut network is noticed within 30 s.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # So is a peer that no longer answers, behind something that still accepts its bytes.
+    # The same holds for a peer that no longer answers although a proxy accepts its bytes.
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -44,8 +44,8 @@ SERVER_OPTIONS = [
     # For one connection; a worker has one or two streams on each of its connections.
     ("grpc.max_concurrent_streams", 16),
 ]
-#: Of a server that watches itself whether its peers are silent. To gRPC, every peer of a process
-#: that stood still (after Ctrl-Z, or a paused container) seems not to have answered a ping.
+#: Options of a server that detects silent peers itself. After a process was stopped (by Ctrl-Z, or
+#: a paused container), gRPC believes that no peer has answered a ping.
 WATCHFUL_SERVER_OPTIONS = list(
     {
         **dict(SERVER_OPTIONS),
@@ -58,8 +58,8 @@ CHANNEL_OPTIONS = [
     # One connection per channel: channels of one process must not share a socket's flow control.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    # gRPC would make a call again by itself that a server which ends has not taken. With grpcio
-    # 1.85.1, about one in a hundred of these calls hangs, and some lose a message of a stream.
+    # gRPC would itself retry a call that an ending server did not accept. With grpcio 1.85.1,
+    # about 1 % of these calls hang, and some lose a message of a stream.
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
@@ -70,14 +70,14 @@ class EndpointError(RuntimeError):
     """An address cannot be bound or reached.
 
     Attributes:
-        traceback: empty, because the message says it all.
+        traceback: empty, because the message is enough.
     """
 
     traceback = ""
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """("host", port) of "host:port"; IPv6 hosts are in brackets.
+    """Split "host:port" into ("host", port); IPv6 hosts are in brackets.
 
     Raises:
         EndpointError: the text is not an address of this form.
@@ -91,7 +91,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """The inverse of `split_address`."""
+    """Join host and port: the inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -118,7 +118,7 @@ def bind(
         server: the server.
         address: "host:port" or "unix:path". Only its owner may use a Unix socket, and it has no
             TLS.
-        token: the token that calls must show; empty if they need none.
+        token: the token that calls must show; "": none.
         tls: of this host; None: connections have no TLS.
         insecure: listen beyond loopback even without TLS or without a token.
 
@@ -162,16 +162,16 @@ def bind(
 
 
 def _listens(path: str) -> bool:
-    """Whether a process listens at a Unix socket.
+    """Return whether a process listens at a Unix socket.
 
     Raises:
-        OSError: this user may not connect, or it is no path of a socket.
+        OSError: this user may not connect, or the path is not a socket.
     """
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_LOOK_SECONDS)
         try:
             probe.connect(path)
-        except TimeoutError:  # too many others wait to be accepted
+        except TimeoutError:  # too many connections wait to be accepted
             return True
         except (FileNotFoundError, ConnectionRefusedError):
             return False
@@ -183,7 +183,7 @@ def _add_private_socket(server: Any, path: str) -> None:
 
     It replaces a stale socket.
     """
-    # The mask is of all threads. A directory that one of them makes now stays usable.
+    # The mask holds for all threads. A directory that another thread makes now stays usable.
     mask = os.umask(0o077)
     try:
         server.add_insecure_port(f"unix:{path}")
@@ -196,13 +196,13 @@ def _must_be_protected(address: str, token: str, tls: Tls | None) -> None:
     if tls is not None and token:
         return
     if tls is None:
-        lacking = "nothing is encrypted"
+        missing = "nothing is encrypted"
         remedy = f"--tls DIR, which `juggler certs DIR` makes, or set {TLS_VARIABLE}"
     else:
-        lacking = "there is no token"
+        missing = "there is no token"
         remedy = f"--token-file FILE, or set {TOKEN_VARIABLE}, or put it into {tls.directory}"
     raise EndpointError(
-        f"refusing to listen on {address}: other machines could reach it, and {lacking}. "
+        f"refusing to listen on {address}: other machines could reach it, and {missing}. "
         f"Pass {remedy}; or --insecure on a network that you trust; or bind to 127.0.0.1"
     )
 
@@ -238,13 +238,12 @@ def dial(address: str, tls: Tls | None = None, *, one_thread: bool = False) -> g
         address: a Unix socket is dialed without TLS. A host must have a certificate for this name
             or IP address.
         tls: of this host; None: no TLS.
-        one_thread: read a server's stream in the thread that asks for its messages, and not in
-            another thread that hands them over; this saves a third of the time per message.
+        one_thread: read a server's stream in the thread that asks for its messages, instead of
+            another thread; this saves a third of the time per message.
     """
     # A grpcio that does not know this experimental option ignores it.
     own = (("SingleThreadedUnaryStream", 1),) if one_thread else ()
-    # On one host, the kernel reports when the other end is gone; one that only stands still comes
-    # back.
+    # On one host, the kernel reports when the other end is gone; a stopped process comes back.
     keepalive = () if address.startswith("unix:") else _KEEPALIVE
     options = (*CHANNEL_OPTIONS, *keepalive, *own)
     if tls is None or address.startswith("unix:"):
@@ -258,30 +257,30 @@ def wait_until_ready(
     peer: str,
     timeout: float,
     tls: Tls | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Wait until a channel is connected.
 
-    `tell` gets a line about it every few seconds.
+    `report` is called with a line every few seconds.
 
     Raises:
         EndpointError: no server answered within `timeout` seconds, or TLS keeps failing.
     """
     ready = grpc.channel_ready_future(channel)
     deadline = time.monotonic() + timeout
-    refused, told = "", time.monotonic()
+    refused, reported_at = "", time.monotonic()
     while (left := deadline - time.monotonic()) > 0:
         try:
             return ready.result(timeout=min(left, _LOOK_SECONDS))
         except grpc.FutureTimeoutError:
             before, refused = refused, why_not_secure(address, peer, tls)
-            if refused and refused == before:  # once may be a server that just went away
+            if refused and refused == before:  # a single refusal may be a server that just ended
                 raise EndpointError(refused) from None
-            if time.monotonic() - told >= _TELL_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - reported_at >= _REPORT_SECONDS:
+                reported_at = time.monotonic()
                 why = _why_no_connection(address)
                 left = max(0.0, deadline - time.monotonic())
-                tell(f"no {peer} answers at {address} yet{why}: waiting {left:.0f} s more")
+                report(f"no {peer} answers at {address} yet{why}: waiting {left:.0f} s more")
     raise EndpointError(
         refused
         or f"no {peer} answers at {address}{_why_no_connection(address)}: waited {timeout:.0f} s. "
@@ -304,15 +303,15 @@ def _why_no_connection(address: str) -> str:
 
 
 def no_driver(address: str) -> str:
-    """Report that the server at an address is not a driver."""
+    """Describe that the server at an address is not a driver."""
     return (
-        f"what answers at {address} is no driver, but perhaps a learner or a gateway: give the "
+        f"the server at {address} is not a driver, but perhaps a learner or a gateway: give the "
         "address that the driver prints as it starts"
     )
 
 
 def why_not_secure(address: str, peer: str, tls: Tls | None) -> str:
-    """Explain what is wrong with TLS to an address.
+    """Explain the problem with TLS at an address.
 
     "": TLS is not the problem.
 

@@ -1,6 +1,6 @@
-"""Ties the forkserver, and all that it forks, to the driver.
+"""Ties the forkserver, and everything that it forks, to the driver.
 
-The forkserver imports this module for its effect, and then imports what workers share.
+The forkserver imports this module for its effect, and then the modules that workers share.
 
 multiprocessing itself uses a pipe whose other end the driver holds. But every worker inherits that
 end too. So a forkserver with workers would outlive a killed driver, and so would the workers, which
@@ -8,9 +8,8 @@ die with the forkserver. The pipe does end a forkserver whose driver is gone bef
 because there are no workers then.
 
 Attributes:
-    failure: why something could not be imported: every worker raises it as it starts, since a
-        forkserver that ended of it could not report it. A package that is not there is none: a
-        worker that needs it says so itself.
+    failure: why an import failed: every worker raises it as it starts, since the forkserver could
+        not report it. A missing package does not count: a worker that needs it reports it itself.
 """
 
 import gc
@@ -29,12 +28,12 @@ from juggler.runtime.actors.processes import (
     take_in_orphans,
 )
 
-#: Process id of the forkserver, also in everything that it forks.
+#: Process id of the forkserver, also in all its children.
 PID = os.getpid()
 
 
-# Imports make many objects and little garbage: looking for it took a tenth of their time. It is
-# looked for again after the last of them.
+# Imports make many objects and little garbage: collecting it took 10 % of their time. The
+# collector is enabled again after the last import.
 gc.disable()
 
 
@@ -58,6 +57,6 @@ try:
 except Exception as error:
     failure = error
 
-# Garbage is not looked for among what was imported: each worker would look through all of it.
+# The collector ignores imported objects: otherwise each worker would scan all of them.
 gc.freeze()
 gc.enable()

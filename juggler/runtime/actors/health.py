@@ -1,8 +1,7 @@
 """Reports by grpc.health.v1 whether a process is alive and ready.
 
-The service "" is the process itself: it serves as long as the process runs, regardless of what
-happens to others. "readiness", and each of the process's services by name, serve while it can do
-its work.
+The service "" is the process itself: it serves as long as the process runs, regardless of other
+processes. "readiness", and each of the process's services by name, serve while it can do its work.
 
 Calls show no token. All methods are served as streams, because for others gRPC waits for the
 request before this module can limit the number of waiting calls.
@@ -50,7 +49,7 @@ def add_reflection(server: Any, services: Sequence[str]) -> None:
         from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
     except ImportError:
         raise EndpointError(
-            f"--reflection needs a library that is not there: {installing('reflection')}"
+            f"--reflection needs a library that is not installed: {installing('reflection')}"
         ) from None
     names = [*services, reflection.SERVICE_NAME]
     of_asyncio = isinstance(server, grpc.aio.Server)
@@ -75,15 +74,18 @@ def add_reflection(server: Any, services: Sequence[str]) -> None:
 
 
 READINESS = "readiness"
-#: The most calls at the same time.
+#: Maximum number of calls at the same time.
 MOST_ASKING = 64
 
 _MOST_BYTES = 4096  # of a request, which is a name
-_CROWDED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)  # as `Strangers` ends it
+_CROWDED = (
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.CANCELLED,
+)  # when `Strangers` ends a call
 _PAUSE_SECONDS = 0.05  # before asking again
 
 _Status = health_pb2.HealthCheckResponse
-_CROWDED_OUT = f"over {MOST_ASKING} others ask for health"
+_CROWDED_OUT = f"over {MOST_ASKING} other calls ask for health"
 
 
 class _Statuses:
@@ -94,7 +96,7 @@ class _Statuses:
         self._ready = False
 
     def _status(self, request: bytes) -> Any:
-        """The status for a request."""
+        """Return the status for a request."""
         try:
             service = health_pb2.HealthCheckRequest.FromString(request).service
         except DecodeError:
@@ -116,7 +118,7 @@ class Health(_Statuses):
     def add_to(self, server: grpc.Server, *services: str) -> None:
         """Add the service to a server before the server starts.
 
-        It needs threads for `MOST_ASKING` calls, and some more.
+        The server needs threads for `MOST_ASKING` calls, and some more.
 
         Args:
             server: of this process.
@@ -126,7 +128,7 @@ class Health(_Statuses):
         server.add_generic_rpc_handlers((_handlers(self._check, self._watch),))
 
     def serve(self, address: str) -> None:
-        """Serve on a server of its own, for probes without TLS.
+        """Serve on a separate server, for probes without TLS.
 
         It only reports whether a process is alive and ready, and accepts nothing else, so it may
         listen anywhere.
@@ -147,7 +149,7 @@ class Health(_Statuses):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the server of its own."""
+        """End the separate server."""
         if self._server is not None:
             self._server.stop(grace=0)
 
@@ -163,12 +165,12 @@ class Health(_Statuses):
         with self._strangers.visit(context.cancel):
             for request in requests:
                 context.add_callback(self._wake)
-                told = None
+                sent = None
                 while context.is_active():
                     with self._changed:
-                        while (status := self._status(request)) == told and context.is_active():
+                        while (status := self._status(request)) == sent and context.is_active():
                             self._changed.wait()
-                    told = status
+                    sent = status
                     yield _response(status)
                 return
 
@@ -189,13 +191,13 @@ class AsyncHealth(_Statuses):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def add_to(self, server: Any) -> None:
-        """Call this before the server starts, in its loop."""
+        """Add the service; called before the server starts, in its loop."""
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()  # replaced after each change
         server.add_generic_rpc_handlers((_handlers(self._check, self._watch),))
 
     def ready(self, is_ready: bool) -> None:
-        """Call this once there is a server."""
+        """Set whether the services are ready; needs a server."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._turn, is_ready)
 
@@ -216,24 +218,24 @@ class AsyncHealth(_Statuses):
             with self._strangers.visit(call.cancel):
                 request = await context.read()
                 if request is not grpc.aio.EOF:
-                    await (self._tell if watches else self._say)(request, context)
+                    await (self._send_changes if watches else self._send_status)(request, context)
         except asyncio.CancelledError:  # gRPC would report it in vain
             context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
             context.set_details(_CROWDED_OUT)
 
-    async def _say(self, request: bytes, context: Any) -> None:
+    async def _send_status(self, request: bytes, context: Any) -> None:
         if (status := self._status(request)) == _Status.SERVICE_UNKNOWN:
             context.set_code(grpc.StatusCode.NOT_FOUND)
         else:
             await context.write(_response(status))
 
-    async def _tell(self, request: bytes, context: Any) -> None:
-        told = None
+    async def _send_changes(self, request: bytes, context: Any) -> None:
+        sent = None
         while True:
             changed, status = self._changed, self._status(request)
-            if status != told:
+            if status != sent:
                 await context.write(_response(status))
-                told = status
+                sent = status
             await changed.wait()
 
 
@@ -253,7 +255,7 @@ def _response(status: Any) -> bytes:
 def check_health(address: str, service: str, tls: Tls | None, timeout: float) -> str:
     """Ask for the health of one service of a process.
 
-    A call that other calls crowd out asks again.
+    A call that other calls crowd out is repeated.
 
     Args:
         address: "host:port" or "unix:path".
@@ -262,7 +264,7 @@ def check_health(address: str, service: str, tls: Tls | None, timeout: float) ->
         timeout: seconds.
 
     Returns:
-        "" if it serves, else the reason why not, for people.
+        "" if it serves, otherwise the reason, for people.
     """
     deadline = time.monotonic() + timeout
     with dial(address, tls) as channel:

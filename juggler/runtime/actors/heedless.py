@@ -1,4 +1,4 @@
-"""Make a forkserver and its children ignore stop signals when imported.
+"""Makes a forkserver and its children ignore stop signals when imported.
 
 The forkserver starts with these signals blocked. So does a child until it has its own handlers.
 """

@@ -46,12 +46,12 @@ _LONGEST_LINE = 1000  # characters
 class Refused(ValueError):
     """A worker broke the protocol.
 
-    The message says how, and may be sent to the worker.
+    The message describes it, and may be sent to the worker.
     """
 
 
 def read_message(raw: bytes) -> attach_pb2.FromWorker:
-    """Read any message but the first.
+    """Read any message after the first.
 
     Raises:
         Refused: it is not a message, or a second hello.
@@ -78,13 +78,13 @@ def one_line(text: str, longest: int = _LONGEST_LINE) -> str:
 
 
 def read_hello(raw: bytes, token: str, run_id: str, roles: Sequence[str]) -> attach_pb2.Hello:
-    """Reads the first message of a stream.
+    """Read the first message of a stream.
 
     Args:
         raw: serialized message.
-        token: of the run; empty admits everyone.
+        token: of the run; "" admits all workers.
         run_id: of the run.
-        roles: that workers may have.
+        roles: roles that workers may have.
 
     Raises:
         Refused: the sender must not be admitted.
@@ -120,12 +120,12 @@ def _parsed(raw: bytes) -> attach_pb2.FromWorker:
 
 
 _SILENCE_BEGINS = 3.0  # seconds
-_MOST_PATIENCE = 0.9  # of a silence: finally, even a worker that never gets to run is lost
+_MOST_PATIENCE = 0.9  # of a silence: in the end, even a worker that never runs is lost
 
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """The attach stream of a worker, as the hub sees it."""
+    """The hub's view of a worker's attach stream."""
 
     worker: Worker
     wake: asyncio.Event
@@ -133,14 +133,14 @@ class Connection:
     last_seen: float  # seconds of `time.monotonic`
     outbox: list[attach_pb2.Command] = field(default_factory=list)
     wake_pending: bool = False
-    waited: float | None = None  # seconds it had waited for a processor when it fell silent
+    waited: float | None = None  # seconds that it had waited for a processor when it became silent
     heartbeat: attach_pb2.Heartbeat = field(default_factory=attach_pb2.Heartbeat)
-    over: str = ""  # if set, the stream shall end for this reason
-    unheard: bool = False  # the reason is silence; the worker may live
+    over: str = ""  # if set, the stream ends for this reason
+    unresponsive: bool = False  # the reason is silence; the worker may be alive
     has_left: bool = False  # its Left event was put
 
     def silent(self, now: float) -> float:
-        """Seconds of silence of a worker.
+        """Return how many seconds a worker has been silent.
 
         Seconds in which a worker on this host waited for a processor do not count.
         """
@@ -156,7 +156,7 @@ class Connection:
 
 ATTACH_METHOD = "/juggler.v1.Driver/Attach"
 
-#: Key of the trailing metadata that say why the stream ended.
+#: Key of the trailing metadata with the reason for the stream's end.
 REASON_KEY = "juggler-reason-bin"
 #: Reasons that are not the worker's fault.
 RUN_OVER, REPLACED = "the run is over", "replaced by a new process"
@@ -172,9 +172,11 @@ class HubSettings:
     token: str = field(default="", repr=False)
     tls: Tls | None = None  # of this host; the Unix socket never has TLS
     heartbeat_seconds: float = 1.0
-    silence_seconds: float = 10.0  # without any message: the worker is lost
+    silence_seconds: float = 10.0  # seconds without any message after which a worker is lost
     silence_of: Mapping[str, float] = field(default_factory=dict)  # overrides for some roles
-    hang_seconds: float = 120.0  # without progress of the main loop: the worker is lost
+    hang_seconds: float = (
+        120.0  # seconds without progress of the main loop after which a worker is lost
+    )
     max_workers: int = 4096
     most_of: Mapping[str, int] = field(default_factory=dict)  # workers by role; no entry: no limit
     services: tuple[Service, ...] = ()  # further services of its server
@@ -184,7 +186,7 @@ class AttachStream(Protocol):
     """The driver's end of a worker's stream.
 
     Attributes:
-        local: it comes over a Unix socket.
+        local: it uses a Unix socket.
         known: it showed the run's token when it opened, or is local.
     """
 
@@ -192,17 +194,17 @@ class AttachStream(Protocol):
     known: bool
 
     async def receive(self) -> bytes | None:
-        """The next message; None: the worker has ended its side."""
+        """Return the next message; None: the worker has ended its side."""
 
     async def send(self, message: attach_pb2.ToWorker) -> None:
-        """Send a message once those before have left."""
+        """Send a message after the earlier ones."""
 
     def end(self, why: str, reason: str = "", code: grpc.StatusCode = grpc.StatusCode.OK) -> None:
         """Set the status with which the stream ends.
 
         Args:
             why: for gRPC.
-            reason: for the worker; "": it has heard it already.
+            reason: for the worker; "": it already knows it.
             code: of the stream's status.
         """
 
@@ -212,8 +214,8 @@ class Hub:
 
     It runs a gRPC server in a thread.
 
-    One asyncio loop serves all streams, so thousands of idle workers cost no threads. Everything
-    that happens goes into `events`; nothing here blocks the driver's loop.
+    One asyncio loop serves all streams, so thousands of idle workers cost no threads. All events
+    go into `events`; nothing here blocks the driver's loop.
     """
 
     def __init__(
@@ -246,7 +248,7 @@ class Hub:
     def send(self, worker: Worker, command_id: int, body: Message) -> bool:
         """Queue a command for a worker.
 
-        False: this incarnation has left, as a Left event reports then.
+        Returns False if this incarnation has left, which a Left event reports.
         """
         connection = self._connections.get(worker.worker_id)
         if connection is None or connection.worker is not worker:
@@ -270,7 +272,7 @@ class Hub:
         self._silence_of[role] = silence
 
     def vitals(self) -> dict[str, Vitals]:
-        """The vitals of attached workers, by worker id."""
+        """Return the vitals of attached workers, by worker id."""
         now = list(self._connections.items())
         return {worker_id: Vitals.of(each.last_seen, each.heartbeat) for worker_id, each in now}
 
@@ -301,7 +303,7 @@ class Hub:
     # -- on the hub's loop ----------------------------------------------------------------------
 
     def _wake_writers(self) -> None:
-        self._waking = False  # cleared first, so that a later one is never left behind
+        self._waking = False  # cleared first, so that a later wake-up is not lost
         while self._to_wake:
             self._to_wake.popleft().wake.set()
 
@@ -347,7 +349,7 @@ class Hub:
             with nullcontext() if stream.known else self._strangers.visit(handler.cancel):
                 worker = await self._let_in(stream)
         except asyncio.CancelledError:  # by a later stranger; the client tries again
-            crowded = f"over {_MOST_STRANGERS} others came in before the hello"
+            crowded = f"over {_MOST_STRANGERS} other streams opened before the hello"
             stream.end(crowded, code=grpc.StatusCode.RESOURCE_EXHAUSTED)
             return
         if worker is None:
@@ -363,38 +365,40 @@ class Hub:
         left = Left(worker, "the connection broke")
         try:
             self._events.put(Joined(worker))
-            # Finish this write even if the stream shall end: if the very first write is abandoned,
-            # the stream never ends for its client.
+            # Finish this write even if the stream should end: if the very first write is
+            # abandoned, the stream never ends for its client.
             await _whole(stream.send(attach_pb2.ToWorker(welcome=welcome)))
             writer = asyncio.get_running_loop().create_task(self._write(connection, stream))
             left = await self._read(connection, stream)
         except Refused as refused:
             left = Left(worker, str(refused))
         except asyncio.CancelledError:
-            left = Left(worker, connection.over or left.reason, unheard=connection.unheard)
+            left = Left(
+                worker, connection.over or left.reason, unresponsive=connection.unresponsive
+            )
         finally:
             if writer is not None:
                 writer.cancel()
             self._leave(connection, left)
-            # As for a failed network if it was not heard, so that the worker comes back.
-            code = grpc.StatusCode.UNAVAILABLE if connection.unheard else grpc.StatusCode.OK
+            # A silent worker gets the status of a failed network, so that it comes back.
+            code = grpc.StatusCode.UNAVAILABLE if connection.unresponsive else grpc.StatusCode.OK
             stream.end(left.reason, left.reason[:_LONGEST_REASON], code)
 
     async def _let_in(self, stream: AttachStream) -> Worker | None:
         """Read a worker's hello; None: it sent none or was refused."""
         silence = self._settings.silence_seconds
         try:
-            # Before the hello is taken, which may have 8 MiB.
+            # Before the hello is read, which may have 8 MiB.
             if self._settings.token and not stream.known:
                 raise Refused(WITHOUT_TOKEN)
-            # Apart from the refusal, so that a large hello is freed before that is written.
+            # Outside the refusal, so that a large hello is freed before the refusal is written.
             first = await asyncio.wait_for(stream.receive(), silence)
             return None if first is None else self._admit(first, stream.local)
         except (Refused, TimeoutError) as error:
             reason = str(error) or f"no hello within {silence:.0f} s"
             first = None
         refusal = attach_pb2.ToWorker(refusal=attach_pb2.Refusal(reason=reason))
-        with suppress(TimeoutError):  # it does not read
+        with suppress(TimeoutError):  # the client does not read
             await asyncio.wait_for(stream.send(refusal), _FIRST_MESSAGE_SECONDS)
         return None
 
@@ -402,13 +406,13 @@ class Hub:
         settings = self._settings
         hello = read_hello(first, settings.token, settings.run_id, settings.roles)
         if len(self._connections) >= settings.max_workers:
-            raise Refused(f"this driver takes at most {settings.max_workers} workers")
+            raise Refused(f"this driver admits at most {settings.max_workers} workers")
         index = self._index_for(hello)
         worker_id = f"{hello.role}-{index}"
         before = self._connections.get(worker_id)
         most = settings.most_of.get(hello.role, settings.max_workers)
         if before is None and self._count(hello.role) >= most:
-            raise Refused(f"this run has its {most} {hello.role} already, and takes no more")
+            raise Refused(f"this run already has its {most} {hello.role}, and admits no more")
         if before is not None:
             before.over = REPLACED
             before.cancel()
@@ -437,7 +441,7 @@ class Hub:
         if hello.index >= 0:
             return hello.index
         for worker in (connection.worker for connection in self._connections.values()):
-            # The worker has lost this driver, which has not noticed yet.
+            # The worker has lost this driver, which has not noticed it yet.
             if worker.incarnation == hello.predecessor and worker.role == hello.role:
                 return worker.index
         return self._free_index(hello.role)
@@ -491,14 +495,14 @@ class Hub:
                 return Left(worker, farewell.reason, failure, True, unanswered)
 
     async def watch(self) -> None:
-        """Lose workers that are silent for too long, until it is cancelled."""
+        """Lose workers that are silent for too long, until cancelled."""
         interval = self._settings.heartbeat_seconds
         looked = time.monotonic()
         while True:
             await asyncio.sleep(interval)
             now = time.monotonic()
-            # If this process itself stood still (after Ctrl-Z, say), no worker was silent: messages
-            # from that time are still to be read.
+            # If this process itself was stopped (by Ctrl-Z, say), no worker was silent: messages
+            # from that time are still unread.
             late, looked = now - looked - interval, now
             for connection in list(self._connections.values()):
                 connection.last_seen = min(now, connection.last_seen + late)
@@ -506,12 +510,12 @@ class Hub:
                 silence = self._silence_of.get(role, self._settings.silence_seconds)
                 if connection.silent(now) > silence and not connection.over:
                     connection.over = f"no heartbeat for {silence:.0f} s"
-                    connection.unheard = True
+                    connection.unresponsive = True
                     connection.cancel()
 
 
 class _Call:
-    """The stream of a call of gRPC."""
+    """The stream of a gRPC call."""
 
     def __init__(self, context: Any, token: str) -> None:
         self.local = context.peer().startswith("unix:")
@@ -536,7 +540,7 @@ class _Call:
 
 
 async def _whole(work: Coroutine[Any, Any, None]) -> None:
-    """Finish the work, and only then raise a cancellation that came meanwhile."""
+    """Finish the work, and then raise a cancellation that came during it."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

@@ -1,4 +1,4 @@
-"""What a hub reports about its workers: events, mailbox, and vitals."""
+"""Reports of a hub about its workers: events, mailbox, and vitals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Mailbox(Generic[T]):
         self._ready.set()
 
     def gather(self, timeout: float = 0.0) -> list[T]:
-        """All current items, oldest first.
+        """Return all current items, oldest first.
 
         Args:
             timeout: seconds to wait for a first item if there is none. 0 never waits. A wait may
@@ -35,7 +35,7 @@ class Mailbox(Generic[T]):
         """
         if not self._items and timeout > 0:
             self._ready.wait(timeout)
-        # Cleared before the items are taken: a put in between leaves the flag set, so no reader
+        # Cleared before the items are taken: a `put` in between leaves the flag set, so no reader
         # misses an item.
         self._ready.clear()
         items = []
@@ -44,7 +44,7 @@ class Mailbox(Generic[T]):
         return items
 
     def wake(self) -> None:
-        """End a wait without an item."""
+        """End a wait without adding an item."""
         self._ready.set()
 
 
@@ -52,7 +52,7 @@ class Service(Protocol):
     """A further service of an asyncio server."""
 
     async def add_to(self, server: Any) -> None:
-        """Called before the server starts, in its loop."""
+        """Add the service; called before the server starts, in its loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,7 @@ class Vitals:
     """The state of an attached worker, according to its heartbeats.
 
     Attributes:
-        held_up_by: the call that holds its main loop up, in words; "": none does, or it is not
-            known.
+        held_up_by: description of the call that holds up its main loop; "": none, or unknown.
     """
 
     seconds_silent: float
@@ -102,11 +101,11 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The worker's stream is over.
+    """The worker's stream has ended.
 
-    `farewell`: the worker said so itself. Then its process ends by itself, and of the commands
-    without an answer it has begun exactly those in `unanswered`. `stack`: where its main loop hung.
-    `unheard`: its heartbeats were missing too.
+    `farewell`: the worker announced it. Then its process ends by itself, and `unanswered` has the
+    commands that it has begun but not answered. `stack`: where its main loop hung. `unresponsive`:
+    its heartbeats were also missing.
     """
 
     worker: Worker
@@ -115,7 +114,7 @@ class Left:
     farewell: bool = False
     unanswered: frozenset[int] = frozenset()
     stack: str = ""
-    unheard: bool = False
+    unresponsive: bool = False
 
 
 @dataclass(frozen=True, slots=True)

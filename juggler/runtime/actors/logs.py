@@ -14,19 +14,19 @@ LogFormat = Literal["text", "json"]
 
 
 def log_record(text: str, level: str, ids: Mapping[str, str]) -> dict[str, object]:
-    """A line for a machine, as JSON data.
+    """Make a log line for a machine, as JSON data.
 
     Args:
         text: what happened.
         level: info, warning or error.
-        ids: of the run, the worker and its incarnation, as far as they are known.
+        ids: of the run, the worker and its incarnation, if known.
     """
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     return {"time": now, "level": level, **ids, "pid": os.getpid(), "message": text}
 
 
 class WorkerLog:
-    """A worker's own lines on stderr.
+    """Writes a worker's own lines on stderr.
 
     Args:
         role: its name before it has a worker id.
@@ -46,7 +46,7 @@ class WorkerLog:
         self._logger.addHandler(handler)
 
     def identify(self, run_id: str, worker_id: str, incarnation: str) -> None:
-        """Set whose lines these are from now on."""
+        """Set run, worker and incarnation for later lines."""
         self._ids.update(run=run_id, worker=worker_id, incarnation=incarnation)
 
     def info(self, text: str) -> None:

@@ -25,12 +25,12 @@ from typing import Any, NoReturn
 from juggler.runtime.actors.stop_signals import ignore_stop_signals, stop_signals_held
 from juggler.runtime.actors.temporary import claim_multiprocessings
 
-_SYS_PIDFD_OPEN = 434  # on every architecture but Alpha
+_SYS_PIDFD_OPEN = 434  # on every architecture except Alpha
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILLED_SECONDS = 5.0  # until killed processes are gone; the kernel may delay one
 _LOOK_SECONDS = 0.005
-_CLAIM_SECONDS = 0.05  # between the two looks that a child must be found unclaimed in
+_CLAIM_SECONDS = 0.05  # between the two checks that must both find a child unclaimed
 
 
 def die_with(pid: int) -> None:
@@ -55,10 +55,10 @@ def process_descriptor(pid: int) -> int:
     """Open a descriptor that becomes readable when a process has ended.
 
     Raises:
-        ProcessLookupError: it has ended, and how is no longer known.
+        ProcessLookupError: it has ended, and its exit status is no longer known.
         OSError: the kernel does not let this process watch it.
     """
-    # Some Pythons were built with headers that lacked it.
+    # Some Pythons were built with headers without it.
     if (opened := getattr(os, "pidfd_open", None)) is not None:
         return int(opened(pid))
     descriptor = int(ctypes.CDLL(None, use_errno=True).syscall(_SYS_PIDFD_OPEN, pid, 0))
@@ -74,7 +74,7 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
 
 
 def take_in_orphans() -> None:
-    """Adopt every process below this one that loses its parent.
+    """Adopt every descendant process that loses its parent.
 
     Otherwise the first process of the system or container would become the parent, and the
     orphan's origin would be lost.
@@ -85,23 +85,23 @@ def take_in_orphans() -> None:
 def kill_children(parent: int, but: Callable[[], Collection[int]] | None = None) -> None:
     """Kill the children of a process that adopts orphans.
 
-    In the end, everything below the process is killed.
+    In the end, all descendants of the process are killed.
 
     Args:
         parent: the process.
-        but: tells which children are to live, with everything below them. It may learn of a child
-            only some milliseconds after that was forked.
+        but: returns the children to keep, with their descendants. It may learn of a child only
+            some milliseconds after the fork.
     """
     deadline = time.monotonic() + _KILLED_SECONDS
-    nothing = 0  # times in a row; one look may miss a child that is just being adopted
+    nothing = 0  # times in a row; one check may miss a child that is being adopted
     while nothing < 2 and time.monotonic() < deadline:
         found = children(parent) if but is None else _unclaimed(parent, but)
         for pid in found:
-            with contextlib.suppress(OSError):  # it has ended, or belongs to another user by now
+            with contextlib.suppress(OSError):  # it has ended, or now belongs to another user
                 os.kill(pid, signal.SIGKILL)
         nothing = 0 if found else nothing + 1
         if found:
-            time.sleep(_LOOK_SECONDS)  # then their children are the parent's
+            time.sleep(_LOOK_SECONDS)  # their children then belong to the parent
 
 
 def children(parent: int) -> set[int]:
@@ -118,8 +118,8 @@ def children(parent: int) -> set[int]:
 
 
 def _unclaimed(parent: int, but: Callable[[], Collection[int]]) -> set[int]:
-    """Children that stay unclaimed for some time."""
-    # After each look, so that no child is newer than the claims.
+    """Return children that stay unclaimed for some time."""
+    # After each listing, so that no child is newer than the claims.
     found = children(parent).difference(but())
     if found:
         time.sleep(_CLAIM_SECONDS)
@@ -140,8 +140,8 @@ def _exit_after(descriptor: int) -> None:
     os._exit(1)
 
 
-#: Imported once by the forkserver, and shared by all workers; see `forkserver`. These modules must
-#: not do anything at import that a fork would break: no channel or server of gRPC, no CUDA, no
+#: Imported once by the forkserver, and shared by all workers; see `forkserver`. At import, these
+#: modules must not create anything that a fork would break: no gRPC channel or server, no CUDA, no
 #: torch operation, no thread.
 PRELOAD = (
     "torch",
@@ -150,25 +150,26 @@ PRELOAD = (
     "juggler.envrunner.envrunner_worker",
     "juggler.learner.process.learner_worker",
 )
-#: What multiprocessing imports there. It ends the forkserver at an error other than ImportError.
+#: Modules that multiprocessing imports there. Errors other than ImportError end the forkserver.
 _OF_FORKSERVER = (
     "juggler.runtime.actors.heedless",
     "juggler.runtime.actors.forkserver",
 )
 
-#: Ends the forkserver and everything below it. No other process sends this signal, and it also ends
-#: a process that has no handler for it yet.
+#: Signal that ends the forkserver and its descendants. Nothing else sends this signal, and it also
+#: ends a process that has no handler for it yet.
 END_SIGNAL = signal.SIGRTMIN + 7
-_END_SECONDS = 3.0  # for the forkserver to do that; it may be stopped
-_LOCK_SECONDS = 1.0  # for a start under way
+_END_SECONDS = 3.0  # for the forkserver to end; it may be stopped
+_LOCK_SECONDS = 1.0  # to wait for a start under way
 _LEAVE_SECONDS = 5.0
 _LONGEST_WORDS = 1000  # characters
 
 _start_lock = threading.Lock()
-_workers: dict[int, Connection] = {}  # by process id: receives its last words
-_own = 0  # process id of the forkserver that Juggler started; others are not ours
-_sharing = 0  # users of the forkserver, of which a process has one
-# A lock of its own: a start that waits for a forkserver holds the other one until that has ended.
+_workers: dict[int, Connection] = {}  # by process id: receives its last message
+_own = 0  # process id of the forkserver that Juggler started; other forkservers are not ours
+_sharing = 0  # number of users of this process's forkserver
+# A separate lock: a start that waits for a forkserver holds the other lock until the forkserver
+# has ended.
 _sharing_lock = threading.Lock()
 
 
@@ -178,7 +179,7 @@ class WorkerProgram:
 
     Attributes:
         target: "package.module:function", called with `argument`.
-        argument: picklable; goes to the child through multiprocessing's own pipe.
+        argument: picklable; sent to the child through multiprocessing's own pipe.
     """
 
     target: str
@@ -186,7 +187,7 @@ class WorkerProgram:
 
 
 def forkserver() -> ForkServerContext:
-    """The context that local workers start from. This alone starts nothing."""
+    """Return the context from which local workers start; starts nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_OF_FORKSERVER))
     return context
@@ -215,7 +216,7 @@ def start_forkserver() -> None:
 
 
 def forkserver_pid() -> int:
-    """Process id of the current forkserver; 0 if there is none."""
+    """Return the current forkserver's process id, or 0."""
     from multiprocessing import forkserver as module
 
     server: Any = module._forkserver  # type: ignore[attr-defined,unused-ignore]
@@ -223,11 +224,11 @@ def forkserver_pid() -> int:
 
 
 def cool_down() -> None:
-    """End the forkserver and everything below it, and wait for that.
+    """End the forkserver and its descendants, and wait for their end.
 
-    A start that is under way fails; the next start makes a new forkserver. A forkserver stays that
-    the surrounding program started before Juggler. One that has processes of that program below
-    stays for them, and everything else below it ends.
+    A start under way fails; the next start makes a new forkserver. A forkserver that the
+    surrounding program started before Juggler stays. If it has child processes of that program,
+    only its other descendants end.
     """
     from multiprocessing import forkserver as module
 
@@ -239,7 +240,7 @@ def cool_down() -> None:
     # multiprocessing has no public way to do this.
     server: Any = module._forkserver
     if server._forkserver_pid is not None:
-        # It need not answer: it may still be importing, or be stopped, while `start` waits for it.
+        # It may not answer: it may still be importing, or be stopped, while `start` waits for it.
         with contextlib.suppress(ProcessLookupError):
             os.kill(server._forkserver_pid, END_SIGNAL)
             if not _ends(server._forkserver_pid, _END_SECONDS):
@@ -249,17 +250,17 @@ def cool_down() -> None:
 
 
 def share_forkserver() -> None:
-    """Like `warm_up`, for a caller that will call `let_go_of_forkserver`."""
+    """Like `warm_up`, for a caller that will call `release_forkserver`."""
     global _sharing
     with _sharing_lock:
         _sharing += 1
     warm_up()
 
 
-def let_go_of_forkserver() -> None:
+def release_forkserver() -> None:
     """Like `cool_down`, once no other user is left."""
     global _sharing
-    with _sharing_lock:  # no new process may share what is about to end
+    with _sharing_lock:  # no new user may join a forkserver that is about to end
         _sharing -= 1
         if not _sharing:
             cool_down()
@@ -284,14 +285,14 @@ def start(program: WorkerProgram, title: str) -> ForkServerProcess:
 
 
 def ended(process: ForkServerProcess) -> str:
-    """Kill what a process started, after its own end, however it ended.
+    """Kill the descendants of a process that has ended for any reason.
 
     Returns:
         Its error message, if it could still send one.
     """
     assert process.pid is not None
-    # A start that waits for the forkserver may hold the lock until the forkserver, and all below
-    # it, has ended.
+    # A start that waits for the forkserver may hold the lock until the forkserver and its
+    # descendants have ended.
     if not _start_lock.acquire(timeout=_LOCK_SECONDS):
         return ""
     try:
@@ -320,16 +321,14 @@ def must_end(seconds: float = _LEAVE_SECONDS) -> None:
 
 
 def leave(code: int | str | None) -> NoReturn:
-    """End this process as `sys.exit(code)` in its main thread would.
+    """End this process like `sys.exit(code)` in its main thread.
 
-    The interpreter is not taken apart. multiprocessing ends the processes that it starts in the
-    same way.
+    The interpreter is not finalized. multiprocessing ends its processes in the same way.
 
-    Threads may still be in C++ code then: those of streams, of gRPC, whose own cannot be joined,
-    and of other people's environments. Up to Python 3.13, a thread that comes back to Python
-    while the interpreter is taken apart is unwound, and where C++ does not allow that the process
-    aborts, though its work is done. What others rely on still happens: threads that are no daemons
-    end, what is registered with `atexit` is called, and output is written.
+    Threads may still be in C++ code: of streams, of gRPC (which cannot be joined), and of
+    environments. Up to Python 3.13, a thread that returns to Python during finalization is unwound;
+    if C++ does not allow that, the process aborts although its work is done. The usual steps still
+    happen: non-daemon threads are joined, `atexit` functions are called, and output is flushed.
     """
     if isinstance(code, str):
         print(code, file=sys.stderr)
@@ -337,11 +336,11 @@ def leave(code: int | str | None) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        # They may have no reader any more, and a process without a terminal may have none.
+        # They may no longer have a reader, and a process without a terminal may have no streams.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     with contextlib.suppress(Exception):
-        ctypes.CDLL(None).fflush(None)  # what C code has printed
+        ctypes.CDLL(None).fflush(None)  # output of C code
     os._exit(code if isinstance(code, int) else int(code is not None))
 
 
@@ -349,8 +348,8 @@ def leave(code: int | str | None) -> NoReturn:
 def hidden_main() -> Iterator[None]:
     """Keep multiprocessing from running this process's main script again in its children.
 
-    What they need of it is imported by name or travels by cloudpickle, so a script needs no `if
-    __name__ == "__main__"` guard.
+    They import what they need by name, or get it by cloudpickle, so a script needs no `if __name__
+    == "__main__"` guard.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -368,7 +367,7 @@ def set_title(title: str) -> None:
 
 @contextmanager
 def _ours_if_new() -> Iterator[None]:
-    """A forkserver that is started meanwhile is Juggler's."""
+    """Mark a forkserver that is started in the `with` block as Juggler's."""
     global _own
     before = forkserver_pid()
     yield
@@ -377,22 +376,22 @@ def _ours_if_new() -> Iterator[None]:
 
 
 def _is_ours() -> bool:
-    """Whether Juggler started the current forkserver."""
+    """Return whether Juggler started the current forkserver."""
     return forkserver_pid() == _own != 0
 
 
 def _of_the_script() -> set[int]:
-    """Processes that the surrounding program started with multiprocessing, as for a DataLoader."""
+    """Return processes that the program itself started with multiprocessing."""
     found = set()
     # Not `active_children`, which takes exit codes for which other threads wait.
     for each in list(multiprocessing.process._children):  # type: ignore[attr-defined]
-        with contextlib.suppress(ValueError):  # another thread closes it
+        with contextlib.suppress(ValueError):  # another thread is closing it
             found.add(each.pid)
     return found - _workers.keys()
 
 
 def _ends(pid: int, seconds: float) -> bool:
-    """Whether a child ends within some seconds."""
+    """Return whether a child ends within some seconds."""
     descriptor = process_descriptor(pid)
     try:
         return bool(wait([descriptor], seconds))
@@ -401,17 +400,17 @@ def _ends(pid: int, seconds: float) -> bool:
 
 
 def _run(program: WorkerProgram, title: str, words: Connection) -> None:
-    # Our forkserver imports this first of all; it ends with the driver.
+    # Our forkserver imports this first; it ends with the driver.
     ours = sys.modules.get("juggler.runtime.actors.forkserver")
     die_with_parent()
     if os.getppid() == 1 or (ours is not None and os.getppid() != ours.PID):
         os._exit(1)
-    # Orphans of what an environment starts stay this worker's as long as it lives.
+    # Orphans of an environment's processes belong to this worker as long as it lives.
     take_in_orphans()
     set_title(title)
     ignore_stop_signals()
-    # What an environment prints must not come between lines that a program reads.
-    with contextlib.suppress(OSError):  # there is no stderr
+    # An environment's output must not mix with lines that a program reads.
+    with contextlib.suppress(OSError):  # without stderr
         os.dup2(2, 1)
     module, _, function = program.target.partition(":")
     try:
@@ -428,7 +427,7 @@ def _run(program: WorkerProgram, title: str, words: Connection) -> None:
 
 
 def _why(error: BaseException) -> str:
-    """Why a process ends, for people."""
+    """Describe why a process ends, for people."""
     if isinstance(error, SystemExit):
         return str(error.__cause__ or (error.code if isinstance(error.code, str) else ""))
     return f"{type(error).__name__}: {error}"

@@ -19,15 +19,16 @@ DURATIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0
 
 
 class Histogram:
-    """Counts of values in buckets, which only grow.
+    """Counts of values by bucket; they only grow.
 
     Args:
-        bounds: upper bounds of the buckets, inclusive and in order; one more bucket has the rest.
+        bounds: upper bounds of the buckets, inclusive and in order; one more bucket has larger
+            values.
 
     Attributes:
-        counts: by bucket; the last one is for values above all bounds.
+        counts: by bucket; the last is for values above all bounds.
         sum: of all values.
-        most: the largest of them; 0: there is none.
+        most: the largest value; 0: no values.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -58,18 +59,18 @@ class Completed:
 
 
 class CapReached(RuntimeError):
-    """The worker has as many commands in flight as it may have."""
+    """The worker has the maximum number of commands in flight."""
 
 
 class RequestPool:
-    """Tracks which commands are in flight at which worker.
+    """Tracks the commands in flight at each worker.
 
     If a worker leaves, all of its commands complete with a failure, so a caller that waits for a
     reply always gets one.
 
     Args:
         hub: carries the commands.
-        cap: the most commands in flight at one worker.
+        cap: maximum number of commands in flight at one worker.
         latencies: by kind of command, a histogram of the seconds from a command to its last reply.
     """
 
@@ -94,7 +95,7 @@ class RequestPool:
         """
         pending = self._in_flight.get(worker)
         if pending is None:
-            # It left; its Left event is on the way, and no answer comes.
+            # It left; its Left event is on the way, and no answer will come.
             raise KeyError(f"{worker.worker_id} is not attached")
         if len(pending) >= self._cap:
             raise CapReached(f"{worker.worker_id} has {len(pending)} commands in flight")
@@ -108,11 +109,11 @@ class RequestPool:
         return len(self._in_flight.get(worker, ()))
 
     def has_in_flight(self, kind: type[Message]) -> bool:
-        """Whether a command of this kind is in flight at any worker."""
-        return self.has_one_that(lambda request: isinstance(request, kind))
+        """Return whether any worker has a command of this kind."""
+        return self.has_matching(lambda request: isinstance(request, kind))
 
-    def has_one_that(self, holds: Callable[[Message], bool]) -> bool:
-        """Whether this holds of a command in flight at any worker."""
+    def has_matching(self, holds: Callable[[Message], bool]) -> bool:
+        """Return whether a condition holds for any command in flight."""
         return any(
             holds(request)
             for pending in self._in_flight.values()
@@ -120,7 +121,7 @@ class RequestPool:
         )
 
     def waiting(self, kind: type[Message]) -> dict[Worker, tuple[int, float]]:
-        """Commands of a kind in flight: number and age, by worker."""
+        """Return number and age of commands in flight, by worker."""
         now, found = time.monotonic(), {}
         for worker, pending in self._in_flight.items():
             sent = [when for request, when in pending.values() if isinstance(request, kind)]
@@ -129,12 +130,12 @@ class RequestPool:
         return found
 
     def asked(self, event: Replied) -> Message | None:
-        """The command in flight that this reply answers."""
+        """Return the command in flight that this reply answers."""
         asked = self._in_flight.get(event.worker, {}).get(event.reply.id)
         return None if asked is None else asked[0]
 
     def complete(self, event: HubEvent) -> list[Completed]:
-        """The completions that an event of the hub causes."""
+        """Return the completions caused by an event of the hub."""
         if isinstance(event, Joined):
             self._in_flight[event.worker] = {}
         elif isinstance(event, Replied):

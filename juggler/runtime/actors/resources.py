@@ -1,4 +1,4 @@
-"""Memory, files and processors that a process may use, and uses."""
+"""Limits and use of memory, files and processors of a process."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 
 
 def seconds_waited(pid: int) -> float:
-    """Longest wait of a thread for a processor, in seconds; 0: unknown."""
+    """Return the longest wait of a thread for a processor; 0: unknown."""
     return max((thread_waited(pid, int(path)) for path in _threads(pid)), default=0.0)
 
 
 def thread_waited(pid: int, thread: int) -> float:
-    """The same for one thread, by its system-wide number."""
+    """Return one thread's wait for a processor, by its system-wide number."""
     with contextlib.suppress(OSError, ValueError, IndexError):  # it may have ended
         return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
     return 0.0
 
 
 def seconds_used(pids: Iterable[int]) -> float:
-    """Processor seconds of these processes and of their children that have ended."""
+    """Return processor seconds of processes and their ended children."""
     ticks = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -34,7 +34,7 @@ def seconds_used(pids: Iterable[int]) -> float:
 
 
 def seconds_idle() -> float:
-    """Idle seconds of all processors of this host; 0: unknown."""
+    """Return idle seconds of all processors of this host; 0: unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         _, *fields = Path("/proc/stat").read_text().partition("\n")[0].split()
         return sum(map(int, fields[3:5])) / os.sysconf("SC_CLK_TCK")
@@ -51,20 +51,20 @@ def _threads(pid: int) -> list[str]:
 def allow_many_open_files(least: int = 0) -> None:
     """Raise this process's soft limit to the hard limit.
 
-    Nothing happens where the system does not allow it.
+    Does nothing if the system does not allow it.
 
     Most systems start processes with a soft limit of 1024, for programs that use select(2), which
     supports no higher numbers; here sockets are polled with epoll. A driver has a socket for each
     worker, a learner one for each EnvRunner and, on its own host, one more for shared memory; with
     Pythons before 3.13 also one for each memory, up to sixteen. A process at its limit can neither
-    accept connections nor write files. Processes started from here inherit the limit: learners need
-    it, and it makes no difference to others.
+    accept connections nor write files. Processes started from here inherit the limit: learners
+    need it, and it does not affect other processes.
 
     Args:
-        least: how many files this process will need.
+        least: number of files that this process will need.
 
     Raises:
-        ValueError: it cannot have this many.
+        ValueError: the hard limit is too low.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it
@@ -86,9 +86,9 @@ def keep_freed_memory() -> None:
     """Make this process keep freed memory for its next update or batch.
 
     By default, glibc returns large blocks to the system as soon as they are free, and every update
-    takes them again, page fault by page fault. That takes a fifth of the time of a small update on
-    the CPU, and nearly all of the time of serializing a batch of some megabytes. Other C libraries
-    are left alone.
+    allocates them again, with page faults. That takes 20 % of the time of a small update on the
+    CPU, and nearly all of the time of serializing a batch of some megabytes. Other C libraries are
+    not changed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -97,7 +97,7 @@ def keep_freed_memory() -> None:
 
 
 def resident_bytes() -> int:
-    """This process's memory on its host in bytes; 0: unknown."""
+    """Return this process's memory on its host in bytes; 0: unknown."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -106,7 +106,7 @@ def resident_bytes() -> int:
 
 
 _CGROUP = Path("/sys/fs/cgroup")
-#: Of both versions of cgroups: the files with the limit, and with what is used of it.
+#: Files with limit and use of memory, for both versions of cgroups.
 _LIMITS_OF_MEMORY = (
     ("memory.max", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -114,16 +114,16 @@ _LIMITS_OF_MEMORY = (
 
 
 def usable_cores() -> float:
-    """The number of cores that this process may use.
+    """Return the number of cores that this process may use.
 
-    They are the cores that it is bound to, or fewer where its container has a limit.
+    They are the cores that it is bound to, or fewer if its container has a limit.
     """
     bound = float(len(os.sched_getaffinity(0)))
     return min([bound, *(limit for group in _groups("cpu") for limit in _quota(group))])
 
 
 def usable_memory() -> int | None:
-    """Free bytes of memory within the container's limit; None: unknown."""
+    """Return free bytes of memory within the container's limit; None: unknown."""
     lines = _text(Path("/proc/meminfo")).splitlines()
     free = [int(each.split()[1]) * 1024 for each in lines if each.startswith("MemAvailable:")]
     for group in _groups("memory"):
@@ -135,7 +135,7 @@ def usable_memory() -> int | None:
 
 
 def total_memory() -> int:
-    """Bytes of memory of this host, within the container's limit."""
+    """Return bytes of memory of this host, within the container's limit."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [_text(group / name) for group in _groups("memory") for name, _ in _LIMITS_OF_MEMORY]
     return min([total, *(int(limit) for limit in limits if limit.isdigit())])
@@ -148,19 +148,19 @@ def oom_kills() -> int:
 
 
 def _cached(group: Path) -> int:
-    """Bytes of cached files in the memory of a cgroup.
+    """Return bytes of cached files in the memory of a cgroup.
 
-    The kernel drops them where memory is needed.
+    The kernel drops them when memory is needed.
     """
     words = _text(group / "memory.stat").split()
     counts = dict(zip(words[::2], words[1::2], strict=False))
-    # The first version counts groups below under names of their own.
+    # The first version counts nested groups under other names.
     prefix = "total_" if "total_active_file" in counts else ""
     return sum(int(counts.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
 
 
 def _groups(controller: str) -> list[Path]:
-    """The cgroups whose limits hold for this process, of both versions."""
+    """Return the cgroups whose limits hold for this process, of both versions."""
     groups = [_CGROUP, _CGROUP / controller]
     for line in _text(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -184,7 +184,7 @@ def _are_numbers(texts: list[str]) -> bool:
 
 
 def _text(path: Path) -> str:
-    """What a file says; "" if it cannot be read."""
+    """Return a file's content; "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

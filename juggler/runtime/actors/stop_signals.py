@@ -1,6 +1,6 @@
-"""Ignore stop signals: only the driver ends the processes of a run.
+"""Ignores stop signals: only the driver ends the processes of a run.
 
-A program that an environment starts must still react to these signals. SIG_IGN would survive fork
+A program started by an environment must still react to these signals. SIG_IGN would survive fork
 and exec, so a process ignores them with handlers in Python.
 """
 
@@ -31,11 +31,11 @@ def ignore_stop_signals(*, inherited: bool = False) -> None:
     A terminal sends Ctrl-C to every process of a run. A service manager does the same with SIGTERM.
 
     Args:
-        inherited: forked processes ignore the signals too, as those of a forkserver must.
+        inherited: forked processes also ignore the signals, as children of a forkserver must.
     """
     handler = _nothing if inherited else OfThisProcess(_nothing)
     for number in STOP_SIGNALS:
-        # The run was started with this signal ignored, as by nohup. Child processes inherit that.
+        # The run was started with this signal ignored, as by nohup; child processes inherit that.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
             signal.siginterrupt(number, False)  # C code need not expect EINTR

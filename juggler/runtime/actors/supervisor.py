@@ -1,6 +1,6 @@
 """Starts and restarts local worker processes.
 
-It gives up on processes that keep dying.
+Gives up on processes that keep dying.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from juggler.runtime.actors.processes import WorkerProgram, ended, start
 from juggler.runtime.actors.resources import oom_kills
 
 _ABORT_SECONDS = 0.5
-_KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # not by a process's own fault
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # no fault of the process
 _UNKNOWN = 255  # multiprocessing's exit code if the forkserver is gone
 _MEANINGS = {
-    _UNKNOWN: " (its forkserver was killed, unless it exited so itself)",
+    _UNKNOWN: " (its forkserver was killed, unless it exited with this code itself)",
     -signal.SIGABRT: " (C or C++ code gave up, or it hung and was aborted)",
 }
 
@@ -35,10 +35,10 @@ _oom_kills = oom_kills()  # kills seen so far
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A worker's process has ended. `restart_in` is None if it stays down."""
+    """A worker's process has ended; `restart_in` is None if it stays down."""
 
     worker_id: str
-    pid: int  # 0: there was no process, as where none could be started
+    pid: int  # 0: no process, for example because none could be started
     how: str  # "exit code 1", "killed by SIGKILL"; and its error message, if any
     restart_in: float | None
 
@@ -47,12 +47,12 @@ class Exited:
 class RestartPolicy:
     """Doubles the pause before a restart with each death within `window_seconds`.
 
-    It grows from `first_delay` to `longest_delay`, with a quarter of jitter.
+    It grows from `first_delay` to `longest_delay`, with 25 % jitter.
 
     A worker stays down if it dies `most_in_window` times within the window, or `quarantine_after`
-    times in a row without enough use in between. Enough is `enough_uses` uses in one life, or a
-    life of `window_seconds` after its first use. For a worker that another process killed, one use
-    is enough.
+    times in a row without enough use in between. Enough means `enough_uses` uses in one life, or a
+    life of `window_seconds` after its first use. For a worker that was killed from outside, one
+    use is enough.
     """
 
     first_delay: float = 0.25
@@ -63,7 +63,7 @@ class RestartPolicy:
     enough_uses: int = 1
 
     def delay(self, deaths: int, jitter: float) -> float:
-        """Seconds until the next start.
+        """Return the seconds until the next start.
 
         Args:
             deaths: number of deaths within the window, or in a row.
@@ -81,27 +81,27 @@ class _WorkerSlot:
     program: WorkerProgram
     policy: RestartPolicy
     process: ForkServerProcess | None = None
-    starting: bool = False  # its process
-    failures: int = 0  # since a life with enough use
+    starting: bool = False  # its process is starting
+    failures: int = 0  # deaths since a life with enough use
     uses: int = 0  # in this life
     first_use: float = math.inf
     deaths: deque[float] = field(default_factory=deque)  # times within the window
-    due: float = 0.0  # when to start, if there is no process
-    kill_at: float = math.inf  # when to kill, if there is a process
+    due: float = 0.0  # time to start, without a process
+    kill_at: float = math.inf  # time to kill, with a process
     down: bool = False
     last_life: bool = False  # it stays down when its process ends
     restarts: int = 0
 
     def had_enough_use(self, now: float) -> bool:
-        """Whether this life has had enough use."""
+        """Return whether this life has had enough use."""
         policy = self.policy
         return self.uses >= policy.enough_uses or now - self.first_use >= policy.window_seconds
 
     def gives_up(self, killed: bool) -> bool:
-        """Note a death, and return whether it was one too many.
+        """Note a death; return whether the worker stays down.
 
         Args:
-            killed: from outside, as far as is known.
+            killed: whether it was killed from outside, if known.
         """
         now = time.monotonic()
         if self.had_enough_use(now) or (killed and self.uses):
@@ -151,15 +151,15 @@ class Supervisor:
                 slot.first_use = min(slot.first_use, time.monotonic())
 
     def keeps_failing(self, worker_id: str) -> bool:
-        """Whether a worker died at least twice since enough use."""
+        """Return whether a worker died at least twice since enough use."""
         slot = self._slots[worker_id]
         with self._lock:
             return slot.failures > 1 and not slot.had_enough_use(time.monotonic())
 
     def give_up(self, worker_id: str, pid: int) -> None:
-        """Let a worker stay down that has failed again as before.
+        """Let a worker stay down after the same failure again.
 
-        Nothing happens if it was of enough use in between.
+        Does nothing if it had enough use in between.
 
         Args:
             worker_id: of the worker.
@@ -178,7 +178,7 @@ class Supervisor:
             slot.down = True
         self._events.put(Exited(worker_id, pid, "it failed again as before", None))
 
-    def let_go(self, worker_id: str, seconds: float) -> None:
+    def dismiss(self, worker_id: str, seconds: float) -> None:
         """Let a worker stay down once its process has ended.
 
         A process that takes longer than this many seconds is killed.
@@ -190,15 +190,15 @@ class Supervisor:
             slot.down = slot.process is None
             slot.kill_at = time.monotonic() + seconds
             has_none = slot.down and not was_down and not slot.starting
-        if has_none:  # that could end
+        if has_none:  # no process that could end
             self._events.put(Exited(worker_id, 0, "it was not running", None))
         self._wake()
 
     def kill(self, worker_id: str, pid: int, after: float = 0.0, abort: bool = False) -> None:
         """Kill a worker's process in `after` seconds, if still current.
 
-        With `abort`, it gets SIGABRT first and a moment to print where it was, which works wherever
-        it hangs.
+        With `abort`, it first gets SIGABRT and a moment to print its stack, which works even if it
+        hangs.
         """
         with self._lock:
             slot = self._slots.get(worker_id)
@@ -215,7 +215,7 @@ class Supervisor:
         return sum(slot.restarts for slot in self._slots.values())
 
     def pids(self) -> dict[str, int]:
-        """Process ids of the running processes, by worker id."""
+        """Return ids of the running processes, by worker id."""
         return {
             worker_id: slot.process.pid
             for worker_id, slot in self._slots.items()
@@ -277,7 +277,7 @@ class Supervisor:
                     self._ended(running[int(ready)])  # type: ignore[arg-type]
 
     def _do_what_is_due(self, now: float) -> float:
-        """Start and kill processes; return when to do so again."""
+        """Start and kill due processes; return when the next is due."""
         with self._lock:
             slots = [slot for slot in self._slots.values() if not slot.down]
             for slot in slots:
@@ -303,14 +303,14 @@ class Supervisor:
         """Start a process, without the lock."""
         try:
             process = start(slot.program, slot.worker_id.replace("-", " "))
-        except Exception as error:  # the forkserver died, or the host lacks something
+        except Exception as error:  # the forkserver died, or the host has no more resources
             how = f"it could not be started ({type(error).__name__}: {error})"
             return self._failed(slot, 0, how)
         with self._lock:
             slot.kill_at = math.inf
             slot.process, slot.starting = process, False
             if self._closing.is_set() or slot.down:
-                process.kill()  # `close` or `let_go` has not seen this process
+                process.kill()  # `close` or `dismiss` has not seen this process
 
     def _ended(self, slot: _WorkerSlot) -> None:
         process = slot.process

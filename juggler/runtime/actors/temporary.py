@@ -20,13 +20,13 @@ from juggler.runtime.plain_files import try_lock
 
 
 def is_ours_alone(found: os.stat_result) -> bool:
-    """Whether only this user or root may write to a path."""
+    """Return whether only this user or root may write to a path."""
     others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return found.st_uid in (0, os.geteuid()) and not others
 
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-#: Directories that suit sockets. A socket's path has at most 107 bytes, and gRPC uses it in a URI.
+#: Directories for sockets. A socket's path has at most 107 bytes, and gRPC uses it in a URI.
 _FIT_PLACE = re.compile(r"[A-Za-z0-9._~@=+/-]{1,50}")
 
 _locks: set[int] = set()  # open files of this process
@@ -35,14 +35,14 @@ _locks: set[int] = set()  # open files of this process
 class HeldDirectory:
     """A new temporary directory for the life of its process.
 
-    The process holds a lock (flock) on the directory. A process id would say nothing in another
-    container that shares the place. The lock also keeps systemd-tmpfiles away. A killed process
-    loses its lock, and the next process that makes a directory in the same place removes what is
-    left.
+    The process holds a lock (flock) on the directory. A process id would mean nothing in another
+    container that shares the parent directory. The lock also keeps systemd-tmpfiles away. A killed
+    process loses its lock, and the next process that makes a directory in the same place removes
+    the remains.
 
-    The name says to which kernel the lock belongs, and only a directory of the same kernel is
-    removed: another host may use the same place over a network, where locks may not be visible. A
-    directory gets that name once it is locked; directories with other names stay.
+    The name contains the kernel of the lock, and only directories of the same kernel are removed:
+    another host may use the same place over a network, which may hide locks. A directory gets that
+    name once it is locked; directories with other names stay.
 
     Attributes:
         path: of the directory.
@@ -62,7 +62,7 @@ class HeldDirectory:
             self.path = self.path.rename(f"{self.path}-{kernel}")
 
     def is_there(self) -> bool:
-        """Whether the directory still exists."""
+        """Return whether the directory still exists."""
         try:
             return os.path.samestat(self.path.stat(), os.fstat(self._lock))
         except OSError:
@@ -78,26 +78,26 @@ class HeldDirectory:
 def claim_multiprocessings() -> None:
     """Make multiprocessing's temporary directory a HeldDirectory.
 
-    A worker that made its own would leave it behind when it is killed.
+    A killed worker would otherwise leave its directory behind.
     """
     # multiprocessing has no public way to do this.
     process: Any = multiprocessing.process.current_process()
     if not multiprocessings_is_there():
         directory = HeldDirectory()
         process._config["tempdir"] = str(directory.path)
-        # Like multiprocessing: after everything that uses the directory to its end.
+        # Like multiprocessing: after all other users of the directory.
         multiprocessing.util.Finalize(None, directory.remove, exitpriority=-100)
 
 
 def multiprocessings_is_there() -> bool:
-    """Whether multiprocessing has its directory."""
+    """Return whether multiprocessing still has its directory."""
     process: Any = multiprocessing.process.current_process()
     path = process._config.get("tempdir")
     return path is not None and os.path.isdir(path)
 
 
 def boot() -> str:
-    """An id of the kernel since its start.
+    """Return an id of the kernel since its start.
 
     It is the same in all of the kernel's containers and nowhere else.
     """
@@ -109,7 +109,7 @@ def boot() -> str:
 
 def _remove_abandoned(place: Path, kernel: str) -> None:
     for path in place.glob(f"juggler-*-*-{kernel}"):
-        # Another starting process may have removed it by now, or it belongs to another user.
+        # Another starting process may have removed it, or it belongs to another user.
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

@@ -1,7 +1,7 @@
 """TLS: certificates, trust, and reasons for failed handshakes.
 
-TLS is mutual: a client verifies its server by the authority's certificate, and a server admits
-no peer without a certificate of that authority. Only the page for browsers admits them without one.
+TLS is mutual: a client verifies its server by the authority's certificate, and a server admits no
+peer without a certificate of that authority. Only the page for browsers admits clients without one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import grpc
 
 TLS_VARIABLE = "JUGGLER_TLS"
 
-#: The authority's certificate, this host's certificate, which it signed, and the private key of the
-#: latter.
+#: The authority's certificate, this host's certificate signed by it, and this host's private key.
 AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
-#: May be there too: the secret of the run.
+#: Optional file: the token of the run.
 TOKEN = "token"
 
 _PROBE_SECONDS = 3.0
@@ -32,7 +31,7 @@ _MADE_BY = "`juggler certs` makes this directory"
 class Tls:
     """The PEM files of a directory; see `read_tls`.
 
-    Later connections use the files that are there then, if they are complete.
+    Later connections use the current files, if they are complete.
     """
 
     directory: str
@@ -53,10 +52,10 @@ class Tls:
         )
 
     def server_context(self, *, mutual: bool = True) -> ssl.SSLContext:
-        """The context for one connection, from the current files.
+        """Make the context for one connection, from the current files.
 
         Args:
-            mutual: whether clients need a certificate too, which browsers do not have.
+            mutual: whether clients also need a certificate, which browsers do not have.
 
         Raises:
             ValueError: the files are damaged, or being replaced.
@@ -72,14 +71,14 @@ class Tls:
         return grpc.ssl_channel_credentials(now.authority, now.key, now.certificate)
 
     def renewed(self) -> Tls:
-        """The current files; this object if they are damaged, or being replaced."""
+        """Read the current files; keep this object if they are bad."""
         try:
             return read_tls(self.directory) or self
-        except (ValueError, OSError):  # a file may disappear meanwhile
+        except (ValueError, OSError):  # a file may have disappeared
             return self
 
     def is_in_directory(self) -> bool:
-        """Whether the directory still has the files that were read."""
+        """Return whether the directory still has the files that were read."""
         given = {AUTHORITY: self.authority, CERTIFICATE: self.certificate, KEY: self.key}
         try:
             return all(Path(self.directory, n).read_bytes() == given[n] for n in given)
@@ -100,13 +99,13 @@ class _Renewal:
             return None
         renewed = self._tls.renewed()
         if renewed is self._tls:
-            return None  # to be checked again
+            return None  # checked again at the next connection
         self._tls, self._seen = renewed, stamps
         return renewed.server_configuration()
 
 
 def read_tls(directory: str | None) -> Tls | None:
-    """Read the files in this directory, else in JUGGLER_TLS's, else None.
+    """Read the files of this directory, or of JUGGLER_TLS; otherwise None.
 
     Raises:
         ValueError: a file is missing or not PEM, the key does not belong to the certificate, or the
@@ -127,17 +126,17 @@ def why_no_handshake(address: str, host: str, port: int, tls: Tls | None, peer: 
 
     "": TLS is not the reason.
 
-    gRPC's own message does not say which side refuses the other.
+    gRPC's own message does not name the side that refuses.
 
     Args:
-        address: as people gave it.
+        address: as configured.
         host: of the server.
         port: of the server.
         tls: of this host; None if it dials without TLS.
         peer: the server's role, for people.
     """
     if tls is not None and not tls.renewed().is_in_directory():
-        return ""  # these files would give another handshake than the channel's
+        return ""  # the channel has other files, and another handshake
     try:
         raw = socket.create_connection((host, port), timeout=_PROBE_SECONDS)
     except OSError:
@@ -149,12 +148,12 @@ def why_no_handshake(address: str, host: str, port: int, tls: Tls | None, peer: 
             assert tls is not None
             return (
                 f"this host does not accept the certificate of the {peer} at {address}: "
-                f"{error.verify_message.rstrip('.')}. It must be of the authority in "
+                f"{error.verify_message.rstrip('.')}. It must be signed by the authority in "
                 f"{tls.directory}/{AUTHORITY} and name the host as it is dialed here"
             )
         except ssl.SSLError as error:
             return _refusal(error, address, tls, peer)
-        except OSError:  # it is silent, or hangs up
+        except OSError:  # the server is silent, or hangs up
             return ""
     if tls is None:
         return _speaks_tls(address, peer)
@@ -183,8 +182,8 @@ def _refusal(error: ssl.SSLError, address: str, tls: Tls | None, peer: str) -> s
     if hangs_up:
         return (
             f"the {peer} at {address} does not accept the certificate of this host, "
-            f"{tls.directory}/{CERTIFICATE}: it hung up on it. Is that of the authority which the "
-            f"{peer} has as {AUTHORITY}, and has it not expired?"
+            f"{tls.directory}/{CERTIFICATE}: it closed the connection. Is it signed by "
+            f"{AUTHORITY} of the {peer}, and has it expired?"
         )
     return f"the {peer} at {address} does not speak TLS ({reason}): pass --tls on both sides"
 
@@ -207,7 +206,7 @@ def _pem(path: Path, what: bytes) -> bytes:
         content = path.read_bytes()
     except FileNotFoundError:
         raise ValueError(
-            f"there is no {path}: TLS needs {AUTHORITY}, {CERTIFICATE} and {KEY} there; {_MADE_BY}"
+            f"{path} is missing: TLS needs {AUTHORITY}, {CERTIFICATE} and {KEY} there; {_MADE_BY}"
         ) from None
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
@@ -220,10 +219,10 @@ def _pem(path: Path, what: bytes) -> bytes:
 
 
 def _check(directory: Path) -> None:
-    """Show and verify the certificate within this process.
+    """Verify the certificate in a handshake within this process.
 
     Raises:
-        ValueError: others would refuse it; says why.
+        ValueError: peers would refuse it; names the reason.
     """
     server = _context(directory, ssl.PROTOCOL_TLS_SERVER)
     client = _context(directory, ssl.PROTOCOL_TLS_CLIENT)
@@ -240,7 +239,7 @@ def _check(directory: Path) -> None:
             ends = [end for end in ends if not _got_through(end)]
     except ssl.SSLCertVerificationError as error:
         raise ValueError(
-            f"{directory / CERTIFICATE}, which is to be verified by {AUTHORITY}: "
+            f"{directory / CERTIFICATE}, as verified by {AUTHORITY}: "
             f"{error.verify_message.rstrip('.')}"
         ) from error
     except ssl.SSLError as error:

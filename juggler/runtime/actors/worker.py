@@ -21,7 +21,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from juggler.runtime.actors.attachment import (
-    LET_GO,
+    DISMISSED,
     LOST_THE_DRIVER,
     WELCOME_SECONDS,
     AttachError,
@@ -48,7 +48,7 @@ S = TypeVar("S", bound="DataclassInstance")
 
 
 def to_json(setup: DataclassInstance) -> str:
-    """Encode as JSON; raise TypeError or ValueError if it cannot be."""
+    """Encode as JSON; raise TypeError or ValueError if impossible."""
     return json.dumps(asdict(setup))
 
 
@@ -61,7 +61,7 @@ def from_json(text: str, kind: type[S]) -> S:
 
 
 def worker_seed(run_seed: int, role: str, index: int, life: int = 1, update: int = 0) -> int:
-    """The seed of a worker: equal arguments give equal seeds.
+    """Return the seed of a worker: equal arguments give equal seeds.
 
     Args:
         run_seed: of the whole run, at least 0.
@@ -85,7 +85,7 @@ _LONGEST_DELAY_SECONDS = 15.0
 
 
 def attempts(patience: float) -> Iterator[None]:
-    """Yield once for each attempt until `patience` seconds are over.
+    """Yield once per attempt until `patience` seconds have passed.
 
     The pauses grow and are random, so that not all processes try at the same time.
     """
@@ -110,10 +110,10 @@ class Contact:
         token: the token that it shows on all of its streams, and expects.
         tls: of its host, for everything it dials or listens to over TCP; None: no TLS.
         local: the worker shares the driver's file system; its Unix sockets are in `socket_dir`.
-        health: of its process, if probes have a server of their own.
-        reattach_seconds: how long to wait for a driver that is lost, or has no room; 0: not at all.
-        predecessor: incarnation of the worker that this process was before; "" if there was none.
-        log: takes the lines of its process; None: a new one.
+        health: health of its process, if probes have their own server.
+        reattach_seconds: how long to wait for a driver that is lost, or has no room; 0: no wait.
+        predecessor: this process's incarnation before it lost the driver, or "".
+        log: log of the process; None: a new one.
     """
 
     address: str
@@ -133,10 +133,10 @@ class Contact:
 class LostTheDriver(SystemExit):
     """The connection to the driver broke.
 
-    It may be up again, or have a successor.
+    The driver may come back, or have a successor.
 
     Attributes:
-        incarnation: of the worker that lost it.
+        incarnation: of the worker that lost the driver.
     """
 
     def __init__(self, incarnation: str) -> None:
@@ -151,7 +151,7 @@ class _GivenUp(BaseException):
 _SIGNALS = {
     signal.SIGTERM: "terminated",
     signal.SIGINT: "interrupted",
-    signal.SIGHUP: "terminated",  # the connection that started it is gone
+    signal.SIGHUP: "terminated",  # the terminal or connection was closed
 }
 _LEAVE_SECONDS = 30.0
 
@@ -161,11 +161,11 @@ Inbox = Mailbox[Command | Detached]
 class _LeavingInbox(Inbox):
     """The inbox of a worker that would outlive its run.
 
-    `_LEAVE_SECONDS` after its last item the process ends with status 1 and prints where it was,
-    even if its main loop hangs.
+    `_LEAVE_SECONDS` after its last item the process prints its stack and ends with status 1, even
+    if its main loop hangs.
 
     Args:
-        watched: whether no other process would end it.
+        watched: whether the process has to end itself, since no other process would.
     """
 
     def __init__(self, watched: bool) -> None:
@@ -182,13 +182,13 @@ class _LeavingInbox(Inbox):
         super().put(item)
 
     def has_left(self) -> None:
-        """Cancel this: the process does something else now."""
+        """Cancel the end of the process, which does something else now."""
         self._watched = False
         faulthandler.cancel_dump_traceback_later()
         must_end(0)
 
 
-class ToldToFail(RuntimeError):
+class FailedOnRequest(RuntimeError):
     """The driver stops this worker because of a failure.
 
     Attributes:
@@ -202,7 +202,7 @@ class WorkerBody(Protocol):
     """The work of a worker, once it is attached."""
 
     def run(self) -> str:
-        """Work until told to stop, and return the reason why it ended."""
+        """Work until asked to stop, and return the reason for the end."""
 
     def close(self) -> None:
         """Release everything."""
@@ -218,18 +218,18 @@ def attach_and_run(
 ) -> None:
     """Run a worker from its first attempt to attach until its end.
 
-    The process exits with status 1, and logs the reason, if something failed.
+    After a failure, the process logs the reason and exits with status 1.
 
     Raises:
         LostTheDriver: the connection to the driver broke.
     """
     if sys.stderr is not None:
-        faulthandler.enable()  # other people's code may crash, or hang and be aborted
+        faulthandler.enable()  # user code may crash, or hang and be aborted
     inbox = _LeavingInbox(watched=not contact.local)
     log = contact.log or WorkerLog(role)
     if not contact.local:
-        # A local worker is stopped by its driver; one on another host by a signal.
-        for number, reason in heeded_signals().items():
+        # A local worker is stopped by its driver, a remote one by a signal.
+        for number, reason in handled_signals().items():
             _give_up_on(number, reason)
     try:
         if not contact.local:
@@ -237,14 +237,14 @@ def attach_and_run(
         attachment = _attach(contact, role, inbox, log, devices, data_addresses)
     except (AttachError, EndpointError, _GivenUp) as error:
         if not contact.local:
-            for number in _SIGNALS:  # it leaves already
+            for number in _SIGNALS:  # the worker is already leaving
                 signal.signal(number, signal.SIG_IGN)
         log.error(str(error))
         raise SystemExit(1) from error
     must_end(0)
     log.identify(attachment.run_id, attachment.worker_id, attachment.incarnation)
     if not contact.local:
-        for number, reason in heeded_signals().items():
+        for number, reason in handled_signals().items():
             _stop_on(number, reason, inbox)
         log.info(f"attached to the driver at {contact.address}")
     set_title(attachment.worker_id.replace("-", " "))
@@ -252,7 +252,7 @@ def attach_and_run(
     try:
         body = make(attachment, inbox)
         reason, failure = body.run(), None
-    except BaseException as error:  # other people's code runs here, and may call sys.exit
+    except BaseException as error:  # user code runs here, and may call sys.exit
         reason, failure = describe(error).message, error
         must_end(_LEAVE_SECONDS)
     attachment.farewell(reason, failure)
@@ -262,10 +262,10 @@ def attach_and_run(
     except Exception as error:
         log.error(f"while it left: {describe(error).message}")
     inbox.has_left()
-    let_go = not contact.local and reason.startswith(LET_GO)
+    dismissed = not contact.local and reason.startswith(DISMISSED)
     if not contact.local:
-        (log.error if failure or let_go else log.info)(reason)
-    if failure or let_go:
+        (log.error if failure or dismissed else log.info)(reason)
+    if failure or dismissed:
         sys.exit(1)
     if reason.startswith(LOST_THE_DRIVER):
         raise LostTheDriver(attachment.incarnation)
@@ -288,7 +288,7 @@ def _attach(
     """
 
     def attach() -> Attachment:
-        # Without threads, gRPC may hang.
+        # If no threads are left, gRPC may hang.
         must_end(contact.timeout + WELCOME_SECONDS + _LEAVE_SECONDS)
         return Attachment(
             contact.address,
@@ -304,7 +304,7 @@ def _attach(
             data_addresses=data_addresses,
             local=contact.local,
             timeout=contact.timeout,
-            tell=log.info,
+            report=log.info,
         )
 
     for _ in itertools.chain([None], attempts(contact.reattach_seconds)):
@@ -317,8 +317,8 @@ def _attach(
     raise busy
 
 
-def heeded_signals() -> dict[signal.Signals, str]:
-    """The signals that end this worker; under nohup without SIGHUP."""
+def handled_signals() -> dict[signal.Signals, str]:
+    """Return the signals that end this worker; under nohup without SIGHUP."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return {each: why for each, why in _SIGNALS.items() if each != signal.SIGHUP or not ignored}
 
@@ -360,11 +360,11 @@ class CommandLoop:
     def over(self) -> str:
         """The reason why the loop should end now, or "".
 
-        Ask this during long waits.
+        Check this during long waits.
 
         Raises:
-            ToldToFail: the driver stops this worker because of a failure.
-            BaseException: of a thread that the worker cannot do without.
+            FailedOnRequest: the driver stops this worker because of a failure.
+            BaseException: a thread that the worker needs has failed.
         """
         self._waiting.extend(self._inbox.gather())
         stop = attach_pb2.Stop()
@@ -375,14 +375,14 @@ class CommandLoop:
                 return item.reason
             if item.body.Unpack(stop):
                 if stop.failure:
-                    raise ToldToFail(stop.failure)
+                    raise FailedOnRequest(stop.failure)
                 return "stopped by the driver"
         return ""
 
     def waits(self, kind: type[M], which: Callable[[M], bool] = lambda _: True) -> bool:
-        """Whether a later command of this kind waits.
+        """Return whether a later command of this kind is waiting.
 
-        It is also true if the loop should end now.
+        Also true if the loop should end now.
 
         Args:
             kind: of the command.
@@ -395,7 +395,7 @@ class CommandLoop:
         return any(each.body.Unpack(message) and which(message) for each in commands)
 
     def coming(self, kind: type[M]) -> M | None:
-        """The next command, if of this kind; it stays in the queue."""
+        """Return the next command, if of this kind, and leave it queued."""
         if self.over() or not self._waiting:
             return None
         command = self._waiting[0]
@@ -420,8 +420,7 @@ class CommandLoop:
     def _carry_out(self, command: Command) -> None:
         name = command.body.TypeName()
         if name not in self._handlers:
-            # A newer driver may send a command that this worker does not know; the driver must know
-            # about it.
+            # A newer driver may send an unknown command; the failure reports it to the driver.
             unknown = NotImplementedError(f"this worker knows no command {name!r}")
             return self._attachment.fail(command.command_id, unknown)
         kind, handler = self._handlers[name]

@@ -1,4 +1,4 @@
-"""Checkpoints: atomic cuts of a run, and handling of damaged ones.
+"""Checkpoints: atomic snapshots of a run, and handling of damaged ones.
 
 A checkpoint is a directory, named after its update, with two files:
 
@@ -35,7 +35,7 @@ from juggler.runtime.wire.trees import Tree, leaves, unflatten
 #: The keys from the root of a tree down to an array or an empty branch.
 Keys: TypeAlias = tuple[str, ...]
 
-#: By their names in safetensors. It has more, which neither NumPy nor torch uses here.
+#: Data types by their names in safetensors, which has more that are not used here.
 _DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
     "I8": np.dtype(np.int8),
@@ -57,7 +57,7 @@ def encode_tree(tree: Tree) -> tuple[bytes, list[Keys]]:
     """Encode a tree's arrays as a file; also return empty branches.
 
     Raises:
-        ValueError: the tree has something that a file cannot hold; names it.
+        ValueError: a value cannot be stored in a file; names it.
     """
     arrays: dict[str, NDArray[Any]] = {}
     empty: list[Keys] = []
@@ -70,7 +70,7 @@ def encode_tree(tree: Tree) -> tuple[bytes, list[Keys]]:
             continue
         little = array.dtype.newbyteorder("<")
         if little not in _DTYPES.values():
-            raise ValueError(f"{name} has dtype {array.dtype}, which no checkpoint can hold")
+            raise ValueError(f"{name} has dtype {array.dtype}, which a checkpoint cannot hold")
         # safetensors reads the memory as it is, and ignores the strides.
         arrays[name] = np.asarray(array, dtype=little, order="C")
     return safetensors.numpy.save(arrays), empty
@@ -80,7 +80,7 @@ def decode_tree(content: bytes, empty: Iterable[Keys]) -> Tree:
     """Decode the tree that `encode_tree` wrote, with writable arrays.
 
     Raises:
-        ValueError: the content is not from `encode_tree`, or the empty branches are not of its
+        ValueError: the content is not from `encode_tree`, or the empty branches belong to another
             tree.
     """
     try:
@@ -100,43 +100,43 @@ def decode_tree(content: bytes, empty: Iterable[Keys]) -> Tree:
     return unflatten(arrays, empty)
 
 
-FORMAT: Final = 2  # format 1, of runs of one module, is read too
+FORMAT: Final = 2  # format 1, of runs with one module, can also be read
 STATE_FILE: Final = "state.safetensors"
 RECORD_FILE: Final = "checkpoint.json"
-_MOST_RECORD: Final = 1 << 26  # bytes of it
+_MOST_RECORD: Final = 1 << 26  # maximum bytes of checkpoint.json
 DIRECTORY: Final = "checkpoints"  # within a run directory
-#: Beside it, directories of one checkpoint each: that which is to be confirmed, that which an
-#: evaluation plays, and that of the best evaluation.
+#: Further directories with one checkpoint each: a candidate to confirm, the checkpoint of an
+#: evaluation, and the best checkpoint.
 CANDIDATE: Final = "candidate"
 EVALUATED: Final = "evaluated"
 BEST: Final = "best"
-CONNECTORS: Final = "connectors"  # the branch of a tree that is not a learner's
-#: The branch of a tree, and of a learner's state, with what learner pipelines hold by module id.
+CONNECTORS: Final = "connectors"  # the branch of a tree with the EnvRunners' connectors
+#: The branch of a tree, and of a learner's state, with the state of learner pipelines by module id.
 PIPELINES: Final = "learner_pipelines"
 
 #: The branch of a learner's state with the steps that it keeps.
 REPLAY: Final = "replay"
-#: Its branches with what cores around the algorithm's keep, by module id.
+#: Branches of a learner's state with the states of cores around the algorithm's, by module id.
 RND: Final = "rnd"
 IMITATION: Final = "imitation"
 
 _CONFIG: Final = "config.toml"  # of a run directory, as below
 _SUMMARY: Final = "summary.json"
 
-OLD_MODULE: Final = "default"  # which a checkpoint without modules by id is of
-#: What newer checkpoints have by module.
+OLD_MODULE: Final = "default"  # module id of a checkpoint without module ids
+#: Fields per module in newer checkpoints.
 _BY_MODULE: Final = {"counters", "spaces"}
 _NAME = re.compile(r"(\d{9,})(\.replaced)?")
 
-#: Keys of earlier versions, which a checkpoint's run continues without: their old default, and
-#: what to do instead.
+#: Keys of earlier versions, without which a checkpoint's run continues: their old default, and a
+#: remedy.
 RETIRED_KEYS: Final[Mapping[str, tuple[Any, str]]] = {
     "max_learners": (64, "remove it: up to 64 learners take part at once"),
     "max_times_sampled": (0, "remove it: a kept step leaves when newer ones need its room"),
     "replay_remover": ("fifo", "remove it: the oldest kept steps leave for new ones"),
     "replay_selector": (
         "random",
-        "remove it: kept steps are drawn at random, alike or by priority_exponent; to learn from "
+        "remove it: kept steps are drawn uniformly or by priority_exponent; to learn from "
         "each step once, in order, take impala or ppo",
     ),
     "requests_per_runner": (2, "remove it: two requests are in flight at each EnvRunner"),
@@ -166,94 +166,94 @@ class Checkpoint:
     version: tuple[int, int]  # (generation, update) of the run, which orders its checkpoints
     tree: dict[str, Tree]  # the learners' states by module id; pipelines and connectors
     # By module id: the "version" of its weights, its learner's "extra", its "counters" in the
-    # driver's books, and the "spaces" of its agents. Older checkpoints lack the last two. One that
-    # came while the run went on also has, as "settings_of", the module whose settings it has.
+    # driver's books, and the "spaces" of its agents. Older checkpoints do not have the last two. A
+    # module that was added during the run also has "settings_of", the module whose settings it
+    # uses.
     modules: dict[str, Any]
-    counters: dict[str, Any]  # the driver's, with the sums over all modules
+    counters: dict[str, Any]  # the driver's counters, summed over all modules
     config: dict[str, Any]  # flat
-    spaces: dict[str, Any]  # where there is one module, those of its agents
-    path: Path | None = None  # where it was read from
+    spaces: dict[str, Any]  # with one module: the spaces of its agents
+    path: Path | None = None  # its directory
     problems: tuple[str, ...] = ()  # of newer checkpoints that were skipped
 
-    def let_go_of_arrays(self) -> None:
+    def release_arrays(self) -> None:
         """Free the arrays, for all holders of the checkpoint."""
         self.tree.clear()
 
     @property
     def module_ids(self) -> tuple[str, ...]:
-        """The modules that it has the states of."""
+        """Ids of the modules in the checkpoint."""
         return tuple(self.modules) or (OLD_MODULE,)
 
     def module_id(self, wanted: str | None = None) -> str:
-        """A module that it has; without `wanted` the only one.
+        """Return a module id of the checkpoint; without `wanted`, the only one.
 
         Raises:
-            CheckpointError: there is none of this id, or there are several to choose from.
+            CheckpointError: no such module, or several and `wanted` is None.
         """
         where, known = self.path or Path("in memory"), ", ".join(map(repr, self.module_ids))
         if wanted is None and len(self.module_ids) > 1:
-            raise CheckpointError(where, f"has several modules, of which to name one: {known}")
+            raise CheckpointError(where, f"has several modules: name one of {known}")
         if wanted is not None and wanted not in self.module_ids:
             raise CheckpointError(where, f"has no module {wanted!r}: there are {known}")
         return self.module_ids[0] if wanted is None else wanted
 
     def version_of(self, module_id: str) -> tuple[int, int]:
-        """The (generation, update) of a module's weights."""
+        """Return the (generation, update) of a module's weights."""
         generation, update = self.modules.get(module_id, {}).get("version", self.version)
         return generation, update
 
     def counters_of(self, module_id: str) -> dict[str, Any]:
-        """The books of a module."""
+        """Return the books of a module."""
         counters: dict[str, Any] = self.modules.get(module_id, {}).get("counters", self.counters)
         return counters
 
     def spaces_of(self, module_id: str) -> dict[str, Any]:
-        """The spaces of the agents that a module plays: "observation" and "action"."""
+        """Return the spaces of a module's agents: "observation" and "action"."""
         spaces: dict[str, Any] = self.modules.get(module_id, {}).get("spaces", self.spaces)
         return spaces
 
     def learned_of(self, module_id: str) -> Any:
-        """What a module's connectors had learned, as a tree; {}: nothing."""
+        """Return the state of a module's connectors, as a tree; {}: none."""
         learned = self.tree.get(CONNECTORS, {})
         if self.module_ids != (OLD_MODULE,) and isinstance(learned, Mapping):
             return learned.get(module_id, {})
         return learned
 
     def config_of(self, module_id: str) -> dict[str, Any]:
-        """The configuration with a module's table `modules` merged in.
+        """Return the configuration with a module's table merged in.
 
-        This is all that acting needs; if a module has its own algorithm, `RunConfig.of` knows its
-        keys.
+        Enough for acting; if a module has its own algorithm, `RunConfig.of` knows its keys.
         """
         tables = self.config.get("modules", {})
         return {**self.config, **tables.get(self.settings_of(module_id), {})}
 
     def settings_of(self, module_id: str) -> str:
-        """The module whose settings this one uses, mostly its own."""
+        """Return the module whose settings this one uses, mostly itself."""
         return str(self.modules.get(module_id, {}).get("settings_of", module_id))
 
 
 def read(path: str | Path) -> Checkpoint:
-    """The checkpoint at `path`, verified.
+    """Read and verify the checkpoint at `path`.
 
     Args:
         path: a checkpoint; or a `checkpoints` directory or a run directory, whose newest good
-            checkpoint is read. Its `problems` say what is wrong with newer ones.
+            checkpoint is read. Its `problems` describe damage of newer ones.
 
     Raises:
-        ValueError: this is no path.
-        CheckpointError: there is none, or it is damaged; the message says how.
+        ValueError: `path` is not a path.
+        CheckpointError: it is missing or damaged; the message has details.
     """
     if not isinstance(path, str | Path):
         raise ValueError(
             f"the checkpoint is {path!r}: give the path of a checkpoint or of a run. A result's "
-            "`checkpoint` is None where the run has written none, and its `best` where it had no "
-            "evaluation, as evaluation_seconds asks for"
+            "`checkpoint` is None if the run has written none, and its `best` if it had no "
+            "evaluation (evaluation_seconds)"
         )
     path = Path(path)
     try:
         if not path.exists():
-            why = ": the run has had no evaluation, as evaluation_seconds asks for"
+            why = ": the run has had no evaluation; set evaluation_seconds"
             why = why if path.name == BEST and (path.parent / DIRECTORY).is_dir() else ""
             raise CheckpointError(path, f"there is no such file or directory{why}")
         if not path.is_dir():
@@ -274,23 +274,23 @@ def read_or_warn(path: str | Path) -> Checkpoint:
     """Call `read`, with a warning for each newer, damaged checkpoint.
 
     Raises:
-        ValueError: as `read`.
-        CheckpointError: likewise.
+        ValueError: as for `read`.
+        CheckpointError: as for `read`.
     """
     found = read(path)
     for problem in found.problems:
-        warnings.warn(f"passed over, for the one before: {problem}", stacklevel=3)
+        warnings.warn(f"skipped, and used an earlier checkpoint: {problem}", stacklevel=3)
     return found
 
 
 def newest_good(directory: Path) -> tuple[Checkpoint, list[str]]:
-    """The newest complete checkpoint of a `checkpoints` directory.
+    """Read the newest complete checkpoint of a `checkpoints` directory.
 
     Returns:
-        The checkpoint, and what is wrong with each one that was skipped.
+        The checkpoint, and the problem of each skipped one.
 
     Raises:
-        CheckpointError: there is no good one; the message lists what was found.
+        CheckpointError: no checkpoint is good; the message lists them.
     """
     problems: list[str] = []
     try:
@@ -311,9 +311,9 @@ def newest_good(directory: Path) -> tuple[Checkpoint, list[str]]:
 
 
 def _why_none(path: Path) -> str:
-    """Why a directory has no checkpoint, for people."""
+    """Describe why a directory has no checkpoint."""
     if runs := sorted(path.glob(f"*/{DIRECTORY}")):
-        return f": it holds several runs, of which to name one, such as {runs[0].parent}"
+        return f": it holds several runs: name one, such as {runs[0].parent}"
     if not (path / _CONFIG).is_file():
         return "; give a checkpoint, or the directory of a run that has made one"
     try:
@@ -324,13 +324,13 @@ def _why_none(path: Path) -> str:
     except (OSError, ValueError, LookupError, AttributeError):
         return (
             ": its run was killed before its first one, or has made none yet. The first comes "
-            "after checkpoint_seconds, or after checkpoint_updates where synchronous = true"
+            "after checkpoint_seconds, or after checkpoint_updates with synchronous = true"
         )
     return f": its run ended before its first update, so it has learned nothing: {how}"
 
 
 def digest(record: dict[str, Any]) -> str:
-    """The digest of the other content of checkpoint.json."""
+    """Return the digest of the other content of checkpoint.json."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
@@ -354,9 +354,9 @@ def _verified(path: Path) -> Checkpoint:
         sound = sound and all(map(_is_module, fields["modules"].values()))
         state = _read_file(path, STATE_FILE, expected["size"])
         if hashlib.sha256(state).hexdigest() != expected["sha256"]:
-            raise CheckpointError(path, f"{STATE_FILE} is corrupt: its SHA-256 is another")
+            raise CheckpointError(path, f"{STATE_FILE} is corrupt: its SHA-256 differs")
     except (KeyError, TypeError) as error:
-        raise CheckpointError(path, f"{RECORD_FILE} lacks fields: {error}") from error
+        raise CheckpointError(path, f"{RECORD_FILE} has missing fields: {error}") from error
     try:
         tree = decode_tree(state, empty)
     except ValueError as error:
@@ -368,16 +368,16 @@ def _verified(path: Path) -> Checkpoint:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The verified content of checkpoint.json.
+    """Read and verify checkpoint.json.
 
     Raises:
-        CheckpointError: it is damaged, or not there.
+        CheckpointError: it is damaged or missing.
     """
     content = _read_file(path, RECORD_FILE)
     try:
         record = json.loads(content)
         if not isinstance(record, dict) or "format" not in record:
-            raise CheckpointError(path, f"{RECORD_FILE} is not that of a checkpoint")
+            raise CheckpointError(path, f"{RECORD_FILE} is not the file of a checkpoint")
         if record["format"] not in (1, FORMAT):
             raise CheckpointError(
                 path,
@@ -385,7 +385,7 @@ def read_record(path: Path) -> dict[str, Any]:
                 f"{record.get('juggler_version')}; this Juggler reads formats 1 and {FORMAT}",
             )
         if record.pop("sha256", None) != digest(record):
-            raise CheckpointError(path, f"{RECORD_FILE} is corrupt: its SHA-256 is another")
+            raise CheckpointError(path, f"{RECORD_FILE} is corrupt: its SHA-256 differs")
         if record["format"] == 1:
             of_module = {key: record[key] for key in ("version", "extra") if key in record}
             record["modules"] = {OLD_MODULE: of_module}
@@ -397,18 +397,18 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def had_no_effect(key: str, value: Any) -> bool:
-    """Whether a retired key has its old default."""
+    """Return whether a retired key has its old default."""
     return value in (RETIRED_KEYS[key][0], "none")
 
 
 def without_retired(
     config: Mapping[str, Any], leave_out: Callable[[str, Any], bool] = had_no_effect
 ) -> dict[str, Any]:
-    """Copy a configuration without its retired keys, also those of modules' tables.
+    """Copy a configuration without retired keys, in all tables.
 
     Args:
         config: flat.
-        leave_out: whether a retired key with this value is left out.
+        leave_out: returns whether a retired key with this value is left out.
     """
     kept = {
         key: value
@@ -426,8 +426,8 @@ def without_retired(
 def _lost(key: str, value: Any) -> bool:
     """Drop a retired key, with a warning if its value mattered."""
     if value is not None and not had_no_effect(key, value):
-        said = f"{key} = {value!r} of a checkpoint has no effect any more"
-        warnings.warn(f"{said}: {RETIRED_KEYS[key][1]}", stacklevel=2)
+        what = f"{key} = {value!r} of a checkpoint no longer has an effect"
+        warnings.warn(f"{what}: {RETIRED_KEYS[key][1]}", stacklevel=2)
     return True
 
 
@@ -464,17 +464,17 @@ def _is_version(value: object) -> bool:
 
 
 def newest_first(directory: Path) -> list[Path]:
-    """The checkpoints in a directory, those without a readable version first.
+    """List the checkpoints in a directory, unreadable ones first.
 
-    They are ordered by version and not by update: a run restored from an older checkpoint counts
-    the same updates again, in a higher generation.
+    They are ordered by version, not by update: a run restored from an older checkpoint repeats
+    update numbers, in a higher generation.
     """
     found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: (version_of(path), path.suffix == ""), reverse=True)
 
 
 def version_of(path: Path) -> tuple[float, float]:
-    """Version of the weights in a checkpoint; infinite if unreadable."""
+    """Return the version of a checkpoint's weights; infinite if unreadable."""
     try:
         version = read_record(path)["version"]
         return (version[0], version[1]) if _is_version(version) else (math.inf, math.inf)
@@ -502,7 +502,7 @@ def write(directory: Path, checkpoint: Checkpoint, keep: int = 3) -> Path:
         The directory of the new checkpoint.
 
     Raises:
-        CheckpointError: the disk refuses, or a value cannot be stored in a checkpoint.
+        CheckpointError: writing fails, or a value cannot be stored in a checkpoint.
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}")
@@ -537,7 +537,7 @@ def write(directory: Path, checkpoint: Checkpoint, keep: int = 3) -> Path:
 def adopt(candidate: Path, directory: Path, keep: int = 3) -> Path:
     """Move a checkpoint into a directory as its newest.
 
-    Newer and outdated ones are deleted. At every moment, the directory has a good checkpoint.
+    Newer and outdated checkpoints are deleted. The directory always has a good checkpoint.
 
     Args:
         candidate: a checkpoint on the same disk.
@@ -545,7 +545,7 @@ def adopt(candidate: Path, directory: Path, keep: int = 3) -> Path:
         keep: as in `write`.
 
     Raises:
-        CheckpointError: the disk refuses.
+        CheckpointError: moving it fails.
     """
     target = directory / candidate.name
     try:
@@ -595,7 +595,7 @@ def _rename_over(temporary: Path, target: Path) -> None:
 
 
 def _delete_half_done(directory: Path) -> None:
-    """Delete what a process was writing or deleting when it was killed."""
+    """Delete files that a killed process was writing or deleting."""
     for stale in [path for path in directory.iterdir() if _TEMPORARY.fullmatch(path.name)]:
         shutil.rmtree(stale)
 
@@ -609,7 +609,7 @@ def _delete_outdated(directory: Path, newest: Path, keep: int) -> None:
 
 
 def _delete(path: Path) -> None:
-    # Renamed first, so that a half-deleted checkpoint is not taken for a damaged one.
+    # Renamed first, so that a half-deleted checkpoint does not look damaged.
     path.rename(temporary := path.with_name(f".{path.name}.tmp"))
     shutil.rmtree(temporary)
 

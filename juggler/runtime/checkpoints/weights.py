@@ -1,4 +1,4 @@
-"""Weights of checkpoints, for initialization and for modules that only play."""
+"""Weights of checkpoints, to start from or only to play with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from juggler.runtime.wire.trees import Tree, leaves
 
 #: Arrays by the names of parameters and buffers, by module id.
 Weights = dict[str, dict[str, NDArray[Any]]]
-#: In the state of a parameter group, the parameters to act with, where others are trained.
+#: Key in the state of a parameter group: parameters for acting, if they differ from the trained
+#: ones.
 ACTING: Final = "acting"
 
 
@@ -25,7 +26,7 @@ class NoSuchWeights(ValueError):
 
 
 def read_weights(checkpoint: str | Path, parameters: Sequence[str] = ()) -> Weights:
-    """The parameters and buffers in a checkpoint, as they were trained.
+    """Read the trained parameters and buffers of a checkpoint.
 
     Args:
         checkpoint: its directory, or a run directory, whose newest good checkpoint is read.
@@ -45,11 +46,11 @@ def read_weights(checkpoint: str | Path, parameters: Sequence[str] = ()) -> Weig
 def weights_of(
     checkpoint: Checkpoint, parameters: Sequence[str] = (), *, acting: bool = False
 ) -> Weights:
-    """`read_weights` of a checkpoint in memory, optionally for acting."""
+    """Return the weights of a checkpoint in memory, optionally for acting."""
     found = weights_in(checkpoint.tree, acting=acting)
     if not found:
         where = checkpoint.path or Path("in memory")
-        raise CheckpointError(where, "has no parameters by name that could be begun with")
+        raise CheckpointError(where, "has no named parameters to start from")
     if not parameters:
         return found
     names = [f"{module_id}:{name}" for module_id, arrays in found.items() for name in arrays]
@@ -71,11 +72,11 @@ def weights_of(
 
 
 def weights_in(tree: Mapping[str, Any], *, acting: bool = False) -> Weights:
-    """Parameters and buffers in learners' states, trained or for acting."""
+    """Return parameters and buffers in learners' states, trained or for acting."""
     found: Weights = {}
     for unit_id, unit in tree.items():
         if not isinstance(unit, Mapping) or not isinstance(unit.get("parameters"), Mapping):
-            continue  # what connectors have learned, or what a core of a user's own keeps
+            continue  # the state of connectors or of a user's core
         trained = {**unit["parameters"], **unit.get("buffers", {})}
         for full, array in (acting_arrays(unit) if acting else trained).items():
             # Parts that modules share belong to the first module that has them.
@@ -85,16 +86,16 @@ def weights_in(tree: Mapping[str, Any], *, acting: bool = False) -> Weights:
 
 
 def acting_arrays(unit: Mapping[str, Any]) -> dict[str, Any]:
-    """Acting parameters and buffers in a parameter group's state.
+    """Return acting parameters and buffers in a parameter group's state.
 
     Raises:
-        KeyError: it has none.
+        KeyError: there are none.
     """
     return {**(unit.get(ACTING) or unit["parameters"]), **unit.get("buffers", {})}
 
 
 def is_named(pattern: str, full: str) -> bool:
-    """Whether a pattern matches "module:parameter", or the parameter of any module."""
+    """Return whether a pattern matches "module:parameter", or any module's parameter."""
     return fnmatchcase(full, pattern) or fnmatchcase(full.partition(":")[2], pattern)
 
 
@@ -102,14 +103,14 @@ def is_named(pattern: str, full: str) -> bool:
 TRAIN: Final = "train"
 FROM: Final = "from"
 DIGEST: Final = "digest"
-#: The directory in a run's with a checkpoint for each of these modules.
+#: The directory within a run's with a checkpoint for each of these modules.
 DIRECTORY: Final = "frozen"
-#: Arrays by name that the module plays with; CONNECTORS is what its connectors had learned.
+#: Branches of these checkpoints: arrays by name, and the connectors' state.
 WEIGHTS: Final = "weights"
 
 
 def tree_digest(tree: Tree) -> str:
-    """SHA-256 of a tree's names, dtypes, shapes and numbers, order-independent."""
+    """Return the SHA-256 of a tree's names, dtypes, shapes and numbers."""
     total = hashlib.sha256()
     for path, array in sorted(leaves(tree), key=lambda leaf: leaf[0]):
         what = (path, None) if array is None else (path, str(array.dtype), array.shape)
@@ -120,7 +121,7 @@ def tree_digest(tree: Tree) -> str:
 
 
 def playing_tree(checkpoint: Checkpoint, module_id: str) -> dict[str, Tree]:
-    """All that a module of a checkpoint plays with.
+    """Return the weights and connectors' state of a checkpoint's module.
 
     Raises:
         CheckpointError: it has no weights by name.
@@ -133,7 +134,7 @@ def playing_tree(checkpoint: Checkpoint, module_id: str) -> dict[str, Tree]:
 
 
 def playing_trees(checkpoint: Checkpoint) -> dict[str, dict[str, Tree]]:
-    """Acting weights of all trained modules, by module id.
+    """Return acting weights of all trained modules, by module id.
 
     Modules without named weights are left out.
     """
@@ -149,7 +150,7 @@ def playing_trees(checkpoint: Checkpoint) -> dict[str, dict[str, Tree]]:
 
 
 def place_and_module(text: str) -> tuple[Path, str | None] | None:
-    """Parse "PATH" or "PATH:MODULE"; None if there is no such path."""
+    """Parse "PATH" or "PATH:MODULE"; None if the path does not exist."""
     path, _, module_id = text.rpartition(":")
     if Path(text).exists():
         return Path(text), None
@@ -157,27 +158,27 @@ def place_and_module(text: str) -> tuple[Path, str | None] | None:
 
 
 def is_frozen(table: object) -> bool:
-    """Whether a module is not trained, by its table in a configuration."""
+    """Return whether a module is frozen, from its table in a configuration."""
     return isinstance(table, Mapping) and table.get(TRAIN, True) is False
 
 
 def run_of(checkpoint: Path) -> Path:
-    """Directory of the run a checkpoint is in, if not moved."""
+    """Return the directory of a checkpoint's run, if it was not moved."""
     return checkpoint.resolve().parent.parent
 
 
 def module_in(checkpoint: Checkpoint, wanted: str | None = None) -> tuple[Checkpoint, str]:
-    """Find a module of a run: its weights' checkpoint, its id.
+    """Find the checkpoint with a module's weights, and its id there.
 
-    Weights of a module that is not trained are in the directory of the run or, if the checkpoint
-    was moved, where the run had them from.
+    The weights of a frozen module are in the directory of the run or, if the checkpoint was moved,
+    at their origin.
 
     Args:
         checkpoint: of the run.
-        wanted: the id of the module; None: the only one that is trained.
+        wanted: the id of the module; None: the only trained module.
 
     Raises:
-        CheckpointError: there is no such module, or its weights are gone.
+        CheckpointError: there is no such module, or its weights are missing.
     """
     table: Any = checkpoint.config.get("modules", {}).get(wanted, {})
     if not is_frozen(table):
@@ -189,25 +190,25 @@ def module_in(checkpoint: Checkpoint, wanted: str | None = None) -> tuple[Checkp
     try:
         found = read_module(table[FROM])
         if (digest := tree_digest(playing_tree(*found))) != table.get(DIGEST, digest):
-            raise CheckpointError(Path(table[FROM]), "other weights are there now")
+            raise CheckpointError(Path(table[FROM]), "its weights have changed")
         return found
     except CheckpointError as error:
         raise CheckpointError(
             where,
-            f"module {wanted!r} was not trained, and what it played with is neither in {kept} nor "
-            f"where it came from: {error}",
+            f"module {wanted!r} was not trained, and its weights are neither in {kept} nor "
+            f"at their origin: {error}",
         ) from error
 
 
 def read_module(text: str) -> tuple[Checkpoint, str]:
-    """Read the module that "PATH" or "PATH:MODULE" names.
+    """Read the module at "PATH" or "PATH:MODULE".
 
     Returns:
-        The checkpoint that has its weights, and its id there.
+        The checkpoint with its weights, and its id there.
 
     Raises:
-        CheckpointError: there is no checkpoint, it is damaged, or it has no such module, or several
-            where none is named.
+        CheckpointError: there is no checkpoint, it is damaged, it has no such module, or it has
+            several and none is named.
     """
     place, module_id = place_and_module(text) or (Path(text), None)
     return module_in(read(place), module_id)

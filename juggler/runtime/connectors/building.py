@@ -46,7 +46,7 @@ class EnvToModule:
         observation_space: of the observations in batches.
         stored: connectors that make the observations in batches, in order.
         module_observation_space: of the module's observations.
-        learns: whether a connector learns from what is watched.
+        learns: whether a connector learns from watched observations.
         rewrites: whether batches hold anything other than the environment's own observations.
         contexts: context connectors by name, in order.
     """
@@ -70,12 +70,12 @@ class EnvToModule:
             self.module_observation_space = context.observation_space
 
     def acting_part(self) -> EnvToModule:
-        """The context connectors that acting needs, for observations of batches."""
+        """Return the context connectors for acting on observations of batches."""
         contexts = {name: each for name, each in self.contexts.items() if each.for_acting}
         return EnvToModule({}, contexts, self.observation_space)
 
     def numbers(self) -> dict[str, NDArray[Any]]:
-        """What `with_numbers` needs, by name: everything here that changes during a run.
+        """Return the changing numbers by name, which `with_numbers` needs.
 
         Raises:
             NotImplementedError: a connector cannot be exported.
@@ -99,13 +99,13 @@ class EnvToModule:
         return observations
 
     def __call__(self, observations: Any) -> Any:
-        """The observations that batches hold, for the environment's observations [B, ...]."""
+        """Convert the environment's observations [B, ...] to those in batches."""
         for connector in self.stored:
             observations = connector(observations)
         return observations
 
     def watch(self, observations: Any) -> Any:
-        """Apply to one step [N, ...], which connectors also learn from."""
+        """Apply to one step [N, ...], from which connectors also learn."""
         for connector in self.stored:
             if isinstance(connector, MergeableConnector):
                 connector.watch(observations)
@@ -113,13 +113,13 @@ class EnvToModule:
         return observations
 
     def take_delta(self, live: NDArray[np.bool_]) -> State:
-        """What the connectors have learned from the watched fragment; {} for nothing.
+        """Return what connectors learned from the watched fragment; {}: nothing.
 
         Args:
             live: [N, T]
 
         Raises:
-            NotFinite: an observation held NaN or infinity.
+            NotFinite: an observation has NaN or infinity.
         """
         return {name: each.take_delta(live) for name, each in self._mergeable.items()}
 
@@ -129,15 +129,15 @@ class EnvToModule:
             connector.forget()
 
     def set_state(self, state: State) -> None:
-        """Use what all EnvRunners have learned together.
+        """Set the state that all EnvRunners have learned together.
 
         Raises:
             ValueError: the state belongs to other connectors.
         """
         if odd := state.keys() ^ self._mergeable.keys():
             raise ValueError(
-                f"what connectors have learned is of others: only one side has {sorted(odd)}; use "
-                "the ones that the run began with"
+                f"this state is of other connectors: only one side has {sorted(odd)}; use "
+                "the run's first connectors"
             )
         for name, connector in self._mergeable.items():
             connector.set_state(state[name])
@@ -147,7 +147,7 @@ class ModuleToEnv:
     """Applies action connectors, then converts to the environment's dtypes.
 
     Args:
-        connectors: the pieces; those with nothing to do are left out.
+        connectors: the pieces; pieces with nothing to do are left out.
         action_space: the space in which the policy acts.
         env_action_space: the environment's space.
 
@@ -180,7 +180,7 @@ class ModuleToEnv:
         self.idle = self._one_array and not self.connectors and not self._casts.functions
 
     def __call__(self, actions: Any) -> Any:
-        """The environment's actions for a tree of actions [N, ...]."""
+        """Convert a tree of actions [N, ...] to the environment's."""
         for connector in self.connectors:
             actions = connector(actions)
         if self._casts.functions:
@@ -188,10 +188,10 @@ class ModuleToEnv:
         return actions if self._one_array else from_tree(self._env_action_space, actions)
 
     def undo(self, actions: Any) -> Any:
-        """The policy's actions for a tree [N, ...] of the environment's.
+        """Convert a tree of the environment's actions [N, ...] to the policy's.
 
         Raises:
-            NotImplementedError: a connector cannot tell; names it.
+            NotImplementedError: a connector cannot be undone; names it.
         """
         for connector in reversed(self.connectors):
             actions = connector.undo(actions)
@@ -205,8 +205,8 @@ class LearnerPipeline:
         stored_space: of the observations in batches.
         observation_space: of the module's observations.
         contexts: context connectors by name, in order.
-        frames_once: whether batches come out with each frame once, for a source of data that keeps
-            them; `stacked` makes stacks of what it gives, as the module sees them.
+        frames_once: whether batches have each frame once, for a source of data that stores them;
+            `stacked` then makes the stacks for the module.
     """
 
     def __init__(
@@ -229,13 +229,13 @@ class LearnerPipeline:
         """Let batches hold each frame once, if frames are only stacked.
 
         Args:
-            rows_stay: the source of data gives whole rows as they came. Then these come out without
-                stacks; otherwise as `FrameStack.numbered` makes them.
+            rows_stay: whether the source of data returns whole rows unchanged. If so, batches come
+                out without stacks; otherwise in the form of `FrameStack.numbered`.
         """
         self.frames_once, self._rows_stay = self._stack is not None, rows_stay
 
     def leaves_stacks_out(self, columns: Mapping[str, Any]) -> bool:
-        """Whether columns of this pipeline are still to be `stacked`.
+        """Return whether columns of this pipeline still need `stacked`.
 
         Columns from elsewhere may have whole stacks.
         """
@@ -244,9 +244,9 @@ class LearnerPipeline:
         return self._stack.is_without(columns) if self._rows_stay else FRAMES in columns
 
     def stacked(self, columns: Columns) -> Columns:
-        """Columns as the module sees them, from a source's columns.
+        """Make the module's columns from a source's columns.
 
-        The source gives rows as they came, or frames [..., k, ...].
+        The source returns rows unchanged, or frames [..., k, ...].
         """
         if self._stack is None or not self.frames_once:
             return columns
@@ -255,14 +255,14 @@ class LearnerPipeline:
         return self._stack.over_rows(columns, self._context(columns, self._stack))
 
     def __call__(self, columns: Columns) -> Columns:
-        """New columns for those of a batch on its device."""
+        """Make new columns from a batch on its device."""
         columns = self.in_context(columns)
         for connector in self._connectors.values():
             columns = connector(columns)
         return columns
 
     def in_context(self, columns: Columns) -> Columns:
-        """Columns after the context connectors alone."""
+        """Apply only the context connectors."""
         for context in self.contexts.values():
             state = self._context(columns, context)
             if not self.frames_once or context is not self._stack:
@@ -272,17 +272,17 @@ class LearnerPipeline:
         return columns
 
     def _context(self, columns: Columns, of: ContextConnector) -> Any:
-        """A connector's context at the start of each row [N, ...]."""
+        """Return a connector's context at the start of each row [N, ...]."""
         (name,) = (name for name, each in self.contexts.items() if each is of)
         return columns[c.STATES][c.CONNECTOR_STATES][name]
 
     def add_up_with(self, sums: Callable[[Tensor], Tensor]) -> None:
-        """Set the sums over a learner group; see `LearnerConnector.sums`."""
+        """Set how to sum over a learner group; see `LearnerConnector.sums`."""
         for connector in self._connectors.values():
             connector.sums = sums
 
     def example_contexts(self) -> dict[str, Tree]:
-        """Example contexts [...] of one row, by name.
+        """Return example contexts [...] of one row, by name.
 
         They show the shapes and dtypes that batches must have.
         """
@@ -295,7 +295,7 @@ class LearnerPipeline:
         return examples
 
     def get_state(self) -> dict[str, dict[str, Tensor]]:
-        """The states of the connectors that have one, by name."""
+        """Return the states of the connectors that have one, by name."""
         states = {name: connector.get_state() for name, connector in self._connectors.items()}
         return {name: state for name, state in states.items() if state}
 
@@ -303,7 +303,7 @@ class LearnerPipeline:
         """Continue from these states.
 
         Raises:
-            ValueError: they belong to other connectors.
+            ValueError: the states belong to other connectors.
         """
         if odd := states.keys() ^ self.get_state().keys():
             raise ValueError(f"states of other connectors: only one side has {sorted(odd)}")
@@ -314,7 +314,7 @@ class LearnerPipeline:
 def _only_stack(
     contexts: Mapping[str, ContextConnector], connectors: Mapping[str, LearnerConnector]
 ) -> FrameStack | None:
-    """The connector that stacks frames, if no other changes observations."""
+    """Return the frame-stacking connector, if no other one changes observations."""
     others = [context for context in contexts.values() if context.for_acting]
     if len(others) != 1 or any(each.uses_observations for each in connectors.values()):
         return None
@@ -322,8 +322,8 @@ def _only_stack(
 
 
 C = TypeVar("C", bound=Connector)
-#: Connector classes of a script or notebook, which cannot be imported, by the names that stand for
-#: them in a configuration.
+#: Connector classes of a script or notebook, which cannot be imported, by their names in a
+#: configuration.
 OwnClasses = Mapping[str, type[Any]]
 
 _KINDS: dict[Place, tuple[type[Connector], ...]] = {
@@ -348,7 +348,7 @@ def build_runner_pipelines(
         own: classes that cannot be imported by name.
 
     Raises:
-        ValueError: a piece cannot be built, or stands after one that adds context; names it.
+        ValueError: a piece cannot be built, or follows a piece that adds context; names it.
     """
     module_to_env = build_module_to_env(config, observation_space, action_space, own)
     env_to_module = build_env_to_module(config, observation_space, module_to_env.action_space, own)
@@ -361,7 +361,7 @@ def build_module_to_env(
     action_space: Space,
     own: OwnClasses | None = None,
 ) -> ModuleToEnv:
-    """Build the second of these pipelines."""
+    """Build the pipeline from module to environment."""
     connectors: list[ActionConnector] = []
     wanted = action_space
     # Each connector passes its result to the next one, the last one to the environment.
@@ -382,7 +382,7 @@ def build_env_to_module(
     action_space: Space,
     own: OwnClasses | None = None,
 ) -> EnvToModule:
-    """Build the first of these pipelines, for the policy's action space."""
+    """Build the pipeline from environment to module, for the policy's action space."""
     stored: dict[str, ObservationConnector] = {}
     contexts: dict[str, ContextConnector] = {}
     space = observation_space
@@ -394,7 +394,7 @@ def build_env_to_module(
             contexts[piece.name] = connector
         elif contexts:
             raise ValueError(
-                f"connectors.env_to_module: {piece.name!r} stands after {next(iter(contexts))!r}, "
+                f"connectors.env_to_module: {piece.name!r} follows {next(iter(contexts))!r}, "
                 "which adds context to observations: put it earlier, because batches hold "
                 "observations without their context"
             )
@@ -411,7 +411,7 @@ def build_learner_pipeline(
 ) -> LearnerPipeline:
     """Build a learner's pipeline over the batches of one module.
 
-    The spaces are of the observations in batches, and the policy's.
+    The spaces are the observations in batches, and the policy's actions.
 
     Raises:
         ValueError: a piece cannot be built; names it.
@@ -420,7 +420,7 @@ def build_learner_pipeline(
     space = observation_space
     for piece in config.pipeline("env_to_module"):
         cls: type[Any] = _class_of(piece, "env_to_module", own)
-        if issubclass(cls, ContextConnector):  # the others ran in the EnvRunner
+        if issubclass(cls, ContextConnector):  # other kinds ran in the EnvRunner
             contexts[piece.name] = _built(piece, cls, space, action_space)
             space = contexts[piece.name].observation_space
     connectors: dict[str, LearnerConnector] = {
@@ -434,7 +434,7 @@ def _class_of(piece: Piece, place: Place, own: OwnClasses | None) -> type[Any]:
     """Find the class of a piece.
 
     Raises:
-        ValueError: the piece's name cannot be imported, or is not of a kind for this pipeline.
+        ValueError: the piece's name cannot be imported, or is of a kind for another pipeline.
     """
     cls: object = (own or {}).get(piece.path) or found(piece.path, "connector")
     kinds = _KINDS[place]
@@ -456,13 +456,13 @@ def _built(piece: Piece, cls: type[C], observation_space: Space, action_space: S
     try:
         built = cls(observation_space, action_space, **piece.options)
     except UnsupportedSpace:
-        raise  # the environment's space is at fault, not the connector
+        raise  # the environment's space is unsupported, not the connector
     except ValueError as error:
         raise ValueError(f"connector {piece.name!r}: {error}") from error
     missing = [name for name in ("observation_space", "action_space") if not hasattr(built, name)]
     if missing:
         raise ValueError(
-            f"connector {piece.name!r} has no {missing[0]}: its __init__ must call that of "
-            "Connector with the spaces that it passes on"
+            f"connector {piece.name!r} has no {missing[0]}: its __init__ must call "
+            "Connector.__init__ with the spaces that it passes on"
         )
     return built

@@ -25,7 +25,7 @@ class BuiltIn:
         path: package.module:Class.
         options: names of its options.
         runner_half: the connector that a learner's piece needs in the EnvRunners; it gets the
-            options that both have, and is added without being asked for.
+            options that both have, and is added automatically.
     """
 
     place: Place
@@ -90,11 +90,10 @@ class Piece:
     def of(cls, given: object) -> Piece:
         """Parse a piece: a name, a class, or a table.
 
-        The table has the name or class as "use", perhaps a "name", and the options that it is built
-        with.
+        The table has the name or class as "use", optionally a "name", and the connector's options.
 
         Raises:
-            ValueError: it names no connector, or a built-in has no such option.
+            ValueError: it does not name a connector, or has an unknown option.
         """
         table = dict(given) if isinstance(given, Mapping) else {"use": given}
         use, name = table.pop("use", None), table.pop("name", None)
@@ -102,7 +101,7 @@ class Piece:
             use = class_path(use)
         if not isinstance(use, str):
             raise ValueError(
-                f"a connector is a name, or a table that has one under 'use', not {given!r}"
+                f"a connector is a name, or a table with one under 'use', not {given!r}"
             )
         if use not in BUILT_IN and ":" not in use:
             raise ValueError(f"there is no connector {use!r}{nearest(use, BUILT_IN, own=_OWN)}")
@@ -119,7 +118,7 @@ class Piece:
 
 
 def _index(pieces: Sequence[Piece], where: object) -> int:
-    """The index of the piece with this name or class."""
+    """Return the index of the piece with this name or class."""
     wanted = class_path(where) if isinstance(where, type) else where
     if not isinstance(wanted, str):
         raise ValueError(f"a connector is found by its name or its class, not by {where!r}")
@@ -140,12 +139,12 @@ def _apply(pieces: list[Piece], entry: object) -> None:
     placing = {key: table[key] for key in _PLACING if key in table}
     rest = {key: value for key, value in table.items() if key not in _PLACING}
     if len(placing) > 1:
-        raise ValueError(f"one of {', '.join(map(repr, placing))} can be, not all: {dict(table)}")
+        raise ValueError(f"give only one of {', '.join(map(repr, placing))}: {dict(table)}")
     index = len(pieces)
     match placing:
         case {"remove": where}:
             if rest:
-                raise ValueError(f"'remove' stands alone in its table, not with {sorted(rest)}")
+                raise ValueError(f"'remove' is alone in its table, not with {sorted(rest)}")
             del pieces[_index(pieces, where)]
             return
         case {"before": where}:
@@ -163,7 +162,7 @@ def _apply(pieces: list[Piece], entry: object) -> None:
 
 
 def class_path(connector: type[Any]) -> str:
-    """A class as package.module:Class."""
+    """Return a class as package.module:Class."""
     return f"{connector.__module__}:{connector.__qualname__}"
 
 
@@ -194,7 +193,7 @@ def check_options(name: str, options: Iterable[str], known: Iterable[str]) -> No
             raise ValueError(f"connector {name!r} has no option {option!r}{nearest(option, known)}")
 
 
-#: Keys of a piece's table that place it in a pipeline. The others are "use", "name" and options.
+#: Keys of a piece's table that place it in a pipeline. Other keys are "use", "name" and options.
 _PLACING = ("first", "before", "after", "remove")
 
 
@@ -202,10 +201,10 @@ _PLACING = ("first", "before", "after", "remove")
 class ConnectorsConfig:
     """The three pipelines.
 
-    Data pass the pieces of each list in order. A piece is the name of a connector that ships,
-    `"package.module:Class"`, or a table. The table has `use` (one of these) and the connector's
-    options. It may also have `name`, and one of `first = true`, `before` and `after`, the last two
-    with the name of another piece. `{remove = "clip_actions"}` removes a piece.
+    Data pass through the pieces of each list in order. A piece is the name of a connector that
+    ships, `"package.module:Class"`, or a table. The table has `use` (one of these names) and the
+    connector's options. It may also have `name`, and one of `first = true`, `before` and `after`,
+    the last two with the name of another piece. `{remove = "clip_actions"}` removes a piece.
 
     ```toml
     [connectors]
@@ -232,8 +231,7 @@ class ConnectorsConfig:
         """Make a config of the table `connectors`.
 
         Raises:
-            ValueError: a key is unknown, or a pipeline is not possible; names the nearest right
-                one.
+            ValueError: a key is unknown, or a pipeline is impossible; names the nearest known key.
         """
         for key in table:
             if key not in PLACES:
@@ -246,7 +244,7 @@ class ConnectorsConfig:
         """Check the pipelines.
 
         Raises:
-            ValueError: a pipeline is not possible; names the piece, and the nearest right one.
+            ValueError: a pipeline is impossible; names the piece, and the nearest known one.
         """
         for key in fields(self):
             if not isinstance(getattr(self, key.name), list):
@@ -258,10 +256,10 @@ class ConnectorsConfig:
             self.pipeline(place)
 
     def pipeline(self, place: Place) -> list[Piece]:
-        """The pieces of a pipeline: defaults, its own, and required ones.
+        """Return the pieces of a pipeline: defaults, configured and required ones.
 
         Raises:
-            ValueError: as `validate`.
+            ValueError: as for `validate`.
         """
         halves = self._runner_halves() if place == "env_to_module" else []
         try:
@@ -274,8 +272,8 @@ class ConnectorsConfig:
                     pipeline.append(half)
                 elif present != [half]:
                     raise ValueError(
-                        f"{half.use!r} comes by itself with what the learner's piece needs, which "
-                        f"is {dict(half.options)}: leave it out, and use that piece once"
+                        f"{half.use!r} is added automatically with options of the learner's piece: "
+                        f"{dict(half.options)}. Leave it out, and use that piece once"
                     )
             for piece in pipeline:
                 home = BUILT_IN[piece.use].place if piece.use in BUILT_IN else place
@@ -291,11 +289,11 @@ class ConnectorsConfig:
         """Check that a script's connector classes are available here.
 
         Args:
-            own: classes of this process, by the names that stand for them in a configuration.
+            own: classes of this process, by their names in a configuration.
             places: the pipelines that are needed here.
 
         Raises:
-            ValueError: a piece is a class of a script that was not passed again.
+            ValueError: a piece is a script's class that was not passed again.
         """
         for place in places:
             for piece in self.pipeline(place):
@@ -306,7 +304,7 @@ class ConnectorsConfig:
                     )
 
     def _runner_halves(self) -> list[Piece]:
-        """The pieces that EnvRunners need because of the learner's pieces."""
+        """Return the pieces that EnvRunners need because of the learner's pieces."""
         halves = []
         for piece in self.pipeline("learner"):
             half = BUILT_IN[piece.use].runner_half if piece.use in BUILT_IN else ""
@@ -325,10 +323,10 @@ class ConnectorsTable:
     on the command line."""
 
     def parsed(self) -> ConnectorsConfig:
-        """Parse the table; raises as `ConnectorsConfig.parse`."""
+        """Parse the table; raises like `ConnectorsConfig.parse`."""
         return ConnectorsConfig.parse(self.connectors)
 
     def validate(self) -> None:
-        """Check the table; raises as `ConnectorsConfig.parse`."""
+        """Check the table; raises like `ConnectorsConfig.parse`."""
         with wrong_where("connectors"):
             self.parsed()

@@ -13,8 +13,8 @@
     environment ◀─ ActionConnector
 
 Every connector is built as `Class(observation_space, action_space, **options)` with the spaces at
-its place. Its attributes of the same names are the spaces that come out of it. Data are whole
-batches: trees of arrays with a leading dimension [B], as `juggler.runtime.wire.structures` says.
+its place. Its attributes of the same names are the spaces of its output. Data are whole batches:
+trees of arrays with a leading dimension [B], see `juggler.runtime.wire.structures`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ Columns = dict[str, Any]
 class Connector:
     """One piece of a pipeline.
 
-    A subclass calls `__init__` with the spaces that come out of it.
+    A subclass calls `__init__` with the spaces of its output.
 
     Attributes:
-        observation_space: the space of the observations that come out.
-        action_space: the space in which the module acts, as far as this connector knows it.
+        observation_space: the space of the observations in its output.
+        action_space: the space in which the module acts, if this connector knows it.
         takes_tensors: in an EnvRunner, whether the methods also work on tensors, with operations
             that torch can export.
     """
@@ -57,21 +57,22 @@ class Connector:
 
 
 class ObservationConnector(Connector, ABC):
-    """In an EnvRunner, changes an observation before it is stored.
+    """Changes an observation in an EnvRunner, before it is stored.
 
-    The result goes to the module and, in the batch, to the learner, which does not repeat the work.
+    The result goes to the module and, in the batch, to the learner, so the learner does not repeat
+    the work.
     """
 
     @abstractmethod
     def __call__(self, observations: Any) -> Any:
-        """New observations for observations [B, ...], which stay as they are."""
+        """Return new observations for observations [B, ...], which do not change."""
 
 
 class MergeableConnector(ObservationConnector):
     """Gathers moments of the observations in every EnvRunner.
 
-    For a whole fragment it uses the moments that it was last given, which are those of all
-    EnvRunners together. What it gathers meanwhile goes to the driver, which merges it.
+    During a fragment it uses the latest moments of all EnvRunners together. The moments that it
+    gathers go to the driver, which merges them.
     """
 
     @abstractmethod
@@ -89,32 +90,32 @@ class MergeableConnector(ObservationConnector):
             live: [N, T], the steps that count.
 
         Raises:
-            NotFinite: an observation held NaN or infinity.
+            NotFinite: an observation has NaN or infinity.
         """
 
     @abstractmethod
     def forget(self) -> None:
-        """Forget what was watched, because its fragment is lost."""
+        """Forget watched observations, because their fragment is lost."""
 
     @abstractmethod
     def set_state(self, state: Tree) -> None:
         """Use these moments from now on."""
 
     def numbers(self) -> dict[str, NDArray[Any]]:
-        """The arrays that calls use of the moments, by name.
+        """Return the arrays that calls use, by name.
 
-        Names are identifiers. They are the argument of `with_numbers` where a policy acts
-        elsewhere; a connector without both methods cannot be exported.
+        Names are identifiers. Exported policies pass them to `with_numbers`; a connector without
+        both methods cannot be exported.
         """
         raise NotImplementedError(f"connector {type(self).__name__} has no numbers()")
 
     def with_numbers(self, observations: Any, numbers: Mapping[str, Tensor]) -> Any:
-        """New observations [B, ...] as tensors, from `numbers`."""
+        """Return new observations [B, ...] as tensors, from `numbers`."""
         raise NotImplementedError(f"connector {type(self).__name__} has no with_numbers()")
 
 
 class NotFinite(ValueError):
-    """Moments cannot be taken of NaN or infinity.
+    """An observation has NaN or infinity, so it has no moments.
 
     Attributes:
         row: row of the observation, of N.
@@ -135,7 +136,7 @@ class ContextConnector(Connector, ABC):
 
     Attributes:
         for_acting: whether the module sees the context. Otherwise only the learner uses it.
-        uses_rewards: whether `advance` looks at rewards.
+        uses_rewards: whether `advance` uses rewards.
     """
 
     for_acting = True
@@ -143,20 +144,20 @@ class ContextConnector(Connector, ABC):
 
     @abstractmethod
     def initial(self, observations: Any) -> Any:
-        """The context [B, ...] at the start of episodes, newly allocated.
+        """Return the context [B, ...] at the start of episodes, newly allocated.
 
         Takes their first observations [B, ...].
         """
 
     @abstractmethod
     def __call__(self, observations: Any, context: Any) -> Any:
-        """The module's observations [N, ...] for plain observations [N, ...]."""
+        """Return the module's observations [N, ...] for plain ones [N, ...]."""
 
     @abstractmethod
     def advance(
         self, context: Any, observations: Any, actions: Any, rewards: NDArray[np.float32]
     ) -> Any:
-        """The context of the next step, in newly allocated memory.
+        """Return the context of the next step, in newly allocated memory.
 
         Args:
             context: of this step.
@@ -167,22 +168,22 @@ class ContextConnector(Connector, ABC):
 
     @abstractmethod
     def over_rows(self, columns: Columns, context: Any) -> Columns:
-        """The batch with all observations as the module sees them.
+        """Return the batch with all observations as the module sees them.
 
-        What the module sees after a row's end, or at a step that is not live, is not used if the
-        step before ended an episode.
+        Observations after a row's end, or at a step that is not live, are not used if the step
+        before ended an episode.
 
         Args:
-            columns: the batch, which stays as it is.
+            columns: the batch, which is not changed.
             context: [N, ...] at the start of each row.
         """
 
 
 class ActionConnector(Connector, ABC):
-    """In an EnvRunner, turns the policy's actions into the environment's.
+    """Converts the policy's actions to the environment's, in an EnvRunner.
 
     Batches hold the policy's actions. The connector is built with the action space of its results;
-    its `action_space` is the space of the actions that it takes.
+    its `action_space` is the space of its inputs.
     """
 
     idle = False
@@ -190,16 +191,16 @@ class ActionConnector(Connector, ABC):
 
     @abstractmethod
     def __call__(self, actions: Any) -> Any:
-        """New actions for actions [N, ...], which stay as they are."""
+        """Return new actions for actions [N, ...], which do not change."""
 
     def undo(self, actions: Any) -> Any:
-        """Actions [N, ...] for which a call gives these.
+        """Return actions [N, ...] for which a call returns these.
 
         A data set has the environment's actions.
         """
         raise NotImplementedError(
-            f"connector {type(self).__name__} has no undo(), which says what the policy would have "
-            "chosen for an action in a data set: write it, or leave the connector out"
+            f"connector {type(self).__name__} has no undo(), which returns the policy's choice for "
+            "an action in a data set: write it, or leave the connector out"
         )
 
 
@@ -207,12 +208,11 @@ class LearnerConnector(Connector, ABC):
     """Changes a learner's batch on its device before the algorithm.
 
     Attributes:
-        sums: sums over a batch -> the same over the batches of all learners that make the update
-            together, elementwise; set by the learner. A connector that estimates something from
-            batches sends its sums through it, so that all learners have the estimate that one
-            learner of all batches would have. It must be called as often at each of them: once in
-            `__call__`.
-        uses_observations: whether a call looks at observations or changes them.
+        sums: function from sums over a batch to the sums over the batches of all learners in the
+            update, elementwise; set by the learner. A connector that estimates statistics of
+            batches passes its sums through it, so that all learners have the estimate over all
+            batches. Each learner must call it the same number of times: once in `__call__`.
+        uses_observations: whether a call reads or changes observations.
     """
 
     uses_observations = True
@@ -221,10 +221,10 @@ class LearnerConnector(Connector, ABC):
 
     @abstractmethod
     def __call__(self, columns: Columns) -> Columns:
-        """Columns of the same batch; the given tensors stay as they are."""
+        """Return columns of the same batch; the given tensors are not changed."""
 
     def get_state(self) -> dict[str, Tensor]:
-        """What the connector has learned from batches so far, for a checkpoint."""
+        """Return what the connector has learned from batches, for a checkpoint."""
         return {}
 
     def set_state(self, state: Mapping[str, Tensor]) -> None:

@@ -35,9 +35,9 @@ FRAMES: Final = "frames"
 class FrameStack(ContextConnector):
     """Stacks the last k observations ("frames") of an episode, the oldest first.
 
-    Until an episode has k frames, its first one takes the place of the missing ones. Every Box leaf
-    is stacked along its last axis, or along its channels' axis if `ImageLayout` finds that the
-    channels come first. Other leaves and action masks stay as they are:
+    Until an episode has k frames, its first one replaces missing ones. Every Box leaf is stacked
+    along its last axis, or along its channels' axis if `ImageLayout` finds that the channels come
+    first. Other leaves and action masks do not change:
 
         []         -> [k]
         [F]        -> [k F]
@@ -104,12 +104,12 @@ class FrameStack(ContextConnector):
         return self.stacked(numbered)
 
     def numbered(self, columns: Columns, context: Any) -> Columns:
-        """The batch with each frame once, and numbers instead of stacks.
+        """Return the batch with each frame once, and numbers instead of stacks.
 
         FRAMES is a tree [P, ...]; the numbers are int64 [N, T, k], [N, k] and [K, k].
 
         Args:
-            columns: the batch, which stays as it is.
+            columns: the batch, which is not changed.
             context: [N, ...] at the start of each row.
         """
         index, final_index = _frame_indices(columns, self._k)  # [N, T + 1, k], [K, k - 1]
@@ -135,12 +135,12 @@ class FrameStack(ContextConnector):
         return columns | named | {FRAMES: unflatten(frames.items())}
 
     def is_without(self, columns: Mapping[str, Any]) -> bool:
-        """Whether observations [N, T, ...] are single frames, not stacks."""
+        """Return whether observations [N, T, ...] are single frames, not stacks."""
         shape: tuple[int, ...] = tuple(at(columns[c.OBSERVATIONS], self._paths[0]).shape)
         return shape[2:] == self._frame_shape
 
     def stacked(self, columns: Columns) -> Columns:
-        """The batch with stacks instead of frames [..., k, ...]."""
+        """Return the batch with stacks instead of frames [..., k, ...]."""
         found = dict(columns)
         for name in c.OBSERVED:
             if name in columns:
@@ -153,18 +153,18 @@ class FrameStack(ContextConnector):
         return found
 
     def _frames(self, context: Any, observations: Any) -> list[Any]:
-        """The last k frames [N, k, ...] of each stacked leaf."""
+        """Return the last k frames [N, k, ...] of each stacked leaf."""
         return [
             joined([at(context, path), at(observations, path)[:, None]], 1) for path in self._paths
         ]
 
     def _context(self, frames: list[Any]) -> Any:
-        """Each leaf's last frames [N, k - 1, ...] as a tree."""
+        """Return each leaf's last frames [N, k - 1, ...]."""
         return unflatten(zip(self._paths, frames, strict=True))
 
 
 def _channel_axis(shape: tuple[int, ...]) -> int:
-    """The axis along which frames are stacked, from the end."""
+    """Return the axis along which frames are stacked, counted from the end."""
     image = len(shape) in (3, 4)
     return -3 if image and not ImageLayout.of(shape).channels_last else -1
 
@@ -177,9 +177,9 @@ def _stacked_box(box: spaces.Box, k: int, channels: int) -> spaces.Box:
 
 
 def _folded(frames: Any, axis: int, channels: int) -> Any:
-    """Move the axis of frames into that of channels.
+    """Merge the axis of frames into the axis of channels.
 
-    Arrays and tensors work alike; the channels' axis is counted from the end.
+    Works with arrays and tensors; the channels' axis is counted from the end.
     """
     dimensions = frames.ndim - axis - 1
     if dimensions == 0:
@@ -187,7 +187,7 @@ def _folded(frames: Any, axis: int, channels: int) -> Any:
     move: Any = torch.movedim if isinstance(frames, Tensor) else np.moveaxis
     if dimensions == 2:
         return move(frames, axis, -1)  # [k, H, W] -> [H, W, k]
-    # [k, H, W, C] -> [H, W, k, C]; [k, F] and [k, C, H, W] as they are
+    # [k, H, W, C] -> [H, W, k, C]; [k, F] and [k, C, H, W] unchanged
     moved = move(frames, axis, channels - 1)
     shape = list(moved.shape)
     shape[channels - 1 :] = [shape[channels - 1] * shape[channels], *shape[channels:][1:]]
@@ -195,11 +195,11 @@ def _folded(frames: Any, axis: int, channels: int) -> Any:
 
 
 def _frame_indices(columns: Columns, k: int) -> tuple[Tensor, Tensor]:
-    """Indices of each stack's frames.
+    """Return indices of each stack's frames.
 
     They count the k - 1 frames before a row, its T frames and the one after it.
 
-    Observations are numbered through all rows: those of row n begin at n (k - 1 + T + 1).
+    Observations are numbered through all rows: row n begins at n (k - 1 + T + 1).
 
     Returns:
         [N, T + 1, k] for observations and last observations; [K, k - 1] for the frames before final
@@ -208,7 +208,7 @@ def _frame_indices(columns: Columns, k: int) -> tuple[Tensor, Tensor]:
     first = first_observations(columns)  # [N, T]
     n, t = first.shape
     steps = torch.arange(t + 1, device=first.device)  # [T + 1]
-    # The step at which the episode began; one that began before the row has all of its k - 1
+    # The step at which the episode began; an episode from before the row has all of its k - 1
     # frames.
     began = torch.where(first, steps[:-1], 1 - k).cummax(1).values  # [N, T]
     began = torch.cat([began, began[:, -1:]], 1)  # [N, T + 1]
@@ -234,7 +234,7 @@ class PreviousActionsAndRewards(ContextConnector):
 
     An observation that is not a Dict gets the key "observation". At the start of an episode both
     are 0; Discrete and MultiDiscrete actions are the first of their space. The action is the
-    policy's own, as batches hold it, and the reward the environment's.
+    policy's, as in batches, and the reward is the environment's.
     """
 
     takes_tensors = True
@@ -251,7 +251,7 @@ class PreviousActionsAndRewards(ContextConnector):
         if isinstance(observation_space, spaces.Dict):
             children = dict(observation_space.spaces)
             if taken := children.keys() & added.keys():
-                raise ValueError(f"the observations have the keys {sorted(taken)} already")
+                raise ValueError(f"the observations already have the keys {sorted(taken)}")
         super().__init__(spaces.Dict({**children, **added}), action_space)
 
     def initial(self, observations: Any) -> Any:
@@ -268,7 +268,7 @@ class PreviousActionsAndRewards(ContextConnector):
         }
 
     def __call__(self, observations: Any, context: Any) -> Any:
-        return self._beside(observations, context[PREVIOUS_ACTION], context[PREVIOUS_REWARD])
+        return self._with_previous(observations, context[PREVIOUS_ACTION], context[PREVIOUS_REWARD])
 
     def advance(
         self, context: Any, observations: Any, actions: Any, rewards: NDArray[np.float32]
@@ -297,37 +297,37 @@ class PreviousActionsAndRewards(ContextConnector):
         rewards = columns[c.REWARDS]  # [N, T]
         before = _shifted(rewards, context[PREVIOUS_REWARD], rewards.new_zeros(1), first)  # [N, T]
         return columns | {
-            c.OBSERVATIONS: self._beside(columns[c.OBSERVATIONS], actions, before),
-            c.LAST_OBSERVATIONS: self._beside(
+            c.OBSERVATIONS: self._with_previous(columns[c.OBSERVATIONS], actions, before),
+            c.LAST_OBSERVATIONS: self._with_previous(
                 columns[c.LAST_OBSERVATIONS], tree_map(lambda a: a[:, -1], chosen), rewards[:, -1]
             ),
-            c.FINAL_OBSERVATIONS: self._beside(
+            c.FINAL_OBSERVATIONS: self._with_previous(
                 columns[c.FINAL_OBSERVATIONS],
                 tree_map(lambda a: a[rows, steps], chosen),
                 rewards[rows, steps],
             ),
         }
 
-    def _beside(self, observations: Any, actions: Any, rewards: Any) -> dict[str, Any]:
+    def _with_previous(self, observations: Any, actions: Any, rewards: Any) -> dict[str, Any]:
         children = observations if self._is_dict else {OBSERVATION: observations}
         return {**children, PREVIOUS_ACTION: actions, PREVIOUS_REWARD: rewards}
 
 
 def _shifted(column: Tensor, before: Tensor, start: Tensor, first: Tensor) -> Tensor:
-    """For each step, the value one step earlier -> [N, T, ...].
+    """Return the value one step earlier, for each step [N, T, ...].
 
     Args:
         column: [N, T, ...]
         before: [N, ...], the value for a row's first step.
         start: [1, ...], the value for the first step of an episode.
-        first: [N, T], which steps are first in an episode.
+        first: [N, T], whether each step is the first of an episode.
     """
     shifted = torch.cat([before[:, None], column[:, :-1]], 1)  # [N, T, ...]
     return torch.where(per_step(first, column), start.to(column.device), shifted)
 
 
 def _as_chosen(space: Space) -> Space:
-    """The action space with the dtypes that policies act in."""
+    """Return the action space with the dtypes that policies act in."""
     leaves: dict[tuple[str, ...], Space] = {}
     for path, leaf in space_leaves(space):
         dtype: Any = acted_dtype(leaf)
@@ -342,5 +342,5 @@ def _as_chosen(space: Space) -> Space:
 
 
 def _own(values: Any, dtype: Any) -> Any:
-    """An array of a dtype in new memory; tensors are shared."""
+    """Return an array of a dtype in new memory; tensors are shared."""
     return in_dtype(values, dtype) if isinstance(values, Tensor) else np.array(values, dtype)

@@ -64,7 +64,7 @@ class RescaleActions(ActionConnector):
     """Maps the policy's actions in [-1, 1] to the environment's bounds.
 
     This applies to each number of a float Box with two finite bounds. A bound of 1e30 or more
-    counts as infinite. All other numbers stay as they are. Actions beyond [-1, 1] become a bound.
+    counts as infinite. All other numbers do not change. Actions beyond [-1, 1] become a bound.
     """
 
     takes_tensors = True
@@ -128,9 +128,9 @@ class _Rescale:
         return self._fit(scaled)
 
     def undo(self, actions: Any) -> Any:
-        """Actions from -1 to 1 [N, ...], where they are bounded.
+        """Return actions [N, ...] from -1 to 1, where they are bounded.
 
-        A bound that allows one number has a width of 0, and any action is as good.
+        Bounds that allow one number have a width of 0: any action will do.
         """
         width = np.where(self._half_width > 0, self._half_width, 1)  # [...]
         return (np.asarray(actions) - self._middle) / width  # [N, ...]
@@ -144,7 +144,7 @@ class OneHot(ObservationConnector):
     """Encodes Discrete and MultiDiscrete observations one-hot, as float32.
 
     Discrete(n) becomes [n], MultiDiscrete the concatenated vectors of its numbers; everything else
-    stays as it is. Modules encode both themselves, from smaller batches. Use this connector for
+    is unchanged. Modules encode both themselves, from smaller batches. Use this connector for
     modules that take only vectors.
     """
 
@@ -248,7 +248,7 @@ def _as_vectors(choices: list[Choice], array: Any) -> Any:
 
 
 def _bounds(space: Space) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Min and max [f] of the vector that a leaf becomes."""
+    """Return min and max [f] of the vector that a leaf becomes."""
     if isinstance(space, spaces.Box):
         low, high = (bound.reshape(-1).astype(np.float32) for bound in (space.low, space.high))
         return low, high
@@ -261,9 +261,9 @@ class MeanStdFilter(MergeableConnector):
     """Subtracts the mean, and divides by the standard deviation.
 
     Mean and deviation are over the live steps of all EnvRunners, as known at the start of a
-    fragment. Before there are any, numbers pass unchanged. The filter applies to Box leaves of
-    numbers, which become float32; uint8 (images), Discrete and other leaves and action masks stay
-    as they are.
+    fragment. Before the first ones, numbers pass unchanged. The filter applies to Box leaves of
+    numbers, which become float32; uint8 (images), Discrete and other leaves and action masks are
+    unchanged.
 
     Args:
         clip: results are clipped to [-clip, clip].
@@ -289,7 +289,7 @@ class MeanStdFilter(MergeableConnector):
         if not self._filters:
             raise ValueError(
                 f"mean_std_filter has nothing to filter: observations in {observation_space} hold "
-                "no Box of numbers but uint8"
+                "no Box of numbers, only uint8"
             )
         self._functions = LeafFunctions(self._filters)
         leaves = {
@@ -345,7 +345,7 @@ class _Filter:
         self.shape = space.shape
         self.watched: list[NDArray[Any]] = []  # [N, ...] for each step of a fragment
         self._clip, self._epsilon = clip, epsilon
-        # float32 numbers are close to their mean, so the difference loses little.
+        # Differences from the mean are small, so float32 is precise enough.
         self._dtype = np.float32 if space.dtype.itemsize <= 4 else np.float64
         self.use(Moments.none(space.shape))
 
@@ -365,14 +365,14 @@ class _Filter:
             return self.of_tensors(numbers, mean, scale)
         x = np.subtract(numbers, self.mean, dtype=self._dtype)  # [B, ...]
         x *= self.scale
-        # The same as np.clip, which takes longer for small arrays.
+        # Like np.clip, which takes longer for small arrays.
         np.maximum(x, -self._clip, out=x)
         np.minimum(x, self._clip, out=x)
         filtered: NDArray[np.float32] = x.astype(np.float32, copy=False)
         return filtered
 
     def of_tensors(self, numbers: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-        """Numbers [B, ...] minus means [...], times scales [...]."""
+        """Return numbers [B, ...] minus means [...], times scales [...]."""
         shifted = (numbers.to(mean.dtype) - mean) * scale  # [B, ...]
         return shifted.clamp(-self._clip, self._clip).float()  # [B, ...]
 
@@ -380,7 +380,7 @@ class _Filter:
         if not self.watched:
             return Moments.none(self.shape)
         samples = np.stack(self.watched)[live.T]  # [live steps, ...] in order of time
-        with np.errstate(invalid="ignore", over="ignore"):  # reported below, in better words
+        with np.errstate(invalid="ignore", over="ignore"):  # reported below, more clearly
             moments = Moments.of(samples)
         if not np.isfinite(moments.m2).all():
             bad = ~np.isfinite(samples).reshape(len(samples), -1).all(1)  # [live steps]

@@ -27,7 +27,7 @@ TensorMoments = dict[str, Tensor]
 
 
 def no_moments(shape: Sequence[int] = ()) -> TensorMoments:
-    """The moments of no numbers."""
+    """Return the moments of no numbers."""
     nothing = torch.zeros((), dtype=torch.float64)  # []
     zeros = torch.zeros(tuple(shape), dtype=torch.float64)  # [...]
     return {"count": nothing, "mean": zeros, "m2": zeros}
@@ -36,15 +36,15 @@ def no_moments(shape: Sequence[int] = ()) -> TensorMoments:
 def with_live(
     moments: Mapping[str, Tensor], x: Tensor, live: Tensor, sums: Callable[[Tensor], Tensor]
 ) -> TensorMoments:
-    """The moments with further numbers.
+    """Return the moments with further numbers.
 
-    Sums are of what numbers differ from the mean so far, which all learners have: then they lose no
+    Sums are over differences from the earlier mean, which all learners share: so they lose no
     digits.
 
     Args:
-        moments: of numbers [...] so far.
-        x: [B, ...], more of them.
-        live: [B] bool, which of them count.
+        moments: of earlier numbers [...].
+        x: [B, ...], further numbers.
+        live: [B] bool, whether each number counts.
         sums: adds up numbers over the learners of a group.
     """
     old = {key: value.to(x.device) for key, value in moments.items()}
@@ -65,7 +65,7 @@ def with_live(
 
 
 def variance(moments: Mapping[str, Tensor]) -> Tensor:
-    """The variance [...] of the numbers; 0 if there are none."""
+    """Return the variance [...] of the numbers; 0 without numbers."""
     return moments["m2"] / moments["count"].clamp(min=1)  # [...]
 
 
@@ -103,9 +103,9 @@ class ScaleRewards(LearnerConnector):
 
 
 class DiscountedReturns(ContextConnector):
-    """The EnvRunner's half of normalize_rewards: each row's discounted return so far.
+    """The EnvRunner's half of normalize_rewards: each row's discounted return.
 
-    Observations pass unchanged. The context is R of the step before, 0 at an episode's start:
+    Observations pass unchanged. The context is R of the step before, or 0 at an episode's start:
 
         R_t = gamma R_{t-1} + r_t
     """
@@ -134,8 +134,8 @@ class DiscountedReturns(ContextConnector):
 class NormalizeRewards(LearnerConnector):
     """Divides rewards by the discounted return's standard deviation, and clips them.
 
-    It is the deviation of R_t = gamma R_{t-1} + r_t over the live steps of all batches up to and
-    including this one, those of other learners of the group among them. Rewards keep their sign.
+    The deviation is of R_t = gamma R_{t-1} + r_t, over the live steps of all batches so far,
+    including this one, at all learners of the group. Rewards keep their sign.
 
     Args:
         gamma: the discount.
@@ -173,7 +173,7 @@ class NormalizeRewards(LearnerConnector):
         self._state = {key: state[key].to(torch.float64) for key in self._state}
 
     def _returns(self, columns: Columns) -> Tensor:
-        """R of every step [N, T]."""
+        """Return R of every step [N, T]."""
         before = columns[c.STATES][c.CONNECTOR_STATES][DISCOUNTED_RETURNS]  # [N]
         carried = self._gamma * ~first_observations(columns)  # [N, T]
         # linear_recurrence runs backwards in time.
@@ -200,14 +200,14 @@ RETURNS_TO_GO: Final = "returns_to_go"
 class NextObservations(LearnerConnector):
     """Adds the column "next_observations" [N, T, ...]: the observation after each step.
 
-    If the episode was truncated, it is the final observation. If it terminated, there is none, and
-    the value in the column has no meaning.
+    If the episode was truncated, it is the final observation. If it terminated, there is no next
+    observation, and the value in the column has no meaning.
     """
 
     def __call__(self, columns: Columns) -> Columns:
         n, t = columns[c.LIVE].shape
         final_rows, final_steps = columns[c.FINAL_ROWS], columns[c.FINAL_STEPS]  # [K] both
-        # Indices into all observations in a row: those before each step, then last and final ones.
+        # Indices into all observations in a row: before each step, then last and final ones.
         index = torch.arange(1, n * t + 1, device=final_rows.device).view(n, t)  # [N, T]
         index[:, -1] = torch.arange(n * t, n * t + n, device=index.device)
         finals = torch.arange(len(final_rows), device=index.device) + n * t + n  # [K]
@@ -238,9 +238,9 @@ class ReturnsToGo(LearnerConnector):
 
     def __call__(self, columns: Columns) -> Columns:
         rewards, live = columns[c.REWARDS], columns[c.LIVE]  # [N, T] both
-        goes_on = live & ~columns[c.TERMINATED] & ~columns[c.TRUNCATED]  # [N, T]
+        continues = live & ~columns[c.TERMINATED] & ~columns[c.TRUNCATED]  # [N, T]
         after: Tensor = torch.zeros_like(rewards[:, 0])  # [N]
-        returns = linear_recurrence(self._gamma * goes_on, rewards, after)  # [N, T]
+        returns = linear_recurrence(self._gamma * continues, rewards, after)  # [N, T]
         return columns | {RETURNS_TO_GO: returns}
 
 
@@ -275,14 +275,14 @@ class PerEpisode(LearnerConnector):
 
     @abstractmethod
     def episode(self, steps: dict[str, Any], offset: int) -> Mapping[str, Tensor]:
-        """Changed columns, or new ones; {} for none.
+        """Return changed or new columns; {}: none.
 
         Args:
             steps: the segment's step columns [L, ...] by name. Do not change them.
             offset: the number of earlier steps of the same episode.
 
         Returns:
-            Columns [L, ...] by name. Steps outside of episodes keep their values, and have 0 in new
+            Columns [L, ...] by name. Steps outside episodes keep their values, and have 0 in new
                 columns.
         """
 

@@ -15,7 +15,7 @@ from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.trees import Path
 
-#: The key of the environment's observation, if others were added.
+#: The key of the environment's observation, if other keys were added.
 OBSERVATION: Final = "observation"
 
 #: The dtypes in which policies act, by the kind of numbers in an action space.
@@ -28,14 +28,14 @@ _ACTED: Final[dict[str, type[np.generic]]] = {
 
 
 def acted_dtype(space: Space[Any]) -> type[np.generic]:
-    """The dtype in which policies act for an action leaf."""
+    """Return the dtype in which policies act for an action leaf."""
     if isinstance(space, spaces.MultiBinary):
         return np.int8
     return _ACTED[np.dtype(space.dtype).kind]
 
 
 def observed_leaves(space: Space[Any]) -> dict[Path, Space[Any]]:
-    """The observation leaves by path, without action masks.
+    """Return the observation leaves by path, without action masks.
 
     Raises:
         UnsupportedSpace: there is no encoding for the space.
@@ -44,19 +44,19 @@ def observed_leaves(space: Space[Any]) -> dict[Path, Space[Any]]:
 
 
 def holds_masks(space: Space[Any]) -> bool:
-    """Whether an observation space has an action mask."""
+    """Return whether an observation space has an action mask."""
     return isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces
 
 
 def at(tree: Any, path: Path) -> Any:
-    """The array of a tree, or the leaf of a space."""
+    """Return the array of a tree, or the leaf of a space."""
     for key in path:
         tree = tree[key]
     return tree
 
 
 def replaced(tree: Any, leaves: Mapping[Path, Any]) -> Any:
-    """A tree with other arrays at some of its paths."""
+    """Return a tree with other arrays at some of its paths."""
     if () in leaves:
         return leaves[()]
     changed = dict(tree)
@@ -67,7 +67,7 @@ def replaced(tree: Any, leaves: Mapping[Path, Any]) -> Any:
 
 
 def space_with(space: Space[Any], leaves: Mapping[Path, Space[Any]]) -> Space[Any]:
-    """A space with other leaves at some of its paths."""
+    """Return a space with other leaves at some of its paths."""
     if () in leaves:
         return leaves[()]
     below: dict[str, dict[Path, Space[Any]]] = {}
@@ -84,26 +84,26 @@ def space_with(space: Space[Any], leaves: Mapping[Path, Space[Any]]) -> Space[An
 
 
 def in_dtype(values: Any, dtype: Any) -> Any:
-    """An array or tensor in a dtype, copied only if needed."""
+    """Return an array or tensor in a dtype, copied only if needed."""
     if isinstance(values, Tensor):
         return values.to(torch.from_numpy(np.empty(0, dtype)).dtype)
     return np.asarray(values, dtype)
 
 
 def beside(tensor: Tensor, array: NDArray[Any]) -> Tensor:
-    """An array [...] as a tensor on another tensor's device."""
+    """Return an array [...] as a tensor on another tensor's device."""
     return torch.from_numpy(array).to(tensor.device)
 
 
 def joined(parts: Sequence[Any], axis: int) -> Any:
-    """Concatenates arrays, or tensors, along an axis."""
+    """Concatenate arrays or tensors along an axis."""
     if isinstance(parts[0], Tensor):
         return torch.cat(list(parts), axis)
     return np.concatenate(parts, axis)
 
 
 class LeafFunctions:
-    """Functions for single arrays of a tree; others stay."""
+    """Functions for single arrays of a tree; other arrays are unchanged."""
 
     def __init__(self, functions: Mapping[Path, Callable[[Any], Any]]) -> None:
         self.functions = dict(functions)

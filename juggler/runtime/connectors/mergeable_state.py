@@ -41,12 +41,12 @@ class Moments:
 
     @classmethod
     def none(cls, shape: tuple[int, ...]) -> Moments:
-        """The moments of no samples."""
+        """Return the moments of no samples."""
         return cls(np.zeros(()), np.zeros(shape), np.zeros(shape))
 
     @classmethod
     def of(cls, samples: NDArray[np.generic]) -> Moments:
-        """The moments of samples [B, ...], computed in two passes."""
+        """Compute the moments of samples [B, ...], in two passes."""
         if not len(samples):
             return cls.none(samples.shape[1:])
         x = samples.astype(np.float64)  # [B, ...]
@@ -55,7 +55,7 @@ class Moments:
         return cls(np.array(float(len(x))), np.asarray(mean), np.asarray(m2))
 
     def merged(self, other: Moments) -> Moments:
-        """The moments of the samples behind both."""
+        """Return the moments of the samples of both."""
         if not other.count:
             return self
         if not self.count:
@@ -71,7 +71,7 @@ class Moments:
 
     @property
     def variance(self) -> NDArray[np.float64]:
-        """The variance of the samples themselves [...]; 0 if there are none."""
+        """The variance [...] of the samples; 0 without samples."""
         return np.asarray(self.m2 / np.maximum(self.count, 1))
 
     def to_tree(self) -> dict[str, Tree]:
@@ -79,7 +79,7 @@ class Moments:
 
     @classmethod
     def from_tree(cls, tree: Tree) -> Moments:
-        """The moments in a tree from an untrusted source.
+        """Read the moments in a tree from an untrusted source.
 
         Raises:
             ValueError: the tree does not hold moments, or no samples could have these.
@@ -91,7 +91,7 @@ class Moments:
             if array.dtype != np.float64:
                 raise ValueError(f"{key!r} of moments must be float64, not {array.dtype}")
             if not np.isfinite(array).all():
-                raise ValueError(f"{key!r} of moments holds what is not finite")
+                raise ValueError(f"{key!r} of moments is not finite")
         moments = cls(**arrays)
         if moments.count.shape or moments.mean.shape != moments.m2.shape:
             raise ValueError(
@@ -104,7 +104,7 @@ class Moments:
 
 
 def is_moments(tree: object) -> TypeGuard[Mapping[str, NDArray[np.generic]]]:
-    """Whether this branch of a tree has the form that `Moments.to_tree` makes."""
+    """Return whether a branch of a tree has the form of `Moments.to_tree`."""
     return (
         isinstance(tree, Mapping)
         and tree.keys() == KEYS
@@ -112,17 +112,17 @@ def is_moments(tree: object) -> TypeGuard[Mapping[str, NDArray[np.generic]]]:
     )
 
 
-#: The largest state, which has to fit into one message.
+#: Size limit of a state, which has to fit into one message.
 MAX_STATE_BYTES = MAX_MESSAGE_BYTES // 2
 
 State = Mapping[str, Tree]
 
 
 def merge(one: State, other: State) -> State:
-    """The state after all samples behind both states.
+    """Merge two states of connectors.
 
     Raises:
-        ValueError: they belong to different connectors.
+        ValueError: the states belong to different connectors.
     """
     merged = _merge(one, other, ())
     assert isinstance(merged, Mapping)
@@ -130,9 +130,9 @@ def merge(one: State, other: State) -> State:
 
 
 def connector_branch(states: Mapping[str, State]) -> State:
-    """A checkpoint's branch for connectors, by module id; {}: nothing learned.
+    """Make a checkpoint's branch for connectors, by module id; {}: no state.
 
-    The module "default" of a run with only one has it to itself.
+    In a run with only the module "default", the branch is its state.
     """
     if set(states) == {OLD_MODULE}:
         return states[OLD_MODULE]
@@ -140,7 +140,7 @@ def connector_branch(states: Mapping[str, State]) -> State:
 
 
 def check(state: Tree) -> State:
-    """A state from an untrusted source, with all of its moments checked.
+    """Check all moments of a state from an untrusted source.
 
     Raises:
         ValueError: it is not a state.
@@ -152,7 +152,7 @@ def check(state: Tree) -> State:
 
 
 def connector_state(checkpoint: Checkpoint, module_id: str = OLD_MODULE) -> State:
-    """What a module's connectors had learned at a checkpoint, or {}.
+    """Return the state of a module's connectors at a checkpoint, or {}.
 
     Raises:
         CheckpointError: the checkpoint's data are damaged.
@@ -165,10 +165,10 @@ def connector_state(checkpoint: Checkpoint, module_id: str = OLD_MODULE) -> Stat
 
 
 def to_bytes(state: State) -> bytes:
-    """The state as a serialized StateChunk, for a message.
+    """Serialize a state as a StateChunk, for a message.
 
     Raises:
-        ValueError: it is too large for one message.
+        ValueError: the state is too large for one message.
     """
     try:
         chunks = list(encode_frame(training_pb2.StateHeader(), state, chunk_bytes=MAX_STATE_BYTES))
@@ -183,15 +183,15 @@ def to_bytes(state: State) -> bytes:
 
 
 def from_bytes(content: bytes) -> State:
-    """The state in bytes that should come from `to_bytes`.
+    """Read the state in bytes from `to_bytes`.
 
     Raises:
-        ValueError: they hold no state.
+        ValueError: the bytes hold no state.
     """
     reader = FrameReader(training_pb2.StateHeader, Limits(payload_bytes=MAX_STATE_BYTES))
     frame = reader.feed(content)
     if frame is None:
-        raise ValueError("a state of connectors that ends in the middle")
+        raise ValueError("an incomplete state of connectors")
     return check(frame.tree)
 
 

@@ -10,9 +10,9 @@ from juggler.runtime.modules import columns as c
 
 
 def first_observations(columns: Columns) -> Tensor:
-    """Mask of observations that begin an episode in their row [N, T].
+    """Return a mask [N, T] of episodes' first observations in a row.
 
-    A row's first step is never marked: if an episode begins there, the row's context says so.
+    A row's first step is never marked: if an episode begins there, the row's context shows it.
     """
     live = columns[c.LIVE]  # [N, T]
     done = columns[c.TERMINATED] | columns[c.TRUNCATED]  # [N, T]

@@ -1,1 +1,1 @@
-"""Minari data sets on this host, to read."""
+"""Reads Minari data sets on this host."""

@@ -23,7 +23,7 @@ from juggler.runtime.wire.structures import (
 from juggler.runtime.wire.trees import Path as TreePath
 from juggler.runtime.wire.trees import Tree, flatten, path_name, unflatten
 
-#: What reading a damaged file has been seen to raise.
+#: Exceptions seen when reading damaged files.
 _DAMAGED = (OSError, KeyError, ValueError, TypeError, RuntimeError, AssertionError)
 
 
@@ -33,9 +33,9 @@ class RecordedEpisode:
 
     Attributes:
         observations: a tree of arrays [L + 1, ...]
-        actions: a tree of arrays [L, ...], as the environment got them.
+        actions: a tree of arrays [L, ...], as the environment received them.
         rewards: [L]
-        terminated: the environment ended it. Otherwise it was cut off.
+        terminated: the environment ended the episode. Otherwise it was cut off.
     """
 
     observations: Tree
@@ -71,7 +71,7 @@ class Dataset:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # Minari appends a relative one to itself.
+        # Minari handles relative paths wrongly.
         self._parts = [_Part(name, place.absolute()) for place in find_dataset(name)]
         self._ends = np.cumsum([part.count for part in self._parts])  # [parts]
         first = self._parts[0]
@@ -86,7 +86,7 @@ class Dataset:
                 )
 
     def __len__(self) -> int:
-        """The number of its episodes."""
+        """Return the number of episodes."""
         return int(self._ends[-1])
 
     def episode(self, index: int, finite: Sequence[str] = ()) -> RecordedEpisode:
@@ -94,8 +94,8 @@ class Dataset:
 
         Args:
             index: of the episode.
-            finite: "observations", "actions" and "rewards", as far as they must hold no NaN and no
-                infinity. The last observation of the episode may.
+            finite: the keys among "observations", "actions" and "rewards" that must be finite,
+                except the last observation of the episode.
 
         Raises:
             DatasetError: it is damaged, does not fit the spaces, or is not finite.
@@ -140,12 +140,12 @@ class _Part:
         try:
             from minari.dataset.minari_storage import MinariStorage
         except ModuleNotFoundError as error:
-            raise DatasetError(_lacks(name, error.name)) from error
+            raise DatasetError(_missing_package(name, error.name)) from error
         try:
             self._storage = MinariStorage.read(self.data)
-        except ImportError as error:  # of a format whose package is not there
+        except ImportError as error:  # a format whose package is missing
             if "h5py" in str(error):
-                raise DatasetError(_lacks(name, "h5py")) from error
+                raise DatasetError(_missing_package(name, "h5py")) from error
             raise DatasetError(f"data set {name!r}: {error}") from error
         except _DAMAGED as error:
             raise DatasetError(f"{self.data} is damaged: {error}") from error
@@ -159,7 +159,7 @@ class _Part:
         self.count = count
 
     def episode(self, index: int, finite: Sequence[str]) -> RecordedEpisode:
-        """Read one episode from the disk, as `Dataset.episode` does."""
+        """Read one episode from the disk: see `Dataset.episode`."""
         where = f"episode {index} of the data set in {self.data}"
         try:
             (found,) = self._storage.get_episodes([index])
@@ -182,8 +182,8 @@ class _Part:
         seen = _checked(where, "observations", observations, self._observed, steps + 1)
         acted = _checked(where, "actions", actions, self._acted, steps)
         columns = {"observations": seen, "actions": acted, "rewards": rewards}
-        # The environment or the learning rate would be blamed for a number that is not finite.
-        # Nothing was done after the last observation.
+        # Otherwise a non-finite number would be blamed on the environment or the learning rate. No
+        # action follows the last observation.
         for path, array in flatten({name: columns[name] for name in finite}):
             if array.dtype.kind == "f" and not np.isfinite(array[:steps]).all():
                 raise DatasetError(
@@ -192,8 +192,8 @@ class _Part:
         return RecordedEpisode(seen, acted, rewards, bool(terminated[-1]))
 
 
-def _lacks(name: str, package: str | None) -> str:
-    """The message about a missing package for data sets."""
+def _missing_package(name: str, package: str | None) -> str:
+    """Describe a missing package for data sets."""
     return (
         f"data set {name!r} needs the package {package}: {installing('datasets')}, on every host "
         "that reads it"
@@ -203,7 +203,7 @@ def _lacks(name: str, package: str | None) -> str:
 def _checked(
     where: str, what: str, tree: Any, leaves: list[tuple[TreePath, Any]], rows: int
 ) -> Tree:
-    """A tree of arrays [rows, ...] of a space, in its dtypes.
+    """Read a space's tree of arrays [rows, ...] in its dtypes.
 
     Raises:
         DatasetError: it does not fit the space.
@@ -211,7 +211,7 @@ def _checked(
     arrays, kept = dict(flatten(tree)), []
     for path, space in leaves:
         if path not in arrays:
-            raise DatasetError(f"{where} is damaged: its {what} lack {path_name(path)}")
+            raise DatasetError(f"{where} is damaged: its {what} have no {path_name(path)}")
         array, name = np.asarray(arrays[path]), "/".join((what, *path))
         shape = (rows, *space.shape)
         if array.shape != shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
@@ -220,6 +220,6 @@ def _checked(
                 f"{array.dtype}, not {list(shape)} and {space.dtype}"
             )
         if find_outside(choices_of([((), space)]), array):
-            raise DatasetError(f"{where} is damaged: its {name} hold a number outside of {space}")
+            raise DatasetError(f"{where} is damaged: its {name} hold a number outside {space}")
         kept.append((path, array.astype(space.dtype, copy=False)))
     return unflatten(kept)

@@ -17,9 +17,9 @@ from juggler.runtime.nearest import all_of, closest, listed, one_of
 #: Within the directory of a data set.
 DATA: Final = "data"
 METADATA: Final = "metadata.json"
-#: Within a directory, the data sets that are parts of one: each EnvRunner of a run has its own.
+#: Names of a data set's parts within its directory: each EnvRunner of a run writes its own part.
 PARTS: Final = "envrunner-*-part-*-v0"
-#: Directories in which a data set with another name is looked for.
+#: Maximum number of directories searched for a data set with a similar name.
 _MOST_LOOKED_AT: Final = 10_000
 
 
@@ -37,10 +37,10 @@ def must_be_installed() -> None:
 
 
 def find_dataset(name: str) -> list[Path]:
-    """The directories of a data set: one, or its parts.
+    """Return the directories of a data set: one, or its parts.
 
     Args:
-        name: its directory, or its name among the data sets that Minari keeps on this host.
+        name: its directory, or its name among Minari's data sets on this host.
 
     Raises:
         DatasetError: there is no such data set; names the nearest one.
@@ -50,10 +50,10 @@ def find_dataset(name: str) -> list[Path]:
         if places := _places_in(directory):
             return places
     if path.exists():
-        raise DatasetError(f"{name} is no Minari data set: {_instead(path, Path(name))}")
+        raise DatasetError(f"{name} is not a Minari data set: {_instead(path, Path(name))}")
     near = _nearest_path(Path(name)) or closest(name, _names_in(kept))
     raise DatasetError(
-        f"there is no data set {name!r}, neither as a directory nor among those of Minari in "
+        f"there is no data set {name!r}, neither as a directory nor in Minari's directory "
         f"{kept}: "
         + (f"did you mean {near!r}?" if near else "give the path of its directory")
         + _unfinished(path.parent, path.name)
@@ -61,10 +61,10 @@ def find_dataset(name: str) -> list[Path]:
 
 
 def _instead(path: Path, name: Path) -> str:
-    """What is to be said of something that is no data set.
+    """Suggest what to name if something is not a data set.
 
     Args:
-        path: of it.
+        path: its path.
         name: as it was given.
     """
     there = sorted(islice(path.glob("*"), _MOST_LOOKED_AT))
@@ -82,38 +82,38 @@ def _instead(path: Path, name: Path) -> str:
 
 
 def read_metadata(data: Path) -> dict[str, Any]:
-    """What a data set says of itself.
+    """Read a data set's metadata.
 
     Args:
         data: from `find_dataset`.
 
     Raises:
-        DatasetError: its file is damaged, or was not finished.
+        DatasetError: its file is damaged or incomplete.
     """
     file = data / METADATA
     try:
         metadata = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DatasetError(f"{file} is damaged: {error}") from error
-    # A data set gets its name last. Minari would make the environment to learn its
-    # spaces, which runs code that the file names.
+    # A data set gets its name last. Minari would make the environment to find its spaces, and so
+    # run code that the file names.
     needed = ("observation_space", "action_space", "dataset_id", "total_episodes")
-    if not isinstance(metadata, dict) or (lacking := [k for k in needed if k not in metadata]):
-        what = all_of(lacking) if isinstance(metadata, dict) else "an object"
-        raise DatasetError(f"{file} lacks {what}: it is damaged, or was not finished")
+    if not isinstance(metadata, dict) or (missing := [k for k in needed if k not in metadata]):
+        what = all_of(missing) if isinstance(metadata, dict) else "JSON object"
+        raise DatasetError(f"{file} has no {what}: it is damaged or incomplete")
     return metadata
 
 
 def environment_of(name: str) -> dict[str, Any]:
-    """The keys env and env_kwargs of a data set; {}: unknown.
+    """Return the keys env and env_kwargs of a data set; {}: unknown.
 
     Raises:
         DatasetError: there is no such data set, or it is damaged.
     """
     data = find_dataset(name)[0]
-    told = read_metadata(data).get("env_spec")
+    spec_json = read_metadata(data).get("env_spec")
     try:
-        spec = {} if told is None else json.loads(told)
+        spec = {} if spec_json is None else json.loads(spec_json)
         env, kwargs = spec.get("id", ""), spec.get("kwargs") or {}
     except (TypeError, ValueError, AttributeError) as error:
         raise DatasetError(f"{data / METADATA} is damaged: env_spec: {error}") from error
@@ -123,24 +123,24 @@ def environment_of(name: str) -> dict[str, Any]:
 
 
 def partial_of(name: str) -> str:
-    """The pattern of directories that incomplete data sets are written in."""
+    """Return the pattern of directories of incomplete data sets."""
     return f".{name}.partial-*"
 
 
 def _unfinished(directory: Path, name: str) -> str:
-    """Describe unfinished data sets in a directory; or ""."""
+    """Describe incomplete data sets in a directory, or ""."""
     found = sorted(each.name for each in directory.glob(partial_of(name)))
     if not found:
         return ""
     others = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return (
-        f". {directory / found[0]}{others} cannot be read: it is being written, or was when its "
-        "process was killed"
+        f". {directory / found[0]}{others} cannot be read: it is being written, or its "
+        "process was killed before the end"
     )
 
 
 def _places_in(directory: Path) -> list[Path]:
-    """The directories of what may be a data set, or []."""
+    """Return the directories that may be data sets, or []."""
     for place in (directory / DATA, directory):
         if (place / METADATA).is_file():
             return [place]
@@ -148,9 +148,9 @@ def _places_in(directory: Path) -> list[Path]:
 
 
 def _nearest_path(wrong: Path) -> str | None:
-    """The path of the data set that was probably meant.
+    """Return the path of the data set that was probably meant.
 
-    Its last name is wrong, or the one before it.
+    Assumes that its last name is wrong, or the name before it.
     """
     for count in range(1, 1 + min(2, len(wrong.parts))):
         above = wrong.parents[count - 1]
@@ -164,15 +164,15 @@ def _nearest_path(wrong: Path) -> str | None:
 
 
 def _is_one(directory: Path) -> bool:
-    """Whether a directory has a data set that can be named."""
+    """Return whether a directory has a readable data set."""
     try:
         return not directory.name.startswith(".") and bool(_places_in(directory))
-    except OSError:  # which may not be read
+    except OSError:  # not readable
         return False
 
 
 def _minari_directory() -> Path:
-    """Minari's directory of data sets on this host."""
+    """Return Minari's directory of data sets on this host."""
     given = os.environ.get("MINARI_DATASETS_PATH")
     return Path(given) if given else Path.home() / ".minari" / "datasets"
 

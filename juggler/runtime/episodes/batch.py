@@ -17,7 +17,7 @@ from juggler.runtime.wire.trees import Path, Tree, flatten, leaves, path_name
 #: Columns that are trees. Their shapes and dtypes depend on the spaces and the module.
 _TREES = frozenset({"observations", "actions", "last_observations", "final_observations", "states"})
 
-#: Trees that only batches of modules have whose value function sees more than its agent.
+#: Trees of batches with extra inputs for the value function.
 _CRITIC = ("critic_observations", "last_critic_observations", "final_critic_observations")
 
 _BRANCHES = _TREES | {*_CRITIC}  # may be branches
@@ -62,15 +62,15 @@ class EpisodeBatch:
     observations: Tree  # [N, T, ...] before step t
     actions: Tree  # [N, T, ...] chosen by the policy
     rewards: NDArray[np.float32]  # [N, T]
-    terminated: NDArray[np.bool_]  # [N, T] the environment says the episode ended
+    terminated: NDArray[np.bool_]  # [N, T] the environment ended the episode
     truncated: NDArray[np.bool_]  # [N, T] the episode was cut off from outside
     live: NDArray[np.bool_]  # [N, T]
     action_logp: NDArray[np.float32]  # [N, T] under the behaviour policy
     last_observations: Tree  # [N, ...] after the last step of each row
-    # What the policy remembered at the start of each row: "module", the state of a recurrent
-    # module, and "connectors", their contexts by name. Without either, an empty branch.
+    # The policy's memory at the start of each row: "module", the state of a recurrent module, and
+    # "connectors", their contexts by name. Without either, an empty branch.
     states: Mapping[str, Tree]  # [N, ...]
-    # Of every episode truncated in this batch, in all autoreset modes: to bootstrap from.
+    # One for every episode truncated in this batch, in all autoreset modes, to bootstrap from.
     final_observations: Tree  # [K, ...]
     final_rows: NDArray[np.int32]  # [K]
     final_steps: NDArray[np.int32]  # [K]
@@ -82,7 +82,7 @@ class EpisodeBatch:
     segment_offsets: NDArray[np.int32]  # [S] earlier steps of the same episode
     segment_generations: NDArray[np.uint64]  # [S] weights version that acted
     segment_updates: NDArray[np.uint64]  # [S]
-    # What the value function sees besides the observations above; without it, empty branches.
+    # Additional inputs of the value function; empty branches without them.
     critic_observations: Tree = field(default_factory=dict)  # [N, T, ...]
     last_critic_observations: Tree = field(default_factory=dict)  # [N, ...]
     final_critic_observations: Tree = field(default_factory=dict)  # [K, ...]
@@ -93,7 +93,7 @@ class EpisodeBatch:
 
     @property
     def has_critic(self) -> bool:
-        """Whether any column is for the value function alone."""
+        """Whether any column is only for the value function."""
         return any(
             not isinstance(tree := getattr(self, name), Mapping) or bool(tree) for name in _CRITIC
         )
@@ -107,7 +107,7 @@ class EpisodeBatch:
         return int(np.count_nonzero(self.live))
 
     def silenced(self) -> EpisodeBatch:
-        """A copy without live steps: nothing to learn from."""
+        """Return a copy without live steps, which trains nothing."""
         return replace(
             self,
             live=np.zeros_like(self.live),
@@ -115,13 +115,13 @@ class EpisodeBatch:
         )
 
     def to_tree(self) -> dict[str, Tree]:
-        """The columns by name, without absent ones of a critic."""
+        """Return the columns by name, without absent ones of a critic."""
         names = _COLUMNS if self.has_critic else _COLUMNS_WITHOUT_CRITIC
         return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_tree(cls, tree: Tree) -> EpisodeBatch:
-        """Make a batch of a tree from the network, and check it.
+        """Make a batch from a received tree, and check it.
 
         Raises:
             WireError: a column is missing, unknown, or its shape, dtype or indices do not fit.
@@ -129,7 +129,7 @@ class EpisodeBatch:
         if not isinstance(tree, dict):
             raise WireError("a batch must be a branch of columns, not an array")
         if missing := _COLUMNS_WITHOUT_CRITIC.keys() - tree.keys():
-            raise WireError(f"batch lacks the columns {sorted(missing)}")
+            raise WireError(f"batch has no columns {sorted(missing)}")
         if unknown := tree.keys() - _COLUMNS.keys():
             raise WireError(f"batch has unknown columns {sorted(unknown)}")
         for name, value in tree.items():
@@ -183,7 +183,7 @@ class EpisodeBatch:
         named[self.final_rows, self.final_steps] = True
         once = np.count_nonzero(named) == len(self.final_rows)
         if not once or np.count_nonzero(self.truncated) != len(self.final_rows):
-            raise WireError("a truncated step lacks its final observation")
+            raise WireError("a truncated step has no final observation")
         self._check_segments(n, t)
 
     def _check_segments(self, n: int, t: int) -> None:
@@ -198,7 +198,9 @@ class EpisodeBatch:
         covered[np.repeat(skipped, lengths) + np.arange(int(lengths.sum()))] = True
         once = np.count_nonzero(covered) == lengths.sum()
         if not once or not np.array_equal(covered.reshape(n, t), self.live):
-            raise WireError("the segments do not cover each live step once, and no other")
+            raise WireError(
+                "the segments do not cover each live step exactly once, and no other step"
+            )
         done = (self.terminated | self.truncated).ravel()  # [N T]
         if np.count_nonzero(done) != np.count_nonzero(done[firsts + lengths - 1]):
             raise WireError("an episode ends within a segment, or in a step that is not live")
@@ -207,7 +209,8 @@ class EpisodeBatch:
     def _check_neighbours(self, t: int, firsts: NDArray[np.int64], done: NDArray[np.bool_]) -> None:
         """Check that segments end their episode or continue in the next.
 
-        Their first steps are [S] among all [N T]; returns flow from a segment to the next.
+        `firsts` has their first steps [S] among all [N T]; returns continue from a segment to the
+        next.
         """
         order = firsts.argsort()  # [S]
         one, other = order[:-1], order[1:]  # [S - 1] both
@@ -215,12 +218,12 @@ class EpisodeBatch:
         runs_on = (nexts == firsts[other]) & (nexts % t > 0) & ~done[nexts - 1]  # [S - 1]
         one, other = one[runs_on], other[runs_on]  # [J] both
         offsets = self.segment_offsets[one] + self.segment_lengths[one]  # [J]
-        goes_on = self.segment_episodes[one] == self.segment_episodes[other]  # [J]
-        if not (goes_on & (self.segment_offsets[other] == offsets)).all():
+        continues = self.segment_episodes[one] == self.segment_episodes[other]  # [J]
+        if not (continues & (self.segment_offsets[other] == offsets)).all():
             raise WireError(
                 "a segment ends in mid-row without an end of its episode, and another episode "
                 "follows at once: mark its last step as truncated, with the final observation, or "
-                "give the other episode a row of its own"
+                "give the other episode its own row"
             )
 
 
@@ -229,7 +232,7 @@ _COLUMNS_WITHOUT_CRITIC = dict.fromkeys(name for name in _COLUMNS if name not in
 
 
 def _arrays(name: str, tree: Tree, leading: tuple[int, ...]) -> dict[Path, NDArray[Any]]:
-    """The arrays of a column, after checking their leading dimensions."""
+    """Return the arrays of a column, after checking their leading dimensions."""
     arrays: dict[Path, NDArray[Any]] = {}
     for path, array in leaves(tree):
         if array is None:
@@ -274,14 +277,14 @@ def _expect_leading(column: Path, array: NDArray[Any], leading: tuple[int, ...])
 
 def _within(name: str, indices: NDArray[np.int32], stop: int, *, first: int = 0) -> None:
     """Check that all indices are at least `first`, and less than `stop`."""
-    # As unsigned numbers, those below `first` are the greatest: so one pass will do.
+    # As unsigned numbers, indices below `first` are the largest, so one pass is enough.
     above = (indices - first if first else indices).view(np.uint32)
     if len(indices) and np.maximum.reduce(above) >= stop - first:
         raise WireError(f"column {name!r} holds an index outside {first}..{stop - 1}")
 
 
 #: The largest reward. Learners square returns and gradients in float32. At a discount of 0.9999,
-#: rewards of this size have a return of 1e16. A sum of a million squares of that is still finite.
+#: rewards of this size have a return of 1e16. The sum of a million squares of it is still finite.
 MOST_REWARD: Final = float(np.float32(1e12))
 TOO_LARGE: Final = f"scale rewards to at most {MOST_REWARD:g}, so that squared returns are finite"
 
@@ -307,14 +310,14 @@ class NotFinite(NamedTuple):
 
 
 def all_finite(batch: EpisodeBatch) -> bool:
-    """Whether observations, rewards and log-probabilities are finite numbers."""
+    """Return whether observations, rewards and log-probabilities are finite."""
     names = (*_FINITE_STEPS, *_FINITE_FINALS, *_FINITE_LASTS)
     columns = (getattr(batch, name) for name in names)
     return all(np.isfinite(array).all() for column in columns for _, array in floats("", column))
 
 
 def first_not_finite(batch: EpisodeBatch) -> NotFinite | None:
-    """The first number in time that is not finite; None: all are."""
+    """Return the first number in time that is not finite, or None."""
     # Step, order within it, row, column, number
     found: list[tuple[int, int, int, str, float]] = []
     for order, column in enumerate(_FINITE_STEPS):
@@ -355,14 +358,14 @@ def floats(name: str, column: Tree) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def not_finite(array: NDArray[Any], dimensions: int) -> NDArray[np.bool_]:
-    """Mask of entries, by leading dimensions, with NaN or infinity."""
+    """Return a mask, over the leading dimensions, of NaN or infinity."""
     bad = ~np.isfinite(array)
     flags: NDArray[np.bool_] = bad.any(axis=tuple(range(dimensions, bad.ndim)))
     return flags
 
 
 def _first_in(array: NDArray[Any]) -> float:
-    """The first number in an array [...] that is not finite."""
+    """Return the first number in an array [...] that is not finite."""
     numbers = np.asarray(array)
     return float(numbers[~np.isfinite(numbers)][0])
 
@@ -382,29 +385,28 @@ _FINALS = ("final_observations", "final_rows", "final_steps")  # needed if an ep
 _SEGMENTS = ("segment_rows", "segment_starts", "segment_lengths", "segment_offsets")
 _LABELS = ("segment_episodes", "segment_generations", "segment_updates")  # no algorithm reads them
 
-#: All columns of a batch of episodes; scripts may add others of their own.
+#: All columns of a batch of episodes; scripts may add their own.
 COLUMNS = frozenset({*_REQUIRED, "states", *_FINALS, *_CRITIC, *_SEGMENTS, *_LABELS})
 
 
 def batch_of_columns(
     columns: Mapping[str, Any], module_id: str = DEFAULT_MODULE, *, remembers: bool = False
 ) -> EpisodeBatch:
-    """Make a batch of episodes from columns, such as those of `collate`.
+    """Make a batch of episodes from columns, e.g. the result of `collate`.
 
-    Some columns may be missing: `states` if there are none; final_observations, final_rows and
-    final_steps if no episode is truncated; those of a value function that sees more than its agent,
-    if it does not; and segments, which are then found from the ends of
+    Optional columns: `states`; final_observations, final_rows and final_steps if no episode is
+    truncated; critic observations; and segments, which are otherwise found from the ends of
     episodes.
 
     Args:
         columns: by name, arrays or tensors on the host, or trees of them. Names that are not in
             `COLUMNS` are ignored.
-        module_id: of the module, for messages.
+        module_id: module for messages.
         remembers: whether the module has a state. Segments are then required, as they are with
             `states`.
 
     Raises:
-        WireError: a column is missing or does not fit the others; names it, and what was expected.
+        WireError: a column is missing or does not fit the others; names it, and the expected form.
     """
     if not isinstance(columns, Mapping):
         raise WireError(f"{module_id}: columns must be by name, not a {type(columns).__name__}")
@@ -440,7 +442,9 @@ def _batch(given: dict[str, Any], names: list[str], remembers: bool) -> EpisodeB
             )  # [K = 0, ...]
         given["final_rows"] = given["final_steps"] = np.zeros(0, np.int32)  # [K = 0]
     if _SEGMENTS[0] not in given:
-        given = {name: x for name, x in given.items() if name not in _LABELS}  # of other segments
+        given = {
+            name: x for name, x in given.items() if name not in _LABELS
+        }  # labels of other segments
         given.update(_segments(given["live"], given["terminated"], given["truncated"]))
     for name in (*_FINALS[1:], *_SEGMENTS):
         given[name] = _indices(name, given[name])
@@ -449,7 +453,7 @@ def _batch(given: dict[str, Any], names: list[str], remembers: bool) -> EpisodeB
 
 
 def _segments(*columns: Any) -> dict[str, NDArray[np.int32]]:
-    """The segments: stretches of live steps of one episode in a row.
+    """Find segments: stretches of live steps of one episode.
 
     Args:
         columns: live, terminated and truncated, [N, T] each.
@@ -458,7 +462,7 @@ def _segments(*columns: Any) -> dict[str, NDArray[np.int32]]:
         if not isinstance(column, np.ndarray) or column.ndim != 2 or column.dtype != np.bool_:
             raise WireError(f"column {name!r} must be {_REQUIRED[name]}")
         if column.shape != columns[0].shape:
-            shapes = f"has shape {column.shape}, expected {columns[0].shape}, that of 'live'"
+            shapes = f"has shape {column.shape}, expected {columns[0].shape} like 'live'"
             raise WireError(f"column {name!r} {shapes}")
     live, terminated, truncated = columns
     done = terminated | truncated  # [N, T]
@@ -476,7 +480,7 @@ def _segments(*columns: Any) -> dict[str, NDArray[np.int32]]:
 
 
 def _indices(name: str, column: Any) -> NDArray[np.int32]:
-    """The column as int32, from any dtype of integers."""
+    """Return a column as int32, from any integer dtype."""
     if not isinstance(column, np.ndarray) or column.dtype.kind not in "iu":
         raise WireError(f"column {name!r} must be an array of integers with one dimension")
     if len(column) and not 0 <= int(column.min()) <= int(column.max()) < 1 << 31:

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from juggler.runtime.wire.v1 import training_pb2
 
-#: The id of the module in a run that trains only one.
+#: Id of the module in a run that trains only one.
 DEFAULT_MODULE = "default"
 
 
 class Version(NamedTuple):
     """The version of weights: ordered by fields, never decreasing."""
 
-    generation: int  # of the learner group that made them
+    generation: int  # of the learner group that made the weights
     update: int
 
     @classmethod
@@ -23,10 +23,10 @@ class Version(NamedTuple):
 
     @classmethod
     def of_run(cls, versions: Iterable[Version]) -> Version:
-        """The version of a run: the sums over its modules.
+        """Return the version of a run: the sums over its modules.
 
-        It never decreases. When a module goes back to an earlier update its generation grows, and
-        with it the sum, while the largest of the versions could decrease.
+        It never decreases. When a module returns to an earlier update its generation grows, and
+        with it the sum, while the maximum could decrease.
         """
         generations, updates = zip(*versions, strict=True)
         return cls(sum(generations), sum(updates))

@@ -19,9 +19,10 @@ from juggler.runtime.wire.trees import Tree
 
 
 def acting_names(module: RLModule) -> list[str]:
-    """Names of parameters and buffers for acting, without `training_only`.
+    """Return names of parameters and buffers for acting.
 
-    The names are those of `named_parameters` and `named_buffers`, which name a shared tensor once.
+    Names are as in `named_parameters` and `named_buffers`, which name a shared tensor once; parts
+    in `training_only` are left out.
 
     Raises:
         ValueError: `training_only` names a part that does not exist, or one that the acting part
@@ -40,7 +41,7 @@ def acting_names(module: RLModule) -> list[str]:
         if _within(name, apart) and not _within(alias, apart):
             raise ValueError(
                 f"{type(module).__name__} shares {name!r}, which is training only, with "
-                f"{alias!r}, which is not: assign the latter first, so that it goes by that name"
+                f"{alias!r}, which is not: assign the latter first, so that its name counts"
             )
     return [name for name in names.values() if not _within(name, apart)]
 
@@ -49,7 +50,7 @@ def strip_to_acting(module: RLModule) -> None:
     """Remove `training_only` parts; a pass that uses them raises an error.
 
     Raises:
-        ValueError: as `acting_names`.
+        ValueError: as for `acting_names`.
     """
     acting_names(module)
     for path in module.training_only:
@@ -60,13 +61,13 @@ def strip_to_acting(module: RLModule) -> None:
 
 
 class TrainingOnly(nn.Module):
-    """Stands in for a part that an EnvRunner does not have."""
+    """Placeholder for a part that an EnvRunner does not have."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.why = (
-            f"{name} is in training_only, so it is not here, where the module acts: take it off "
-            "training_only, or use it in _forward_train alone"
+            f"{name} is in training_only, so it is missing when the module acts: remove it from "
+            "training_only, or use it only in _forward_train"
         )
 
     def forward(self, *_: Any, **__: Any) -> NoReturn:
@@ -112,13 +113,13 @@ def one_step(forward: Forward, observations: Any, states: Any) -> tuple[dict[str
     """Run one step of a stateful module, as sequences of length 1.
 
     Args:
-        forward: one of its passes.
+        forward: one of the module's passes.
         observations: a tree of tensors [N, ...].
         states: before the step, [N, ...].
 
     Returns:
-        "actions" and "action_dist_inputs" [N, ...], as far as the module returns them, and the
-            states after the step.
+        "actions" and "action_dist_inputs" [N, ...], if the module returns them, and the states
+            after the step.
     """
     sequences = tree_map(lambda leaf: leaf.unsqueeze(1), observations)  # [N, 1, ...]
     outputs = forward({OBSERVATIONS: sequences, STATES: states})
@@ -131,18 +132,18 @@ def one_step(forward: Forward, observations: Any, states: Any) -> tuple[dict[str
 
 
 def initial_states(module: RLModule, rows: int) -> Any:
-    """A module's states [N, ...] at episodes' starts; {} without a state."""
+    """Return states [N, ...] at episodes' starts, or {} without a state."""
     return tree_map(
         lambda state: state.detach().expand(rows, *state.shape).clone(), module.get_initial_state()
     )
 
 
 def restarted(states: Any, initial: Any, first: Tensor) -> Any:
-    """States [N, ...], replaced by the initial ones where an episode starts.
+    """Replace states [N, ...] by initial ones where an episode starts.
 
     Args:
         states: a tree of tensors.
-        initial: likewise.
+        initial: a tree of tensors.
         first: [N] bool, where an episode starts.
     """
     return tree_map(
@@ -153,7 +154,7 @@ def restarted(states: Any, initial: Any, first: Tensor) -> Any:
 
 
 def weights_of(module: RLModule) -> dict[str, Tensor]:
-    """A module's parameters and buffers, by the learner's names."""
+    """Return a module's parameters and buffers, by the learner's names."""
     return {
         name: tensor.detach()
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]
@@ -169,18 +170,18 @@ def load_weights(into: Mapping[str, Tensor], weights: Tree) -> None:
     if not isinstance(weights, Mapping):
         raise ValueError("weights are one array, not arrays by name")
     if odd := weights.keys() ^ into.keys():
-        raise ValueError(f"weights are another module's: only one side has {sorted(odd)}")
+        raise ValueError(f"weights are of another module: only one side has {sorted(odd)}")
     for name, mine in into.items():
         tensor = _tensor(weights[name])  # [...]
         if tensor.shape != mine.shape:
             raise ValueError(
-                f"weights are another module's: {name!r} has shape {list(tensor.shape)}, "
+                f"weights are of another module: {name!r} has shape {list(tensor.shape)}, "
                 f"here {list(mine.shape)}"
             )
         mine.copy_(tensor)
 
 
 def _tensor(array: Any) -> Tensor:
-    if array.dtype == ml_dtypes.bfloat16:  # torch does not take it from NumPy
+    if array.dtype == ml_dtypes.bfloat16:  # torch cannot convert it from NumPy
         return torch.tensor(array.view(np.int16)).view(torch.bfloat16)  # [...]
     return torch.tensor(array)  # [...]

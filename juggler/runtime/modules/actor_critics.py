@@ -25,10 +25,10 @@ from juggler.runtime.modules.models import ActorCritic, Catalog
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.wire.errors import UnsupportedSpace
 
-#: What forward_train returns: two values of an action [B, 2], or of each action [B, 2, n].
+#: Output of forward_train: two values of an action [B, 2], or of each action [B, 2, n].
 Q_VALUES: Final = "q_values"
 
-#: Keys of `model` that have one right value alongside these critics.
+#: Keys of `model` that have only one valid value alongside these critics.
 _NEEDED = {"squash": True, "free_log_std": False, "shared_value_layers": False}
 
 
@@ -55,17 +55,17 @@ class TwinCritics(nn.ModuleList):
         super().__init__(Critic(catalog, values) for _ in range(2))
 
     def of(self, batch: Batch, module: RLModule) -> dict[str, Any]:
-        """Values [B, 2] of the batch's actions; Discrete: all [B, 2, n]."""
+        """Return values [B, 2] of actions, or [B, 2, n] if Discrete."""
         if isinstance(module.action_space, spaces.Discrete):
             return {Q_VALUES: self.of_all(batch)}
         return {Q_VALUES: self.of_taken(batch, module.action_distribution())}
 
     def of_all(self, batch: Batch) -> Tensor:
-        """Values [B, 2, n] of each action of a Discrete space."""
+        """Return values [B, 2, n] of each action of a Discrete space."""
         return torch.stack([critic(batch[OBSERVATIONS]) for critic in self], 1)  # [B, 2, n]
 
     def of_taken(self, batch: Batch, distribution: DistributionSpec) -> Tensor:
-        """Values [B, 2] of a batch's actions [B, ...] of a Box.
+        """Return values [B, 2] of actions [B, ...] of a Box.
 
         Args:
             batch: has observations and actions.
@@ -80,7 +80,7 @@ class TwinCritics(nn.ModuleList):
 
 
 class Critic(nn.Module):
-    """Values [B, n] of what it sees."""
+    """A network for values [B, n] of its input."""
 
     def __init__(self, catalog: Catalog, values: int) -> None:
         super().__init__()
@@ -100,20 +100,20 @@ def must_see_actions(
     encoder = model_config.get("encoder", "auto")
     if isinstance(action_space, spaces.Box) and (callable(encoder) or ":" in str(encoder)):
         raise ValueError(
-            f"model.encoder = {encoder!r}: {name} values Box actions by what it "
-            "encodes of observations and actions together, which an encoder of your own cannot "
-            "know; leave it out"
+            f"model.encoder = {encoder!r}: {name} needs to encode Box actions, "
+            "which your own encoder cannot "
+            "do; leave it out"
         )
 
 
 def model_for_critics(
     name: str, action_space: gymnasium.Space[Any], model_config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The keys of `model` for a policy alongside these critics.
+    """Return the keys of `model` for a policy alongside these critics.
 
     Args:
         name: of the module's class.
-        action_space: what it acts in.
+        action_space: of the policy.
         model_config: the keys that were given.
 
     Raises:
@@ -124,13 +124,13 @@ def model_for_critics(
             raise ValueError(f"model.{key} = {given!r}: {name} needs {needed!r}; leave it out")
     if model_config.get("distribution") is not None:
         raise ValueError(
-            f"distribution = {model_config['distribution']!r}: {name} has the one that its "
-            "algorithm needs; leave it out"
+            f"distribution = {model_config['distribution']!r}: {name} has the "
+            "distribution that its algorithm needs; leave it out"
         )
     must_see_actions(name, action_space, model_config)
     if model_config.get("recurrent", "none") != "none":
         raise ValueError(
-            f"{name} has no memory: leave out model.recurrent, or take another "
+            f"{name} has no memory: leave out model.recurrent, or choose another "
             "algorithm, such as ppo"
         )
     return {**model_config, **_NEEDED}
@@ -146,11 +146,11 @@ class SoftActorCritic(RLModule):
     """A stochastic policy and twin critics, for Box and Discrete actions.
 
     The policy of a Box is a squashed Gaussian whose standard deviations depend on the observation.
-    `forward_train` returns "action_dist_inputs" [B, D] for observations alone, and for Discrete
-    actions "q_values" [B, 2, n] too. For a Box, a batch that has "actions" [B, ...] as well gets
-    nothing but their "q_values" [B, 2].
+    For observations only, `forward_train` returns "action_dist_inputs" [B, D], and for Discrete
+    actions also "q_values" [B, 2, n]. With a Box and a batch that also has "actions" [B, ...], it
+    returns only their "q_values" [B, 2].
 
-    Encoders are those of the default module, one for the policy and one for each of the two.
+    Encoders are the default module's: one for the policy and one for each critic.
     """
 
     training_only = ("critics", LOG_TEMPERATURE)
@@ -171,13 +171,13 @@ class SoftActorCritic(RLModule):
         self.encoder = catalog.build_encoder()
         distribution = self.action_distribution()
         self.policy_head = catalog.build_policy_head(feature_size(self.encoder), distribution)
-        self._log_std = len(distribution.log_std_inputs)  # the last ones
+        self._log_std = len(distribution.log_std_inputs)  # number of inputs at the end
         self.critics = TwinCritics(observation_space, action_space, model_config)
         self.log_temperature = nn.Parameter(torch.zeros(()))  # []
 
     @property
     def is_discrete(self) -> bool:
-        """Whether values are those of all actions."""
+        """Whether values are of all actions."""
         return isinstance(self.action_space, spaces.Discrete)
 
     def _forward(self, batch: Batch) -> dict[str, Any]:
@@ -206,9 +206,9 @@ class DeterministicActorCritic(RLModule):
     "exploration_noise" is its standard deviation, in halves of the distance between the bounds.
     Until a learner sets it, it is infinite, and actions are drawn uniformly from the Box.
 
-    `forward_train` returns "action_dist_inputs" [B, 2 M] for observations alone. For a batch that
-    has "actions" [B, ...] too, it returns nothing but their "q_values" [B, 2]. Encoders are those
-    of the default module, one for the policy and one for each of the two.
+    For observations only, `forward_train` returns "action_dist_inputs" [B, 2 M]. For a batch that
+    also has "actions" [B, ...], it returns only their "q_values" [B, 2]. Encoders are the default
+    module's: one for the policy and one for each critic.
     """
 
     training_only = ("critics",)
@@ -224,7 +224,7 @@ class DeterministicActorCritic(RLModule):
         model_config = model_for_critics(name, action_space, model_config)
         super().__init__(observation_space, action_space, model_config)
         self._distribution = _distribution(name, action_space)
-        assert isinstance(action_space, spaces.Box)  # else it has no such distribution
+        assert isinstance(action_space, spaces.Box)  # other spaces have no such distribution
         catalog = Catalog(observation_space, action_space, model_config)
         self.encoder = catalog.build_encoder()
         size = self._distribution.noise_size
@@ -253,11 +253,11 @@ def _distribution(name: str, space: gymnasium.Space[Any]) -> ClippedGaussianSpec
         space: of its actions.
 
     Raises:
-        UnsupportedSpace: there is no such distribution for this space.
+        UnsupportedSpace: this space has no such distribution.
     """
     if not isinstance(space, spaces.Box):
         raise UnsupportedSpace(f"{name} acts in Box spaces, and not in {space}")
-    distribution_for(space)  # whole numbers and no elements are refused there
+    distribution_for(space)  # rejects integers and empty spaces
     spec = ClippedGaussianSpec(space.low, space.high)
     if not spec.is_bounded:
         raise UnsupportedSpace(
@@ -271,9 +271,9 @@ def _distribution(name: str, space: gymnasium.Space[Any]) -> ClippedGaussianSpec
 class ImplicitActorCritic(ActorCritic):
     """The default module with twin critics, for Box and Discrete actions.
 
-    `forward_train` returns what the default module does. A batch that has "actions" [B, ...] as
-    well gets nothing but "q_values": those of these actions [B, 2], or for Discrete actions those
-    of each one [B, 2, n].
+    `forward_train` returns the same as the default module. For a batch that also has "actions" [B,
+    ...], it returns only "q_values": of these actions [B, 2], or for Discrete actions of all
+    actions [B, 2, n].
     """
 
     takes_critic_observations = False

@@ -38,9 +38,10 @@ from juggler.runtime.wire.trees import Tree
 
 _USES: tuple[Use, ...] = get_args(Use)
 
-#: Max distance of results in NumPy from those in torch, relative and absolute.
+#: Maximum difference between results of NumPy and torch, relative and absolute.
 _TOLERANCE = 1e-4
-#: Differences in a row after which torch acts. One rounding may decide between two equal options.
+#: Consecutive differences after which torch acts. A single rounding may decide between two equal
+#: options.
 _CHANCES = 2
 
 
@@ -49,8 +50,8 @@ class ActingStep(NamedTuple):
 
     Attributes:
         actions: [N, ...], a tree of arrays.
-        inputs: of their distribution [N, D]; None: the module returns none.
-        states: after the step, [N, ...]; {}: it has none.
+        inputs: of their distribution [N, D]; None: the module returns no inputs.
+        states: after the step, [N, ...]; {}: no states.
     """
 
     actions: Any
@@ -62,17 +63,18 @@ class TensorModule:
     """A module that acts on tensors, without waiting for their device.
 
     Args:
-        module: is put into evaluation mode (no dropout), since its log-probabilities must be those
-            of the policy that learns.
-        rows: of the blank observations that it is tried with.
+        module: put into evaluation mode (no dropout), since its log-probabilities must match the
+            learner's.
+        rows: number of blank observations with which it is tried.
         device: of the tensors.
 
     Attributes:
         module: as given.
-        draws: whether actions are drawn from the module's distribution; else it returns them.
-        distribution: of the actions, if the module returns its inputs; else None.
+        draws: whether actions are drawn from the module's distribution; otherwise the module
+            returns them.
+        distribution: of the actions, if the module returns its inputs; otherwise None.
         blank_inputs: zeros [D], in the shape of its inputs.
-        note: for the log, why torch acts since results differed; "": there is nothing to report.
+        note: for the log: why torch acts; "": nothing to report.
         differed: whether results differed.
 
     Raises:
@@ -110,21 +112,21 @@ class TensorModule:
         """Load weights: arrays by the names of parameters and buffers.
 
         Raises:
-            ValueError: they are another module's.
+            ValueError: they are for another module.
         """
         load_weights(self._named, weights)
         self.begin()
 
     def weights(self) -> Mapping[str, Array]:
-        """The weights by name, as views where they are on the host."""
+        """Return the weights by name; views if they are on the host."""
         return {name: tensor.cpu().numpy() for name, tensor in self._named.items()}
 
     def initial_states(self, rows: int) -> Any:
-        """States at the start of episodes [N, ...]; {}: there are none."""
+        """Return states [N, ...] at the start of episodes; {}: no states."""
         return self._started(rows)
 
     def restarted(self, states: Any, first: Any) -> Any:
-        """States [N, ...], replaced by the initial ones where an episode starts.
+        """Replace states [N, ...] by initial ones where an episode starts.
 
         Args:
             states: a tree.
@@ -137,13 +139,13 @@ class TensorModule:
 
         Args:
             observations: a tree [N, ...].
-            states: before the step, [N, ...]; {}: the module has none.
+            states: before the step, [N, ...]; {}: no states.
             noise: [N, M] of the distribution; needed if the module `draws`.
         """
         return self._step("exploration", observations, states, noise)
 
     def infer(self, observations: Any, states: Any) -> ActingStep:
-        """Act as well as the module can, with the most likely actions."""
+        """Take the most likely actions."""
         return self._step("inference", observations, states, None)
 
     def _step(self, use: Use, observations: Any, states: Any, noise: Any) -> ActingStep:
@@ -152,14 +154,14 @@ class TensorModule:
         return ActingStep(actions, outputs.get(ACTION_DIST_INPUTS), after)
 
     def _outputs(self, use: Use, observations: Any, states: Any) -> tuple[dict[str, Any], Any]:
-        """A pass's outputs [N, ...], and the states after the step."""
+        """Return a pass's outputs [N, ...], and the states after the step."""
         forward = getattr(self.module, f"forward_{use}")
         if states:
             return one_step(forward, observations, states)
         return forward({OBSERVATIONS: observations}), {}
 
     def _chosen(self, use: Use, outputs: Mapping[str, Any], noise: Any) -> Any:
-        """The actions [N, ...] that the module or its distribution chooses."""
+        """Return the actions [N, ...] of the module or its distribution."""
         if ACTIONS in outputs:
             return outputs[ACTIONS]
         spec = self.distribution or self.module.action_distribution()
@@ -174,42 +176,42 @@ class ArrayModule(TensorModule):
     """An `RLModule` that acts on NumPy arrays, one step at a time.
 
     Built-in modules act in NumPy, unless they have convolutions. The first observations after the
-    module was built, and after 1, 2, 4, 8, … changes of its weights, go through torch as well. If
-    results differ by more than 1e-4 for two of these in a row, torch acts from then on. Results are
+    module was built, and after 1, 2, 4, 8, … changes of its weights, also go through torch. If two
+    consecutive comparisons differ by more than 1e-4, torch acts from then on. Results equal
     torch's up to rounding.
 
-    Where torch acts, its operations are recorded, if all code is Juggler's, torch's or
+    When torch acts, its operations are recorded, if all code is Juggler's, torch's or
     `may_act_in_numpy`: see `Recordings`.
 
-    Weights may be loaded or changed in place. Other attributes of the module have to stay as they
-    are, apart from `check_specs`.
+    Weights may be loaded or changed in place. Other attributes of the module must not change,
+    except `check_specs`.
 
     Args:
         module: as for `TensorModule`.
-        rows: likewise.
+        rows: as for `TensorModule`.
         shared: whether the module's weights may be changed in any way, as through `.data`.
     """
 
     def __init__(self, module: RLModule, rows: int = 1, shared: bool = False) -> None:
         self._rows, self._shared = rows, shared
-        self._changes = self._differences = 0  # of the weights, and in a row
+        self._changes = self._differences = 0  # changes of weights, consecutive differences
         self._recordings = Recordings() if _may_record(module) else None
         super().__init__(module, rows)
         if self.distribution is not None:
             self._on_arrays = array_distribution(self.distribution)
         kept: list[Any] = [x for p in module.modules() for x in (p._parameters, p._buffers)]
-        # A scripted part keeps them elsewhere.
+        # A scripted part stores its tensors elsewhere.
         self._places = [(k, n) for k in kept if isinstance(k, dict) for n in k if k[n] is not None]
-        self._take_apart()
+        self._make_passes()
 
-    def _take_apart(self) -> None:
-        """Make passes in NumPy for the module's tensors of now."""
+    def _make_passes(self) -> None:
+        """Make NumPy passes for the module's current tensors."""
         self._memory = self._pointers()
         self._storages = {kept[n].untyped_storage().data_ptr() for kept, n in self._places}
         self._named = weights_of(self.module)
         self._live = LiveWeights(self._shared)
         self._passes = {use: self._pass(use) for use in _USES}
-        self._unsure = set(_USES)  # passes that torch makes as well when they are made next
+        self._unsure = set(_USES)  # passes to compare with torch at the next call
 
     def _pass(self, use: Use) -> NumpyPass | None:
         if self.distribution is None or self.module.check_specs:
@@ -220,7 +222,7 @@ class ArrayModule(TensorModule):
             return None
 
     def _pointers(self) -> list[int]:
-        """The addresses of the weights."""
+        """Return the addresses of the weights."""
         return [kept[name].data_ptr() for kept, name in self._places]
 
     def __reduce__(self) -> Any:
@@ -244,12 +246,12 @@ class ArrayModule(TensorModule):
         )
 
     def _step(self, use: Use, observations: Any, states: Any, noise: Any) -> ActingStep:
-        with np.errstate(all="ignore"):  # as in torch: runners look at results
+        with np.errstate(all="ignore"):  # as in torch: runners check results
             return self._on_host(use, observations, states, noise)
 
     def _on_host(self, use: Use, observations: Any, states: Any, noise: Any) -> ActingStep:
         if self._shared and self._pointers() != self._memory:
-            self._take_apart()
+            self._make_passes()
         in_numpy = self._passes[use]
         if in_numpy is None or self.differed or self.module.check_specs:
             return self._in_torch(use, observations, states, noise)
@@ -269,13 +271,13 @@ class ArrayModule(TensorModule):
         return in_torch
 
     def _actions(self, use: Use, inputs: Array, noise: Any) -> Any:
-        """Actions [N, ...] for inputs [N, D], in NumPy."""
+        """Return actions [N, ...] for inputs [N, D], in NumPy."""
         if use == "exploration":
             return self._on_arrays.sample(inputs, noise)
         return self._on_arrays.mode(inputs)
 
     def _in_torch(self, use: Use, observations: Any, states: Any, noise: Any) -> ActingStep:
-        """A step in torch, recorded if it may be."""
+        """Make a step in torch, recorded if allowed."""
         seen, before = tree_map(as_tensor, observations), tree_map(as_tensor, states)  # [N, ...]
         if self._passes[use] or self.module.check_specs or self._recordings is None:
             with torch.inference_mode():
@@ -294,9 +296,9 @@ class ArrayModule(TensorModule):
             actions = self._actions(use, inputs, noise)
         return ActingStep(actions, inputs, tree_map(in_array, outputs.get(STATES, {})))
 
-    @torch.no_grad()  # which takes composite operations such as dropout apart
+    @torch.no_grad()  # which splits composite operations such as dropout
     def _forward(self, inputs: Mapping[Use, Any]) -> dict[str, Any]:
-        """A pass's outputs as one tree, for a recording."""
+        """Return a pass's outputs as one tree, for a recording."""
         ((use, given),) = inputs.items()
         outputs, after = self._outputs(use, given[OBSERVATIONS], given.get(STATES))
         names = [name for name in (ACTION_DIST_INPUTS, ACTIONS) if name in outputs]
@@ -307,11 +309,11 @@ class ArrayModule(TensorModule):
         return apart
 
     def _apart_from_weights(self, x: Tensor) -> Tensor:
-        """A tensor [...] whose memory does not change with the weights."""
+        """Return a tensor [...] whose memory does not change with the weights."""
         return x.clone() if x.untyped_storage().data_ptr() in self._storages else x
 
     def _torch_actions(self, use: Use, outputs: Mapping[str, Any], noise: Any) -> Any:
-        """The actions that the module or its distribution chooses: arrays [N, ...]."""
+        """Return the actions of the module or its distribution: arrays [N, ...]."""
         with torch.inference_mode():
             noise = None if noise is None else as_tensor(noise)  # [N, M]
             return tree_map(as_array, self._chosen(use, outputs, noise))
@@ -319,11 +321,11 @@ class ArrayModule(TensorModule):
     def _compared(
         self, use: Use, in_numpy: NumpyPass, observations: Any, states: Any, noise: Any
     ) -> ActingStep:
-        """A step in NumPy, or in torch if results differ."""
+        """Make a step in NumPy, or in torch if results differ."""
         expected = self._in_torch(use, observations, states, noise)
         try:
             inputs, after = in_numpy(observations, states)  # [N, D]
-            # Actions of the same inputs, since a rounding of inputs may be another action.
+            # Actions for the same inputs, since rounding the inputs may change the action.
             same = {ACTION_DIST_INPUTS: as_tensor(inputs)}
             actions = self._torch_actions(use, same, noise)
             acted = ActingStep(self._actions(use, inputs, noise), inputs, after)
@@ -342,8 +344,8 @@ class ArrayModule(TensorModule):
     def _give_up(self, why: str) -> None:
         self.differed = True
         self.note = (
-            f"{type(self.module).__name__} acts in torch from now on, since NumPy did "
-            f"something else: {why}"
+            f"{type(self.module).__name__} acts in torch from now on, since NumPy gave "
+            f"other results: {why}"
         )
 
 
@@ -352,7 +354,7 @@ def _failure(error: Exception) -> str:
 
 
 def _difference(acted: ActingStep, expected: ActingStep) -> str:
-    """Difference of a NumPy step from torch's; "": none.
+    """Describe the difference of a NumPy step from torch's; "": none.
 
     Raises:
         ValueError: shapes or dtypes differ.
@@ -376,7 +378,7 @@ def _difference(acted: ActingStep, expected: ActingStep) -> str:
 
 
 def _may_record(module: nn.Module) -> bool:
-    """Whether all code is Juggler's, torch's or `may_act_in_numpy`.
+    """Return whether all code is Juggler's, torch's or `may_act_in_numpy`.
 
     Other code may read more than its inputs.
     """

@@ -37,27 +37,27 @@ def build_module(
     critic_space: gymnasium.Space[Any] | None = None,
     check_specs: bool = False,
 ) -> RLModule:
-    """A new module with randomly initialized parameters.
+    """Make a new module with randomly initialized parameters.
 
     Args:
         module: "package.module:Class", imported here; an RLModule class, a Catalog class, or
             another callable of (observation_space, action_space, model_config); or None: the
             default module.
         observation_space: of one environment, not of a vector.
-        action_space: likewise.
+        action_space: of one environment.
         model_config: the module's options; the default module takes the fields of `ModelConfig`.
         distribution: "package.module:function" or a callable of (action_space, **options) that
             makes a DistributionSpec; it is passed to the module in model_config. None: the one in
             model_config, if any.
-        critic_space: of "critic_observations", which a value function sees in training besides
-            observations; it is passed to the module in model_config. None: it sees observations
-            alone, or the module only acts.
+        critic_space: of "critic_observations", additional inputs of a value function in training;
+            passed to the module in model_config. None: it only sees observations, or the module
+            only acts.
         check_specs: check inputs and outputs against the module's specs in every call.
 
     Raises:
         UnsupportedSpace: one of the spaces is not supported.
-        ValueError: a name cannot be imported or is not of a module, model_config has a wrong key
-            or value, or the module has no value function that could see more than observations.
+        ValueError: a name cannot be imported or is not a module's, model_config has a wrong key or
+            value, or the module has no value function that could see more than observations.
         TypeError: the callable did not return an RLModule.
     """
     factory = found(module, "module") if isinstance(module, str) else module or ActorCritic
@@ -73,7 +73,7 @@ def build_module(
         raise TypeError(f"{module!r} made a {type(built).__name__}: it must make an RLModule")
     if critic_space is not None and not (built.takes_critic_observations and built.critic_space):
         raise ValueError(
-            f"critic_sees: the values of {type(built).__name__} come from observations alone; "
+            f"critic_sees: the values of {type(built).__name__} come only from observations; "
             "leave critic_sees out, or compute them from batch['critic_observations'] in "
             "_forward_train, set takes_critic_observations = True in the class, and pass it the "
             "model_config"
@@ -83,7 +83,7 @@ def build_module(
 
 
 def _called(factory: Callable[..., object], *arguments: object) -> object:
-    """What a factory makes of its arguments.
+    """Call a factory with its arguments.
 
     Raises:
         ValueError: the factory takes other arguments, or its `__init__` does not call
@@ -92,7 +92,7 @@ def _called(factory: Callable[..., object], *arguments: object) -> object:
     name = getattr(factory, "__qualname__", type(factory).__name__)
     name += ".__init__" if isinstance(factory, type) else ""
     wrong, takes = "", "(observation_space, action_space, model_config)"
-    with suppress(ValueError):  # Python does not know its signature
+    with suppress(ValueError):  # Python knows no signature
         known = signature(factory)
         if not _can_take(known, arguments):
             wrong = f"{name} must take {takes}: it takes {known}; see docs/modules.md"
@@ -115,10 +115,10 @@ def _can_take(known: Signature, arguments: Sequence[object]) -> bool:
 
 
 def _must_make_a_module(module: object, factory: object) -> None:
-    """Refuse what would only raise a TypeError when it is called.
+    """Reject objects that would only raise a TypeError when called.
 
     Raises:
-        ValueError: a class of something else, or a torch module that is built already.
+        ValueError: a class of another kind, or a torch module that is already built.
     """
     if isinstance(factory, type) and not issubclass(factory, (RLModule, Catalog)):
         raise ValueError(
@@ -127,7 +127,7 @@ def _must_make_a_module(module: object, factory: object) -> None:
         )
     if isinstance(factory, torch.nn.Module):
         raise ValueError(
-            f"module: this {type(factory).__name__} is built already, and each worker builds its "
+            f"module: this {type(factory).__name__} is already built, and each worker builds its "
             "own: give a class that derives from juggler.RLModule, or a function of "
             "(observation_space, action_space, model_config) that returns one"
         )
@@ -138,7 +138,7 @@ Space = gymnasium.Space[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RLModuleSpec:
-    """Recipe of a module; the environment and config fill gaps.
+    """Recipe of a module; environment and configuration fill in the rest.
 
     A spec is a `ModuleFactory`, so a run accepts it instead of a module's class.
     """
@@ -147,13 +147,13 @@ class RLModuleSpec:
     """As for `build_module`; None: the default module."""
 
     observation_space: Space | None = None
-    """None: the environment's, after its connectors."""
+    """None: the environment's, after the connectors."""
 
     action_space: Space | None = None
-    """None: the environment's, likewise."""
+    """None: the environment's, after the connectors."""
 
     model_config: Mapping[str, Any] | None = None
-    """Keys given here override those of the run's config."""
+    """Keys given here override the run's config."""
 
     def completed(
         self,
@@ -161,7 +161,7 @@ class RLModuleSpec:
         action_space: Space | None = None,
         model_config: Mapping[str, Any] | None = None,
     ) -> RLModuleSpec:
-        """This spec, with what it leaves out filled in."""
+        """Return this spec with missing values filled in."""
         return RLModuleSpec(
             module=self.module,
             observation_space=_first(self.observation_space, observation_space),
@@ -170,10 +170,10 @@ class RLModuleSpec:
         )
 
     def build(self) -> RLModule:
-        """A new module.
+        """Make a new module.
 
         Raises:
-            ValueError: a space is missing; also what `build_module` raises.
+            ValueError: a space is missing, or as for `build_module`.
         """
         for name in ("observation_space", "action_space"):
             if getattr(self, name) is None:
@@ -202,8 +202,8 @@ def _first(own: Space | None, given: Space | None) -> Space | None:
 class MultiRLModule(nn.Module):
     """RLModules by id, each with its own spaces and config.
 
-    By default its modules are independent. To share a part, a subclass overrides `build`, makes the
-    part once and passes it to each of them:
+    By default its modules are independent. To share a part, override `build`, make the part once
+    and pass it to each module:
 
         class SharedEncoder(MultiRLModule):
             def build(self, specs):
@@ -233,7 +233,7 @@ class MultiRLModule(nn.Module):
             self._hold(module_id, built[module_id] if module_id in specs else module)
 
     def build(self, specs: Mapping[str, RLModuleSpec]) -> Mapping[str, RLModule]:
-        """Build the specs' modules, by id; one call's modules may share parts.
+        """Build modules from their specs, by id; they may share parts.
 
         To share a part with modules that are added later, keep it as an attribute.
         """
@@ -246,7 +246,7 @@ class MultiRLModule(nn.Module):
         self._hold(module_id, module)
 
     def remove(self, module_id: str) -> RLModule:
-        """Remove and return a module; shared parts stay with the rest."""
+        """Remove and return a module; shared parts stay with other modules."""
         module = self[module_id]
         del self._held[self._keys.pop(module_id)]
         return module
@@ -267,12 +267,12 @@ class MultiRLModule(nn.Module):
         return self.forward_train(batch)
 
     def shared_parts(self) -> dict[str, list[str]]:
-        """By name of a shared tensor, the ids of its modules.
+        """Return ids of modules that share a tensor, by its name.
 
-        A run takes this as its table `shared`, and a script gives it to `juggler.SharedParts`.
+        For the table `shared` of a run, or for `juggler.SharedParts` in a script.
 
         Raises:
-            ValueError: some modules share one tensor of a name, and others another one.
+            ValueError: different modules share different tensors of the same name.
         """
         users: dict[tuple[str, int], list[str]] = {}
         for module_id, module in self.items():
@@ -282,8 +282,8 @@ class MultiRLModule(nn.Module):
         for (name, _), ids in users.items():
             if len(ids) > 1 and shared.setdefault(name, ids) is not ids:
                 raise ValueError(
-                    f"{name!r} is shared by {shared[name]} and, with other values, by {ids}: give "
-                    "one of both parts another name"
+                    f"{name!r} is shared by {shared[name]} and, with other values, by {ids}: "
+                    "rename one of the parts"
                 )
         return shared
 
@@ -311,10 +311,10 @@ class MultiRLModule(nn.Module):
 
     def _hold(self, module_id: str, module: object) -> None:
         if module_id in self._keys:
-            raise ValueError(f"there is a module {module_id!r} already: remove it first")
+            raise ValueError(f"module {module_id!r} already exists: remove it first")
         if not isinstance(module, RLModule):
             raise TypeError(f"module {module_id!r} is a {type(module).__name__}, not an RLModule")
-        # Torch allows neither a dot in a name nor the name of an attribute.
+        # Torch does not allow dots or names of attributes in module names.
         key = f"id_{module_id.replace('%', '%25').replace('.', '%2E')}"
         self._held[key] = module
         self._keys[module_id] = key
@@ -336,11 +336,11 @@ class MultiRLModuleSpec:
         action_space: Space | Mapping[str, Space] | None = None,
         model_config: Mapping[str, Any] | None = None,
     ) -> MultiRLModuleSpec:
-        """This spec, with what its modules' specs leave out filled in.
+        """Return this spec with missing values of its modules filled in.
 
         Args:
             observation_space: one for all modules, or by module id.
-            action_space: likewise.
+            action_space: one for all modules, or by module id.
             model_config: for all modules; keys of a module's spec override it.
         """
         modules = {
@@ -352,10 +352,10 @@ class MultiRLModuleSpec:
         return MultiRLModuleSpec(modules=modules, multi_module=self.multi_module)
 
     def build(self) -> MultiRLModule:
-        """New modules.
+        """Make new modules.
 
         Raises:
-            ValueError: a spec is not complete; also what `build_module` raises.
+            ValueError: a spec is incomplete, or as for `build_module`.
             TypeError: the class is not a MultiRLModule.
         """
         named = self.multi_module
@@ -367,7 +367,7 @@ class MultiRLModuleSpec:
 
 
 def _for(module_id: str, space: Space | Mapping[str, Space] | None) -> Space | None:
-    # A Dict space is a mapping too.
+    # A Dict space is also a mapping.
     if space is None or isinstance(space, gymnasium.Space):
         return space
     return space.get(module_id)

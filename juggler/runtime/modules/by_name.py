@@ -13,22 +13,22 @@ from typing import Any, Final, Generic, TypeVar
 from juggler.runtime.nearest import closest, nearest
 from juggler.runtime.own_frames import own_frames, place_of
 
-#: Prefix of the names of things in a script or a notebook, which cannot be imported.
+#: Prefix of names in a script or a notebook, which cannot be imported.
 SCRIPT: Final = "__main__:"
-#: Kinds of objects that workers do without.
+#: Kinds of objects that workers do not need.
 _OF_THE_DRIVER: Final = ("builder", "weighting")
 
 
 class ImportFailed(ValueError):
-    """A user's Python module raised an error while it was imported.
+    """A user's Python module raised an error during its import.
 
     Attributes:
-        traceback: that error as Python shows it, with the frames of the user's own files alone.
+        traceback: the error as Python shows it, with only the frames of the user's files.
 
     Args:
         name: "package.module:Class".
         what: the kind of object, for the message.
-        error: what the import raised; loses the frames of Python's import system.
+        error: the import's exception; loses the frames of Python's import system.
     """
 
     def __init__(self, name: str, what: str, error: Exception) -> None:
@@ -41,7 +41,7 @@ class ImportFailed(ValueError):
 
 
 def _behind_the_import(frames: TracebackType | None) -> TracebackType | None:
-    """Traceback frames after this file's and the import system's."""
+    """Return the traceback frames after this file's and the import system's."""
     while frames is not None:
         file = frames.tb_frame.f_code.co_filename
         if file not in (__file__, importlib.__file__) and not file.startswith("<frozen importlib"):
@@ -51,14 +51,14 @@ def _behind_the_import(frames: TracebackType | None) -> TracebackType | None:
 
 
 def found(name: str, what: str) -> Callable[..., Any]:
-    """The object with this name, imported here.
+    """Import the object with this name.
 
     Args:
         name: "package.module:Class", or with a function instead of the class.
         what: the kind of object, for the error: "module", "encoder", …
 
     Raises:
-        ValueError: the name cannot be imported, or is not callable. An ImportFailed: its Python
+        ValueError: the name cannot be imported, or is not callable; ImportFailed if its Python
             module raised an error.
     """
     package, colon, attribute = name.partition(":")
@@ -71,7 +71,7 @@ def found(name: str, what: str) -> Callable[..., Any]:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and (package + ".").startswith(missing + "."):
             raise ValueError(no_module(name, what, missing)) from error
-        raise ImportFailed(name, what, error) from error  # of what it does, or of what it imports
+        raise ImportFailed(name, what, error) from error  # raised by the module, or by its imports
     called = getattr(imported, attribute, None)
     if called is None:
         near = closest(attribute, vars(imported))
@@ -86,9 +86,9 @@ def found(name: str, what: str) -> Callable[..., Any]:
 
 
 def name_of(given: Any) -> str | None:
-    """Name of a class, or of an object's class, for `found`.
+    """Return the name under which `found` finds a class.
 
-    A name, or None, stays as it is.
+    Names and None are returned unchanged.
     """
     if given is None or isinstance(given, str):
         return given
@@ -104,8 +104,8 @@ def given_or_named(
 
     Args:
         name: of the module in a configuration.
-        factory: what the run's own key `module` was given in Python.
-        own: other classes of the script, by the names that stand for them.
+        factory: the run's own key `module`, if given in Python.
+        own: other classes of the script, by their names in the configuration.
     """
     if name is None or name_of(factory) == name:
         return factory
@@ -113,7 +113,7 @@ def given_or_named(
 
 
 def is_there(module: str) -> bool:
-    """Whether a module or its outermost package exists, without import."""
+    """Return whether a module or its outermost package exists, without import."""
     outermost = module.partition(".")[0]
     return outermost in sys.modules or importlib.util.find_spec(outermost) is not None
 
@@ -142,13 +142,13 @@ def _check_is_no_path(name: str, what: str) -> None:
     directory, _, module = file.removesuffix(".py").rpartition("/")
     where = f", with {directory!r} on PYTHONPATH" if directory not in ("", ".") else ""
     raise ValueError(
-        f"{what} {name!r} names a file, and a Python module is wanted: "
+        f"{what} {name!r} names a file instead of a Python module: "
         f"write {f'{module}:{attribute}'!r}{where}"
     )
 
 
 def no_module(name: str, what: str, module: str) -> str:
-    """The message for a name whose Python module cannot be found."""
+    """Describe that the Python module of a name cannot be found."""
     where = "where the driver runs" if what in _OF_THE_DRIVER else "wherever this run has workers"
     return (
         f"{what} {name!r} cannot be imported: there is no Python module {module!r} here; "
@@ -164,8 +164,8 @@ def must_be_given_again(
     Args:
         key: a key of the configuration.
         name: its value.
-        given: the object that the name stands for, if it was passed again.
-        passed: how it is passed, with {} for its name; by default as `key`.
+        given: the object with this name, if it was passed again.
+        passed: how to pass it, with {} for its name; by default as `key`.
 
     Raises:
         ValueError: the name belongs to a script, and its object was not passed again.
@@ -180,14 +180,14 @@ Named = TypeVar("Named")
 
 
 class NamedClasses(Generic[Named]):
-    """The classes that one key can name.
+    """The classes that a configuration key can name.
 
     Args:
         key: the key, as in "builder".
         shipped: the classes that ship, by name.
-        checked: takes a name and what it stands for, and returns the latter. It raises ValueError
-            if that is no class for this key.
-        passed: how a script passes a class of its own, with {} for its name.
+        checked: returns the object of a name if it is a class for this key; otherwise raises
+            ValueError.
+        passed: how a script passes its own class, with {} for its name.
         elsewhere: what to name instead of another library's name; "": nothing.
     """
 
@@ -201,27 +201,27 @@ class NamedClasses(Generic[Named]):
     ) -> None:
         self._key, self._shipped, self._checked, self._passed = key, shipped, checked, passed
         self._elsewhere = elsewhere
-        #: Classes of a script that were given to this process, by the names that stand for them.
+        #: Classes of a script that were passed to this process, by name.
         self._given: dict[str, type[Named]] = {}
 
     def find(self, name: object) -> type[Named]:
         """
         Args:
-            name: of one that ships, or "package.module:Class", which is imported here.
+            name: of a shipped class, or "package.module:Class", which is imported here.
 
         Raises:
-            ValueError: nothing has that name, or what has it is no class for this key; says which
-                name is nearest, or what is wrong.
+            ValueError: there is no such class, or it is not for this key; names the nearest one,
+                or the problem.
         """
         if not isinstance(name, str) or (":" not in name and name not in self._shipped):
-            said = f"{self._key} = {name!r} is not known"
+            unknown = f"{self._key} = {name!r} is not known"
             if answer := self._elsewhere(str(name)):
-                raise ValueError(f"{said}: {answer}. Known are {', '.join(sorted(self._shipped))}")
-            raise ValueError(
-                said
-                + nearest(
-                    name, self._shipped, own="one of your own is named as 'package.module:Class'"
+                raise ValueError(
+                    f"{unknown}: {answer}. Known are {', '.join(sorted(self._shipped))}"
                 )
+            raise ValueError(
+                unknown
+                + nearest(name, self._shipped, own="name your own as 'package.module:Class'")
             )
         if name in self._shipped:
             return self._shipped[name]
@@ -233,7 +233,7 @@ class NamedClasses(Generic[Named]):
         """Register a class of a script, and return its name.
 
         Raises:
-            ValueError: it is no class for this key.
+            ValueError: it is not a class for this key.
         """
         name = str(name_of(given))
         self._given[name] = self._checked(name, given)

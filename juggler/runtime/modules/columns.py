@@ -29,9 +29,9 @@ SEGMENT_OFFSETS: Final = "segment_offsets"
 FINALS: Final = (FINAL_ROWS, FINAL_STEPS, FINAL_OBSERVATIONS, FINAL_CRITIC_OBSERVATIONS)
 SEGMENTS: Final = (SEGMENT_ROWS, SEGMENT_STARTS, SEGMENT_LENGTHS, SEGMENT_OFFSETS)
 
-# What is observed before each step, after each row, and at the end of each truncated episode: by
-# the policy, and by a value function that sees more. The latter, and the last of `FINALS`,
-# exist only for modules with that value function.
+# Observations before each step, after each row, and at the end of each truncated episode: of the
+# policy, and of a value function with more inputs. The latter, and the last of `FINALS`, exist
+# only for modules with that value function.
 OBSERVED: Final = (OBSERVATIONS, LAST_OBSERVATIONS, FINAL_OBSERVATIONS)
 OBSERVED_BY_CRITIC: Final = (
     CRITIC_OBSERVATIONS,
@@ -39,13 +39,13 @@ OBSERVED_BY_CRITIC: Final = (
     FINAL_CRITIC_OBSERVATIONS,
 )
 
-# Keys of "states": what is known at the start of each row besides its first observation.
+# Keys of "states": memory at the start of each row.
 MODULE_STATE: Final = "module"  # of a recurrent module
 CONNECTOR_STATES: Final = "connectors"  # by the connectors' names
 
-# The key of an observation that holds its action mask.
+# The key of an observation with its action mask.
 ACTION_MASK: Final = "action_mask"
 
-# What a module returns besides actions.
+# Outputs of a module other than actions.
 ACTION_DIST_INPUTS: Final = "action_dist_inputs"
 VALUES: Final = "values"

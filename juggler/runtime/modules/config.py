@@ -20,8 +20,8 @@ class ModelConfig:
     """Keys of `model` for the default module and its extensions."""
 
     hidden_sizes: Sequence[int] = (64, 64)
-    """Units of each hidden layer. With images in a Dict or Tuple, these layers join all features; a
-    single image does without them."""
+    """Units of each hidden layer. With images in a Dict or Tuple, these layers join all features;
+    a single image has no hidden layers."""
 
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation of the hidden layers. Image encoders use relu."""
@@ -42,15 +42,15 @@ class ModelConfig:
     """Units of the recurrent layer."""
 
     memory_bias: float = 2.0
-    """Number added to the initial biases of the gate that keeps the memory: with more, the
-    untrained layer remembers longer."""
+    """Number added to the initial biases of the gate that keeps the memory: with a larger number,
+    the untrained layer remembers longer."""
 
     initializer: Literal["orthogonal", "default"] = "orthogonal"
     """Initialization of weights. orthogonal: with biases of 0 and a nearly uniform policy. default:
     torch's own."""
 
     free_log_std: bool = True
-    """Whether log standard deviations of Box actions are free parameters, 0 at first, instead of
+    """Whether log standard deviations of Box actions are free parameters, initially 0, instead of
     outputs of the policy."""
 
     squash: bool = False
@@ -60,12 +60,12 @@ class ModelConfig:
     """Filled from the run's key `distribution`, which applies to every module."""
 
     critic_space: Space[Any] | None = None
-    """Filled if `critic_sees` gives the value function more to see: the space of
+    """Filled if `critic_sees` gives the value function more inputs: the space of
     "critic_observations"."""
 
     @classmethod
     def parse(cls, model_config: Mapping[str, Any]) -> ModelConfig:
-        """Make a config of a mapping.
+        """Make a config from a mapping.
 
         Raises:
             ValueError: a key is unknown, or a value is not allowed for its key.
@@ -101,12 +101,12 @@ class ModelConfig:
             raise ValueError("model has no key 'critic_space': the run's key critic_sees fills it")
         if config.critic_space is not None and config.shared_value_layers:
             raise ValueError(
-                "model.shared_value_layers = true does not go with critic_sees: policy and value "
-                "function see different things, so that they cannot share an encoder"
+                "model.shared_value_layers = true is impossible with critic_sees: policy and value "
+                "function see different things, so they cannot share an encoder"
             )
         if config.recurrent != "none" and config.shared_value_layers is False:
             raise ValueError(
-                "model.shared_value_layers = false does not go with recurrent = "
+                "model.shared_value_layers = false is impossible with recurrent = "
                 f"{config.recurrent!r}: runners carry one state, so policy and value function "
                 "share it"
             )
@@ -121,11 +121,11 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class QNetworkConfig(ModelConfig):
-    """Keys of `model` for `QNetwork`, besides the default module's."""
+    """Additional keys of `model` for `QNetwork`."""
 
     dueling: bool = False
-    """Whether values of observations and advantages of actions are estimated apart, with DQN, PQN
-    and R2D2."""
+    """Whether values of observations and advantages of actions are estimated separately, with DQN,
+    PQN and R2D2."""
 
     atoms: int = 0
     """Number of returns from v_min to v_max whose probabilities are learned (C51); 51 is usual. 0:
@@ -179,14 +179,14 @@ class ModuleConfig:
     space decides."""
 
     critic_sees: Literal["observation", "state", "all_observations"] = "observation"
-    """What the value function sees: its agent's observation; or also, with several agents, their
-    state() or the observations of all."""
+    """Inputs of the value function: its agent's observation; with several agents also their
+    state(), or the observations of all."""
 
     check_specs: bool = False
     """Whether every call checks the module's inputs and outputs, not only the first one. Slower."""
 
     def __post_init__(self) -> None:
-        # Runs of earlier versions name the files that modules were in.
+        # Runs of earlier versions name the former files of modules.
         if self.module is not None and self.module.startswith("juggler.runtime.modules."):
             self.module = f"juggler:{self.module.partition(':')[2]}"
 

@@ -24,7 +24,7 @@ from juggler.runtime.wire.structures import space_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import Path, path_name
 
 _NATURE_SIDE = 36  # the smallest side that its three convolutions can process
-_MOST_FEATURES = 4096  # that go into its linear layer; of 84 × 84, 3,136 do
+_MOST_FEATURES = 4096  # inputs of its linear layer; 3,136 for 84 × 84
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class ImageLayout:
     """Layout of an observation's dimensions as an image [C, H, W].
 
     Two dimensions are [H, W], three [H, W, C] or [C, H, W], and four a stack of images, whose
-    channels are put side by side. The channels are the odd dimension if the two others are equal
-    and adjacent, else the smaller of the first and the last, else the last.
+    channels are put side by side. The channels are the odd dimension if the other two are equal
+    and adjacent; otherwise the smaller of the first and the last; if these are equal, the last.
     """
 
     channels: int
@@ -66,8 +66,8 @@ class ImageEncoder(nn.Module):
 
     Bytes are scaled to [0, 1] here, on the device, because they travel as bytes.
 
-    Where gradients are computed on a CPU, channels are last in memory: convolutions and their
-    gradients then take three quarters of the time. Passes without gradients gain nothing by it.
+    For gradients on a CPU, channels are last in memory: convolutions and their gradients then take
+    75 % of the time. Passes without gradients are not faster.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class ImageEncoder(nn.Module):
     def forward(self, observations: Tensor) -> Tensor:
         x = self.layout(observations)  # [B, C, H, W]
         if torch.is_grad_enabled() and x.device.type == "cpu":
-            x = x.movedim(-3, -1).contiguous().movedim(-1, -3)  # which vmap knows, too
+            x = x.movedim(-3, -1).contiguous().movedim(-1, -3)  # works with vmap, too
         x = x.float()  # [B, C, H, W]
         if self.scale is not None:
-            x.mul_(self.scale)  # [B, C, H, W] of what were bytes
+            x.mul_(self.scale)  # [B, C, H, W] if they were bytes
         x = self.convolutions(x).flatten(1)  # [B, F]
         features: Tensor = self.linear(x)  # [B, size]
         return features.relu()
@@ -111,9 +111,9 @@ class NatureCNN(ImageEncoder):
     for an image with a side below 36, which instead gets three 3 × 3 convolutions that halve it
     while a side is above 8, and 128 features.
 
-    Of an image that is much larger than the paper's 84 × 84, nearly all weights would be in the
-    linear layer: 57 of 57 million for 280 × 480. So more 3 × 3 convolutions halve it until at most
-    4,096 numbers are left.
+    For an image much larger than the paper's 84 × 84, nearly all weights would be in the linear
+    layer: 57 of 57 million for 280 × 480. So more 3 × 3 convolutions halve it until at most 4,096
+    numbers are left.
     """
 
     def __init__(self, space: gymnasium.spaces.Box, initializer: str = "orthogonal") -> None:
@@ -145,7 +145,7 @@ class NatureCNN(ImageEncoder):
 
 
 def _convolved(sides: tuple[int, int], shape: tuple[int, int, int, int]) -> tuple[int, int]:
-    """Height and width of what a convolution makes of an image.
+    """Return the height and width of a convolution's output.
 
     Args:
         sides: height and width of the image.
@@ -179,7 +179,7 @@ class ImpalaResNet(ImageEncoder):
 class _Residual(nn.Module):
     def __init__(self, channels: int, initializer: str) -> None:
         super().__init__()
-        # At first, a block adds only a fraction of its input, so that six in a row do not explode.
+        # Initially, a block adds only a fraction of its input, so that six blocks do not explode.
         self.first = initialized(nn.Conv2d(channels, channels, 3, padding=1), initializer)
         self.second = initialized(
             nn.Conv2d(channels, channels, 3, padding=1), initializer, gain=0.5
@@ -196,7 +196,7 @@ _CONVOLUTIONS: dict[object, type[NatureCNN | ImpalaResNet]] = {
     "impala_resnet": ImpalaResNet,
 }
 
-# Matrices of other dtypes than uint8 count as images if two sides have at least this size.
+# Matrices of dtypes other than uint8 count as images if two sides have at least this size.
 _IMAGE_SIDE = 16
 
 
@@ -231,7 +231,7 @@ class OneHot(nn.Module):
         try:
             return ones.scatter(-1, places, 1.0)  # [B, F]
         except RuntimeError as error:
-            raise ValueError(f"observations hold what is not in {self.space}: {error}") from error
+            raise ValueError(f"observations are not in {self.space}: {error}") from error
 
 
 class TreeEncoder(nn.Module):
@@ -275,7 +275,7 @@ def build_encoder(space: gymnasium.Space[Any], config: ModelConfig) -> nn.Module
 
     Args:
         space: of one observation. The "action_mask" of a Dict is not encoded.
-        config: for `encoder` and, unless that is an encoder of your own, the hidden layers.
+        config: for `encoder` and, unless that is your own, the hidden layers.
 
     Raises:
         UnsupportedSpace: the space, or one within it, cannot be encoded.
@@ -294,7 +294,7 @@ def build_encoder(space: gymnasium.Space[Any], config: ModelConfig) -> nn.Module
     if choice in ("nature_cnn", "impala_resnet"):
         if not any(_is_image(leaf, config) for _, leaf in leaves):
             raise ValueError(
-                f"model_config.encoder = {choice!r} is for images, and there are none in {space}: "
+                f"model_config.encoder = {choice!r} is for images, and {space} has none: "
                 "a Box of two to four dimensions is one"
             )
     elif leaves[0][0] == () and _is_plain(space, config):
@@ -304,10 +304,10 @@ def build_encoder(space: gymnasium.Space[Any], config: ModelConfig) -> nn.Module
 
 
 def feature_size(encoder: nn.Module) -> int:
-    """The number of an encoder's features.
+    """Return the number of an encoder's features.
 
     Raises:
-        ValueError: the encoder does not say.
+        ValueError: the encoder has no such number.
     """
     size = getattr(encoder, "size", None)
     if type(size) is not int:
@@ -321,7 +321,7 @@ def feature_size(encoder: nn.Module) -> int:
 def _must_return(encoder: nn.Module, space: gymnasium.Space[Any], size: int) -> None:
     """Check the number of features with two observations of zeros.
 
-    Any other error of the encoder is left to the first real observations.
+    Other errors of the encoder show at the first real observations.
 
     Raises:
         ValueError: the encoder returns another number of features than its `size`.
@@ -335,18 +335,18 @@ def _must_return(encoder: nn.Module, space: gymnasium.Space[Any], size: int) -> 
         part.training = training
     if isinstance(features, Tensor) and features.shape != (2, size):
         raise ValueError(
-            f"the encoder {type(encoder).__name__} says size = {size}, but returned features of "
+            f"the encoder {type(encoder).__name__} has size = {size}, but returned features of "
             f"shape {list(features.shape)} for 2 observations: they must have [2, {size}]"
         )
 
 
 def without_mask(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    """The space without its "action_mask", if it is a Dict with one."""
+    """Return the space, without "action_mask" if it has one."""
     if not isinstance(space, spaces.Dict) or ACTION_MASK not in space.spaces:
         return space
     rest = {key: each for key, each in space.spaces.items() if key != ACTION_MASK}
     if not rest:
-        raise UnsupportedSpace(f"{space} has nothing but an action mask: nothing to decide by")
+        raise UnsupportedSpace(f"{space} has only an action mask: nothing to decide by")
     return spaces.Dict(rest)
 
 
@@ -380,7 +380,7 @@ def _is_image(space: gymnasium.Space[Any], config: ModelConfig) -> bool:
 
 
 def _is_plain(space: gymnasium.Space[Any], config: ModelConfig) -> bool:
-    """Whether the space has numbers that go into hidden layers unchanged."""
+    """Return whether the space has numbers that enter hidden layers unchanged."""
     numbers = isinstance(space, spaces.Box) and not _is_image(space, config)
     return numbers and space.dtype != np.uint8
 
@@ -391,5 +391,5 @@ def _check_leaf(path: Path, space: gymnasium.Space[Any]) -> None:
         raise UnsupportedSpace(f"no encoder for observations in {where}: they have no elements")
     if not any(np.issubdtype(space.dtype, kind) for kind in (np.integer, np.floating, np.bool_)):
         raise UnsupportedSpace(
-            f"no encoder for observations in {where}: numbers are encoded, not {space.dtype}"
+            f"no encoder for observations in {where}: numbers can be encoded, not {space.dtype}"
         )

@@ -22,9 +22,9 @@ _WORTH_A_SIGMOID = 1 << 14
 class Tanh(nn.Module):
     """tanh by the sigmoid, for large tensors on non-Intel CPUs.
 
-    There, torch's tanh takes ten times as long as its sigmoid; in an update of a small perceptron
-    it took a third of the time. tanh(x) = 2 sigmoid(2x) - 1 differs from it by at most 2e-7. On
-    Intel's, torch's tanh is MKL's, which takes no longer than the sigmoid.
+    There, torch's tanh takes ten times as long as its sigmoid: a third of the update of a small
+    perceptron. tanh(x) = 2 sigmoid(2x) - 1 differs from it by at most 2e-7. On Intel CPUs, torch
+    uses MKL's tanh, which takes no longer than the sigmoid.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,11 +42,11 @@ class Tanh(nn.Module):
 
 @cache
 def _mkl_is_fast() -> bool:
-    """Whether torch computes tanh by MKL with fast code."""
+    """Return whether torch computes tanh by MKL with fast code."""
     try:
-        with open("/proc/cpuinfo") as told:
-            intel = "GenuineIntel" in told.read(1000)
-    except OSError:  # a system that does not say
+        with open("/proc/cpuinfo") as cpuinfo:
+            intel = "GenuineIntel" in cpuinfo.read(1000)
+    except OSError:  # unknown on this system
         intel = False
     return intel and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
@@ -71,24 +71,25 @@ class _TanhBySigmoid(torch.autograd.Function):
         return onward
 
 
-# torch asks for the signature in every call, and making it takes longer than the rest of the call.
+# torch reads the signature in every call; making it each time takes longer than the rest of the
+# call.
 _TanhBySigmoid.forward.__signature__ = signature(_TanhBySigmoid.forward)  # type: ignore[attr-defined]
 
 
-#: By the names that `activation` may have.
+#: Classes by value of `activation`.
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU}
 
 L = TypeVar("L", nn.Linear, nn.Conv2d)
 
-# The most inputs of a narrow layer, and from how many outputs over all rows its copy pays.
+# Maximum inputs of a narrow layer, and number of outputs over all rows from which on its copy pays.
 _NARROW, _WORTH_IT = 24, 1 << 17
 
 
 def initialized(layer: L, initializer: str, gain: float = math.sqrt(2)) -> L:
-    """The layer with its weights initialized according to `ModelConfig.initializer`.
+    """Initialize a layer's weights according to `ModelConfig.initializer`.
 
-    Orthogonal weights are those of Saxe et al. 2013, "Exact solutions to the nonlinear dynamics of
-    learning in deep linear neural networks".
+    Orthogonal weights: Saxe et al. 2013, "Exact solutions to the nonlinear dynamics of learning in
+    deep linear neural networks".
     """
     if initializer == "orthogonal":
         nn.init.orthogonal_(layer.weight, gain)
@@ -107,7 +108,7 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         if (
-            torch.compiler.is_compiling()  # first, or what is compiled holds for these sizes alone
+            torch.compiler.is_compiling()  # first: or the compiled code holds only for these sizes
             or not self.in_features <= _NARROW < self.out_features
             or input.numel() * self.out_features < _WORTH_IT * self.in_features
             or input.device.type != "cpu"
@@ -122,7 +123,7 @@ class MLP(nn.Sequential):
     """Hidden layers that map numbers [B, ...] to [B, size].
 
     Args:
-        inputs: F, the numbers in one observation.
+        inputs: F, the count of numbers in one observation.
         config: for hidden_sizes, activation and initializer.
     """
 
@@ -162,8 +163,8 @@ class RecurrentCore(nn.Module):
                     nn.init.orthogonal_(parameter)
                 else:
                     nn.init.zeros_(parameter)
-        # The second gate of each: the LSTM's forget gate and the GRU's update gate, both of which
-        # keep the memory while they are open.
+        # The second gate of each: the LSTM's forget gate and the GRU's update gate, which keep the
+        # memory while open.
         with torch.no_grad():
             dict(self.layer.named_parameters())["bias_ih_l0"][size : 2 * size] += config.memory_bias
 
@@ -200,7 +201,7 @@ class FreeLogStd(nn.Module):
     """A head whose log standard deviations are state-independent parameters.
 
     Args:
-        others: the head of the other inputs.
+        others: the head of all other inputs.
         log_std_at: positions of the log standard deviations among all inputs.
     """
 
@@ -226,13 +227,13 @@ class DuelingHead(nn.Module):
 
         Q(x, a) = V(x) + A(x, a) - 1/n Σ_b A(x, b)        (equation 9)
 
-    V and A each have a hidden layer of their own, as wide as the features that both see. The mean
-    is over all n actions, masked ones too, so it does not depend on what is legal.
+    V and A each have their own hidden layer, as wide as the features. The mean is over all n
+    actions, including masked ones, so it does not depend on legality.
 
     Args:
         features: F.
         actions: n.
-        numbers: K, that are estimated for each action: 1, or the logits of K returns.
+        numbers: K, numbers estimated per action: 1, or the logits of K returns.
         config: for activation and initializer.
     """
 
@@ -251,7 +252,7 @@ class DuelingHead(nn.Module):
 
 
 def _stream(features: int, outputs: int, config: ModelConfig) -> nn.Sequential:
-    """A normalized hidden layer and a linear one, for a `QNetwork`."""
+    """Build a normalized hidden layer and a linear one, for a `QNetwork`."""
     return nn.Sequential(
         initialized(nn.Linear(features, features), config.initializer),
         ACTIVATIONS[config.activation](),

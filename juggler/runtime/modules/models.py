@@ -33,9 +33,9 @@ class Catalog:
     A run accepts the name of a catalog instead of a module's.
 
     Attributes:
-        config_class: the class of `model_config`; a subclass may use its own, with more keys.
+        config_class: the class of `model_config`; a subclass may have its own, with more keys.
         observation_space: of the environment, or after the connectors.
-        action_space: likewise.
+        action_space: of the environment, or after the connectors.
         config: the model_config, as a `config_class`.
     """
 
@@ -70,19 +70,19 @@ class Catalog:
         return build_encoder(gymnasium.spaces.Dict(seen), self.config)
 
     def build_core(self, features: int) -> nn.Module | None:
-        """Build a recurrent core like `RecurrentCore`; None: there is no state."""
+        """Build a recurrent core like `RecurrentCore`; None: no state."""
         return None if self.config.recurrent == "none" else RecurrentCore(features, self.config)
 
     def build_policy_head(self, features: int, distribution: DistributionSpec) -> nn.Module:
-        """Maps features [..., F] to "action_dist_inputs" [..., D]."""
+        """Build a head from features [..., F] to "action_dist_inputs" [..., D]."""
         return policy_head(features, distribution, self.config)
 
     def build_value_head(self, features: int) -> nn.Module:
-        """Maps features [..., F] to values [..., 1]."""
+        """Build a head from features [..., F] to values [..., 1]."""
         return initialized(nn.Linear(features, 1), self.config.initializer, gain=1.0)
 
     def shares_encoder(self, encoder: nn.Module, core: nn.Module | None) -> bool:
-        """Whether policy and value function share one encoder."""
+        """Return whether policy and value function share one encoder."""
         if self.config.shared_value_layers is not None:
             return self.config.shared_value_layers
         small = isinstance(encoder, MLP) or (
@@ -112,9 +112,9 @@ class Remembering(RLModule):
 class ActorCritic(Remembering):
     """Policy and value function for every supported space.
 
-    It has an encoder, then a recurrent core if it has a state, then a head each for the policy and
-    the value function, which may have its own encoder. A value function that sees more than
-    observations (`critic_space`) always has one, without a recurrent core. The catalog builds these
+    It has an encoder, an optional recurrent core, and a head each for the policy and the value
+    function, which may have its own encoder. A value function with additional inputs
+    (`critic_space`) always has its own encoder, without a recurrent core. The catalog builds these
     parts from the spaces and the keys of `ModelConfig`.
     """
 

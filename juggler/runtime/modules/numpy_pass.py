@@ -1,6 +1,6 @@
 """Small built-in layers, modules and distributions in NumPy.
 
-For a few rows that takes a fraction of torch's time. Each is looked up by its exact class, as a
+For a few rows they take a fraction of torch's time. They are found by exact class, since a
 subclass may differ.
 """
 
@@ -48,7 +48,7 @@ Use = Literal["exploration", "inference"]
 def as_array(tensor: Tensor) -> Array:
     """Convert a tensor to an array, bfloat16 to float32.
 
-    In inference mode, what shares the memory of a weight is copied, since weights change.
+    In inference mode, tensors that share a weight's memory are copied, since weights change.
     """
     return in_array(tensor if tensor.is_inference() else tensor.detach().clone())
 
@@ -66,7 +66,7 @@ def as_tensor(array: Array) -> Tensor:
 
 
 def is_altered(part: nn.Module) -> bool:
-    """Whether calling a part runs more than its class says."""
+    """Return whether calling a part runs more than its class's code."""
     return bool("forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks)
 
 
@@ -74,18 +74,18 @@ def is_altered(part: nn.Module) -> bool:
 
 
 class NotKnown(Exception):
-    """A part of a module is not written in NumPy."""
+    """A part of a module has no NumPy version."""
 
 
 class LiveWeights:
     """Arrays that follow in-place changes of a module's weights.
 
-    Views share their memory. Transposed copies, which NumPy multiplies with in half the time, are
-    refreshed where torch says that a tensor was written to.
+    Views share their memory. Transposed copies, with which NumPy multiplies in half the time, are
+    refreshed when torch reports that a tensor was written to.
 
     Args:
-        shared: whether copies are refreshed each time, since torch does not say what is written
-            through `.data`.
+        shared: whether copies are refreshed each time, since torch does not report writes through
+            `.data`.
     """
 
     def __init__(self, shared: bool = False) -> None:
@@ -95,13 +95,13 @@ class LiveWeights:
         self._version = 0
 
     def view(self, tensor: Tensor) -> Array:
-        """The array [...] of a tensor [...].
+        """Return the array [...] of a tensor [...].
 
         Raises:
-            NotKnown: it is of another dtype than float32 and int64, or not on the CPU.
+            NotKnown: its dtype is not float32 or int64, or it is not on the CPU.
         """
         usual = tensor.dtype in (torch.float32, torch.int64) and tensor.device.type == "cpu"
-        if not usual or tensor.is_inference():  # which has no version
+        if not usual or tensor.is_inference():  # inference tensors have no version
             raise NotKnown(f"a tensor is of {tensor.dtype} on {tensor.device}")
         if id(tensor) not in self._tensors:
             self._tensors[id(tensor)] = tensor
@@ -109,10 +109,10 @@ class LiveWeights:
         return tensor.detach().numpy()
 
     def transposed(self, tensor: Tensor) -> Array:
-        """A matrix [a, b] as a contiguous array [b, a].
+        """Return a matrix [a, b] as a contiguous array [b, a].
 
         Raises:
-            NotKnown: as `view`.
+            NotKnown: as for `view`.
         """
         view = self.view(tensor).T
         copy = np.ascontiguousarray(view)
@@ -120,7 +120,7 @@ class LiveWeights:
         return copy
 
     def follow(self) -> bool:
-        """Refresh copies; return whether a tensor was written since last time."""
+        """Refresh copies; return whether a tensor was written since the last call."""
         version = sum(map(_version_of, self._tensors.values()))
         changed: bool = version != self._version
         self._version = version
@@ -140,10 +140,10 @@ _Layer = Callable[[Any], Array]
 
 
 def _layer(part: nn.Module, live: LiveWeights) -> _Layer:
-    """A layer in NumPy.
+    """Return a layer in NumPy.
 
     Raises:
-        NotKnown: it is not written here.
+        NotKnown: there is no NumPy version.
     """
     make = _LAYERS.get(type(part))
     if make is None or is_altered(part):
@@ -179,7 +179,7 @@ def _layer_norm(layer: nn.LayerNorm, live: LiveWeights) -> _Layer:
     return run
 
 
-#: Activations that write over their argument.
+#: Activations that overwrite their argument.
 _IN_PLACE: dict[type[nn.Module], _Layer] = {
     Tanh: lambda x: np.tanh(x, out=x),
     nn.Tanh: lambda x: np.tanh(x, out=x),
@@ -192,7 +192,7 @@ _KEEPING = (*_IN_PLACE, nn.Dropout)
 
 def _sequence(layers: Iterable[nn.Module], live: LiveWeights) -> _Layer:
     steps: list[_Layer] = []
-    own = False  # whether there is new memory to write into
+    own = False  # whether x is new memory, to be overwritten
     for layer in layers:
         step = _layer(layer, live)
         steps.append(_IN_PLACE.get(type(layer), step) if own else step)
@@ -226,8 +226,8 @@ def _one_hot(layer: OneHot, live: LiveWeights) -> _Layer:
 
     def run(x: Array) -> Array:
         places = x.reshape(-1, choices).astype(np.int64) + first  # [N, k]
-        if places.size and places.min() < 0:  # which NumPy counts from the end
-            raise ValueError(f"observations hold what is not in {layer.space}")
+        if places.size and places.min() < 0:  # NumPy would count from the end
+            raise ValueError(f"observations are not in {layer.space}")
         ones = np.zeros((len(places), size), np.float32)  # [N, F]
         ones[np.arange(len(places))[:, None], places] = 1
         return ones
@@ -315,10 +315,10 @@ NumpyPass = Callable[[Any, Any], tuple[Array, Any]]
 def numpy_pass(
     module: RLModule, use: Use, distribution: ArrayDistribution, live: LiveWeights
 ) -> NumpyPass:
-    """A pass of a module in NumPy.
+    """Return a pass of a module in NumPy.
 
     Raises:
-        NotKnown: it is not written here.
+        NotKnown: there is no NumPy version.
     """
     kind = type(module)
     method = getattr(kind, f"_forward_{use}")
@@ -341,7 +341,7 @@ def numpy_pass(
 
 
 def _overrides(kind: type[RLModule], method: Any) -> bool:
-    """Whether a subclass changes another pass, which the shipped one may call."""
+    """Return whether a subclass overrides a pass that shipped code calls."""
     above = next(each for each in kind.__mro__ if method in vars(each).values())
     below = kind.__mro__[: kind.__mro__.index(above)]
     passes = {"_forward", "_forward_exploration", "_forward_inference"}
@@ -349,7 +349,7 @@ def _overrides(kind: type[RLModule], method: Any) -> bool:
 
 
 def _remembered(module: Any, live: LiveWeights) -> NumpyPass:
-    """Features [N, F] of observations, and states after the step."""
+    """Return a pass to features [N, F] and states after the step."""
     encode, core = _layer(module.encoder, live), getattr(module, "core", None)
     if core is None:
         return lambda observations, states: (encode(observations), states)
@@ -492,29 +492,29 @@ _ILLEGAL = np.float32(illegal_logit(torch.float32))
 
 
 def array_distribution(spec: DistributionSpec) -> ArrayDistribution:
-    """A distribution on arrays."""
+    """Return a distribution on arrays."""
     return _SHIPPED.get(type(spec), ArrayDistribution)(spec)
 
 
 class ArrayDistribution:
-    """A distribution's acting part on arrays; unknown ones use torch."""
+    """The acting part of a distribution on arrays; unknown ones use torch."""
 
     def __init__(self, spec: Any) -> None:
         self._spec = spec
 
     def sample(self, inputs: Array, noise: Array) -> Any:
-        """Actions [..., *action shape] for inputs [..., D] and noise [..., M]."""
+        """Return actions [..., *action shape] for inputs [..., D], noise [..., M]."""
         with torch.inference_mode():
             drawn = self._spec(as_tensor(inputs)).sample(as_tensor(noise))
             return tree_map(as_array, drawn)
 
     def mode(self, inputs: Array) -> Any:
-        """The most likely actions [..., *action shape] for inputs [..., D]."""
+        """Return the most likely actions [..., *action shape] for inputs [..., D]."""
         with torch.inference_mode():
             return tree_map(as_array, self._spec(as_tensor(inputs)).mode())
 
     def mask(self, inputs: Array, mask: Any) -> Array:
-        """Inputs [..., D] that give illegal actions no probability."""
+        """Return inputs [..., D] that give illegal actions no probability."""
         with torch.inference_mode():
             masks = tree_map(as_tensor, mask)
             masked: Array = self._spec.mask(as_tensor(inputs), masks).numpy()
@@ -607,14 +607,14 @@ class _ClippedGaussian(_SquashedGaussian):
         actions *= noise
         actions *= np.float32(0.5) * width
         actions += self.mode(inputs).reshape(actions.shape)
-        if anywhere.any():  # as it is until learning begins
+        if anywhere.any():  # true until learning begins
             actions = np.where(anywhere, low + width * _below(noise), actions)
         np.minimum(np.maximum(actions, lowest, out=actions), highest, out=actions)
         return actions.reshape(*actions.shape[:-1], *self._action_shape)
 
 
 def _below(z: Array) -> Array:
-    """Standard normal CDF, elementwise. NumPy has no error function."""
+    """Return the standard normal CDF; NumPy has no error function."""
     chances = [0.5 * math.erfc(each) for each in (z * -math.sqrt(0.5)).ravel().tolist()]
     return np.array(chances, z.dtype).reshape(z.shape)
 
@@ -646,7 +646,7 @@ class _Composite(ArrayDistribution):
 
 
 def _shares(sizes: list[int]) -> list[slice]:
-    """Slices of the parts' numbers, one after another."""
+    """Return consecutive slices for the parts' numbers."""
     ends = np.cumsum(sizes).tolist()
     return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 

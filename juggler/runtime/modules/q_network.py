@@ -1,4 +1,4 @@
-"""QNetwork: what each action is worth, and how much a module explores."""
+"""QNetwork: action values, and the amount of exploration."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from juggler.runtime.modules.models import Catalog, Remembering, remember
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.wire.errors import UnsupportedSpace
 
-#: The buffer with the share of actions that are drawn at random, which the learner sets.
+#: The buffer with the share of random actions, which the learner sets.
 EPSILON: Final = "epsilon"
-#: The buffer [K] with the returns that a module with `atoms` knows the probabilities of, and the
-#: output with the logits of these.
+#: The buffer [K] with the returns of a module with `atoms`, and the output with the logits of
+#: their probabilities.
 RETURNS: Final = "returns"
 RETURN_LOGITS: Final = "return_logits"
 
@@ -37,17 +37,17 @@ class QCatalog(Catalog):
 
 
 class QNetwork(Remembering):
-    """Values of Discrete actions, behind the default module's encoder.
+    """Values of Discrete actions, after the default module's encoder.
 
-    In training it returns values [B, n] as "action_dist_inputs", and the largest of them [B] as
+    In training it returns values [B, n] as "action_dist_inputs", and their maximum [B] as
     "values". It explores ε-greedily. Heads see normalized features (Ba et al. 2016, "Layer
     Normalization"), which keeps values from diverging without a target network.
 
-    With `atoms` in `model_config`, K of them, the values are means of K returns, which lie at equal
-    distances (Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning"). The
-    network returns the logits [B, n, K] of their probabilities, too, as "return_logits".
+    With `atoms` = K in `model_config`, the values are means over K equidistant returns (Bellemare
+    et al. 2017, "A Distributional Perspective on Reinforcement Learning"). The network also
+    returns the logits [B, n, K] of their probabilities, as "return_logits".
 
-    With `dueling`, values, or these logits, come from a `DuelingHead`.
+    With `dueling`, the values or logits come from a `DuelingHead`.
     """
 
     epsilon: Tensor
@@ -112,17 +112,17 @@ class QNetwork(Remembering):
 
 
 def must_explore(algorithm: str, module: RLModule, learns_returns: bool = False) -> None:
-    """Raise ValueError if an algorithm and its Q-module do not fit.
+    """Raise ValueError if an algorithm and its Q-module do not match.
 
     Args:
         algorithm: its name, for errors.
-        module: what the algorithm trains.
+        module: the algorithm's module.
         learns_returns: whether the algorithm learns the probabilities of returns.
     """
     if module.critic_space is not None:
         raise ValueError(
-            f"critic_sees with algorithm = {algorithm!r}: its values choose actions, so that they "
-            "can see only what acting sees; leave critic_sees out, or choose ppo, appo or impala"
+            f"critic_sees with algorithm = {algorithm!r}: its values choose actions, so they "
+            "have only the inputs of acting; leave critic_sees out, or choose ppo, appo or impala"
         )
     if RETURNS in dict(module.named_buffers()) and not learns_returns:
         raise ValueError(
@@ -131,16 +131,16 @@ def must_explore(algorithm: str, module: RLModule, learns_returns: bool = False)
         )
     if EPSILON not in dict(module.named_buffers()):
         raise ValueError(
-            f"{algorithm} needs a module with a buffer {EPSILON!r}, such as QNetwork, and "
+            f"{algorithm} needs a module with a buffer {EPSILON!r}, such as QNetwork, but "
             f"{type(module).__name__} has none"
         )
 
 
 def exploration_of(module: RLModule) -> str:
-    """The buffer with the number that says how much a module explores.
+    """Return the buffer that controls how much a module explores.
 
     Raises:
-        ValueError: it has none.
+        ValueError: there is no such buffer.
     """
     buffers = dict(module.named_buffers())
     for name in (EPSILON, EXPLORATION_NOISE):
@@ -148,14 +148,14 @@ def exploration_of(module: RLModule) -> str:
             return name
     raise ValueError(
         f"exploration_ladder: {type(module).__name__} has no buffer {EPSILON!r} or "
-        f"{EXPLORATION_NOISE!r} that says how much it explores; set it to 0"
+        f"{EXPLORATION_NOISE!r} that controls how much it explores; set it to 0"
     )
 
 
 def with_own_exploration(module: RLModule, rows: int) -> None:
-    """Let each of B rows explore by a number of its own."""
-    # A module with a state has a dimension of time in all that it returns.
+    """Give each of B rows its own exploration number."""
+    # The outputs of a module with a state have a time dimension.
     shape = (rows, 1, 1) if module.get_initial_state() else (rows, 1)
     name = exploration_of(module)
-    said = module.get_buffer(name)  # []
-    module.register_buffer(name, said.expand(shape).clone())  # [B, 1] or [B, 1, 1]
+    common = module.get_buffer(name)  # []
+    module.register_buffer(name, common.expand(shape).clone())  # [B, 1] or [B, 1, 1]

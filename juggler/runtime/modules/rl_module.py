@@ -28,11 +28,11 @@ Batch = Mapping[str, Any]
 class RLModule(torch.nn.Module):
     """A policy as a torch module, with three forward passes.
 
-    Every pass takes a batch with "observations" [B, ...] in the dtype of the observation space. For
-    a Dict or Tuple space they are a map, with the keys "0", "1", … for a Tuple. The module casts
-    them itself, because bytes travel smaller than floats. A pass returns "action_dist_inputs" [B,
-    D], "actions" [B, ...], or both. A subclass overrides `_forward`, or those of the three passes
-    that differ from it:
+    Every pass takes a batch with "observations" [B, ...] in the dtype of the observation space.
+    For a Dict or Tuple space they are a map, with the keys "0", "1", … for a Tuple. The module
+    casts them itself, because bytes are smaller to send than floats. A pass returns
+    "action_dist_inputs" [B, D], "actions" [B, ...], or both. A subclass overrides `_forward`, or
+    any of the three passes:
 
         class Linear(RLModule):
             def __init__(self, observation_space, action_space, model_config):
@@ -50,30 +50,30 @@ class RLModule(torch.nn.Module):
 
     A module with a state (`get_initial_state`) gets and returns a second dimension, time, in every
     pass: "observations" [B, T, ...], with one unbroken stretch of an episode in each row. It also
-    gets "states" [B, ...] from before the first step, and returns those from after the last step.
+    gets "states" [B, ...] from before the first step, and returns the states after the last step.
 
     If the observation space is a Dict with the key "action_mask" (1: legal), illegal actions get no
     probability: "action_dist_inputs" are masked after `_forward`, in all passes.
 
-    Six specs describe what the passes take and return, and may be overridden. They are checked in
+    Six specs describe inputs and outputs of the passes, and may be overridden. They are checked in
     the first call of each pass, and in every call if `check_specs` is true.
 
     Two keys of `model_config` apply to every module: "distribution", which makes the
     `DistributionSpec` for the action space, and "squash", which is passed to it if true.
 
-    Where a run's key `critic_sees` gives the value function more to see, `model_config` has the key
-    "critic_space", and the batches of `forward_train` have "critic_observations" [B, ...] of that
-    space besides "observations". A module that computes "values" from them sets
-    `takes_critic_observations`, and names what computes them in `training_only`: where it acts, it
-    has neither the key nor the column.
+    If a run's key `critic_sees` gives the value function more inputs, `model_config` has the key
+    "critic_space", and the batches of `forward_train` also have "critic_observations" [B, ...] of
+    that space. A module that computes "values" from them sets `takes_critic_observations`, and
+    lists the parts for it in `training_only`: for acting, it has neither the key nor the column.
 
-    A module whose author sets `may_act_in_numpy` says that what it and its parts do where they act
-    depends on nothing but their inputs, parameters and buffers: no state of Python, and no random
-    numbers but those of its distribution. Then the operations of its passes may be recorded and
-    repeated. Modules that ship need not say so, nor do layers of torch.
+    Set `may_act_in_numpy` if acting depends only on inputs, parameters and buffers of the module
+    and its parts: no Python state, and no random numbers except its distribution's. Then the
+    operations of its passes may be recorded and repeated. Shipped modules and torch's layers do
+    not need it.
 
     Attributes:
-        may_act_in_numpy: see above. A part of a catalog may have it, too, for itself and its parts.
+        may_act_in_numpy: see above. A part of a catalog may also have it, for itself and its
+            parts.
         takes_critic_observations: whether `forward_train` can compute values from
             "critic_observations".
         critic_space: of "critic_observations"; None: there are none.
@@ -118,56 +118,56 @@ class RLModule(torch.nn.Module):
         return self._action_distribution
 
     def get_initial_state(self) -> dict[str, Any]:
-        """State at an episode's start, a tree of tensors [...].
+        """Return the state at an episode's start, a tree of tensors [...].
 
-        Empty: the module has no state.
+        Empty: no state.
         """
         return {}
 
     def forward_inference(self, batch: Batch) -> dict[str, Any]:
-        """Acts as well as the policy can, in evaluation and in production."""
+        """Act without exploration, in evaluation and in production."""
         if "inference" in self._bare:
             return self._forward_inference(batch)
         return self._guarded("inference", batch)
 
     def forward_exploration(self, batch: Batch) -> dict[str, Any]:
-        """Acts in training, where actions also serve to learn from."""
+        """Act in training, with exploration."""
         if "exploration" in self._bare:
             return self._forward_exploration(batch)
         return self._guarded("exploration", batch)
 
     def forward_train(self, batch: Batch) -> dict[str, Any]:
-        """Computes what the loss needs. An actor-critic adds "values" [B]."""
+        """Compute the inputs of the loss; an actor-critic adds "values" [B]."""
         if "train" in self._bare:
             return self._forward_train(batch)
         return self._guarded("train", batch)
 
     def forward(self, batch: Batch) -> dict[str, Any]:
-        """`forward_train` under the name that `torch.func.functional_call` needs."""
+        """Call `forward_train`: the name that `torch.func.functional_call` needs."""
         return self.forward_train(batch)
 
     def input_specs_inference(self) -> Spec:
-        """What `forward_inference` takes; see `specs`."""
+        """Spec of the input of `forward_inference`; see `specs`."""
         return input_spec(self.observation_space, self.get_initial_state())
 
     def output_specs_inference(self) -> Spec:
-        """What `forward_inference` returns."""
+        """Spec of the output of `forward_inference`."""
         return output_spec(self.action_space, self.action_distribution, self.get_initial_state())
 
     def input_specs_exploration(self) -> Spec:
-        """What `forward_exploration` takes."""
+        """Spec of the input of `forward_exploration`."""
         return input_spec(self.observation_space, self.get_initial_state())
 
     def output_specs_exploration(self) -> Spec:
-        """What `forward_exploration` returns."""
+        """Spec of the output of `forward_exploration`."""
         return output_spec(self.action_space, self.action_distribution, self.get_initial_state())
 
     def input_specs_train(self) -> Spec:
-        """What `forward_train` takes."""
+        """Spec of the input of `forward_train`."""
         return input_spec(self.observation_space, self.get_initial_state(), self.critic_space)
 
     def output_specs_train(self) -> Spec:
-        """What `forward_train` returns. An algorithm that needs more checks that itself."""
+        """Spec of the output of `forward_train`; algorithms check their own needs."""
         return training_output_spec(
             self.action_space, self.action_distribution, self.get_initial_state()
         )

@@ -1,4 +1,4 @@
-"""Specs, which describe by key what a module's passes take and return."""
+"""Specs of the inputs and outputs of a module's passes, by key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KINDS = {
     "integer": ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 }
 
-#: Sizes of named dimensions that one check has found so far, and where it found them.
+#: Sizes of named dimensions found so far in one check, and where.
 Sizes: TypeAlias = "dict[str, tuple[int, str]]"
 
 
@@ -119,7 +119,7 @@ class Maybe:
 
 
 #: The form of a value: a tensor, an instance of a class, a map with at least these keys, or
-#: anything (None). A list holds specs that must all match, and required keys (or paths of keys
+#: anything (None). A list has specs that must all match, and required keys (or paths of keys
 #: through nested maps). `Maybe` may only be the value of a key.
 Spec: TypeAlias = (
     "TensorSpec | type | Mapping[str, Spec | Maybe] | AnyOf | list[Spec | str | Path] | None"
@@ -131,7 +131,7 @@ def check(value: object, spec: Any, what: str, sizes: Sizes | None = None, path:
 
     Args:
         value: nested maps with tensors and other things.
-        spec: what it must match.
+        spec: the expected form.
         what: name of the value for the error: "the output of Mine.forward_train".
         sizes: sizes of named dimensions that are already known; those found here are added.
         path: of the value in what is named.
@@ -170,7 +170,7 @@ def check(value: object, spec: Any, what: str, sizes: Sizes | None = None, path:
 
 
 def _with_key(key: str | Path) -> Spec:
-    """Spec of a map with a spec under this key path."""
+    """Return a map's spec with a spec under this key path."""
     spec: Spec = None
     for each in reversed((key,) if isinstance(key, str) else key):
         spec = {each: spec}
@@ -223,7 +223,7 @@ def input_spec(
     state: Mapping[str, Any],
     critic_space: gymnasium.Space[Any] | None = None,
 ) -> Spec:
-    """Spec of a pass's input: observations, the critic's, and state."""
+    """Make the spec of a pass's input: observations, the critic's, and state."""
     leading = "b, t" if state else "b"
     observed = {OBSERVATIONS: observation_space}
     if critic_space is not None:
@@ -239,7 +239,7 @@ def output_spec(
     action_distribution: Callable[[], DistributionSpec],
     state: Mapping[str, Any],
 ) -> Spec:
-    """Spec of acting: actions or distribution inputs, and the state."""
+    """Make the spec of acting: actions or distribution inputs, and the state."""
     return [AnyOf(_acting(action_space, action_distribution, state)), _states(state)]
 
 
@@ -248,7 +248,7 @@ def training_output_spec(
     action_distribution: Callable[[], DistributionSpec],
     state: Mapping[str, Any],
 ) -> Spec:
-    """Spec of training outputs, all optional, as the algorithm decides."""
+    """Make the spec of training outputs; all optional, since algorithms decide."""
     outputs = _acting(action_space, action_distribution, state)
     outputs[VALUES] = _spec("b, t" if state else "b", (), "floating")
     return {**{name: Maybe(spec) for name, spec in outputs.items()}, **_states(state)}
@@ -264,14 +264,14 @@ def _acting(
     try:
         size = action_distribution().inputs_size
     except UnsupportedSpace:
-        return specs  # a module for this space has to choose actions itself
+        return specs  # no distribution: the module must choose actions itself
     return {ACTION_DIST_INPUTS: _spec(leading, (size,), "floating"), **specs}
 
 
 def _of_space(
     space: gymnasium.Space[Any], leading: str, dtype: Callable[[gymnasium.Space[Any]], Any]
 ) -> Any:
-    """The specs of the leaves of a space, as a tree."""
+    """Return the specs of the leaves of a space, as a tree."""
     leaves = space_leaves(space)
     return unflatten((path, _spec(leading, x.shape or (), dtype(x))) for path, x in leaves)
 

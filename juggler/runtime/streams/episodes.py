@@ -1,4 +1,4 @@
-"""Batches from an EnvRunner to a learner: the stream's two ends."""
+"""Streams of batches from an EnvRunner to a learner."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ BatchFrame = Frame[episodes_pb2.BatchHeader]
 
 
 class EpisodeReceiver:
-    """The learner's end.
+    """The learner's end of the stream.
 
     Args:
-        take: returns why it refuses a batch, or "" if it took it. It is called by one thread at a
-            time, and must not wait. If it raises a WireError, the stream ends too.
-        why_refused: returns why a call may not open a stream, given its metadata; None lets it in.
-        limits: of one batch, compared with its header before memory is taken.
-        memory: where EnvRunners of this host connect to share memory; None: they cannot.
+        take: returns why it refuses a batch, or "". Called by one thread at a time; it must not
+            wait. If it raises a WireError, the stream also ends.
+        why_refused: returns why a call may not open a stream, given its metadata; None admits it.
+        limits: of one batch, compared with its header before memory is allocated.
+        memory: address at which local EnvRunners share memory; None: impossible.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class EpisodeReceiver:
         return self._seconds
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """To add to a server."""
+        """Return the handler to add to a server."""
         method: grpc.RpcMethodHandler[bytes, bytes]
         method = grpc.stream_stream_rpc_method_handler(self._push)
         return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: method})
@@ -73,14 +73,14 @@ class EpisodeReceiver:
             reader = FrameReader(episodes_pb2.BatchHeader, self._limits, lease=shared.lease)
             try:
                 for message in requests:
-                    said, bad = self._received(message, reader, shared)
+                    answer, bad = self._received(message, reader, shared)
                     del message  # a batch may be a view of it
-                    if said is not None:
-                        yield said.SerializeToString()
+                    if answer is not None:
+                        yield answer.SerializeToString()
                     if bad is not None:
                         raise bad
             except WireError as error:
-                # What follows on this stream cannot be trusted either.
+                # The rest of this stream cannot be trusted either.
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             except grpc.RpcError:
                 return  # the EnvRunner is gone
@@ -91,10 +91,10 @@ class EpisodeReceiver:
         reader: FrameReader[episodes_pb2.BatchHeader],
         shared: Expected[Reader],
     ) -> tuple[episodes_pb2.Acknowledgement | None, WireError | None]:
-        """Answer to a complete batch, and its stream's fatal error."""
+        """Return the answer to a complete batch, and the stream's fatal error."""
         started = time.perf_counter()
         if shared.end is not None and not shared.end.answered:
-            shared.end.hear()
+            shared.end.receive_offers()
         frame = reader.feed(message)
         read = time.perf_counter()
         if frame is None:
@@ -117,17 +117,16 @@ class EpisodeSender:
 
     It reports the outcome of each batch.
 
-    The stream opens with the first batch, and again with the next one after it broke. `settled` is
-    called once for each batch, in another thread: (batch id, "" or the reason, explanation), where
-    the reason is "refused" or "learner_lost".
+    The stream opens with the first batch, and after a break with the next one. `settled` is called
+    once for each batch, in another thread: (batch id, "" or the reason, explanation); the reason
+    is "refused" or "learner_lost".
 
-    Over a Unix socket, or with the address of the learner's in the shared directory as `memory`,
-    large batches go through shared memory once the learner has shown that it can map it. `inline`
-    is called where it has not, with the reason for people.
+    Over a Unix socket, or with the learner's address in the shared directory as `memory`, large
+    batches use shared memory once the learner has mapped it. Otherwise `inline` is called with the
+    reason, for people.
 
-    `ended` is called with how it ended whenever a stream is over, after what was lost with it. If
-    its code is DEADLINE_EXCEEDED, the learner has not answered at all, and the next stream is on a
-    new channel.
+    `ended` is called with the end of each stream, after its lost batches are settled. If its code
+    is DEADLINE_EXCEEDED, the learner has not answered, and the next stream uses a new channel.
     """
 
     def __init__(
@@ -156,10 +155,10 @@ class EpisodeSender:
         """Send a batch, without waiting for the network.
 
         The tree's arrays must not change any more: unless they are copied into shared memory here,
-        they are read once earlier batches have left.
+        they are read after earlier batches have left.
 
         Raises:
-            WireError: the tree holds something that cannot be sent.
+            WireError: the tree has a value that cannot be sent.
         """
         with self._lock:
             if not self._closed and (self._stream is None or self._stream.broken):
@@ -196,15 +195,15 @@ class _Stream:
         metadata: CallMetadata,
         settled: Callable[[int, str, str], None],
         shared: Dialled[Writer],
-        told_end: Callable[[End], None],
+        on_end: Callable[[End], None],
     ) -> None:
         self._settled = settled
         self._shared = shared
-        self._told_end = told_end
+        self._on_end = on_end
         self._unsent: deque[Iterator[bytes]] = deque()  # the chunks of each batch
         self._open: set[int] = set()
         self._lock = threading.Lock()
-        self.broken = ""  # why, once it is
+        self.broken = ""  # the reason, once broken
         self.unanswered = False  # whether it broke because the learner did not answer
         self._first = FirstAnswer(channel)
         try:
@@ -219,13 +218,13 @@ class _Stream:
                 answered=self._first.came,
             )
         except BaseException:
-            self._first.came()  # or it would close the channel of a later stream
+            self._first.came()  # otherwise it would close the channel of a later stream
             raise
 
     def place(self, pieces: Sequence[Piece], size: int) -> int | None:
         """Put a large payload into shared memory.
 
-        Returns its slot; None: it goes inline.
+        Returns its slot; None: it is sent inline.
         """
         if not self._shared.is_large(size) or (writer := self._shared.end) is None:
             return None
@@ -254,13 +253,13 @@ class _Stream:
         return None
 
     def _acknowledged(self, message: bytes) -> None:
-        self._shared.hear()
-        said = episodes_pb2.Acknowledgement.FromString(message)
+        self._shared.receive_offers()
+        answer = episodes_pb2.Acknowledgement.FromString(message)
         with self._lock:
-            known = said.batch_id in self._open
-            self._open.discard(said.batch_id)
+            known = answer.batch_id in self._open
+            self._open.discard(answer.batch_id)
         if known:
-            self._settled(said.batch_id, "refused" if said.refused else "", said.refused)
+            self._settled(answer.batch_id, "refused" if answer.refused else "", answer.refused)
 
     def _ended(self, end: End) -> None:
         self._first.came()
@@ -275,4 +274,4 @@ class _Stream:
         self._shared.close()
         for batch_id in lost:
             self._settled(batch_id, "learner_lost", end.why)
-        self._told_end(end)
+        self._on_end(end)

@@ -1,14 +1,14 @@
 """Relays a learner's weights once to each host.
 
-One reader of a host relays to the rest what the learner sends.
+One reader of a host relays the learner's weights to the other readers.
 
-The readers of one learner's weights on one host meet at a Unix socket, whose name follows from what
-only they know, in the directory that containers share, or else in one of this user. The first to
-bind it *relays*: it alone reads from the learner. The path is free when its process ends, so
-that another reader takes its place at once. A relay that hangs keeps its name; a reader that hears
-nothing from it tries the next of a few names.
+The readers of one learner's weights on one host meet at a Unix socket, whose name is derived from
+a shared secret, in the directory that containers share, or else in a directory of this user. The
+first to bind it *relays*: only it reads from the learner. When its process ends, the path is free,
+and another reader takes its place at once. A relay that hangs keeps its name; a reader without an
+answer tries the next of a few names.
 
-On a connection go, each as one message:
+Messages on a connection:
 
     reader → relay   "?" for a version that it has not had, again when none comes
     relay → reader   for a "?" the version, as a chunk with the descriptor of the frozen memory in
@@ -43,12 +43,13 @@ from juggler.runtime.wire.v1 import episodes_pb2
 
 WeightsFrame = Frame[episodes_pb2.WeightsHeader]
 
-#: How often a reader asks again, and after how many times in vain the relay hangs.
+#: Interval of a reader's requests, and the number of unanswered ones after which a relay counts as
+#: hung.
 ASK_SECONDS, MOST_ASKED = 1.0, 3
 
-_NAMES = 3  # that are tried in turn: a relay that hangs keeps the one it has
-_TRIES, _TRY_SECONDS = 20, 0.02  # to connect to a process that has a name and does not listen yet
-_MOST_CHUNK_BYTES = 128 << 10  # the kernel lets some 200 KiB into this socket
+_NAMES = 3  # names that are tried in turn: a relay that hangs keeps its name
+_TRIES, _TRY_SECONDS = 20, 0.02  # to connect to a process that has a name but does not listen yet
+_MOST_CHUNK_BYTES = 128 << 10  # the kernel accepts some 200 KiB on this socket
 _ASK, _NOTHING = b"?", b"-"
 
 
@@ -56,7 +57,7 @@ class Meeting:
     """Meeting place of one host's readers.
 
     Args:
-        secret: texts that only they know.
+        secret: texts that only the readers know.
     """
 
     def __init__(self, *secret: str) -> None:
@@ -64,17 +65,17 @@ class Meeting:
         self.token = self._derived("token")
 
     def address(self, number: int, *, make: bool = False) -> str:
-        """The address of a name.
+        """Return the address of a name.
 
         Args:
             number: of the name.
-            make: whether to make the directory, where there is none.
+            make: whether to make the directory if it is missing.
 
         Raises:
-            OSError: there is no directory in which to meet.
+            OSError: there is no directory to meet in.
         """
         name = self._derived(f"name {number}")
-        with suppress(EndpointError):  # the streams to learners tell people
+        with suppress(EndpointError):  # the streams to learners report it
             if shared := shared_address(name):
                 return shared
         return users_address(name, make=make)
@@ -87,14 +88,15 @@ class Meeting:
 
         Args:
             may_relay: whether to relay if no other reader does.
-            first: the first name to look at.
+            first: the first name to try.
 
         Returns:
             The connection to the process that relays; the relay, if it is this process; None:
             no reader relays.
 
         Raises:
-            OSError: others have all the names, and do not answer; or there is nowhere to meet.
+            OSError: other processes have all the names and do not answer; or there is no directory
+                to meet in.
         """
         why: OSError | None = None
         for number in range(first, _NAMES):
@@ -119,17 +121,17 @@ class Meeting:
             except ConnectionError:
                 pass
             time.sleep(_TRY_SECONDS)  # another reader was faster, or is leaving
-        raise TimeoutError("another process has the name, and does not listen")
+        raise TimeoutError("another process has the name, but does not listen")
 
 
 class _RelayedVersion:
-    """A version as it is relayed.
+    """A version of weights to relay.
 
     Args:
-        frame: the version, as it came.
-        chunk: the chunk in which it came.
-        memory: what the chunk names; None: it came inline. Then it is copied into new memory, if
-            there is a reader.
+        frame: the version, as received.
+        chunk: the chunk with the version.
+        memory: the memory that the chunk names; None: it came inline, and is copied into new
+            memory if there is a reader.
     """
 
     def __init__(self, frame: WeightsFrame, chunk: bytes, memory: Memory | None) -> None:
@@ -158,14 +160,14 @@ class _RelayedVersion:
 
 @dataclass(slots=True)
 class _Reader:
-    """A reader as its relay knows it."""
+    """A reader, as known to its relay."""
 
     had: _RelayedVersion | None = None
     waits: bool = False
 
 
 class CannotRelay(Exception):
-    """Weights cannot be relayed from this process; says why."""
+    """Weights cannot be relayed from this process; has the reason."""
 
 
 class _NameTaken(OSError):
@@ -173,12 +175,12 @@ class _NameTaken(OSError):
 
 
 class WeightsRelay:
-    """The end of the process that relays.
+    """The end of the relaying process.
 
-    A reader gets the newest version when it asks, and none in between.
+    A reader gets the newest version when it asks, and only then.
 
     Attributes:
-        why_not: why this process cannot hand weights on, for people; "": it can.
+        why_not: why this process cannot relay weights, for people; "": it can.
     """
 
     def __init__(self, meeting: Meeting, address: str) -> None:
@@ -202,12 +204,12 @@ class WeightsRelay:
         self._thread.start()
 
     def offer(self, frame: WeightsFrame, chunk: bytes, memory: Memory | None) -> None:
-        """Hand on the newest version.
+        """Relay the newest version.
 
         Args:
-            frame: the version, as it came.
-            chunk: the chunk in which it came.
-            memory: what the chunk names, frozen; None: it came inline.
+            frame: the version, as received.
+            chunk: the chunk with the version.
+            memory: the frozen memory that the chunk names; None: it came inline.
         """
         with self._lock:
             self._newest = _RelayedVersion(frame, chunk, memory)
@@ -234,13 +236,13 @@ class WeightsRelay:
                     return
                 assert isinstance(key.fileobj, socket.socket)
                 with self._lock:
-                    self._hear(key.fileobj)
-            if self.why_not:  # at once: no reader may wait in vain
+                    self._receive(key.fileobj)
+            if self.why_not:  # at once, so that no reader waits in vain
                 self._socket.close()
                 self._close_all()
                 return
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _receive(self, connection: socket.socket) -> None:
         reader = self._readers.get(connection)
         if reader is None:
             return
@@ -264,7 +266,7 @@ class WeightsRelay:
         except CannotRelay as error:
             self.why_not = str(error)
             self._drop(connection)
-        except OSError:  # it is gone, or does not read; it may come again
+        except OSError:  # it is gone, or does not read; it may come back
             self._drop(connection)
 
     def _drop(self, connection: socket.socket) -> None:
@@ -287,7 +289,7 @@ class RelayConnection:
     """A reader's connection to the process that relays.
 
     Attributes:
-        number: of the name at which it was found.
+        number: number of the name at which it was found.
     """
 
     def __init__(self, connection: socket.socket, number: int) -> None:
@@ -299,12 +301,12 @@ class RelayConnection:
         self._poll.register(connection, select.POLLIN)
 
     def next_chunk(self) -> bytes | None:
-        """The chunk of a new version; None: there is none yet.
+        """Return the chunk of a new version; None: none yet.
 
         Raises:
             TimeoutError: the other end hangs.
-            OSError: it is gone.
-            WireError: what came cannot be used.
+            OSError: the other end is gone.
+            WireError: the message cannot be used.
         """
         for _ in range(MOST_ASKED):
             self._connection.send(_ASK)
@@ -313,7 +315,7 @@ class RelayConnection:
         raise TimeoutError("the process that relays weights hangs")
 
     def lease(self, slot: int, size: int) -> memoryview:
-        """The memory of the version that came last; as `Reader.lease`."""
+        """Return the memory of the last version; see `Reader.lease`."""
         mapped, self._mapped = self._mapped, None
         if mapped is None or size > len(mapped):
             raise WireError(f"{size} bytes of weights were relayed without their memory")
@@ -327,22 +329,22 @@ class RelayConnection:
     def close(self) -> None:
         self._connection.close()
 
-    def _take(self, said: bytes, descriptors: list[int]) -> bytes | None:
+    def _take(self, message: bytes, descriptors: list[int]) -> bytes | None:
         try:
-            if not said:
+            if not message:
                 raise ConnectionResetError("the process that relayed weights is gone")
-            if said == _NOTHING:
+            if message == _NOTHING:
                 return None
             if not descriptors:  # this process has no room for it
                 raise WireError("weights were relayed without their memory")
             try:
-                size = OFFER.unpack_from(said)[1]
+                size = OFFER.unpack_from(message)[1]
                 self._mapped = map_file(descriptors[0], size, mmap.PROT_READ)
             except (OSError, ValueError, struct.error) as error:
-                # Those of another relay would not be mapped either.
+                # Descriptors of another relay could not be mapped either.
                 why = getattr(error, "strerror", None) or error
                 raise WireError(f"weights cannot be mapped here: {why}") from error
-            return said[OFFER.size :]
+            return message[OFFER.size :]
         finally:
             for each in descriptors:
                 os.close(each)

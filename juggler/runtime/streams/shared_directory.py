@@ -1,10 +1,10 @@
 """Directories in which processes find each other's sockets.
 
-Containers of one host share one; each user has one.
+Containers of one host share one directory; each user has one.
 
-A socket in a directory can be reached from wherever that directory is mounted, by processes of the
-same kernel. Nothing but sockets is ever in it. A process that is killed leaves its own behind; the
-next one that listens there removes it, and so does a run of this host as it begins and ends.
+A socket in this directory can be reached wherever the directory is mounted, by processes of the
+same kernel. The directory has only sockets. A killed process leaves its socket behind; it is
+removed by the next process that listens there, and by runs of this host as they start and end.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from juggler.runtime.plain_files import try_lock
 SHARED_DIR_VARIABLE = "JUGGLER_SHARED_DIR"
 
 _PREFIX = "unix-shared:"
-_TRIES, _TRY_SECONDS = 100, 0.02  # to lock the directory, which others do for moments
+_TRIES, _TRY_SECONDS = 100, 0.02  # to lock the directory, which other processes lock briefly
 
 
 def shared_directory() -> str:
-    """The directory; "": this process has none.
+    """Return the directory; "": this process has none.
 
     Raises:
-        EndpointError: it cannot be used, or others may write in it.
+        EndpointError: it cannot be used, or other users may write in it.
     """
     path = os.environ.get(SHARED_DIR_VARIABLE, "")
     if not path:
@@ -61,7 +61,7 @@ def _unusable(path: str, why: str) -> EndpointError:
 
 
 def shared_address(name: str) -> str:
-    """The address of a socket in the shared directory, by its name.
+    """Return the address of a named socket in the shared directory.
 
     "": this process has no directory.
 
@@ -73,16 +73,16 @@ def shared_address(name: str) -> str:
 
 
 def users_address(name: str, *, make: bool) -> str:
-    """The address of a socket in a directory of this user alone.
+    """Return the address of a socket in a directory of this user.
 
-    All processes of the user meet there that have the same place for temporary files.
+    Shared by all processes of the user with the same directory for temporary files.
 
     Args:
         name: of the socket.
         make: whether to make the directory if it is missing. If not, there is no listener.
 
     Raises:
-        OSError: there can be no such directory, or another user has it.
+        OSError: the directory is impossible, or belongs to another user.
     """
     path = _users_directory()
     if make:
@@ -108,7 +108,7 @@ def _address(directory: str, name: str) -> str:
 
 
 def learner_socket(token: str, run_id: str, incarnation: str) -> str:
-    """The address at which a learner shares memory; "": as for `shared_address`.
+    """Return the address at which a learner shares memory; see `shared_address`.
 
     Args:
         token: of the run.
@@ -120,12 +120,12 @@ def learner_socket(token: str, run_id: str, incarnation: str) -> str:
 
 
 def is_there(address: str) -> bool:
-    """Whether an address in a shared directory exists."""
+    """Return whether an address in a shared directory exists."""
     return os.path.lexists(path_in_shared_directory(address))
 
 
 def path_in_shared_directory(address: str) -> str:
-    """Path of a shared directory's address; "": of another kind."""
+    """Return an address's path in a shared directory, or ""."""
     return address.removeprefix(_PREFIX) if address.startswith(_PREFIX) else ""
 
 
@@ -134,7 +134,7 @@ def dial(path: str, seconds: float | None) -> socket.socket:
 
     Args:
         path: of the socket.
-        seconds: the timeout of the connection from now on; None: it never blocks.
+        seconds: the timeout of the connection; None: it never blocks.
 
     Raises:
         OSError: there is no listener.
@@ -145,7 +145,7 @@ def dial(path: str, seconds: float | None) -> socket.socket:
         found = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             if not stat.S_ISSOCK(os.fstat(found).st_mode):
-                raise OSError(errno.ENOTSOCK, f"{path} is no socket")
+                raise OSError(errno.ENOTSOCK, f"{path} is not a socket")
             connection.connect(f"/proc/self/fd/{found}")
         finally:
             os.close(found)
@@ -158,18 +158,18 @@ def dial(path: str, seconds: float | None) -> socket.socket:
 def listen(listener: socket.socket, path: str, backlog: int) -> str:
     """Listen at a path in the directory.
 
-    What killed processes left there is removed.
+    Removes sockets of killed processes there.
 
     Returns:
-        The socket's place, by which `remove` knows it.
+        The socket's identity, for `remove`.
 
     Raises:
-        OSError: another process listens there (EADDRINUSE), or none can.
+        OSError: another process listens there (EADDRINUSE), or listening is impossible.
     """
     directory, name = os.path.split(path)
-    with _alone_in(directory) as held:
+    with _locked(directory) as held:
         _remove_abandoned(held)
-        os.fchmod(listener.fileno(), 0o600)  # from which the file gets its mode
+        os.fchmod(listener.fileno(), 0o600)  # the file gets its mode from this
         listener.bind(f"/proc/self/fd/{held}/{name}")
         listener.listen(backlog)
         return _place(os.stat(name, dir_fd=held))
@@ -178,41 +178,41 @@ def listen(listener: socket.socket, path: str, backlog: int) -> str:
 def remove(path: str, place: str) -> None:
     """Remove a socket at which this process listens.
 
-    With the last one, the user's directory is removed. `place` is from `listen`.
+    Also removes the user's directory if it is empty. `place` is from `listen`.
 
     Raises:
-        OSError: that is not possible.
+        OSError: removal is impossible.
     """
     directory, name = os.path.split(path)
-    with _alone_in(directory) as held:
+    with _locked(directory) as held:
         if _place(os.stat(name, dir_fd=held, follow_symlinks=False)) == place:
             os.unlink(name, dir_fd=held)
         _remove_if_empty(directory)
 
 
 def remove_abandoned() -> None:
-    """Remove what killed processes left in the shared directory and the user's."""
+    """Remove sockets of killed processes in the shared and the user's directory."""
     with suppress(EndpointError, OSError):
         if directory := shared_directory():
-            with _alone_in(directory) as held:
+            with _locked(directory) as held:
                 _remove_abandoned(held)
     directory = _users_directory()
-    with suppress(OSError):  # mostly because there is none
+    with suppress(OSError):  # mostly because it does not exist
         _must_be_the_users(directory)
-        with _alone_in(directory) as held:
+        with _locked(directory) as held:
             _remove_abandoned(held)
             _remove_if_empty(directory)
 
 
 def _remove_if_empty(directory: str) -> None:
     if directory == _users_directory():
-        with suppress(OSError):  # there are others in it
+        with suppress(OSError):  # it is not empty
             os.rmdir(directory)
 
 
 @contextmanager
-def _alone_in(directory: str) -> Iterator[int]:
-    """The open directory, locked against other processes' changes."""
+def _locked(directory: str) -> Iterator[int]:
+    """Open the directory, locked against other processes' changes."""
     held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for left in reversed(range(_TRIES)):
@@ -226,7 +226,7 @@ def _alone_in(directory: str) -> Iterator[int]:
             time.sleep(_TRY_SECONDS)
         try:
             yield held
-        finally:  # a child that was forked meanwhile would keep the lock
+        finally:  # a child forked in between would keep the lock
             fcntl.flock(held, fcntl.LOCK_UN)
     finally:
         os.close(held)
@@ -246,7 +246,7 @@ def _is_abandoned(path: str) -> bool:
         dial(path, None).close()
     except ConnectionRefusedError:
         return True
-    except OSError:  # it has a long queue, or is another user's, or no socket
+    except OSError:  # its queue is full, it is another user's, or not a socket
         pass
     return False
 
@@ -254,8 +254,8 @@ def _is_abandoned(path: str) -> bool:
 def _of_this_kernel() -> str:
     """Prefix of this kernel's names.
 
-    Processes that have the directory mounted may run on another kernel, as on another host. What
-    they listen at looks abandoned from here.
+    Processes with the directory mounted may run on another kernel, as on another host. Their
+    sockets look abandoned from here.
     """
     return f"juggler-{boot()}-"
 
@@ -263,6 +263,6 @@ def _of_this_kernel() -> str:
 def _place(found: os.stat_result) -> str:
     """Identify a file.
 
-    As long as it exists, no other file can have the same identity.
+    While it exists, no other file can have the same identity.
     """
     return f"{found.st_ino}.{found.st_ctime_ns}"

@@ -1,16 +1,16 @@
 """Memory of one host that holds the payload of a stream.
 
-The writer makes anonymous memory (memfd) and hands its descriptor to the reader over a Unix socket
-of its own; the chunk on the stream then has the number of the memory instead of the bytes. Memory
-without a name is gone with the last process that holds it, however that process ends.
+The writer makes anonymous memory (memfd) and passes its descriptor to the reader over a separate
+Unix socket; the chunk on the stream then has the number of the memory instead of the bytes.
+Anonymous memory disappears with the last process that holds it, even if that is killed.
 
-A connection has numbered slots. On it go, each as one message:
+A connection has numbered slots. Its messages are:
 
     writer → reader   (slot, size) and a descriptor: from now on, this memory is in the slot
     reader → writer   slot: nothing here reads that memory any more
 
-The first memory of a connection is a probe, which the reader releases at once. The writer then
-knows that the reader can map what it offers, before it relies on that.
+The first memory of a connection is a probe, which the reader releases at once. So the writer knows
+that the reader can map memory before it relies on that.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from juggler.runtime.wire.frames import bytes_of, lay_out
 from juggler.runtime.wire.trees import Tree
 
 SHARED_MEMORY_VARIABLE = "JUGGLER_SHARED_MEMORY"
-#: From this size on, a payload goes through shared memory: smaller ones cost less in a message.
+#: From this size on, a payload uses shared memory: smaller ones are cheaper in a message.
 LEAST_BYTES = 256 << 10
 
 MOST_SLOTS = 16  # of a connection
 PROBE = 0xFFFFFFFF  # the slot of the first memory
 OFFER, SLOT, DESCRIPTOR = struct.Struct("<IQ"), struct.Struct("<I"), struct.Struct("i")
 
-# Linux's own numbers: a Python that was built with an old C library lacks some of their names.
+# Linux's own numbers: a Python built with an old C library does not have all of their names.
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _CLOSE_ON_EXEC, _ALLOW_SEALING = 0x1, 0x2
 _SEAL_SHRINK, _SEAL_GROW, _SEAL_WRITE, _SEAL_FUTURE_WRITE = 0x2, 0x4, 0x8, 0x10
 
-# Python's own mappings keep a duplicate of the descriptor unless configured otherwise.
+# Python's own mappings keep a duplicate of the descriptor by default.
 _WITHOUT_DUPLICATE: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
@@ -60,34 +60,34 @@ def map_file(descriptor: int, size: int, protection: int) -> mmap.mmap:
 
 
 def least_bytes() -> int | None:
-    """The size from which a payload goes through shared memory; None: never.
+    """Return the size from which a payload uses shared memory; None: never.
 
     Raises:
-        ValueError: the variable says neither a size nor "off".
+        ValueError: the variable is neither a size nor "off".
     """
-    said = os.environ.get(SHARED_MEMORY_VARIABLE, "")
-    if said == "off":
+    message = os.environ.get(SHARED_MEMORY_VARIABLE, "")
+    if message == "off":
         return None
-    if said and not said.isdecimal():
+    if message and not message.isdecimal():
         raise ValueError(
-            f"{SHARED_MEMORY_VARIABLE}={said}: it may be 'off', the number of bytes from which "
+            f"{SHARED_MEMORY_VARIABLE}={message}: it may be 'off', the number of bytes from which "
             "memory is shared, or not be set"
         )
-    return int(said) if said else LEAST_BYTES
+    return int(message) if message else LEAST_BYTES
 
 
 def memory_file(name: str, flags: int = 0) -> int:
-    """The descriptor of a new file in memory (memfd).
+    """Open a new file in memory (memfd); return its descriptor.
 
     Args:
         name: as shown in /proc.
-        flags: those of memfd_create; 0: it stays open across `exec`.
+        flags: flags of memfd_create; 0: it stays open across `exec`.
 
     Raises:
-        OSError: the system or this Python knows no such files.
+        OSError: the system or this Python has no such files.
     """
     make = getattr(os, "memfd_create", None)
-    if make is None:  # it was built with a C library older than 2.27
+    if make is None:  # built with a C library older than 2.27
         raise OSError(errno.ENOSYS, "this Python was built without os.memfd_create")
     descriptor: int = make(name, flags)
     return descriptor
@@ -96,8 +96,8 @@ def memory_file(name: str, flags: int = 0) -> int:
 class Memory:
     """New memory of a fixed size.
 
-    All of its pages are there from the start: if there is no memory for them, that is an OSError
-    here, and not a signal (SIGBUS) to a writer or reader.
+    All of its pages are allocated at once: too little memory is an OSError here instead of a
+    signal (SIGBUS) to a writer or reader.
 
     Attributes:
         size: in bytes.
@@ -115,7 +115,7 @@ class Memory:
             os.posix_fallocate(self._descriptor, 0, size)
             both = mmap.PROT_READ | mmap.PROT_WRITE
             self._mapped: mmap.mmap | None = map_file(self._descriptor, size, both)
-            # Others that get the descriptor can only read it.
+            # Other processes with the descriptor can only read it.
             self._seal(_SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE)
         except BaseException:
             self.close()
@@ -133,7 +133,7 @@ class Memory:
 
     @classmethod
     def frozen(cls, pieces: Iterable[Piece], size: int) -> Memory:
-        """New memory with a payload that cannot change.
+        """Make new memory with a payload that cannot change.
 
         Raises:
             OSError: as for any new memory.
@@ -144,7 +144,7 @@ class Memory:
         return memory
 
     def fill(self, pieces: Iterable[Piece]) -> None:
-        """Copy the pieces of a payload into it, from its start."""
+        """Copy the pieces of a payload into the memory, from its start."""
         assert self._mapped is not None
         memory = np.frombuffer(self._mapped, np.uint8)  # [size]
         end = 0
@@ -154,7 +154,7 @@ class Memory:
             memory[start:end] = share
 
     def freeze(self) -> None:
-        """Make the content read-only for all."""
+        """Make the content read-only for all processes."""
         if self._mapped is not None:
             self._mapped.close()
             self._mapped = None
@@ -165,8 +165,8 @@ class Memory:
 
         Args:
             connection: to the reader.
-            slot: the number by which a chunk names it.
-            chunk: that names it, if it goes along.
+            slot: the number of the memory in a chunk.
+            chunk: the chunk that names it, if sent along.
 
         Raises:
             OSError: the reader is gone, or does not read.
@@ -175,7 +175,7 @@ class Memory:
         connection.sendmsg([OFFER.pack(slot, self.size), chunk], [rights], socket.MSG_DONTWAIT)
 
     def close(self) -> None:
-        """Release the memory. Readers keep what they have mapped."""
+        """Release the memory; readers keep their mappings."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor, self._mapped = -1, None
@@ -199,8 +199,8 @@ class Reader:
 
     Attributes:
         answered: whether it has answered the probe.
-        why_not: why nothing is shared any more, for people; "": nothing went wrong.
-        frozen: the memory that was leased last, to hand it on; None: it cannot be.
+        why_not: why nothing is shared any more, for people; "": no problem.
+        frozen: the memory that was leased last, for a relay; None: impossible.
     """
 
     def __init__(self, connection: socket.socket, hands_on: bool = False) -> None:
@@ -209,41 +209,41 @@ class Reader:
         self.why_not = ""
         self.frozen: Memory | None = None
         self._connection, self._hands_on = connection, hands_on
-        # `close` holds it, and `_release` in any thread: the connection's descriptor may be
-        # another file's as soon as it is closed. The collector may call `_release` in a thread that
-        # holds it already.
+        # Held by `close`, and by `_release` in any thread: a closed descriptor may at once belong
+        # to another file. Reentrant, because the collector may call `_release` in a thread that
+        # already holds it.
         self._ending = threading.RLock()
         self._mapped: dict[int, mmap.mmap] = {}  # by slot
-        # By slot, until it is leased: it is not filled again. None: it is not for a relay.
+        # By slot, until it is leased: memory that is not filled again. None: not for a relay.
         self._frozen: dict[int, Memory | None] = {}
 
-    def hear(self) -> None:
-        """Map what the writer has offered, and answer its probe."""
+    def receive_offers(self) -> None:
+        """Map memory that the writer has offered, and answer its probe."""
         while not self.why_not:
             try:
-                said, descriptors = receive(self._connection, 64)
+                message, descriptors = receive(self._connection, 64)
             except BlockingIOError:
                 return
-            except ConnectionResetError:  # it left without reading all
-                said, descriptors = b"", []
+            except ConnectionResetError:  # the writer left without reading everything
+                message, descriptors = b"", []
             except OSError as error:
-                said, descriptors = b"", []
+                message, descriptors = b"", []
                 self.why_not = f"{error.strerror}"
             try:
-                if said:
-                    self._map(descriptors, *OFFER.unpack(said))
+                if message:
+                    self._map(descriptors, *OFFER.unpack(message))
                 else:
-                    self.why_not = self.why_not or "the other end shares nothing more"
+                    self.why_not = self.why_not or "the other end shares no more memory"
             except (OSError, ValueError, struct.error) as error:
                 self.why_not = f"{getattr(error, 'strerror', None) or error}"
-                with suppress(OSError):  # so that the writer offers no more
+                with suppress(OSError):  # so that the writer offers nothing more
                     self._connection.shutdown(socket.SHUT_RDWR)
             finally:
                 for each in descriptors:
                     os.close(each)
 
     def wait_for_probe(self, seconds: float) -> None:
-        """Wait until `hear` has something to answer."""
+        """Wait until `receive_offers` has something to answer."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         poll.poll(1000 * seconds)
@@ -251,12 +251,12 @@ class Reader:
     def lease(self, slot: int, size: int) -> memoryview:
         """Lend the first bytes of a slot, read-only.
 
-        The writer fills them again when nothing refers to them any more.
+        The writer reuses them when nothing refers to them any more.
 
         Raises:
             WireError: there is no such memory.
         """
-        self.hear()
+        self.receive_offers()
         mapped = self._mapped.get(slot)
         if mapped is None or size > len(mapped):
             why = self.why_not or (f"it has {len(mapped)}" if mapped else "none was offered")
@@ -273,7 +273,7 @@ class Reader:
     def close(self) -> None:
         """Close the memory.
 
-        What is leased stays as long as something refers to it.
+        Leased memory stays as long as something refers to it.
         """
         with self._ending:
             self._connection.close()
@@ -282,7 +282,7 @@ class Reader:
         self.frozen = None
 
     def _map(self, descriptors: list[int], slot: int, size: int) -> None:
-        if not descriptors:  # this process has no room for it
+        if not descriptors:  # this process has no free descriptor
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         mapped = map_file(descriptors[0], size, mmap.PROT_READ)
         if slot == PROBE:
@@ -293,7 +293,7 @@ class Reader:
         if fcntl.fcntl(descriptors[0], _GET_SEALS) & _SEAL_WRITE:
             self._frozen[slot] = None
             if self._hands_on:
-                with suppress(OSError):  # if no descriptor is left, it can be read all the same
+                with suppress(OSError):  # without a free descriptor, it can still be read
                     self._frozen[slot] = Memory.received(os.dup(descriptors[0]), size)
         return None
 
@@ -302,29 +302,29 @@ class Reader:
 
         Any thread may call this, with any locks held.
         """
-        # If the writer is gone, so is the one that would use the slot again.
+        # If the writer is gone, the slot will not be used again.
         with suppress(OSError), self._ending:
             self._connection.send(SLOT.pack(slot), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 def receive(connection: socket.socket, most: int) -> tuple[bytes, list[int]]:
-    """A message, and the descriptors that came with it.
+    """Receive a message, and the descriptors that came with it.
 
     Raises:
-        OSError: there is none, or the other end is gone.
+        OSError: there is no message, or the other end is gone.
     """
     # Python's recv_fds ignores this flag.
-    said, rights, _, _ = connection.recvmsg(
+    message, rights, _, _ = connection.recvmsg(
         most, socket.CMSG_LEN(DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
     )
-    return said, [DESCRIPTOR.unpack(each)[0] for *_, each in rights]
+    return message, [DESCRIPTOR.unpack(each)[0] for *_, each in rights]
 
 
 class Writer:
     """The writer's end of a connection.
 
     Attributes:
-        why_not: why nothing is shared any more, for people; "": nothing went wrong.
+        why_not: why nothing is shared any more, for people; "": no problem.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -336,7 +336,7 @@ class Writer:
         self._lock = threading.Lock()
         self._proved = False  # the reader has mapped the probe
         self._slots: dict[int, Memory | None] = {}  # own memory; None: the other end's
-        self._free: list[int] = []  # the one that was released last is at the end
+        self._free: list[int] = []  # released most recently at the end
         probe = Memory(mmap.PAGESIZE)
         probe.hand_over(connection, PROBE)
         probe.close()
@@ -345,7 +345,7 @@ class Writer:
         """Copy a payload into unread memory.
 
         Returns:
-            Its slot; None: there is none, so the payload has to go inline.
+            Its slot; None: no memory, so the payload has to be sent inline.
         """
         with self._lock:
             slot = self._own_slot(size) if self._is_ready() else None
@@ -355,7 +355,7 @@ class Writer:
         return slot
 
     def lend(self, memory: Memory) -> int | None:
-        """Share memory that other connections share too.
+        """Share memory that other connections also share.
 
         Returns:
             Its slot; None: it cannot be shared now.
@@ -371,27 +371,27 @@ class Writer:
             self._close()
 
     def _is_ready(self) -> bool:
-        """Read the reader's messages, and tell whether it can map memory."""
+        """Read the reader's messages; return whether it can map memory."""
         while not self._closed:
             try:
-                said = self._connection.recv(64)
+                message = self._connection.recv(64)
             except BlockingIOError:
                 break
             except OSError:
-                said = b""
-            if said and (slot := SLOT.unpack(said)[0]) != PROBE:
+                message = b""
+            if message and (slot := SLOT.unpack(message)[0]) != PROBE:
                 self._free.append(slot)
-            elif said:
+            elif message:
                 self._proved = True
-            elif self._proved:  # the other end is gone, or about to
+            elif self._proved:  # the other end is gone, or closing
                 self._close()
             else:
                 self._fail("the other end cannot map it")
         return self._proved and not self._closed
 
     def _own_slot(self, size: int) -> int | None:
-        """A slot without readers, with memory for this many bytes."""
-        for slot in reversed(self._free):  # the last one may still be in a cache
+        """Return a slot without readers, with memory for this many bytes."""
+        for slot in reversed(self._free):  # the most recent may still be cached
             memory = self._slots[slot]
             if memory is not None and memory.size >= size:
                 self._free.remove(slot)
@@ -414,7 +414,7 @@ class Writer:
         except ConnectionError:  # the reader is gone
             self._close()
             return False
-        except OSError as error:  # as where too many descriptors are on their way
+        except OSError as error:  # for example, too many descriptors in flight
             self._fail(f"{error.strerror} for its descriptor")
             return False
         self._slots[slot] = own
@@ -439,8 +439,8 @@ def freeze(header: Message, tree: Tree) -> tuple[bytes, Memory]:
     Returns a chunk that names the memory, in slot 0, and the memory.
 
     Raises:
-        OSError: there is no memory for it.
-        WireError: the tree has something that cannot be sent.
+        OSError: too little memory.
+        WireError: the tree has a value that cannot be sent.
     """
     form, pieces = lay_out(tree)
     memory = Memory.frozen(pieces, form.known.size)
@@ -460,11 +460,11 @@ class FrozenFrame:
         if least is not None and form.known.size >= least:
             try:
                 self._memory = Memory.frozen(pieces, form.known.size)
-            except OSError:  # there is no memory for it
+            except OSError:  # too little memory
                 self._failed = True
 
     def chunk(self, writer: Writer) -> bytes | None:
-        """The chunk for one reader; None: it cannot share memory now."""
+        """Return the chunk for one reader; None: it cannot share memory now."""
         if self._failed:
             writer.close()  # the reader warns
         slot = None if self._memory is None else writer.lend(self._memory)

@@ -1,10 +1,9 @@
-"""Agrees between both ends of a call on shared memory.
+"""Sets up shared memory between both ends of a call.
 
-A client shows a token of its own choice in the metadata of its call. Beside the learner's socket
-for gRPC there is a second one. A process that connects to it and sends the token of an open call is
-the other end of that call. Only processes of the same user may connect: the directory and the
-socket are its alone. Each end is a `Reader` or a `Writer` of shared memory, whichever of them
-listens.
+A client chooses a token and sends it in the metadata of its call. The learner has a second socket
+next to its gRPC socket. A process that connects to it and sends the token of an open call is the
+other end of that call. Only processes of the same user may connect: directory and socket are
+private to this user. Either end may be the `Reader` or the `Writer` of shared memory.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ from juggler.runtime.wire.errors import WireError
 MEMORY_METADATA = "juggler-memory"
 
 E = TypeVar("E", Reader, Writer)
-#: Takes a connection; where that raises, the connection is closed.
+#: Takes a connection; if that raises an error, the connection is closed.
 Take = Callable[[socket.socket], None]
 
 _PROBE_SECONDS = 1.0  # a thread of the server only has to be woken
-_ANSWER_SECONDS = 10.0  # which may wait for a core; without an answer, nothing is ever shared
-_TOKEN_SECONDS = 1.0  # until a client has sent its token, which it does at once
+_ANSWER_SECONDS = 10.0  # the server may wait for a core; without an answer, nothing is ever shared
+_TOKEN_SECONDS = 1.0  # until a client has sent its token, usually at once
 _TOKEN_BYTES = 32
 _TAKEN = b"+"  # the answer to a token
 _BACKLOG = 1024
 
-_open: set[MemorySocket] = set()  # of this process
+_open: set[MemorySocket] = set()  # sockets of this process
 
 
 def memory_path(address: str) -> str:
-    """The path of a server's memory socket; "": none over TCP."""
+    """Return the path of a server's memory socket; "": none over TCP."""
     if path := path_in_shared_directory(address):
         return path
     return f"{address.removeprefix('unix:')}.memory" if address.startswith("unix:") else ""
@@ -64,10 +63,10 @@ def connect(path: str, token: str, seconds: float = 1.0) -> socket.socket:
     Args:
         path: of its socket.
         token: the token.
-        seconds: the longest wait for its answer.
+        seconds: maximum wait for its answer.
 
     Raises:
-        ConnectionResetError: it does not take this connection, or is gone.
+        ConnectionResetError: it refuses this connection, or is gone.
         TimeoutError: it does not answer.
         OSError: there is no listener.
     """
@@ -75,7 +74,7 @@ def connect(path: str, token: str, seconds: float = 1.0) -> socket.socket:
     try:
         connection.send(token.encode())
         if connection.recv(len(_TAKEN)) != _TAKEN:
-            raise ConnectionResetError("the process that listens there takes no connection")
+            raise ConnectionResetError("the process that listens there refuses the connection")
     except BaseException:
         connection.close()
         raise
@@ -83,7 +82,7 @@ def connect(path: str, token: str, seconds: float = 1.0) -> socket.socket:
 
 
 class MemorySocket:
-    """Listens alongside a gRPC server, and gives connections to their calls."""
+    """Listens alongside a gRPC server, and passes connections to their calls."""
 
     def __init__(self, *addresses: str) -> None:
         """Args:
@@ -102,7 +101,9 @@ class MemorySocket:
             raise
         _open.add(self)
         self._lock = threading.Lock()
-        self._expected: dict[str, tuple[Take, bool]] = {}  # by token; whether it is for one alone
+        self._expected: dict[
+            str, tuple[Take, bool]
+        ] = {}  # by token; and whether only for one connection
         self._closed = False
         self._threads = [
             threading.Thread(target=self._run, args=(each,), name="memory-socket", daemon=True)
@@ -119,21 +120,21 @@ class MemorySocket:
             self._files.append((path, listen(listener, path, _BACKLOG)))
         else:
             with suppress(FileNotFoundError):
-                os.unlink(path)  # a predecessor that was killed leaves its own behind
+                os.unlink(path)  # a killed predecessor leaves its socket behind
             listener.bind(path)
             os.chmod(path, 0o600)  # before any process can connect
             listener.listen(_BACKLOG)
 
     def expect(self, token: str, take: Take, once: bool = True) -> Callable[[], None]:
-        """Give a connection with this token to `take`, which must not wait.
+        """Pass connections with this token to `take`, which must not wait.
 
         Args:
             token: the token.
-            take: gets the connection.
-            once: whether the first one is the only one.
+            take: called with the connection.
+            once: whether to expect only one connection.
 
         Returns:
-            Takes that back.
+            A function that withdraws the expectation.
         """
         with self._lock:
             self._expected.setdefault(token, (take, once))
@@ -159,7 +160,7 @@ class MemorySocket:
         self.stop_listening()
 
     def stop_listening(self) -> None:
-        """Close the sockets, and no file."""
+        """Close the sockets, but keep the files."""
         _open.discard(self)
         for each in self._listeners:
             each.close()
@@ -168,7 +169,7 @@ class MemorySocket:
         while not self._closed:
             try:
                 connection, _ = listener.accept()
-            except OSError:  # it is closed; or no descriptor is left
+            except OSError:  # closed, or no free descriptor
                 if not self._closed:
                     time.sleep(0.05)
                 continue
@@ -188,7 +189,7 @@ class MemorySocket:
                     del self._expected[token]
                 connection.send(_TAKEN)
                 take(connection)
-        except OSError:  # it is gone again
+        except OSError:  # the client is gone
             return False
         except Exception:
             traceback.print_exc()
@@ -209,19 +210,19 @@ class _End(Generic[E]):
     """One end of a call.
 
     Attributes:
-        end: of the connection; None: there is none.
+        end: of the connection; None: not connected.
     """
 
     end: E | None = None
 
     def lease(self, slot: int, size: int) -> memoryview:
-        """Lease memory, as `Reader.lease` does.
+        """Lease memory: see `Reader.lease`.
 
         Raises:
-            WireError: there is no reader here.
+            WireError: this end is not a reader.
         """
         if not isinstance(self.end, Reader):
-            raise WireError("a payload in shared memory, which is not shared on this stream")
+            raise WireError("a payload in shared memory, which this stream does not share")
         return self.end.lease(slot, size)
 
 
@@ -267,8 +268,7 @@ class Dialled(_End[E]):
             make_end: makes the end of a connection.
             inline: called with the reason, for people, if nothing is shared although both ends are
                 on one host.
-            memory: the address of the server's socket in the shared directory; "": it has none
-                there.
+            memory: the address of the server's socket in the shared directory; "": none.
         """
         self._make_end: Callable[[socket.socket], E] = make_end
         self._inline = inline
@@ -280,7 +280,7 @@ class Dialled(_End[E]):
         self._wanted = False
 
     def in_metadata(self, metadata: CallMetadata) -> CallMetadata:
-        """The metadata of the call, with the token."""
+        """Return the metadata of the call, with the token."""
         return (*metadata, (MEMORY_METADATA, self._token)) if self._path else metadata
 
     def _dial(self) -> None:
@@ -301,25 +301,25 @@ class Dialled(_End[E]):
             self.give_up(why)
 
     def is_large(self, size: int) -> bool:
-        """Whether a payload is large enough for shared memory."""
+        """Return whether a payload is large enough for shared memory."""
         large = self._least is not None and size >= self._least
         self._wanted |= large
         return large
 
-    def hear(self) -> None:
-        """Connect, once; a reader also reads what it is offered.
+    def receive_offers(self) -> None:
+        """Connect, once; a reader also maps offered memory.
 
         Raises:
-            WireError: as `Reader.hear`.
+            WireError: as for `Reader.receive_offers`.
         """
         self._dial()
         if isinstance(self.end, Reader):
-            self.end.hear()
+            self.end.receive_offers()
             if self.end.why_not:
                 self.give_up(self.end.why_not)
 
     def take_frozen(self) -> Memory | None:
-        """The memory that was leased last, to hand it on; None: impossible."""
+        """Return the memory that was leased last, for a relay; None: impossible."""
         end = self.end
         if not isinstance(end, Reader):
             return None
@@ -327,12 +327,10 @@ class Dialled(_End[E]):
         return memory
 
     def give_up(self, why: str) -> None:
-        """Share nothing any more, and say so."""
+        """Stop sharing memory, and report it."""
         self.close()
         if self._inline is not None:
-            self._inline(
-                f"sends through sockets what could lie in shared memory: {self._path}: {why}"
-            )
+            self._inline(f"sends through sockets instead of shared memory: {self._path}: {why}")
             self._inline = None
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The EnvRunner's end of the stream of weights.
 
-As soon as weights prove to be large, one of the readers of a host relays them to the rest
-(`host_weights`), which then leave the learner.
+If weights are large, one reader of a host relays them to the other readers (`host_weights`), which
+then disconnect from the learner.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from juggler.runtime.wire.v1 import episodes_pb2
 
 SUBSCRIBE_METHOD = "/juggler.v1.Weights/Subscribe"
 
-_END_SECONDS = 1.0  # to wait for the thread of a reader that is closed
+_END_SECONDS = 1.0  # wait for the thread of a closed reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,16 @@ class Weights:
 
 
 class WeightsSubscription:
-    """A thread that always holds the newest weights.
+    """Receives the newest weights in a thread.
 
-    Dials again, every `retry_seconds`, when the stream breaks or is not answered; until `close`.
-    What else goes wrong in the thread ends it, and is raised where weights are asked for.
+    Until `close`, dials again every `retry_seconds` if the stream breaks or is not answered. Other
+    errors end the thread, and are raised when weights are asked for.
 
-    Large weights come from the reader of this host that relays them, or this one relays them.
+    Large weights are relayed by another reader of this host, or by this one.
 
     Attributes:
         address: of the learner.
-        answered: it has answered a stream, and sends weights once it has some.
+        answered: the learner has answered a stream, and sends weights once it has some.
     """
 
     def __init__(
@@ -79,21 +79,20 @@ class WeightsSubscription:
             metadata: of the call.
             subscriber: the worker's id.
             limits: of one version.
-            retry_seconds: from the end of a stream to the next.
+            retry_seconds: from the end of a stream to the next one.
             tls: of this host; None: no TLS.
             module_id: of the module.
             inline: called with the reason, for people, if the learner is on this host and shares no
                 memory.
-            memory: the address of the learner's socket in the shared directory; "": it has none
-                there.
-            meeting: of the readers of this host; None: this one always reads from the learner.
-            alone: called with the reason, for people, if this one cannot share in what they do.
+            memory: the address of the learner's socket in the shared directory; "": none.
+            meeting: meeting place of this host's readers; None: always read from the learner.
+            alone: called with the reason, for people, if this reader cannot take part.
         """
         self.address, self.answered = address, False
         self._meeting, self._alone = meeting, alone
         self._relay: WeightsRelay | None = None  # if this process relays
         self._relay_connection: RelayConnection | None = None  # if another one does
-        self._large = False  # whether weights have proved to be
+        self._large = False  # whether weights have proved to be large
         self._inline, self._memory = inline, memory
         self._module_id = module_id
         self._metadata = metadata
@@ -112,20 +111,20 @@ class WeightsSubscription:
 
     @property
     def newest(self) -> Weights | None:
-        """The newest weights; None before there are any.
+        """Return the newest weights; None before the first ones.
 
         Raises:
-            Exception: of the thread, which brings no more.
+            Exception: the error that ended the thread.
         """
         if self._failure is not None:
             raise self._failure
         return self._newest
 
     def wait_for(self, version: Version, timeout: float) -> Weights:
-        """The newest weights, as soon as they are at least `version`.
+        """Wait until the newest weights are at least `version`; return them.
 
         Raises:
-            TimeoutError: they did not come in time; says what was seen last.
+            TimeoutError: they did not come in time; has the last version.
             Exception: as for `newest`.
         """
         with self._condition:
@@ -154,7 +153,7 @@ class WeightsSubscription:
         try:
             self._receive()
         except BaseException as error:
-            # Of a channel that was closed meanwhile nothing else is to be expected.
+            # Expected from a channel that was closed in between.
             if not self._closed.is_set():
                 with self._condition:
                     self._failure = error
@@ -193,14 +192,14 @@ class WeightsSubscription:
         """Receive relayed weights until the relay ends.
 
         Returns:
-            The first name at which another may relay.
+            The first name at which another process may relay.
         """
         reader = FrameReader(episodes_pb2.WeightsHeader, self._limits, lease=connection.lease)
-        heard = False
+        received = False
         try:
             while not self._closed.is_set():
                 chunk = connection.next_chunk()
-                heard = self._large = True  # small ones are not relayed
+                received = self._large = True  # small weights are not relayed
                 if chunk is not None and (frame := reader.feed(chunk)) is not None:
                     self._take(frame)
                     del frame
@@ -208,16 +207,16 @@ class WeightsSubscription:
             return connection.number + 1
         except WireError as error:
             self._be_alone(f"{error}")
-        except OSError:  # the next one takes its place
-            if not heard:
+        except OSError:  # the next relay takes its place
+            if not received:
                 self._closed.wait(self._retry_seconds)
         finally:
             self._relay_connection = None
             connection.close()
         return 0
 
-    def _hand_on(self, frame: WeightsFrame, chunk: bytes, memory: Memory | None) -> None:
-        """Hand on a version to the other readers of this host."""
+    def _relay_version(self, frame: WeightsFrame, chunk: bytes, memory: Memory | None) -> None:
+        """Relay a version to the other readers of this host."""
         if self._relay is not None:
             self._relay.offer(frame, chunk, memory)
             if self._relay.why_not:
@@ -228,7 +227,7 @@ class WeightsSubscription:
         self._meeting = None
         if self._alone is not None:
             self._alone(
-                "reads weights from the learner itself, and not through another process of this "
+                "reads weights from the learner itself instead of another process of this "
                 f"host: {why}"
             )
 
@@ -267,19 +266,19 @@ class WeightsSubscription:
                     self._meet()
                 memory = shared.take_frozen()
                 if frame is not None:
-                    # First, while no thread of this process acts and holds the interpreter.
-                    self._hand_on(frame, message, memory)
+                    # Before any thread of this process acts and holds the interpreter.
+                    self._relay_version(frame, message, memory)
                     self._take(frame)
                 del frame, memory
                 if self._relay_connection is not None:
                     call.cancel()
                     return
-                shared.hear()
+                shared.receive_offers()
         except grpc.RpcError as error:
             self._error = str(error.details() if hasattr(error, "details") else error)
         except WireError as error:
             self._error = f"bad weights: {error}"
-        except ValueError:  # what a closed channel raises
+        except ValueError:  # raised by a closed channel
             if not first.why_not:
                 raise
         finally:
@@ -288,7 +287,7 @@ class WeightsSubscription:
         if why := first.why_not:
             self._error = why
             self._channel = self._dial()
-            if self._closed.is_set():  # `close` may have closed the one before
+            if self._closed.is_set():  # `close` may have closed the former one
                 self._channel.close()
         self._closed.wait(self._retry_seconds)
 

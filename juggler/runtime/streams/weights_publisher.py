@@ -30,15 +30,15 @@ class _Offered:
         header = episodes_pb2.WeightsHeader(module_id=module_id, version=version.message())
         self._lock = threading.Lock()
         self._coming = encode_frame(header, tree, digest=True)
-        self._chunks: list[bytes] = []  # that a subscriber has taken
-        self._whole: tuple[Message, Tree] | None = (header, tree)  # until it is shared
+        self._chunks: list[bytes] = []  # that were sent to a subscriber
+        self._whole: tuple[Message, Tree] | None = (header, tree)  # until it is in shared memory
         self._frozen: FrozenFrame | None = None
 
     def chunks(self, writer: Writer | None) -> Iterator[bytes]:
-        """All chunks: in shared memory if possible, else inline.
+        """Yield all chunks: in shared memory if possible, otherwise inline.
 
         Args:
-            writer: of the subscriber; None: nothing is shared with it.
+            writer: of the subscriber; None: no shared memory.
         """
         chunk = None if writer is None else self._frozen_frame().chunk(writer)
         return self._inline() if chunk is None else iter((chunk,))
@@ -64,11 +64,11 @@ class _Offered:
 class WeightsPublisher:
     """Streams the newest weights of each module to its subscribers.
 
-    Large weights lie once in memory that all subscribers of this host read.
+    Large weights are stored once, in memory that all subscribers of this host read.
 
     Args:
-        why_refused: returns why a call may not open a stream, given its metadata; None lets it in.
-        memory: where subscribers of this host connect to share memory; None: they cannot.
+        why_refused: returns why a call may not open a stream, given its metadata; None admits it.
+        memory: socket at which subscribers of this host connect to share memory; None: impossible.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class WeightsPublisher:
             module_id: of the module.
 
         Raises:
-            WireError: the tree holds what cannot be sent.
-            ValueError: the version is not newer than the one before.
+            WireError: the tree has a value that cannot be sent.
+            ValueError: the version is not newer than the last one.
         """
         offered = _Offered(module_id, version, tree)
         with self._changed:
@@ -106,19 +106,19 @@ class WeightsPublisher:
             self._changed.notify_all()
 
     def withdraw(self, module_id: str) -> None:
-        """Offer nothing of this module; its subscribers wait for its return."""
+        """Stop offering a module; its subscribers wait for its return."""
         with self._changed:
             self._newest.pop(module_id, None)
 
     def close(self) -> None:
-        """Ends all streams."""
+        """End all streams."""
         self._closed = True
         self._wake_all()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """To add to a server."""
-        # With a stream of requests, of which one is read: a method with a single request would wait
-        # for it, in a thread, before the token is looked at.
+        """Return the handler to add to a server."""
+        # With a stream of requests, of which one is read: a method with a single request would
+        # wait for it, in a thread, before the token is checked.
         subscribe: grpc.RpcMethodHandler[bytes, bytes]
         subscribe = grpc.stream_stream_rpc_method_handler(self._subscribe)
         return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: subscribe})
@@ -134,7 +134,7 @@ class WeightsPublisher:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream of weights of no module")
         with closing(Expected(self._memory, context, Writer)) as shared:
             context.send_initial_metadata(())  # at once: the subscriber waits for it
-            context.add_callback(self._wake_all)  # a subscriber that goes frees its thread
+            context.add_callback(self._wake_all)  # a leaving subscriber frees its thread
             with self._changed:
                 self._subscribers.add(shared)
             sent: Version | None = None
@@ -150,9 +150,9 @@ class WeightsPublisher:
     def _after(
         self, module_id: str, sent: Version | None, context: grpc.ServicerContext
     ) -> _Offered | None:
-        """Wait for another version than the one sent last.
+        """Wait for a version other than the last one sent.
 
-        None: the stream is to end.
+        None: the stream should end.
         """
         with self._changed:
             while context.is_active():

@@ -1,4 +1,4 @@
-"""Chunks: the messages in which frames travel on a stream.
+"""Chunks: the messages that carry frames on a stream.
 
 Every kind of chunk has the same fields (`tensors.proto`), so the same functions serve all of them.
 The classes that protobuf generates would copy the payload once or twice on each side.
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from juggler.runtime.wire.errors import NotProtobuf, WireError
 
 _SINGLE_BYTES = [bytes([number]) for number in range(128)]
-_LAST_SHIFT = 63  # of the tenth byte, beyond which no number goes
+_LAST_SHIFT = 63  # of the tenth byte, the last of any number
 
 
 def write_varint(number: int) -> bytes:
-    """A number that is not negative."""
+    """Encode a non-negative number."""
     if number < 128:
         return _SINGLE_BYTES[number]
     encoded = bytearray()
@@ -32,7 +32,7 @@ def write_varint(number: int) -> bytes:
 
 
 def read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """The number at a position, and the position after it.
+    """Read the number at a position; also return the position after it.
 
     Raises:
         NotProtobuf: no number is there.
@@ -71,7 +71,7 @@ _PAYLOAD = b"\x7a"
 # Wire types of protobuf.
 _VARINT, _FIXED64, _BYTES, _, _, _FIXED32 = range(6)  # without groups
 
-# Fields that fill up a number of bytes; one byte alone is too few for a field.
+# Padding fields by size; a single byte is too small for a field.
 _PADDINGS = [
     _PADDING + bytes([size - 2]) + bytes(size - 2) if size else b""
     for size in (0, ALIGNMENT + 1, *range(2, ALIGNMENT))
@@ -90,11 +90,11 @@ class Chunk(NamedTuple):
     digest: int | None
     start: int  # start of the share in the message
     size: int  # size of the share
-    slot: int | None = None  # of the shared memory in which the payload lies
+    slot: int | None = None  # of the shared memory with the payload
 
 
 class Known(NamedTuple):
-    """What the single chunks of frames with equal trees share."""
+    """The common parts of single-chunk frames with equal trees."""
 
     tree: bytes  # serialized
     size: int  # of the payload
@@ -127,14 +127,14 @@ def write_chunk(
     digest: bool = False,
     slot: int | None = None,
 ) -> bytes:
-    """A serialized chunk.
+    """Serialize a chunk.
 
     Args:
-        share: pieces of the payload, `size` bytes in all; they are copied once.
+        share: pieces of the payload, `size` bytes in total; they are copied once.
         offset: offset of the share in the payload.
         header: serialized header; only the first chunk of a frame has it, and `tree`.
         digest: whether the chunk carries the digest of its share.
-        slot: of the shared memory in which the whole payload lies, if it is not in the chunk.
+        slot: of the shared memory with the whole payload, if it is not in the chunk.
     """
     fields = b"" if header is None else _HEADER + write_varint(len(header)) + header
     if digest:  # before the tree, as `read_known` expects it
@@ -164,13 +164,13 @@ def _with_payload(fields: bytes, payload_tag: bytes, payload: Sequence[Piece]) -
 def read_known(message: bytes, trees: Mapping[bytes, Known], header_bytes: int) -> Chunk | None:
     """Read the single chunk of a frame that was written here.
 
-    None: it has none of these trees.
+    None: another tree.
 
-    Most frames of a stream differ from those before only in header, digest and payload. Reading
-    them like this takes a third of the time of `read_chunk`.
+    Most frames of a stream differ from earlier ones only in header, digest and payload. This takes
+    a third of the time of `read_chunk`.
 
     Args:
-        trees: what the frames of a tree have in common, by the serialized tree.
+        trees: the common parts of frames, by serialized tree.
         header_bytes: as for `read_chunk`.
 
     Returns:
@@ -200,11 +200,11 @@ def read_known(message: bytes, trees: Mapping[bytes, Known], header_bytes: int) 
 def read_chunk(message: bytes, header_bytes: int) -> Chunk:
     """Find the fields of a chunk in any order; skip unknown ones.
 
-    As everywhere in protobuf, an embedded message that comes in pieces is joined, and of a number
-    or `bytes` that comes twice the last one counts.
+    As always in protobuf, pieces of an embedded message are joined, and of repeated numbers or
+    `bytes` the last one counts.
 
     Args:
-        header_bytes: the largest header, and likewise the largest tree information.
+        header_bytes: size limit of the header, and of the tree information.
 
     Raises:
         WireError: the message is not protobuf, has groups, or exceeds a limit.

@@ -2,14 +2,14 @@
 
 
 class WireError(ValueError):
-    """Bytes from elsewhere are invalid: truncated, corrupt, or over a limit.
+    """Received bytes are invalid: truncated, corrupt, or over a limit.
 
-    The message says what was found and what was expected; it may be sent back to the sender.
+    The message describes what was found and expected; it may be sent back to the sender.
     """
 
 
 class NotProtobuf(WireError):
-    """Bytes from elsewhere are no message of protobuf's."""
+    """Received bytes are not a protobuf message."""
 
 
 class UnsupportedSpace(ValueError):

@@ -1,4 +1,4 @@
-"""What environments and simulators say that is to be true or false."""
+"""Converts flags of environments and simulators to bools."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from numpy.typing import NDArray
 
 
 class NoFlag(ValueError):
-    """Something else than True and False. The message says what it is."""
+    """A flag that is neither True nor False."""
 
 
-def as_flag(name: str, said: Any) -> bool:
-    """True or False, which 1 and 0 are, too.
+def as_flag(name: str, flag: Any) -> bool:
+    """Convert a flag, also 1 and 0, to a bool.
 
     Args:
-        name: of what was said, for the error.
-        said: also as an array of one element.
+        name: of the flag, for the error.
+        flag: the flag, or an array with one element.
 
     Raises:
-        NoFlag: it is neither.
+        NoFlag: the value is not a flag.
     """
-    if said is True or said is False or type(said) is np.bool_:
-        return bool(said)
-    flags = np.asarray(said) if hasattr(said, "__array__") or np.isscalar(said) else None
+    if flag is True or flag is False or type(flag) is np.bool_:
+        return bool(flag)
+    flags = np.asarray(flag) if hasattr(flag, "__array__") or np.isscalar(flag) else None
     if flags is None or flags.size != 1 or not _are_flags(flags):
-        raise NoFlag(f"{name} must be True or False, not {said!r:.100}")
+        raise NoFlag(f"{name} must be True or False, not {flag!r:.100}")
     return bool(flags.item())
 
 
-def as_flags(name: str, said: Any) -> NDArray[np.bool_]:
-    """Bools [...], likewise.
+def as_flags(name: str, values: Any) -> NDArray[np.bool_]:
+    """Convert flags [...] to bools, like `as_flag`.
 
     Args:
-        name: of what was said, for the error.
-        said: [...], arrays or sequences of them, too.
+        name: of the flags, for the error.
+        values: [...], an array, or sequences of flags or arrays.
 
     Raises:
-        NoFlag: one of them is neither true nor false.
+        NoFlag: a value is not a flag.
     """
-    flags = np.asarray(said)
+    flags = np.asarray(values)
     if flags.dtype != np.bool_ and not _are_flags(flags):
-        raise NoFlag(f"{name} must be True or False, not {said!r:.100}")
+        raise NoFlag(f"{name} must be True or False, not {values!r:.100}")
     return flags.astype(np.bool_)
 
 

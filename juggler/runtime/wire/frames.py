@@ -1,8 +1,8 @@
 """Frames: a header and a tree of arrays, as chunks and back.
 
-`tensors.proto` defines the terms. An array is copied once on its way into a chunk. If a frame has a
-single chunk, arrays are not copied on their way out of it. Between processes of one host, a payload
-may lie in memory that they share, and the chunk only says where.
+`tensors.proto` defines the terms. An array is copied once into a chunk. Arrays of a frame with a
+single chunk are read without a copy. Between processes of one host, a payload may be in shared
+memory, and the chunk only refers to it.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from juggler.runtime.wire.trees import Tree, dtype_from_number, dtype_to_number,
 from juggler.runtime.wire.v1.tensors_pb2 import TreeInfo
 
 _ZEROS = memoryview(bytes(ALIGNMENT))
-# A relay of weights lays out trees that came from a network, which may be larger than any model's.
+# A relay of weights lays out trees from a network, which may be larger than any model's.
 _MOST_FORMS = 1024
-_MOST_KEPT, _LARGEST_KEPT = 8 << 20, 1 << 20  # bytes of the information on trees: all, and one's
+_MOST_KEPT, _LARGEST_KEPT = 8 << 20, 1 << 20  # bytes of tree information: total, and per tree
 _forms: dict[tuple[Any, ...], Form] = {}  # by marks
-_kept = 0  # bytes of the information on their trees
+_kept = 0  # bytes of their tree information
 _ROOT, _BEGIN, _END = object(), object(), object()  # no key of a tree equals these
 
 
 class Form(NamedTuple):
-    """The paths, dtypes, shapes and orders that trees have in common."""
+    """The common paths, dtypes, shapes and orders of trees."""
 
     known: Known
     gaps: list[memoryview]  # zeros before each array
@@ -51,14 +51,14 @@ class Form(NamedTuple):
 
 
 def lay_out(tree: Tree) -> tuple[Form, list[Piece]]:
-    """The form of a tree, and its payload in pieces.
+    """Return the form of a tree, and its payload in pieces.
 
     Raises:
-        WireError: the tree has something that cannot be sent.
+        WireError: the tree has a value that cannot be sent.
     """
     marks: list[Any] = []
     arrays: list[NDArray[Any]] = []
-    _look_at({_ROOT: tree}, marks, arrays)
+    _collect({_ROOT: tree}, marks, arrays)
     key = tuple(marks)
     form = _forms.get(key)
     if form is None:
@@ -92,10 +92,10 @@ def _keep(key: tuple[Any, ...], form: Form) -> None:
     _kept += size
 
 
-def _look_at(branch: Mapping[Any, Any], marks: list[Any], arrays: list[NDArray[Any]]) -> None:
+def _collect(branch: Mapping[Any, Any], marks: list[Any], arrays: list[NDArray[Any]]) -> None:
     """Collect the arrays, and everything that the form depends on.
 
-    The marks of a tree that cannot be sent differ from those of every tree that can.
+    A tree that cannot be sent has other marks than any tree that can.
     """
     for key, child in branch.items():
         if isinstance(child, np.ndarray):
@@ -103,14 +103,14 @@ def _look_at(branch: Mapping[Any, Any], marks: list[Any], arrays: list[NDArray[A
             arrays.append(child)
         elif isinstance(child, (dict, Mapping)):  # the check for a dict is faster
             marks += (key, _BEGIN)
-            _look_at(child, marks, arrays)
+            _collect(child, marks, arrays)
             marks.append(_END)
         else:
             marks += (key, None)
 
 
 def bytes_of(piece: Piece) -> memoryview:
-    """A contiguous array as bytes, without a copy."""
+    """Return a contiguous array as bytes, without a copy."""
     array = np.asarray(piece)
     return array.reshape(-1).view(np.uint8).data
 
@@ -131,7 +131,7 @@ def _form(tree: Tree) -> Form:
         info.arrays.add(path=path, dtype=number, shape=array.shape, offset=size)
         little = dtype_from_number(number)
         converted.append(None if little == array.dtype else little)
-        plain.append(little.kind in "biuf")  # not bfloat16, a kind that Python does not know
+        plain.append(little.kind in "biuf")  # not bfloat16, which Python does not know
         contiguous &= array.flags.c_contiguous
         size += array.nbytes
     info.payload_size = size
@@ -139,17 +139,17 @@ def _form(tree: Tree) -> Form:
     return Form(Known.of(info.SerializeToString(), size), gaps, converted, plain, whole)
 
 
-#: Payload bytes in one chunk: enough to make the cost per message small, and few enough to keep the
-#: memory for messages small.
+#: Payload bytes in one chunk: many enough for a small cost per message, few enough for small
+#: messages in memory.
 DEFAULT_CHUNK_BYTES = 4 << 20
 
 #: The limit on a gRPC message: a chunk of 4 MiB with its header and tree information fits.
 MAX_MESSAGE_BYTES = 8 << 20
 
-#: Copies a payload of this size into shared memory, and returns its slot; None: it goes inline.
+#: Copies a payload of this size into shared memory, and returns its slot; None: it is sent inline.
 Place = Callable[[Sequence[Piece], int], int | None]
-#: The first bytes of the shared memory in a slot, read-only, for as long as something refers to
-#: them. Raises a WireError if there are none.
+#: Returns the first bytes of the shared memory in a slot, read-only, valid while something refers
+#: to them. Raises a WireError if there are none.
 Lease = Callable[[int, int], memoryview]
 
 _DEFAULT_LIMITS = Limits()
@@ -173,18 +173,18 @@ def encode_frame(
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     place: Place | None = None,
 ) -> Iterator[bytes]:
-    """The serialized chunks of a frame, in the order of sending.
+    """Yield the serialized chunks of a frame, in the order of sending.
 
-    The arrays are read while the chunks are taken, so do not change them until the last one.
+    The arrays are read during iteration, so do not change them before its end.
 
     Args:
         header: a message of the type of the chunk's field 1.
         digest: whether every chunk carries a digest.
-        chunk_bytes: payload bytes in each chunk but the last.
-        place: asked at once whether the payload goes through shared memory.
+        chunk_bytes: payload bytes in each chunk except the last.
+        place: puts the payload into shared memory, if possible; called at once.
 
     Raises:
-        WireError: the tree has something that cannot be sent, or its information does not fit a
+        WireError: the tree has a value that cannot be sent, or its information does not fit into a
             message.
     """
     if chunk_bytes < 1:
@@ -195,7 +195,7 @@ def encode_frame(
     if fields + min(chunk_bytes, known.size) > MAX_MESSAGE_BYTES:
         raise WireError(
             f"{fields} bytes of header and tree information and a chunk of {chunk_bytes} bytes "
-            f"do not fit a message, which has {MAX_MESSAGE_BYTES} bytes at most"
+            f"do not fit into a message, whose limit is {MAX_MESSAGE_BYTES} bytes"
         )
     slot = None if place is None else place(pieces, known.size)
     if slot is not None:
@@ -226,14 +226,14 @@ def _chunks(
 
 
 class FrameReader(Generic[H]):
-    """Puts the chunks of a stream together into frames.
+    """Joins the chunks of a stream to frames.
 
     Args:
         header_type: the type of field 1 of the chunks.
         limits: the largest frame to accept.
         digests: whether a chunk without a digest is an error, unless its payload is in shared
-            memory. Digests that are there are always checked.
-        lease: gives shared memory; None: nothing is shared with the sender.
+            memory. Existing digests are always checked.
+        lease: returns shared memory; None: no memory is shared with the sender.
     """
 
     def __init__(
@@ -254,18 +254,18 @@ class FrameReader(Generic[H]):
     def unfinished_bytes(self) -> int:
         """Payload bytes of an incomplete frame that have arrived.
 
-        0: there is none.
+        0: no incomplete frame.
         """
         return 0 if self._partial is None else self._partial.received
 
     def feed(self, message: bytes) -> Frame[H] | None:
-        """The frame that this chunk completes; None: more chunks must follow.
+        """Return the frame that this chunk completes; None: more chunks must follow.
 
         The arrays of a frame with one chunk are views of `message`.
 
         Raises:
-            WireError: the chunk is not the expected one, or its frame is over a limit. The frame is
-                dropped; the next chunk must be the first of another one.
+            WireError: the chunk is not the expected one, or its frame is over a limit. The frame
+                is dropped; the next chunk must be the first of a new frame.
         """
         partial, self._partial = self._partial, None
         chunk = None
@@ -294,7 +294,7 @@ class FrameReader(Generic[H]):
 
     def _read_shared(self, slot: int, chunk: Chunk, layout: Layout) -> Tree:
         if self._lease is None or chunk.size or chunk.offset:
-            raise WireError("a payload in shared memory, which is not shared on this stream")
+            raise WireError("a payload in shared memory, which this stream does not share")
         return read_tree(layout, self._lease(slot, layout.payload_size))
 
     def _begin(self, chunk: Chunk) -> tuple[H, Layout]:
@@ -315,7 +315,7 @@ class FrameReader(Generic[H]):
         share = memoryview(message)[chunk.start : chunk.start + chunk.size]
         if chunk.digest != digest_of([share]):
             raise WireError(
-                "a chunk's payload does not match its digest: it was damaged on its way"
+                "a chunk's payload does not match its digest: it was damaged in transit"
             )
 
 
@@ -329,10 +329,12 @@ class _Partial(Generic[H]):
         try:
             self.payload = np.empty(layout.payload_size, np.uint8)
         except MemoryError as error:
-            raise WireError(f"no memory for a payload of {layout.payload_size} bytes") from error
+            raise WireError(
+                f"too little memory for a payload of {layout.payload_size} bytes"
+            ) from error
 
     def add(self, message: bytes, chunk: Chunk) -> bool:
-        """Copies the chunk's payload; returns whether it was the last one."""
+        """Copy the chunk's payload; return whether it was the last one."""
         end = chunk.offset + chunk.size
         if chunk.offset != self.received:
             raise WireError(f"a chunk has the wrong offset {chunk.offset}, {self}")

@@ -1,4 +1,4 @@
-"""Layouts: what a frame says about its tree."""
+"""Layouts: the tree information of a frame."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.trees import Path, Skeleton, Tree, dtype_from_number, path_name
 from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, TreeInfo
 
-_LONGEST_GAP = 64  # bytes before or behind an array, on average: room for any alignment
+_LONGEST_GAP = 64  # bytes before or after an array, on average: room for any alignment
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The largest frame that a reader accepts from any sender.
 
-    A frame with one chunk takes no memory besides its message. A frame with several takes the
-    memory of its payload, which the system provides as the bytes arrive. Arrays that the sender did
-    not align are copied, which takes their size again. Parsing header and tree information briefly
-    takes up to some thirty times their size.
+    A frame with one chunk needs no memory beyond its message. A frame with several needs memory
+    for its payload, which the system provides as the bytes arrive. Arrays that the sender did not
+    align are copied, which takes their size again. Parsing header and tree information briefly
+    needs up to thirty times their size.
     """
 
     payload_bytes: int = 1 << 30
@@ -56,9 +56,9 @@ class Layout(NamedTuple):
 
 
 _MOST_KNOWN, _LARGEST_KNOWN = 512, 4096  # trees; bytes of one's information
-#: Trees that came in frames of this process, by their serialized information.
+#: Trees of received frames, by their serialized information.
 known_trees: dict[bytes, Known] = {}
-_layouts: dict[bytes, tuple[Limits, Layout]] = {}  # with the limits that they keep to
+_layouts: dict[bytes, tuple[Limits, Layout]] = {}  # with the limits that they were checked against
 
 
 def layout_of(tree: bytes, limits: Limits) -> Layout:
@@ -76,9 +76,9 @@ def layout_of(tree: bytes, limits: Limits) -> Layout:
 
 
 def _read_layout(encoded: bytes, limits: Limits) -> Layout:
-    """Check all that a frame says about its tree.
+    """Check a frame's tree information.
 
-    Memory is taken only afterwards.
+    Memory is allocated only afterwards.
     """
     try:
         info = TreeInfo.FromString(encoded)
@@ -100,7 +100,7 @@ def _read_layout(encoded: bytes, limits: Limits) -> Layout:
         if spec.size and spec.offset < end:
             raise WireError(f"the bytes of {path_name(spec.path)} overlap another array's")
         end = max(end, spec.offset + spec.size)
-    # Views of arrays keep the whole payload, and limits of memory count the arrays.
+    # Views of arrays keep the whole payload alive, but memory limits count arrays.
     used = sum(spec.size for spec in specs)
     if size > used + _LONGEST_GAP * (len(specs) + 1):
         raise WireError(f"a payload of {size} bytes has arrays of only {used}")
@@ -125,7 +125,7 @@ def _read_spec(array: ArrayInfo, payload_size: int, limits: Limits) -> _Spec:
 
 
 def read_tree(layout: Layout, payload: memoryview) -> Tree:
-    """The tree in a read-only payload.
+    """Return the tree in a read-only payload.
 
     Aligned arrays are views of the payload.
     """

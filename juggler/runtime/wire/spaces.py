@@ -30,7 +30,7 @@ MAX_ELEMENTS = 1 << 25
 
 
 def space_to_message(space: Space[Any]) -> pb.Space:
-    """A space as a message, without its random state.
+    """Convert a space to a message, without its random state.
 
     Raises:
         WireError: there is no message for this kind of space, or it exceeds a limit above.
@@ -44,10 +44,10 @@ def space_to_message(space: Space[Any]) -> pb.Space:
 
 
 def space_from_message(message: pb.Space) -> Space[Any]:
-    """The space that a message describes.
+    """Convert a message to a space.
 
     Raises:
-        WireError: no such space is possible, or it exceeds a limit above.
+        WireError: the space is impossible, or exceeds a limit above.
     """
     check_limits(message)
     try:
@@ -74,7 +74,7 @@ def check_limits(message: pb.Space) -> None:
 
 
 def _walk(message: pb.Space, depth: int) -> Iterator[pb.Space]:
-    """The space and all spaces within it."""
+    """Yield the space and all spaces within it."""
     if depth > MAX_DEPTH:
         raise WireError(f"a space of spaces more than {MAX_DEPTH} deep is over the limit")
     yield message
@@ -115,7 +115,7 @@ def _write(space: Space[Any]) -> pb.Space:
 def _read(message: pb.Space) -> Space[Any]:
     kind = message.WhichOneof("kind")
     if kind is None:
-        raise WireError("a space has no kind, or one that this version does not know")
+        raise WireError("a space has no kind, or a kind that this version does not know")
     return _READERS[kind](getattr(message, kind))
 
 
@@ -129,7 +129,7 @@ def _write_box(space: spaces.Box) -> pb.Space:
 def _write_bounds(
     box: pb.BoxSpace, side: str, bounds: NDArray[Any], infinite: NDArray[np.bool_]
 ) -> None:
-    """Sets low or high, or int_low or int_high if integers suffice."""
+    """Set low or high, or int_low or int_high if integers suffice."""
     values, infinities = bounds.reshape(-1), infinite.reshape(-1)
     if values.size and (values == values[0]).all() and (infinities == infinities[0]).all():
         values, infinities = values[:1], infinities[:1]
@@ -162,7 +162,7 @@ def _read_box(box: pb.BoxSpace) -> spaces.Box:
 def _read_bounds(
     box: pb.BoxSpace, side: str, dtype: np.dtype[Any]
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """The bounds on one side, and where they are finite."""
+    """Return the bounds on one side, and where they are finite."""
     floats, integers = getattr(box, side), getattr(box, f"int_{side}")
     numbers: list[float] = [*floats, *integers]
     shape = tuple(box.shape)
@@ -302,7 +302,7 @@ def _dtype(number: DType, kinds: str, space: str) -> np.dtype[Any]:
 
 
 def _range(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """The smallest and largest number of an integer dtype or bool."""
+    """Return the smallest and largest number of an integer dtype or bool."""
     if dtype.kind == "b":
         return 0, 1
     info = np.iinfo(dtype)
@@ -316,9 +316,9 @@ def _check_range(space: str, numbers: Sequence[int], dtype: np.dtype[Any]) -> No
 
 
 def _whole(number: float, dtype: np.dtype[Any]) -> int:
-    """The integer for a bound that was sent as a double.
+    """Return the integer for a bound that was sent as a double.
 
-    2^64 - 1 has no double of its own; the next one, 2^64, stands for it.
+    2^64 - 1 is not a double; the next one, 2^64, represents it.
     """
     if not math.isfinite(number) or number != int(number):
         raise WireError(f"a Box of {dtype} has the bound {number}")

@@ -1,7 +1,7 @@
 """Values of Gymnasium spaces as trees, and values outside a space.
 
-The values of a Dict space are a map by its keys, those of a Tuple space a map with the keys "0",
-"1", …, and those of every other space one array.
+The values of a Dict space are a map by its keys, of a Tuple space a map with the keys "0", "1", …,
+and of every other space one array.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from juggler.runtime.wire.trees import Path, Tree, path_name
 
 
 class OutsideSpace(ValueError):
-    """An observation holds a number that is not in its space.
+    """An observation has a number that is not in its space.
 
     Attributes:
         row: row of the observation in its batch.
@@ -60,7 +60,7 @@ class Choice(NamedTuple):
             return None
         return tuple(int(each) for each in np.unravel_index(beyond.argmax(), beyond.shape))
 
-    def told(self, number: Any) -> str:
+    def describe(self, number: Any) -> str:
         """Describe a number outside the space, for a message."""
         at = f" at {path_name(self.path)}" if self.path else ""
         return f"{at} holds {number}, which is not in its space {self.space}"
@@ -68,7 +68,7 @@ class Choice(NamedTuple):
     def require(self, array: NDArray[Any]) -> None:
         """Raise OutsideSpace if values [B, ...] are outside the space."""
         if (found := self.outside(array)) is not None:
-            raise OutsideSpace(found[0], self.told(array[found]))
+            raise OutsideSpace(found[0], self.describe(array[found]))
 
 
 def choices_of(leaves: Iterable[tuple[Path, Space[Any]]]) -> list[Choice]:
@@ -89,7 +89,7 @@ def find_outside(choices: Iterable[Choice], tree: Any) -> tuple[tuple[int, ...],
         for key in choice.path:
             array = array[key]
         if (found := choice.outside(array)) is not None:
-            return found, choice.told(array[found])
+            return found, choice.describe(array[found])
     return None
 
 
@@ -114,16 +114,16 @@ _MANY = 128
 
 _REASONS: list[tuple[type[Space[Any]], str]] = [
     (spaces.Text, "its values are strings of varying length: give their characters as numbers"),
-    (spaces.Graph, "its values vary in size: pad nodes and edges to the most there can be"),
-    (spaces.Sequence, "its values vary in length: pad them to the longest there can be"),
+    (spaces.Graph, "its values vary in size: pad nodes and edges to their maximum"),
+    (spaces.Sequence, "its values vary in length: pad them to the maximum length"),
     (spaces.OneOf, "its values change their kind: give all of its spaces in a Tuple"),
 ]
 
 
 def space_leaves(space: Space[Any]) -> list[tuple[Path, Space[Any]]]:
-    """The spaces within a space whose values are one array each.
+    """Return the spaces within a space whose values are one array each.
 
-    They come with their paths in trees of the space.
+    With their paths in trees of the space.
 
     Args:
         space: Box, Discrete, MultiDiscrete or MultiBinary, which have one entry with the path ();
@@ -152,13 +152,13 @@ def _leaves(space: Space[Any], path: Path) -> list[tuple[Path, Space[Any]]]:
 
 
 def zeros(space: Space[Any], leading_shape: Sequence[int] = ()) -> Tree:
-    """A tree [*leading_shape, ...] with the shapes and dtypes of a space.
+    """Make zeros [*leading_shape, ...] with a space's shapes and dtypes.
 
     Its values are 0, or the start of Discrete and MultiDiscrete spaces that count from another
     number.
 
     Raises:
-        UnsupportedSpace: as `space_leaves`.
+        UnsupportedSpace: as for `space_leaves`.
     """
     children = _children(space)
     if children is not None:
@@ -172,7 +172,7 @@ def zeros(space: Space[Any], leading_shape: Sequence[int] = ()) -> Tree:
 
 
 def to_tree(space: Space[Any], value: Any) -> Tree:
-    """A value or a batch of a space as a tree.
+    """Convert a value or a batch of a space to a tree.
 
     Nothing is copied.
     """
@@ -185,7 +185,7 @@ def to_tree(space: Space[Any], value: Any) -> Tree:
 
 
 def from_tree(space: Space[Any], tree: Any) -> Any:
-    """A tree as a value of a space, as Gymnasium expects it.
+    """Convert a tree to a space's value, as Gymnasium expects it.
 
     Nothing is copied.
     """
@@ -201,7 +201,7 @@ def tree_map(function: Callable[..., Any], tree: Any, *trees: Any) -> Any:
 
     Args:
         function: called with the leaves at the same path, one from each tree.
-        tree: the result has its branches and keys.
+        tree: gives branches and keys of the result.
         trees: have at least these branches and keys.
     """
     if isinstance(tree, np.ndarray):  # this check is faster than the next one
@@ -215,7 +215,7 @@ def tree_map(function: Callable[..., Any], tree: Any, *trees: Any) -> Any:
 
 
 def tree_leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yields the leaves (arrays or tensors) of a tree with their paths."""
+    """Yield the leaves (arrays or tensors) of a tree with their paths."""
     if not isinstance(tree, Mapping):
         yield path, tree
         return
@@ -224,14 +224,14 @@ def tree_leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def first_leaf(tree: Any) -> Any:
-    """The first leaf of a tree."""
+    """Return the first leaf of a tree."""
     while isinstance(tree, Mapping):
         tree = next(iter(tree.values()))
     return tree
 
 
 def grown(tree: Any, capacity: int) -> Any:
-    """A tree of arrays [S, ...], extended with zeros to [capacity, ...]."""
+    """Extend a tree of arrays [S, ...] with zeros to [capacity, ...]."""
 
     def more(array: NDArray[Any]) -> NDArray[Any]:
         room = np.zeros((capacity, *array.shape[1:]), array.dtype)
@@ -242,7 +242,7 @@ def grown(tree: Any, capacity: int) -> Any:
 
 
 def room_for(tree: Any, capacity: int) -> Any:
-    """Zeros [capacity, ...] for rows like those of a tree [B, ...]."""
+    """Make zeros [capacity, ...] for rows like a tree's [B, ...]."""
     return tree_map(
         lambda array: np.zeros((capacity, *array.shape[1:]), array.dtype),
         tree,
@@ -250,9 +250,9 @@ def room_for(tree: Any, capacity: int) -> Any:
 
 
 def take(tree: Any, places: Any) -> Any:
-    """Copies of places [B] of a tree [S, ...] -> [B, ...].
+    """Copy places [B] of a tree [S, ...] to [B, ...].
 
-    They are views if the places are a slice.
+    Returns views if the places are a slice.
     """
     if isinstance(tree, np.ndarray):
         if isinstance(places, np.ndarray):  # this is several times as fast as tree[places]
@@ -273,10 +273,9 @@ def put(tree: Any, places: Any, values: Any) -> None:
 
 
 def _items(tree: NDArray[Any], values: Any) -> tuple[NDArray[Any], Any]:
-    """The arrays with one item [S] and [B] per place.
+    """View arrays with one item [S] and [B] per place.
 
-    NumPy writes many items several times as fast. Arrays that cannot be seen as items are returned
-    as they are.
+    NumPy writes many items several times as fast. Other arrays are returned unchanged.
     """
     if not (
         isinstance(values, np.ndarray)
@@ -294,9 +293,9 @@ def _items(tree: NDArray[Any], values: Any) -> tuple[NDArray[Any], Any]:
 
 
 def _children(space: Space[Any]) -> dict[str, Space[Any]] | None:
-    """The spaces directly within one, by their keys in its trees.
+    """Return spaces directly within a space, by key.
 
-    None: there are none.
+    None: no spaces within.
     """
     if isinstance(space, spaces.Dict):
         return dict(space.spaces)
@@ -319,14 +318,14 @@ def _name(space: Space[Any], path: Path) -> str:
 
 
 def has_bounds(space: spaces.Box) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Masks of a Box's numbers with a lower and upper bound [...].
+    """Return masks [...] of a Box's numbers with bounds.
 
-    1e30 is no bound.
+    1e30 is not a bound.
     """
     low, high = (np.asarray(x, np.float64) for x in (space.low, space.high))  # [...] both
     return np.asarray(low > -1e30), np.asarray(high < 1e30)
 
 
 def two_bounds(space: spaces.Box) -> NDArray[np.bool_]:
-    """Return which numbers of a Box have two bounds [...]."""
+    """Return a mask [...] of a Box's numbers with two bounds."""
     return np.logical_and(*has_bounds(space))

@@ -31,7 +31,7 @@ _NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
 
 
 def dtype_to_number(dtype: np.dtype[Any]) -> DType:
-    """The wire's number for a dtype of either byte order.
+    """Return the wire's number for a dtype of either byte order.
 
     Raises:
         WireError: the wire has no such dtype.
@@ -44,7 +44,7 @@ def dtype_to_number(dtype: np.dtype[Any]) -> DType:
 
 
 def dtype_from_number(number: DType) -> np.dtype[Any]:
-    """The little-endian dtype with this number on the wire.
+    """Return the little-endian dtype with this number on the wire.
 
     Raises:
         WireError: no dtype has this number.
@@ -65,12 +65,12 @@ Path: TypeAlias = tuple[str, ...]
 
 
 def leaves(tree: object) -> list[tuple[Path, NDArray[Any] | None]]:
-    """Every array of a tree, and None for empty branches, by path.
+    """List a tree's arrays by path, with None for empty branches.
 
     Depth first, in the order of the branches' keys.
 
     Raises:
-        WireError: something in the tree is neither an array nor a branch, or a key is not a string.
+        WireError: a node is neither an array nor a branch, or a key is not a string.
     """
     found: list[tuple[Path, NDArray[Any] | None]] = []
     _collect(tree, (), found)
@@ -93,16 +93,16 @@ def _collect(tree: object, path: Path, found: list[tuple[Path, NDArray[Any] | No
 
 
 def flatten(tree: Tree) -> list[tuple[Path, NDArray[Any]]]:
-    """The arrays of a tree with their paths, in order of `leaves`.
+    """List a tree's arrays with their paths, ordered as `leaves`.
 
     Raises:
-        WireError: as `leaves`.
+        WireError: as for `leaves`.
     """
     return [(path, array) for path, array in leaves(tree) if array is not None]
 
 
 def unflatten(arrays: Iterable[tuple[Path, Any]], empty_branches: Iterable[Path] = ()) -> Tree:
-    """The tree with these arrays and these empty branches.
+    """Make a tree of arrays and empty branches.
 
     Raises:
         WireError: the paths do not belong to one tree.
@@ -141,7 +141,7 @@ class Skeleton:
                 self._steps.append((numbers[path[:-1]], path[-1], True))
 
     def fill(self, arrays: Sequence[NDArray[Any]]) -> Tree:
-        """The tree with these arrays, one for each path."""
+        """Make the tree with these arrays, one for each path."""
         if self._is_array:
             return arrays[0]
         rest = iter(arrays)
@@ -159,7 +159,7 @@ def check_paths(paths: Iterable[Path]) -> None:
     """Check that paths of arrays and empty branches form one tree.
 
     Raises:
-        WireError: there is no path, one comes twice, or one leads through the end of another.
+        WireError: there are no paths, one occurs twice, or one continues after the end of another.
     """
     ends: set[Path] = set()
     branches: set[Path] = set()
@@ -177,6 +177,6 @@ def check_paths(paths: Iterable[Path]) -> None:
 
 
 def path_name(path: Path) -> str:
-    """A path for messages, on one line and of bounded length."""
+    """Format a path for messages, on one line and of bounded length."""
     name = repr("/".join(path)) if path else "the root"
     return name if len(name) <= 100 else f"{name[:90]}…{name[-9:]}"

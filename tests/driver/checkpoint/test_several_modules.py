@@ -203,13 +203,13 @@ class _Commands:
         self.told: list[tuple[str, Any]] = []
         self.anew: list[int] = []
 
-    def tell(self, worker_id: str, message: Any) -> None:
+    def send_to(self, worker_id: str, message: Any) -> None:
         self.told.append((worker_id, message))
 
     def send(self, worker: Any, message: Any) -> None:
         self.told.append((worker, message))
 
-    def begin_anew(self, update: int) -> None:
+    def restart_runners(self, update: int) -> None:
         self.anew.append(update)
 
 

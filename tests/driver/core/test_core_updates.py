@@ -19,7 +19,7 @@ from juggler.driver.core.events import (
     Request,
     Share,
     StopRequested,
-    UnheardUpdate,
+    UnreportedUpdate,
     UpdateFailed,
 )
 from juggler.driver.core.state import ModuleSettings
@@ -81,7 +81,7 @@ def test_a_learner_that_is_back_with_its_weights_tells_what_it_had_trained_on() 
     step(core, LearnerLeft("learner-0", "L", "cut off"))
     step(core, LearnerLeft("learner-1", "L", "cut off"))
     assert core.ledger.dropped["learner_lost"] == 100
-    kept = UnheardUpdate("learner-0", unheard.version, unheard.used)
+    kept = UnreportedUpdate("learner-0", unheard.version, unheard.used)
     for _ in range(2):  # it may have told before, and been cut off again
         step(core, kept)
         assert (core.ledger.trained, core.ledger.dropped["learner_lost"]) == (50, 50)
@@ -94,7 +94,7 @@ def test_what_a_learner_kept_counts_for_nothing_where_the_group_went_on_without_
     unheard = answer(update, "learner-0", 1)
     step(core, LearnerLeft("learner-0", "L", "cut off"))
     step(core, PeersMet(2, 0))
-    step(core, UnheardUpdate("learner-0", Version(1, 0), unheard.used))
+    step(core, UnreportedUpdate("learner-0", Version(1, 0), unheard.used))
     assert core.ledger.trained == 0
 
 

@@ -65,7 +65,7 @@ def test_the_name_of_a_builder_stands_for_a_table_with_it() -> None:
         ({"max_historical": 501}, "max_historical = 501: must be at most 500"),
         ({"max_learning": 65}, "max_learning = 65: must be at most 64"),
         ({"recycled": "odlest"}, "did you mean 'oldest'"),
-        ({"teams": [["a"], ["b", "a"]]}, "no agent is in two"),
+        ({"teams": [["a"], ["b", "a"]]}, "no agent may be in two"),
         ({"fixed": "random"}, 'fixed: expected a list of strings, not "random"'),
         ({"teams": ["a"]}, "expected a list of lists, not"),
         ({"mains": 2}, "league has no key 'mains': it is a key of its table options"),

@@ -50,18 +50,18 @@ class Broken(LeagueBuilder):
     [
         (RuntimeError("no idea"), "Broken.build failed: RuntimeError: no idea"),
         (None, "Broken.build failed: TypeError"),
-        (["main-0"], "'main-0' is no command of a builder"),
+        (["main-0"], "'main-0' is not a builder's command"),
         ([ResetPlayer(["x"])], "ResetPlayer: player_id must be a"),
         ([AddPlayer(None, None)], "AddPlayer: player_id must be a"),
         ([ResetPlayer("main-0", 3)], "ResetPlayer: source must be a name, not 3"),
         ([FreezePlayer("mian-0")], "no player is called 'mian-0': did"),
-        ([RetirePlayer("main-0")], "main-0 is the last player that learns"),
+        ([RetirePlayer("main-0")], "main-0 is the last learning player"),
         ([ResetPlayer("main-0")], "main-0 has not been trained since"),
         ([ResetPlayer("main-0", "main-0")], "main-0 cannot be reset to main-0"),
         ([ResetPlayer("main-0", "random")], "'random' has no weights to begin with"),
         ([ResetPlayer("main-0", "nobody")], "no player is called 'nobody'"),
         ([AddPlayer("main-0", "main")], "has had a player 'main-0': use a new id"),
-        ([AddPlayer("main 1", "main")], "'main 1' is no id of a player"),
+        ([AddPlayer("main 1", "main")], "'main 1' is not a player id"),
         ([AddPlayer("x", "historical")], "role = 'historical'"),
         ([AddPlayer("x", "main", source="random")], "'random' has no weights to begin with"),
         (
@@ -85,7 +85,7 @@ def test_a_builder_that_is_wrong_is_told_of_and_the_league_goes_on(wrong, told) 
 @pytest.mark.parametrize(
     ("pairing", "told"),
     [
-        ("main-0", "is no Pairing"),
+        ("main-0", "is not a Pairing"),
         (Pairing("main-0", {}), "names no opponents"),
         (Pairing("main-0", {"main-0": float("nan")}), "the weight of 'main-0' is nan"),
         (Pairing("main-0", {"main-0": -1}), "the weight of 'main-0' is -1"),
@@ -131,7 +131,7 @@ def test_a_player_is_reset_to_a_frozen_player_that_can_play_and_to_no_other(sour
     builder.wanted = [reset := ResetPlayer("main-0", source)]
     commands = league.build()
     why = {
-        "main-1": "main-0 cannot be reset to main-1, which learns: copy that one with FreezePlayer",
+        "main-1": "main-0 cannot be reset to main-1, which learns: copy that player with",
         "main-0-v1": "main-0 cannot be reset to main-0-v1, which cannot play yet: ask again once",
     }
     if source in why:
@@ -202,7 +202,7 @@ def test_who_learns_from_the_beginning_begins_as_nobody_else(source: str) -> Non
             heir = AddPlayer("heir", "main", source=source)
             return [stone, AddPlayer("main-0", "main"), FreezePlayer("main-0"), heir]
 
-    said = f"heir learns from the beginning, and cannot begin as '{source}': leave out source"
+    said = f"heir learns from the start, and cannot begin as '{source}': leave out source"
     with pytest.raises(ValueError, match=said):
         League(LeagueConfig(), AGENTS, 0, Heirs()).begin()
 
@@ -288,7 +288,7 @@ def test_the_line_that_failed_is_told_and_what_happens_now() -> None:
     assert ", in build). Nothing changes until it works" in report.message
     report, _ = league.book(MatchRequested())
     assert isinstance(report, Report)
-    assert ", in match). A player that learns plays against itself instead" in report.message
+    assert ", in match). A learner plays against itself instead" in report.message
 
 
 def test_a_league_that_cannot_begin_says_why() -> None:

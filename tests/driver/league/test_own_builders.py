@@ -56,7 +56,7 @@ def test_a_name_is_imported_and_options_are_its_keys() -> None:
     [
         ({"builder": "my_league:Mien"}, "has no 'Mien': did you mean 'Mine'?"),
         ({"builder": "my_leage:Mine"}, "there is no Python module 'my_leage' here"),
-        ({"builder": "my_league.py:Mine"}, "names a file, and a Python module"),
+        ({"builder": "my_league.py:Mine"}, "names a file instead of a Python module"),
         ({"builder": "my_league:Other"}, "must be a class derived from"),
         ({"builder": "my_league:hard"}, "must be a class derived from"),
         ({"builder": "my_league:NoDataclass"}, r"write @dataclass\(kw_only=True\)"),

@@ -104,7 +104,7 @@ def test_a_run_that_goes_on_counts_what_it_adds() -> None:
 
 
 def read(file: LineFile) -> tuple[bool, list[bytes]]:
-    return file.begins_anew(), list(file.new_lines())
+    return file.was_replaced(), list(file.new_lines())
 
 
 @pytest.mark.parametrize("part", [5, 11, 1 << 23])

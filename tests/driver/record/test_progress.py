@@ -62,7 +62,7 @@ def test_the_end_of_a_league_says_what_its_returns_are_of() -> None:
     stream = io.StringIO()
     returns = {name: {"episode_return_mean": 0.5} for name in ("main", "exploiter")}
     PlainProgress(stream).finish({**SUMMARY, "league": {"players": 3}, "by_module": returns})
-    assert "returns: each player's own matches, also with frozen" in stream.getvalue()
+    assert "returns: each player's own matches, including matches with frozen" in stream.getvalue()
 
 
 def test_a_run_of_several_modules_shows_the_algorithm_and_the_return_of_each() -> None:

@@ -97,7 +97,7 @@ def test_an_empty_directory_is_taken_and_a_full_one_is_not(tmp_path: Path) -> No
         assert "may still be writing" in told
         assert "delete" not in told
     before = sorted(tmp_path.iterdir())
-    nothing = "not empty, and has no checkpoint to go on from; name another, or delete this one"
+    nothing = "not empty, and has no checkpoint to resume from; name another, or delete this one"
     with pytest.raises(RunDirectoryError, match=nothing):
         RunDirectory.create(tmp_path, CONFIG, "cartpole")
     assert sorted(tmp_path.iterdir()) == before
@@ -254,10 +254,10 @@ def test_a_driver_that_takes_no_workers_is_told(run_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("summary", "how"),
     [
-        (None, "it was killed, or starts now$"),
-        ('{"solved": true, "reason_for_stop": "solved"}', "it is solved; .*summary.json says more"),
+        (None, "it was killed, or is starting$"),
+        ('{"solved": true, "reason_for_stop": "solved"}', "it is solved; .*summary.json has more"),
         ('{"solved": false, "reason_for_stop": "stop_steps"}', r"it ended \(stop_steps\); .*"),
-        ("{", "summary.json says how it ended"),
+        ("{", "see .*summary.json for how it ended"),
     ],
 )
 def test_a_run_without_a_driver_is_told(run_dir: Path, summary: str | None, how: str) -> None:

@@ -171,7 +171,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_others_go_on(world: WorkersWor
 def test_nobody_waits_for_a_tracker_that_hangs(
     world: WorkersWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seconds in ("_END_SECONDS", "_TELL_SECONDS"):
+    for seconds in ("_END_SECONDS", "_REPORT_SECONDS"):
         monkeypatch.setattr(module, seconds, 0.05)
     monkeypatch.setattr(module, "_MOST_WAITING", 4)
     hangs = Records()
@@ -202,7 +202,7 @@ def test_how_a_run_ended_is_recorded_though_its_last_checkpoints_take_too_long(
             self.begins.set()
             self.ends.wait(30)
 
-    for seconds in ("_END_SECONDS", "_TELL_SECONDS"):
+    for seconds in ("_END_SECONDS", "_REPORT_SECONDS"):
         monkeypatch.setattr(module, seconds, 0.05)
     monkeypatch.setattr(module, "_BYTES_A_SECOND", math.inf)
     run, slow = run_of(world), Slow()

@@ -17,7 +17,7 @@ import pytest
 from support.made_files import line, made
 
 from juggler.driver.callbacks import Run
-from juggler.driver.watching.serving import PageBeside
+from juggler.driver.watching.serving import PageProcess
 
 SECONDS = 60.0
 
@@ -54,7 +54,7 @@ def children() -> list[psutil.Process]:
     ]
 
 
-def begun(page: PageBeside, run: Run, shown: Shown) -> str:
+def begun(page: PageProcess, run: Run, shown: Shown) -> str:
     """Tell it of lines of metrics until it has said where the page is."""
 
     def told() -> list[tuple[str, str]]:
@@ -71,7 +71,7 @@ def begun(page: PageBeside, run: Run, shown: Shown) -> str:
 @pytest.mark.long
 def test_it_shows_the_run_and_ends_with_it(tmp_path: Path) -> None:
     run, shown = a_run(made(tmp_path / "run", [line(100, 1.0)]))
-    page = PageBeside()
+    page = PageProcess()
     page.on_start(run)
     url = begun(page, run, shown)
     assert b'"name":"run"' in urlopen(f"{url}api/runs", timeout=10).read()
@@ -85,7 +85,7 @@ def test_it_shows_the_run_and_ends_with_it(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_when_it_is_killed_people_are_told_and_the_run_goes_on(tmp_path: Path) -> None:
     run, shown = a_run(made(tmp_path / "run", []))
-    page = PageBeside()
+    page = PageProcess()
     page.on_start(run)
     begun(page, run, shown)
     (process,) = children()
@@ -110,12 +110,12 @@ def test_it_ends_when_the_driver_is_killed(tmp_path: Path) -> None:
 import sys, time
 from pathlib import Path
 from juggler.driver.callbacks import Run
-from juggler.driver.watching.serving import PageBeside
+from juggler.driver.watching.serving import PageProcess
 class Shown:
     def message(self, text, level="info"):
         print(text, flush=True)
 run = Run(Path({str(tmp_path / "run")!r}), {{}}, None, Shown(), None, None, None)
-page = PageBeside()
+page = PageProcess()
 page.on_start(run)
 while True:
     page.on_metrics(run, {{}})
@@ -138,7 +138,7 @@ def test_where_no_process_can_be_started_people_are_told(
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
     run, shown = a_run(tmp_path)
-    page = PageBeside()
+    page = PageProcess()
     page.on_start(run)
     page.on_metrics(run, {})
     page.on_end(run, {})

@@ -116,7 +116,7 @@ def test_weights_that_play_worse_are_refused_and_training_goes_on(tmp_path: Path
     assert world.parts.end.reason == ""
     assert world.told.messages[-1] == (
         "not confirmed: update 0 has a return of 422.0 ± 0 in the first 40 episodes, "
-        "and not 475.0 in 100; training goes on"
+        "instead of 475.0 in 100; training continues"
     )
     assert written.path is not None
     assert not written.path.parent.exists(), "nothing of it is left"
@@ -251,8 +251,8 @@ def test_the_next_candidate_after_a_resume_is_due_when_it_would_have_been(tmp_pa
     [
         ({"confirm": False}, True, "confirm = false"),
         ({"gateway": "127.0.0.1:0"}, True, "episodes of its simulators"),
-        ({"env": "dm_env_rpc://localhost:1"}, True, "simulators of its own"),
-        ({}, False, "no `juggler evaluator` is here"),
+        ({"env": "dm_env_rpc://localhost:1"}, True, "its own simulators"),
+        ({}, False, "no `juggler evaluator` is attached"),
     ],
 )
 def test_where_nobody_can_confirm_it_the_run_is_solved_and_says_why_not(
@@ -281,11 +281,14 @@ def test_an_evaluator_that_dials_in_confirms_as_long_as_it_is_here(tmp_path: Pat
     assert (command.episodes, command.HasField("version")) == (100, True)
     world.leave(player)
     assert confirmation.overdue() == ""
-    assert "no `juggler evaluator` is here" in confirmation.overdue()
+    assert "no `juggler evaluator` is attached" in confirmation.overdue()
     assert not confirmation.under_way
     train(world)
     assert world.parts.end.reason == "solved"
-    assert confirmation.outcome == {"confirmed": False, "why_not": "no `juggler evaluator` is here"}
+    assert confirmation.outcome == {
+        "confirmed": False,
+        "why_not": "no `juggler evaluator` is attached",
+    }
 
 
 def test_a_gateway_confirms_while_it_has_simulators(tmp_path: Path) -> None:
@@ -324,10 +327,10 @@ def test_a_run_whose_gateways_are_gone_says_so(tmp_path: Path) -> None:
     cut(world)
     world.leave(world.runner)
     assert world.parts.confirmation.overdue() == ""
-    assert "no gateway with simulators is here" in world.parts.confirmation.overdue()
+    assert "no gateway with simulators is attached" in world.parts.confirmation.overdue()
     world.parts.evaluations.want()
     world.parts.evaluations.begin()
-    told = "there are no evaluations while no gateway with simulators is here"
+    told = "there are no evaluations while no gateway with simulators is attached"
     assert told in world.told.messages
 
 

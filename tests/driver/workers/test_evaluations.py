@@ -112,7 +112,7 @@ def test_the_best_checkpoint_is_kept_and_a_worse_one_is_not(tmp_path: Path) -> N
     evaluate(world, player, 5.5)
     assert best.summary["update"] == 1, "it is not better"
     assert not (tmp_path / "evaluated").exists()
-    world.parts.callbacks.tell()
+    world.parts.callbacks.deliver()
     assert [(each.mean, each.is_best, each.update) for each in heard.evaluations] == [
         (2.0, True, 0),
         (5.5, True, 1),
@@ -205,10 +205,10 @@ def test_several_evaluators_share_the_episodes_of_an_evaluation(tmp_path: Path) 
     assert [command.episodes for command in commands] == [3, 2]
     assert commands[0].seed != commands[1].seed
     answer(world, players[1], 4.0, 5.0)
-    world.parts.callbacks.tell()
+    world.parts.callbacks.deliver()
     assert heard.evaluations == [], "the other one still plays"
     answer(world, players[0], 1.0, 2.0, 3.0)
-    world.parts.callbacks.tell()
+    world.parts.callbacks.deliver()
     (evaluation,) = heard.evaluations
     assert evaluation.returns == [4.0, 5.0, 1.0, 2.0, 3.0]
     assert evaluation.interval is not None
@@ -240,7 +240,7 @@ def test_evaluators_that_dial_in_are_sent_the_checkpoint_and_the_best_is_kept(
     for _ in range(2):
         evaluations.want()
         evaluations.begin()
-    told = [each for each in world.told.messages if "evaluator` is here: start one" in each]
+    told = [each for each in world.told.messages if "evaluator` is attached: start one" in each]
     assert len(told) == 1
     player = evaluator(world)
     state = {"default": {"parameters": {"w": np.arange(3.0)}, "buffers": {}}, "optimizer": {}}
@@ -257,7 +257,7 @@ def test_evaluators_that_dial_in_are_sent_the_checkpoint_and_the_best_is_kept(
     ((_, command),) = asked(world, player)
     assert (command.version.generation, command.version.update) == (1, 0)
     answer(world, player, 1.0)
-    world.parts.callbacks.tell()
+    world.parts.callbacks.deliver()
     (evaluation,) = heard.evaluations
     assert (evaluation.returns, evaluation.is_best) == ([1.0], True)
     assert world.parts.evaluations.best.summary is not None
@@ -297,13 +297,13 @@ def test_a_result_tells_the_best_checkpoint() -> None:
     summary = {"solved": False, "wall_time": 1.0, "best": best}
     result = juggler.Result(summary, Path("runs/one"), None)
     assert result.best == Path("runs/one/best/000000007")
-    shown = "best       runs/one/best/000000007, which had 480.2 ± 3 in 10 episodes"
+    shown = "best       runs/one/best/000000007, with 480.2 ± 3 in 10 episodes"
     assert str(result).splitlines()[-1] == shown
 
 
 def test_a_run_without_a_best_checkpoint_says_why(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(CheckpointError, match="the run has had no evaluation, as"):
+    with pytest.raises(CheckpointError, match="the run has had no evaluation; set"):
         juggler.load_policy(tmp_path / "best")
 
 

@@ -95,7 +95,7 @@ def test_a_run_is_solved_when_modules_and_agents_with_a_goal_reach_it(
     assert world.parts.end.reason == ""
     refused = world.told.messages[-1]
     assert refused.startswith("not confirmed: update 0 has a return of ")
-    assert refused.endswith(f" in 100 episodes, and not {told} in 100; training goes on")
+    assert refused.endswith(f" in 100 episodes, instead of {told} in 100; training continues")
     train(world, 19.0, 21.0)
     cut(world)
     play(world, player, 19.0, 21.0)

@@ -288,7 +288,9 @@ def test_a_player_whose_source_is_lost_is_told_to_begin_with_new_weights(
     saved = world.checkpoint()
     again = resumed(tmp_path / "again", saved)  # without the directory of the copy
     (told,) = [text for text in again.told.messages if "heir" in text]
-    assert told.startswith("league: heir begins again with new weights, since those of main-0-v0")
+    assert told.startswith(
+        "league: heir starts again with new weights, since the weights of main-0-v0"
+    )
 
 
 def test_a_checkpoint_does_not_wait_for_a_player_that_has_no_learner_yet(world: Changing) -> None:
@@ -372,7 +374,7 @@ def test_the_next_learner_resets_a_player_again_that_was_reset_behind_the_checkp
     assert not world.plays("main-0")
     world.meet()
     assert world.plays("main-0")
-    lost = "the learners' weights of module main-0 are lost: learner-0 goes on from "
+    lost = "the learners' weights of module main-0 are lost: learner-0 continues from "
     assert not any(text.startswith(lost + "update") for text in world.told.messages)
 
     world.checkpoint()
@@ -406,9 +408,7 @@ def test_there_is_no_copy_of_a_life_whose_last_learner_died_before_it_had_sent_i
     world.get_ready(next_learner(world))
     world.meet()
     assert world.copies_asked_for() == [], "it would be a copy of the new life"
-    why = (
-        "league: there is no copy main-0-v0: its learner sent no weights, and others have restarted"
-    )
+    why = "league: there is no copy main-0-v0: its learner sent no weights, and other learners have"
     assert any(text.startswith(why) for text in world.told.messages)
     assert world.plays("main-0")
 
@@ -469,7 +469,7 @@ def test_a_reset_to_a_copy_is_repeated_with_the_weights_of_that_copy(
     without = resumed(tmp_path / "without", read(saved.path))
     assert without.told_in_order(without.learner) == ["Restore", "Reset", "Group"]
     why = "since the weights of main-0-v0 are lost"
-    assert f"league: main-0 is reset to what it began with, {why}" in without.told.messages
+    assert f"league: main-0 is reset to its first weights, {why}" in without.told.messages
 
 
 def test_a_reset_that_came_before_the_cut_of_a_checkpoint_is_not_repeated(

@@ -227,10 +227,10 @@ def test_a_new_player_begins_with_what_a_player_plays_with_that_does_not_learn(
 @pytest.mark.parametrize(
     ("rock", "differs"),
     [
-        (frozen_rock(7.0, size=3), "'scale', {} has shape [300], and they have shape [3]"),
+        (frozen_rock(7.0, size=3), "'scale', {} has shape [300], and these weights have shape [3]"),
         (
             frozen_rock(7.0, layer=np.zeros(3, np.float32)),
-            "'layer', {} has nothing, and they have shape [3]",
+            "'layer', {} has nothing, and these weights have shape [3]",
         ),
     ],
     ids=["other shapes", "further arrays"],
@@ -257,7 +257,7 @@ def test_weights_of_another_network_are_told_and_the_league_goes_on(
     assert not world.asked(world.learner, training_pb2.Restore)
     other = f"the weights of stone are of another network: at {differs}"
     for told in (
-        "Asked.build asked for what cannot be: main-0 cannot be reset to stone: "
+        "Asked.build gave an impossible command: main-0 cannot be reset to stone: "
         f"{other.format('main-0')}",
         f"heir cannot learn: {other.format('heir')}",
     ):
@@ -459,7 +459,7 @@ def test_copies_that_are_exchanged_for_each_other_are_told(
 
     assert [*found] == [COPIES[2]]
     assert told[:2] == [
-        f"league: there is no copy {each.name} any more, so it does not play: {each} has other "
+        f"league: the copy {each.name} is missing, so it does not play: {each} has other "
         "weights than were copied"
         for each in (one, other)
     ]

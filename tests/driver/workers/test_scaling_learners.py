@@ -30,13 +30,13 @@ class Supervisor:
 
     def __init__(self, _: Mailbox[Any]) -> None:
         self.started: list[str] = []
-        self.let_go_within: dict[str, float] = {}
+        self.dismissed_within: dict[str, float] = {}
 
     def add(self, worker_id: str, *_: Any) -> None:
         self.started.append(worker_id)
 
-    def let_go(self, worker_id: str, seconds: float) -> None:
-        self.let_go_within[worker_id] = seconds
+    def dismiss(self, worker_id: str, seconds: float) -> None:
+        self.dismissed_within[worker_id] = seconds
 
     def of_use(self, worker_id: str) -> None:
         pass
@@ -69,7 +69,7 @@ class World(WorkersWorld):
         error = self.scale(learners, env_runners).exception()
         assert isinstance(error, ValueError)
         assert self.supervisor.started == []
-        assert self.supervisor.let_go_within == {}
+        assert self.supervisor.dismissed_within == {}
         return str(error)
 
     def get_ready(self, worker: Worker, *module_ids: str) -> None:
@@ -188,7 +188,7 @@ def test_a_learner_is_told_to_stop_once_it_has_trained_on_what_it_was_asked_for(
     asked = world.asked(world.runner, training_pb2.SampleRequest)
     assert "learner-1" in [request.learner for _, request in asked]
     assert world.scale(learners=1).result() == (0, 2)
-    assert world.supervisor.let_go_within == {"learner-1": math.inf}
+    assert world.supervisor.dismissed_within == {"learner-1": math.inf}
     assert not world.was_stopped(second)
     while not world.was_stopped(second):
         assert world.told_of() == ["learner-0", "learner-1"]
@@ -197,12 +197,12 @@ def test_a_learner_is_told_to_stop_once_it_has_trained_on_what_it_was_asked_for(
         world.answer_requests(sampled)
         world.make_updates(updated)
         assert world.core.ledger.trained > trained, "it stands still"
-    assert world.supervisor.let_go_within == {"learner-1": PATIENCE}
+    assert world.supervisor.dismissed_within == {"learner-1": PATIENCE}
     assert world.told_of() == ["learner-0"]
     assert list(world.asked(world.learner, training_pb2.Group)[-1][1].members) == ["learner-0"]
     world.leave(second, farewell=True)
     world.end_process(Exited("learner-1", 2, "exit code 0", None))
-    assert world.told.messages[-1] == "learner-1 has left, as asked"
+    assert world.told.messages[-1] == "learner-1 has left, as requested"
     assert "warning" not in world.told.levels
     assert not world.parts.end.reached
     world.meet(world.learner)
@@ -244,7 +244,7 @@ def test_a_learner_that_is_not_here_yet_is_ended_at_once(make: Make) -> None:
     world.scale(learners=3)
     attached = world.join("learner", 1)
     assert world.scale(learners=1).result() == (0, 3)
-    assert world.supervisor.let_go_within == {"learner-1": math.inf, "learner-2": 0.0}
+    assert world.supervisor.dismissed_within == {"learner-1": math.inf, "learner-2": 0.0}
     world.get_ready(attached)
     assert world.core.members == ("learner-0",)
     assert world.was_stopped(attached)
@@ -260,7 +260,7 @@ def test_a_learner_that_ended_a_moment_before_is_said_once_to_have_left(make: Ma
     world.end_process(Exited("learner-1", 2, "killed by SIGKILL", 0.25))  # said before it was asked
     assert world.told.messages[before:] == []
     world.end_process(Exited("learner-1", 0, "it was not running", None))
-    assert world.told.messages[before:] == ["learner-1 has left, as asked"]
+    assert world.told.messages[before:] == ["learner-1 has left, as requested"]
     assert not world.parts.end.reached
 
 
@@ -301,7 +301,7 @@ def test_modules_stay_where_they_are_and_each_keeps_a_learner(make: Make) -> Non
     members = {key: module.members for key, module in world.parts.core.modules.items()}
     for learner in world.learners[2:]:
         assert learner.worker_id in {*members["blue"], *members["red"]}
-    assert set(world.supervisor.let_go_within) == {"learner-2", "learner-3"}
+    assert set(world.supervisor.dismissed_within) == {"learner-2", "learner-3"}
     assert world.scale(learners=3).result() == (0, 2)
     fifth = world.come(4)
     hosted = [module.module_id for _, module in world.asked(fifth, training_pb2.AddModule)]
@@ -399,4 +399,4 @@ def test_envrunners_and_learners_are_scaled_together(make: Make) -> None:
     assert world.scale(learners=2, env_runners=3).result() == (1, 1)
     assert world.supervisor.started == ["envrunner-1", "envrunner-2", "learner-1"]
     assert world.scale(env_runners=1).result() == (3, 0)
-    assert world.supervisor.let_go_within == {"envrunner-1": 0.0, "envrunner-2": 0.0}
+    assert world.supervisor.dismissed_within == {"envrunner-1": 0.0, "envrunner-2": 0.0}

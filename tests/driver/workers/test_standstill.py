@@ -62,7 +62,7 @@ def test_an_envrunner_that_brings_nothing_is_named_once(world: World) -> None:
     world.now += 1
     (text,) = world.standstill.silent_runners()
     assert text.startswith(
-        "envrunner-0 on host has been asked for 2 batches and has brought none for 7 s. Others are"
+        "envrunner-0 on host has had requests for 2 batches and has sent none for 7 s. Other"
     )
     world.now += SECONDS
     assert world.standstill.silent_runners() == [], "it was said"
@@ -75,27 +75,27 @@ def test_it_is_named_with_a_line_of_metrics_also_where_nothing_is_trained_on(wor
     upkeep._intervals = cast(Any, SimpleNamespace(due=lambda: ["line"]))
     world.parts.local = cast(Any, SimpleNamespace(directory_is_gone=lambda: ""))
     upkeep.on_intervals()
-    assert not [text for text in world.told.messages if "brought none" in text]
+    assert not [text for text in world.told.messages if "has sent none" in text]
     world.now += SECONDS
     upkeep.on_intervals()
     upkeep.on_intervals()
-    (text,) = [text for text in world.told.messages if "brought none for 7 s" in text]
+    (text,) = [text for text in world.told.messages if "has sent none for 7 s" in text]
     assert "Are its environments slow, or stuck?" in text
 
 
 def test_where_nothing_is_learned_those_who_bring_nothing_are_named_too(world: World) -> None:
-    assert "brought none" not in world.standstill.what_is_there()
+    assert "has sent none" not in world.standstill.what_is_there()
     world.now += SECONDS
     text = world.standstill.look()
     assert text.startswith("no update in the last 7 s. envrunners: 1 attached, 1 ready; ")
-    assert "envrunner-0 on host has been asked for 2 batches and has brought none for 7 s" in text
+    assert "envrunner-0 on host has had requests for 2 batches and has sent none for 7 s" in text
 
 
 def test_a_group_that_takes_long_to_form_is_told_once(world: World) -> None:
     assert world.standstill.slow_groups() == ""
     world.now += 5.0
     text = world.standstill.slow_groups()
-    assert text.startswith("a group of learners has not formed 5 s after it was to: learner-0. L")
+    assert text.startswith("a group of learners has not formed within 5 s: learner-0. L")
     world.now += 5.0
     assert world.standstill.slow_groups() == "", "it was said"
     ((command_id, group),) = world.asked(world.learner, training_pb2.Group)
@@ -167,13 +167,13 @@ def test_the_first_update_is_said_to_be_under_way_and_its_steps_are_not_said_to_
     tmp_path: Path,
 ) -> None:
     world = WorkersWorld(tmp_path, batch_size=40)
-    assert waits_for(world.parts) == "0 of 40 steps are here for the first update"
+    assert waits_for(world.parts) == "0 of 40 steps for the first update"
     world.sample(0)
-    assert waits_for(world.parts) == "20 of 40 steps are here for the first update"
+    assert waits_for(world.parts) == "20 of 40 steps for the first update"
     world.sample(1)
     assert waits_for(world.parts) == "the first update is under way"
     told = Standstill(world.parts).what_is_there()
-    assert "an update takes 40 steps, 0 are there, beside those of an update under way" in told
+    assert "an update needs 40 steps, and has 0, besides the steps of an update under way" in told
 
 
 # StaleRunners: who is named because what it samples comes too late, and how often.
@@ -212,7 +212,7 @@ def test_an_envrunner_whose_batches_are_all_stale_is_named_once(
     world_of_stale_runners.sampled("envrunner-1", 1, every=1)
     (text,) = world_of_stale_runners.runners.look()
     assert text.startswith(
-        "100% of what envrunner-1 sampled lately was dropped as stale: more than max_staleness = 6 "
+        "100% of the recent steps of envrunner-1 were dropped as stale: more than max_staleness"
     )
     for _ in range(200):
         world_of_stale_runners.sampled("envrunner-0", 50)
@@ -235,7 +235,7 @@ def test_steps_that_came_too_old_to_a_gateway_count_too(
         world_of_stale_runners.sampled("envrunner-0", 1)
         world_of_stale_runners.runners.brought("envrunner-0", 512)
     (text,) = world_of_stale_runners.runners.look()
-    assert text.startswith("50% of what envrunner-0")
+    assert text.startswith("50% of the recent steps of envrunner-0")
 
 
 def test_what_a_learner_answers_is_booked_for_who_sampled_it(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_what_a_learner_answers_is_booked_for_who_sampled_it(tmp_path: Path) -> 
             )
         world_of_stale_runners.reply(world_of_stale_runners.learner, command_id, done)
     (text,) = world_of_stale_runners.parts.stale_runners["default"].look()
-    assert text.startswith("100% of what envrunner-0")
+    assert text.startswith("100% of the recent steps of envrunner-0")
     assert world_of_stale_runners.core.ledger.dropped["stale"] == 10 * ROWS * STEPS
 
 
@@ -473,7 +473,7 @@ def test_a_hint_comes_once_where_no_episode_has_ended_for_long(
     assert len(texts) == told
     if told:
         assert f"no episode has ended in the last {steps:,} steps of each environment" in texts[0]
-        assert ("the return is that of earlier ones" in texts[0]) == bool(lengths)
+        assert ("the return is of earlier episodes" in texts[0]) == bool(lengths)
         assert texts[0].endswith("set a limit: max_episode_steps = 1000")
     assert endless.look(world.parts) == []
 

@@ -54,7 +54,7 @@ def test_a_learner_that_takes_no_batch_of_an_envrunner_ends_the_run_with_the_rea
 def test_bytes_that_are_no_message_are_blamed_on_who_sent_them(world: WorkersWorld) -> None:
     command_id, _ = world.asked(world.runner, training_pb2.SampleRequest)[0]
     world.reply(world.runner, command_id, _garbage("Receipt"))
-    assert "no juggler.v1.Receipt" in world.why_dismissed(world.runner)
+    assert "not a juggler.v1.Receipt" in world.why_dismissed(world.runner)
 
 
 @pytest.mark.parametrize(

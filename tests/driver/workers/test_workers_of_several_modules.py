@@ -202,7 +202,7 @@ def test_what_connectors_learn_is_told_to_their_own_module_alone(tmp_path: Path)
 def test_a_runner_that_begins_anew_is_told_so_once_in_a_round(tmp_path: Path) -> None:
     world = world_of_two(tmp_path)
     before = len(all_requests(world))
-    world.parts.commands.begin_anew(update=3)
+    world.parts.commands.restart_runners(update=3)
     for index in indices(world):
         answer(world, index, live_steps=0)
     seeds = [request.HasField("seed") for _, request in all_requests(world)[before:]]

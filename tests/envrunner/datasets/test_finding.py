@@ -85,7 +85,7 @@ def test_a_wrong_path_names_the_nearest(
 
 
 def test_a_directory_that_is_no_data_set_is_told(kept: Path, tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"is no Minari data set: .* data/metadata\.json"):
+    with pytest.raises(DatasetError, match=r"is not a Minari data set: .* data/metadata\.json"):
         find_dataset(str(tmp_path))
     with pytest.raises(DatasetError, match=r"no data set 'nowhere'.* give the path"):
         find_dataset("nowhere")
@@ -99,7 +99,7 @@ def test_the_directory_of_a_run_is_told_with_what_makes_a_data_set_of_it(
     with pytest.raises(DatasetError) as told:
         find_dataset("runs/expert")
     assert str(told.value) == (
-        "runs/expert is no Minari data set: it is the directory of a run, and `juggler record "
+        "runs/expert is not a Minari data set: it is the directory of a run, and `juggler record "
         "runs/expert` makes a data set with its policy"
     )
 
@@ -124,9 +124,9 @@ def test_a_directory_with_data_sets_in_it_names_them(
     ("text", "said"),
     [
         ('{"total_epi', r"metadata\.json is damaged"),
-        ("[1]", r"metadata\.json lacks an object"),
-        (json.dumps({k: v for k, v in WHOLE.items() if k != "dataset_id"}), "lacks dataset_id"),
-        (json.dumps({k: v for k, v in WHOLE.items() if "space" not in k}), "lacks observation_sp"),
+        ("[1]", r"metadata\.json has no JSON object"),
+        (json.dumps({k: v for k, v in WHOLE.items() if k != "dataset_id"}), "has no dataset_id"),
+        (json.dumps({k: v for k, v in WHOLE.items() if "space" not in k}), "has no observation_sp"),
     ],
 )
 def test_a_damaged_or_unfinished_data_set_is_refused(tmp_path: Path, text: str, said: str) -> None:

@@ -224,7 +224,7 @@ def test_what_cannot_be_combined_is_told() -> None:
     space = HiddenBits.state_space
     with pytest.raises(ValueError, match="critic_sees with algorithm ="):
         build_learner({"algorithm": "pqn"}, OfActions, OBSERVATION, ACTIONS, {}, critic_space=space)
-    with pytest.raises(ValueError, match="shared_value_layers = true does"):
+    with pytest.raises(ValueError, match="shared_value_layers = true is"):
         learner("state", model={"shared_value_layers": True})
     with pytest.raises(ValueError, match="the run's key critic_sees fills it"):
         learner("observation", model={"critic_space": "state"})

@@ -318,7 +318,7 @@ def test_whole_rows_that_are_kept_may_have_summed_rewards_of_a_discriminator(
         ),
         (
             {"imitation": {"demonstrations": "x"}, "algorithm": "bc", "dataset": "x"},
-            "nothing that it does is ever rewarded",
+            "it never acts or earns rewards",
         ),
         (
             {"imitation": {"demonstrations": "x"}, "intrinsic": {"kind": "rnd"}},

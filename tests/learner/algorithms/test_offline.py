@@ -218,5 +218,5 @@ def test_what_it_cannot_do_is_said() -> None:
         RunConfig.from_flat({"algorithm": "iql", "expectile": 1.0})
     with pytest.raises(UnsupportedSpace, match="acts in Box and Discrete spaces"):
         ImplicitActorCritic(VECTOR, spaces.MultiDiscrete([2, 2]), MODEL)
-    with pytest.raises(ValueError, match="an encoder of your own cannot know"):
+    with pytest.raises(ValueError, match="which your own encoder cannot do"):
         ImplicitActorCritic(VECTOR, NUMBER, {"encoder": "mine:Encoder"})

@@ -317,13 +317,13 @@ class Idle(Gaussian):
     [
         (Counting, "the same state and sample give the same result: state/mean"),
         (Noisy, "the same state and sample give the same result: state/mean"),
-        (InPlace, "parameters that were given out stay as they were: parameters/mean"),
+        (InPlace, "returned parameters never change: parameters/mean"),
         (Eager, "the same state and sample|grads changes neither state nor sample: state"),
-        (Forgetful, "a saved state goes on with the same numbers: restored state/velocity"),
+        (Forgetful, "a saved state continues with the same numbers: restored state/velocity"),
         (Rewarding, "grads changes neither state nor sample: sample/"),
         (Verbose, "metrics are finite 0-d tensors: 'gradient' has shape"),
         (Drawing, "nothing is remembered outside the state: a step drew from torch's random"),
-        (Idle, "a step changes parameters: three steps left all parameters as they were"),
+        (Idle, "a step changes parameters: three steps changed no parameter"),
     ],
 )
 def test_a_core_that_does_not_conform_is_found_out(

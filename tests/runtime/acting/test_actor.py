@@ -189,7 +189,7 @@ def test_the_module_acts_without_dropout() -> None:
 
 def test_no_run_acts_with_a_module_that_does_not_say_how_probable_its_actions_are() -> None:
     """A learner would take each of them for a certain one."""
-    words = r"Choosing returns 'actions' without 'action_dist_inputs' where it explores"
+    words = r"Choosing returns 'actions' without 'action_dist_inputs' when it explores"
     silent, telling = (Choosing(DISCRETE, with_inputs) for with_inputs in (False, True))
     with pytest.raises(ValueError, match=words):
         Actor(silent).require_log_probabilities()

@@ -280,7 +280,7 @@ def test_grpc_ends_no_connection_because_a_ping_stays_unanswered(world: World) -
 def test_a_role_may_have_a_limit(world: World) -> None:
     world.start(most_of={"other": 1})
     first = world.attach("other")
-    with pytest.raises(AttachError, match="has its 1 other already"):
+    with pytest.raises(AttachError, match="already has its 1 other"):
         world.attach("other")
     for _ in range(3):
         world.attach("worker")
@@ -408,7 +408,7 @@ def test_a_worker_hears_why_it_was_let_go(world: World) -> None:
     world.start()
     inbox: Mailbox[Any] = Mailbox()
     world.attach(inbox=inbox)
-    world.hub.dismiss(world.wait_for(Joined).worker, "sent what cannot be understood: é")
+    world.hub.dismiss(world.wait_for(Joined).worker, "sent an invalid message: é")
     (detached,) = inbox.gather(timeout=10)
     assert isinstance(detached, Detached)
-    assert detached.reason == "the driver let this worker go: sent what cannot be understood: é"
+    assert detached.reason == "the driver dismissed this worker: sent an invalid message: é"

@@ -10,7 +10,7 @@ from support.hub_world import World
 from juggler.runtime.actors.attachment import Detached, describe
 from juggler.runtime.actors.hub_events import Joined, Left, Mailbox, Replied
 from juggler.runtime.actors.requests import CapReached, RequestPool
-from juggler.runtime.actors.worker import CommandLoop, ToldToFail
+from juggler.runtime.actors.worker import CommandLoop, FailedOnRequest
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
@@ -51,7 +51,7 @@ def test_a_stop_goes_before_everything_that_waits(world: World) -> None:
 def test_a_stop_because_of_a_failure_is_a_failure_of_the_worker(world: World) -> None:
     loop, worker = _loop(world)
     world.hub.send(worker, 1, attach_pb2.Stop(failure="module 'x': not finite"))
-    with pytest.raises(ToldToFail) as raised:
+    with pytest.raises(FailedOnRequest) as raised:
         loop.run()
     assert describe(raised.value) == attach_pb2.Failure(message="module 'x': not finite")
 

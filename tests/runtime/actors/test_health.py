@@ -56,11 +56,13 @@ class _Crowded(Health):
     def _check(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         self.left -= 1
         if self.left >= 0:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "over 64 others ask")
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "over 64 other calls ask")
         yield from super()._check(requests, context)
 
 
-@pytest.mark.parametrize(("calls", "said"), [(2, ""), (10_000, "no answer: over 64 others ask")])
+@pytest.mark.parametrize(
+    ("calls", "said"), [(2, ""), (10_000, "no answer: over 64 other calls ask")]
+)
 def test_who_is_crowded_out_asks_again_until_the_time_is_over(
     tmp_path: Path, calls: int, said: str
 ) -> None:

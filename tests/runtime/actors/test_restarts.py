@@ -170,8 +170,8 @@ def test_one_that_is_let_go_between_two_lives_is_told_once_to_stay_down() -> Non
     supervisor.add("worker-0", WorkerProgram("os:_exit", 7), policy)
     try:
         assert exits.next().restart_in is not None
-        supervisor.let_go("worker-0", 60.0)
-        supervisor.let_go("worker-0", 0.0)
+        supervisor.dismiss("worker-0", 60.0)
+        supervisor.dismiss("worker-0", 0.0)
         supervisor.add("worker-1", WorkerProgram("os:_exit", 7), NEVER)
         ends = [exits.next() for _ in range(2)]
         assert [(each.worker_id, each.restart_in) for each in ends] == [

@@ -130,7 +130,7 @@ def test_one_that_hangs_is_ended_and_says_where(tmp_path: Path) -> None:
 def test_one_that_leaves_by_itself_is_left_alone(tmp_path: Path) -> None:
     done = _leave(tmp_path, "leaves")
     assert done.returncode == 1, done.stderr  # it was let go for a reason
-    assert "the driver let this worker go: enough" in done.stderr
+    assert "the driver dismissed this worker: enough" in done.stderr
 
 
 def test_one_that_waits_for_its_driver_is_interrupted_at_once() -> None:
@@ -159,7 +159,7 @@ def test_one_that_nohup_started_outlives_its_terminal(ignored: bool) -> None:
     program = """
 import signal
 from juggler.runtime.actors import worker
-print(*(each.name for each in worker.heeded_signals()))
+print(*(each.name for each in worker.handled_signals()))
 """
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -300,7 +300,7 @@ def test_a_worker_gives_up_on_a_driver_that_does_not_greet_it(
     why = "did not greet this worker"
     if says == "nothing":
         monkeypatch.setattr(attachment_module, "WELCOME_SECONDS", 0.3)
-        why = "accepted the connection, and then said nothing for 0 s"
+        why = "accepted the connection, and then sent nothing for 0 s"
     with pytest.raises(AttachError, match=f"^the driver at {address} {why}"):
         Attachment(address, "worker", -1, new_incarnation(), Mailbox())
     assert given_up.wait(_SECONDS), "the stream is closed"

@@ -122,10 +122,10 @@ def test_one_side_without_tls_is_told_which(server: grpc.Server, tls: Tls) -> No
 
 
 def test_who_waits_for_a_driver_is_told_so_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints, "_TELL_SECONDS", 0.5)
+    monkeypatch.setattr(endpoints, "_REPORT_SECONDS", 0.5)
     told: list[str] = []
     with dial("127.0.0.1:1") as channel, pytest.raises(EndpointError, match="no driver answers"):
-        wait_until_ready(channel, "127.0.0.1:1", "driver", 3.0, tell=told.append)
+        wait_until_ready(channel, "127.0.0.1:1", "driver", 3.0, report=told.append)
     assert len(told) >= 2
     text = "no driver answers at 127.0.0.1:1 yet (Connection refused): waiting"
     assert all(text in line for line in told)

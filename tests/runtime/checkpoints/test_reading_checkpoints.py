@@ -140,8 +140,8 @@ def test_where_none_is_good_the_error_lists_what_was_found(tmp_path: Path) -> No
         (b"\xff\xfe", "truncated or corrupt"),
         (b"[" * 100_000, "truncated or corrupt"),
         (b"9" * 10_000, "truncated or corrupt"),
-        (b"[]", "not that of a checkpoint"),
-        (b"{}", "not that of a checkpoint"),
+        (b"[]", "not the file of a checkpoint"),
+        (b"{}", "not the file of a checkpoint"),
         (b'{"format": 3, "juggler_version": "9.9"}', "has format 3, written by Juggler 9.9"),
         (b'{"format": 1}', "SHA-256"),
     ],
@@ -241,7 +241,7 @@ def test_no_change_of_bytes_gives_another_checkpoint_or_another_exception(
         ("ended", "its run ended before its first"),
         ("failed", "its run ended before its first"),
         ("deleted", "holds no checkpoint any more, or"),
-        ("seeds", "it holds several runs, of which"),
+        ("seeds", "it holds several runs: name"),
         ("000000003", "checkpoint.json is missing"),
     ],
 )
@@ -319,5 +319,5 @@ def test_modules_that_share_parameters_have_each_their_own_names(tmp_path: Path)
 
 def test_a_checkpoint_without_parameters_by_name_is_refused(tmp_path: Path) -> None:
     write(tmp_path, checkpoint(tree={"connectors": {}, "other": {"state": np.ones(1)}}), 3)
-    with pytest.raises(juggler.CheckpointError, match="has no parameters by name"):
+    with pytest.raises(juggler.CheckpointError, match="has no named parameters"):
         juggler.read_weights(tmp_path)

@@ -229,16 +229,16 @@ def test_what_a_learner_needs_in_runners_comes_by_itself() -> None:
         ('env_to_module = ["frame_stak"]', "connectors.env_to_module: there is no connector"),
         ('env_to_module = ["clip_rewards"]', "'clip_rewards' belongs in connectors.learner"),
         ('learner = [{use = "clip_rewards", limt = 1}]', "did you mean 'limit'?"),
-        ("learner = [{limit = 1}]", "a table that has one under 'use'"),
-        ("learner = [1]", "a connector is a name, or a table that has one under 'use', not 1"),
+        ("learner = [{limit = 1}]", "a table with one under 'use'"),
+        ("learner = [1]", "a connector is a name, or a table with one under 'use', not 1"),
         ('module_to_env = [{remove = "clip"}]', "no connector 'clip': did you mean 'clip_actions"),
         (
             'module_to_env = [{remove = "clip_actions", use = "rescale_actions"}]',
-            "'remove' stands alone in its table, not with ['use']",
+            "'remove' is alone in its table, not with ['use']",
         ),
         (
             'module_to_env = [{use = "rescale_actions", first = true, after = "clip_actions"}]',
-            "one of 'first', 'after' can be, not all",
+            "give only one of 'first', 'after'",
         ),
         (
             'module_to_env = [{use = "rescale_actions", before = 1}]',

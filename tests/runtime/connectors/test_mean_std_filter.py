@@ -142,7 +142,7 @@ def test_what_is_not_finite_is_found_though_results_are_clipped(number) -> None:
 
 
 def test_there_must_be_something_to_filter() -> None:
-    with pytest.raises(ValueError, match="no Box of numbers but uint8"):
+    with pytest.raises(ValueError, match="no Box of numbers, only uint8"):
         MeanStdFilter(TREE["image"], ACTED)
 
 
@@ -233,7 +233,7 @@ def bad(**changed: np.ndarray) -> dict:
     ("state", "said"),
     [
         (bad(mean=np.zeros(2, np.float32)), "must be float64, not float32"),
-        (bad(mean=np.array([0, np.nan])), "'mean' of moments holds what is not finite"),
+        (bad(mean=np.array([0, np.nan])), "'mean' of moments is not finite"),
         (bad(mean=np.zeros(3)), "do not belong together"),
         (bad(count=np.zeros(2)), "do not belong together"),
         (bad(count=np.array(-1.0)), "negative count"),

@@ -65,7 +65,7 @@ def test_something_else_than_a_branch_of_columns_is_refused(tree: Any) -> None:
 def test_a_missing_column_is_named(name: str) -> None:
     tree = columns()
     del tree[name]
-    with pytest.raises(WireError, match=rf"lacks the columns \['{name}'\]"):
+    with pytest.raises(WireError, match=rf"has no columns \['{name}'\]"):
         EpisodeBatch.from_tree(tree)
 
 
@@ -154,7 +154,7 @@ def test_a_segment_that_goes_beyond_its_row_is_refused(name: str) -> None:
 def test_segments_that_do_not_cover_each_live_step_once_are_refused(
     name: str, at: tuple[int, ...], value: int
 ) -> None:
-    assert "cover each live step once" in _refusal(**column_with(name, at, value))
+    assert "cover each live step exactly once" in _refusal(**column_with(name, at, value))
 
 
 def test_an_episode_that_ends_within_a_segment_is_refused() -> None:
@@ -183,14 +183,14 @@ def test_a_final_observation_of_a_step_that_is_not_truncated_is_refused() -> Non
 
 
 def test_a_truncated_step_without_its_final_observation_is_refused() -> None:
-    assert "lacks its final observation" in _refusal(**column_with("truncated", (1, 1), True))
+    assert "has no final observation" in _refusal(**column_with("truncated", (1, 1), True))
     without = {name: columns()[name][:1] for name in columns() if name.startswith("final_")}
-    assert "lacks its final observation" in _refusal(**without)
+    assert "has no final observation" in _refusal(**without)
 
 
 def test_two_final_observations_of_one_step_do_not_stand_for_two_steps() -> None:
     twice = {"final_rows": np.array([0, 0], np.int32), "final_steps": np.array([1, 1], np.int32)}
-    assert "lacks its final observation" in _refusal(**twice)
+    assert "has no final observation" in _refusal(**twice)
 
 
 def test_a_segment_that_began_before_its_episode_is_refused() -> None:

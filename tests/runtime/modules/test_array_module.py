@@ -265,7 +265,7 @@ def test_a_pass_that_does_something_else_is_given_up_before_it_has_acted(
     arrays = ArrayModule(module)
     assert all(same_as_torch(arrays, twin, step) for step in range(5))
     assert arrays.differed
-    expected = "ActorCritic acts in torch from now on, since NumPy did something else: "
+    expected = "ActorCritic acts in torch from now on, since NumPy gave other results: "
     assert arrays.note == expected + "its inputs differ by 0.01"
 
 

@@ -88,8 +88,8 @@ def test_a_class_or_a_callable_makes_a_module() -> None:
     [
         (torch.nn.Linear, "the class Linear derives from"),
         ("torch.nn:Linear", "module 'torch.nn:Linear': the"),
-        (torch.nn.Linear(4, 2), "this Linear is built already, and"),
-        (Constant(VECTOR, TWO, {}), "this Constant is built already"),
+        (torch.nn.Linear(4, 2), "this Linear is already built, and"),
+        (Constant(VECTOR, TWO, {}), "this Constant is already built"),
     ],
 )
 def test_what_makes_no_module_is_told_before_it_is_called(module: Any, told: str) -> None:
@@ -123,7 +123,7 @@ def test_a_distribution_is_handed_to_the_module() -> None:
     ("name", "said"),
     [
         ("no_such_package_here:Mine", "no Python module"),
-        ("mine.py:Mine", "names a file, and a Python module"),
+        ("mine.py:Mine", "names a file instead of a Python module"),
         ("./mine:Mine", "write 'mine:Mine'$"),
         ("parts/mine.py:Mine", "write 'mine:Mine', with 'parts'"),
         ("my_modules_for_test:Yours", "has no 'Yours'"),
@@ -200,7 +200,10 @@ def test_a_spec_without_a_space_says_which(missing: str) -> None:
         ({"recurrent_size": 1.5}, "recurrent_size must be a positive"),
         ({"initializer": "xavier"}, "initializer must be one of"),
         ({"encoder": "resnet"}, "no encoder 'resnet': did you mean"),
-        ({"recurrent": "gru", "shared_value_layers": False}, "does not go with recurrent = 'gru'"),
+        (
+            {"recurrent": "gru", "shared_value_layers": False},
+            "is impossible with recurrent = 'gru'",
+        ),
     ],
 )
 def test_a_wrong_model_config_is_told_apart(config: dict[str, Any], said: str) -> None:
@@ -225,13 +228,13 @@ def test_a_space_that_nobody_encodes_is_named_with_the_reason() -> None:
     refused: list[tuple[gymnasium.Space[Any], str]] = [
         (spaces.Text(5), "there is no encoding for the space Text"),
         (spaces.Text(5), "give their characters as numbers"),
-        (spaces.Sequence(TWO), "pad them to the longest"),
+        (spaces.Sequence(TWO), "pad them to the maximum"),
         (spaces.Graph(VECTOR, None), "pad nodes and edges"),
         (spaces.OneOf([TWO, VECTOR]), "give all of its spaces in a Tuple"),
         (spaces.Dict(a=VECTOR, b=spaces.Text(5)), "'b'"),
         (spaces.Box(0, 1, (0,)), "no elements"),
         (spaces.Dict(), "has nothing in it"),
-        (spaces.Dict(action_mask=spaces.MultiBinary(2)), "nothing but an action mask"),
+        (spaces.Dict(action_mask=spaces.MultiBinary(2)), "only an action mask"),
     ]
     for space, said in refused:
         with pytest.raises(UnsupportedSpace) as caught:
@@ -339,7 +342,7 @@ def test_modules_come_and_go() -> None:
 
 def test_what_cannot_be_held_is_refused() -> None:
     multi = MultiRLModule({"left": default()})
-    with pytest.raises(ValueError, match="there is a module 'left' already"):
+    with pytest.raises(ValueError, match="module 'left' already exists"):
         multi.add("left", default())
     wrong: Any = nn.Linear(1, 1)
     with pytest.raises(TypeError, match="module 'right' is a Linear, not"):

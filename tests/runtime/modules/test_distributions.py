@@ -367,7 +367,7 @@ def test_a_masked_bit_stays_zero(shape: tuple[int, ...]) -> None:
         (spaces.Discrete(3), {"a": torch.ones(4, 3)}, r"is a dict, not \[4, 3\]"),
         (FEW, torch.ones(4, 3), r"is \[4, 3\], not \[4, 9\].* of"),
         (spaces.MultiBinary(2), torch.ones(4, 4), r"is \[4, 4\], not \[4, 2\].* of the 2 bits"),
-        (spaces.Box(-1, 1, (2,)), torch.ones(4, 2), "GaussianSpec takes no action mask"),
+        (spaces.Box(-1, 1, (2,)), torch.ones(4, 2), "GaussianSpec has no action mask"),
         (NESTED, {"moev": torch.ones(4, 3)}, "key 'moev'.* did you mean 'move'"),
         (NESTED, {"x": torch.ones(4, 3)}, r"key 'x'.* known are aim, more, move"),
         (NESTED, torch.ones(4, 3), "is a Tensor, not a map with keys"),

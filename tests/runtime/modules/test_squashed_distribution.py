@@ -265,7 +265,7 @@ CUSTOM_DISTRIBUTION_BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 def laplace() -> Any:
     """The docstring's `laplace`."""
     doc = inspect.getdoc(DistributionSpec) or ""
-    start, end = doc.index("    class Laplace("), doc.index("A run takes it as")
+    start, end = doc.index("    class Laplace("), doc.index("A run uses it with")
     names: dict[str, Any] = {
         "torch": torch,
         "ActionDistribution": ActionDistribution,
@@ -292,7 +292,7 @@ def test_noise_of_its_own_must_be_made_of_given_numbers_too(laplace: Any) -> Non
     spec = laplace(CUSTOM_DISTRIBUTION_BOX)
     assert torch.equal(spec.noise_from(torch.full((4, 2, 3), 0.25)), torch.full((4, 3), 0.25))
     own = type("Own", (type(spec),), {"draw_noise": lambda *_: torch.zeros(3)})(6, 3)
-    with pytest.raises(NotImplementedError, match="Own has a draw_noise of its own"):
+    with pytest.raises(NotImplementedError, match="Own has its own draw_noise"):
         own.noise_from(torch.zeros(4, 2, 3))
 
 
@@ -302,5 +302,5 @@ def test_it_may_be_a_part_of_a_composite_and_takes_no_mask(laplace: Any) -> None
     actions = spec(torch.zeros(4, spec.inputs_size)).sample(spec.draw_noise((4,)))
     assert actions["arm"].shape == (4, 3)
     assert actions["grip"].shape == (4,)
-    with pytest.raises(ValueError, match="in 'arm', LaplaceSpec takes no action mask"):
+    with pytest.raises(ValueError, match="in 'arm', LaplaceSpec has no action mask"):
         spec.mask(torch.zeros(4, 8), {"arm": torch.ones(4, 3)})

@@ -308,7 +308,7 @@ def test_a_learner_without_memory_left_sends_bytes_and_its_readers_say_so(
     assert reader.newest is not None
     assert same(reader.newest, version, WEIGHTS_IN_SHARED_MEMORY_SIZE)
     assert len(said) == 1
-    assert "shares nothing more" in said[0]
+    assert "shares no more memory" in said[0]
 
 
 @pytest.mark.usefixtures("everything_is_large")

@@ -228,7 +228,7 @@ def test_no_reader_is_kept_from_weights_by_a_file_in_the_place_of_the_relay(
     publish(*readers)
     soon(lambda: readers_at(server) == 2, "two readers")
     soon(lambda: len(notes) == 2, "each says so once")
-    assert all("no socket" in each for each in notes)
+    assert all("not a socket" in each for each in notes)
 
 
 # -- what the variable may say --------------------------------------------------------------------

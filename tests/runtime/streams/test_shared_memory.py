@@ -281,12 +281,12 @@ from juggler.runtime.streams.shared_memory import Reader, Writer
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 reader, writer = Reader(ours), Writer(theirs)
 if {probed}:
-    reader.hear()
+    reader.receive_offers()
     assert writer.place([memoryview(bytes(4096))], 4096) == 0
 held = os.dup(0)
 os.close(held)
 resource.setrlimit(resource.RLIMIT_NOFILE, (held,) * 2)
-reader.hear()
+reader.receive_offers()
 print(reader.why_not)
 print(writer.place([memoryview(bytes(4096))], 4096))
 """
@@ -318,7 +318,7 @@ def test_a_reader_that_hands_nothing_on_keeps_no_descriptors_for_that() -> None:
             before = open_memories()
             for slot in range(4):
                 memory.hand_over(theirs, slot)
-            reader.hear()
+            reader.receive_offers()
             held.append(open_memories() - before)
             reader.lease(0, 4096)
             assert (reader.frozen is not None) == hands_on

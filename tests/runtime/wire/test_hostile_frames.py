@@ -297,5 +297,5 @@ def test_memory_that_is_not_there_is_a_wire_error() -> None:
     size = 1 << 62
     info = TreeInfo(arrays=[array("a", size=size)], payload_size=size)
     message = EpisodeChunk(header=HEADER, tree=info, payload=b"x").SerializeToString()
-    with pytest.raises(WireError, match="no memory"):
+    with pytest.raises(WireError, match="too little memory"):
         feed_all([message], Limits(payload_bytes=size))

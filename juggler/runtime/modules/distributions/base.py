@@ -1,4 +1,4 @@
-"""Interfaces of action distributions, and those of numbers."""
+"""Interfaces of action distributions, and distributions of numbers."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def log_prob(self, actions: Actions) -> Tensor:
-        """Log density (or mass) of actions [..., *action shape] -> [...]."""
+        """Return the log density (or mass) [...] of actions [..., *action shape]."""
 
     @abstractmethod
     def entropy(self) -> Tensor:
-        """Entropy in nats -> [...]."""
+        """Return the entropy [...] in nats."""
 
     @abstractmethod
     def kl(self, other: ActionDistribution) -> Tensor:
-        """KL(self || other) in nats -> [...].
+        """Return KL(self || other) [...] in nats.
 
         `other` must be of the same kind.
         """
 
     @abstractmethod
     def mode(self) -> Actions:
-        """The most likely actions -> [..., *action shape], for acting without exploration.
+        """Return the most likely actions [..., *action shape].
 
-        If they are hard to compute, the centre of the distribution.
+        For acting without exploration. If they are hard to compute, returns the centre of the
+        distribution.
         """
 
     @abstractmethod
@@ -63,8 +64,8 @@ class ActionDistribution(ABC):
 class DistributionSpec(ABC):
     """Maps a policy's outputs to distributions over one action space.
 
-    To make your own distribution, derive from the two classes in this file. This one is for a Box
-    without bounds, with heavier tails than a Gaussian's:
+    To make your own distribution, derive from the two classes in this file. This example is for a
+    Box without bounds, with heavier tails than a Gaussian's:
 
         class Laplace(ActionDistribution):
             def __init__(self, inputs):
@@ -99,11 +100,11 @@ class DistributionSpec(ABC):
             size = action_space.shape[0]
             return LaplaceSpec(inputs_size=2 * size, noise_size=size)
 
-    A run takes it as distribution = "package.module:laplace".
+    A run uses it with distribution = "package.module:laplace".
 
     Args:
         inputs_size: D, the number of a policy's outputs for one observation.
-        noise_size: M, the number of random numbers that one action takes.
+        noise_size: M, the number of random numbers for one action.
     """
 
     def __init__(self, inputs_size: int, noise_size: int) -> None:
@@ -112,19 +113,20 @@ class DistributionSpec(ABC):
 
     @abstractmethod
     def __call__(self, inputs: Tensor) -> ActionDistribution:
-        """The distribution with these inputs [..., D]."""
+        """Return the distribution with these inputs [..., D]."""
 
     @abstractmethod
     def zeros(self, leading_shape: Sequence[int]) -> Actions:
-        """Zeros [*leading_shape, *action shape] with the shapes and dtypes of sampled actions.
+        """Return zeros [*leading_shape, *action shape], like sampled actions.
 
-        They are memory to write actions into; 0 need not be an action of the space.
+        They have the dtypes of sampled actions, and are memory to write actions into; 0 may not be
+        an action of the space.
         """
 
     def draw_noise(
         self, leading_shape: Sequence[int], generator: torch.Generator | None = None
     ) -> Tensor:
-        """Noise [*leading_shape, M] for `sample`, on the generator's device (None: the CPU).
+        """Draw noise [*leading_shape, M] for `sample`, on the generator's device.
 
         Uniform between 0 and 1, both excluded, unless a subclass overrides this.
         """
@@ -141,12 +143,12 @@ class DistributionSpec(ABC):
         """
         if type(self).draw_noise is not DistributionSpec.draw_noise:
             raise NotImplementedError(
-                f"{type(self).__name__} has a draw_noise of its own: it needs a noise_from, too"
+                f"{type(self).__name__} has its own draw_noise: it also needs a noise_from"
             )
         return one_uniform(uniform)  # [..., M]
 
     def mask(self, inputs: Tensor, mask: Any) -> Tensor:
-        """Outputs [..., D] that give illegal actions no probability.
+        """Return outputs [..., D] that give illegal actions no probability.
 
         Args:
             inputs: a policy's outputs [..., D].
@@ -155,18 +157,18 @@ class DistributionSpec(ABC):
         Raises:
             ValueError: the mask has another layout.
         """
-        raise ValueError(f"{type(self).__name__} takes no action mask: leave it out")
+        raise ValueError(f"{type(self).__name__} has no action mask: leave it out")
 
     @property
     def log_std_inputs(self) -> list[int]:
         """Positions of log standard deviations among the D outputs.
 
-        A policy may learn these as parameters, the same in every state.
+        A policy may learn these as parameters, equal in every state.
         """
         return []
 
     def why_not_finite(self, inputs: Tensor) -> str:
-        """Explain which outputs [D] make log-probabilities non-finite; "": none alone."""
+        """Explain which output of [D] makes log-probabilities non-finite, or ""."""
         bad = [(i, x) for i, x in enumerate(inputs.tolist()) if not math.isfinite(x)]
         return f"output {bad[0][0]} of the policy is {bad[0][1]:g}" if bad else ""
 
@@ -180,7 +182,7 @@ _BELOW_ONE = 1 - 2.0**-24
 def empty_noise(
     leading_shape: Sequence[int], size: int, generator: torch.Generator | None
 ) -> Tensor:
-    """Uninitialized memory for noise [*leading_shape, size] on the generator's device."""
+    """Return uninitialized memory for noise [*leading_shape, size]."""
     device = generator.device if generator is not None else torch.device("cpu")
     return torch.empty((*leading_shape, size), dtype=torch.float32, device=device)
 
@@ -188,14 +190,14 @@ def empty_noise(
 def uniform_noise(
     leading_shape: Sequence[int], size: int, generator: torch.Generator | None
 ) -> Tensor:
-    """Uniform numbers [*leading_shape, size] between 0 and 1, both excluded."""
+    """Draw uniform numbers [*leading_shape, size] between 0 and 1, exclusive."""
     noise = empty_noise(leading_shape, size, generator)  # [..., size]
     # With bounds of 0 and 1, one number in 16 million would be 0.
     return noise.uniform_(_TINY, 1, generator=generator)  # [..., size]
 
 
 def one_uniform(uniform: Tensor) -> Tensor:
-    """First numbers of pairs [..., 2, M], clamped inside (0, 1)."""
+    """Return the first of pairs [..., 2, M], clamped into (0, 1)."""
     return uniform[..., 0, :].clamp(_TINY, _BELOW_ONE)  # [..., M]
 
 
@@ -205,10 +207,10 @@ def at_least_float32(inputs: Tensor) -> Tensor:
 
 
 def illegal_logit(dtype: torch.dtype) -> float:
-    """A logit that underflows to probability 0 in float32.
+    """Return a logit that underflows to probability 0 in float32.
 
-    It is finite, and so far from the largest float32 that its product with a gradient is finite
-    too. With infinity, 0 · ∞ would be NaN in entropies and gradients.
+    It is finite, and far enough from the largest float32 that its product with a gradient is also
+    finite. With infinity, 0 · ∞ would be NaN in entropies and gradients.
     """
     return max(-1e18, torch.finfo(dtype).min)
 
@@ -219,7 +221,7 @@ def mask_logits(inputs: Tensor, mask: Any, options: str) -> Tensor:
     Args:
         inputs: logits.
         mask: of any dtype.
-        options: what the logits are for, for the error.
+        options: the options of the logits, for the error.
 
     Raises:
         ValueError: the mask is not a tensor, or has another shape.
@@ -235,7 +237,7 @@ def mask_logits(inputs: Tensor, mask: Any, options: str) -> Tensor:
 
 
 def same_kind(one: D, other: ActionDistribution) -> D:
-    """`other`, if the KL divergence from one to the other is defined.
+    """Return `other`, if a KL divergence to it is defined.
 
     Raises:
         TypeError: it is not defined.
@@ -253,10 +255,9 @@ class Constants:
         self._on: dict[torch.device, tuple[Tensor, ...]] = {}
 
     def on(self, device: torch.device) -> tuple[Tensor, ...]:
-        """The tensors, copied there once."""
+        """Return the tensors, copied to the device once."""
         if device not in self._on:
-            # The first call may be made while acting, in inference mode, and tensors made in that
-            # mode cannot be used for training.
+            # The first call may be in inference mode, whose tensors cannot be used for training.
             with torch.inference_mode(False):
                 tensors = tuple(torch.from_numpy(array).to(device) for array in self._arrays)
             self._on[device] = tensors
@@ -264,7 +265,7 @@ class Constants:
 
 
 _HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
-# The exponential of slightly more is infinite in float32, and that of its negative nearly 0.
+# The exponential of slightly more is infinite in float32, and of its negative nearly 0.
 LARGEST_LOG_STD = 88.0
 
 
@@ -357,7 +358,7 @@ class Bounds(NamedTuple):
     bounded: Tensor  # bool
     low: Tensor
     width: Tensor
-    lowest: Tensor  # actions stay above: float32 resolves the distance to the bounds there
+    lowest: Tensor  # actions stay above it, where float32 resolves the distance to the bounds
     highest: Tensor
 
 
@@ -431,7 +432,7 @@ class SquashedGaussianSpec(GaussianSpec):
 
     Args:
         low: lower bounds, in the shape of an action.
-        high: upper bounds, likewise.
+        high: upper bounds, in the shape of an action.
     """
 
     def __init__(self, low: ArrayLike, high: ArrayLike) -> None:
@@ -448,7 +449,7 @@ class SquashedGaussianSpec(GaussianSpec):
         margin = np.where(bounded, magnitude, one) * np.float32(2**-21)  # [M] >= four roundings
         self._constants = Constants(bounded, lows, width, lows + margin, lows + width - margin)
 
-        #: What the bounds add to the entropy of actions, besides that of actions between -1 and 1.
+        #: Entropy that the bounds add to that between -1 and 1.
         self.log_half_widths = float(np.log(width[bounded].astype(np.float64) / 2).sum())
         self.is_bounded = bool(bounded.all())
 
@@ -456,12 +457,12 @@ class SquashedGaussianSpec(GaussianSpec):
         return SquashedGaussian(inputs, self.action_shape, self.bounds_on(inputs.device))
 
     def bounds_on(self, device: torch.device) -> Bounds:
-        """The bounds of the elements, on a device."""
+        """Return the bounds of the elements, on a device."""
         return Bounds(*self._constants.on(device))
 
 
 def _mean_absolute(mean: Tensor, std: Tensor) -> Tensor:
-    """E|x| for normal x, elementwise."""
+    """Return E|x| for normal x, elementwise."""
     z = mean / std
     peak = math.sqrt(2 / math.pi) * std * torch.exp(-0.5 * z.square())
     return peak + mean * torch.erf(z * math.sqrt(0.5))
@@ -475,12 +476,12 @@ class ClippedGaussian(SquashedGaussian):
 
     An action is clip(m + s · noise) with m = low + (high - low) · (1 + tanh u) / 2, where u is the
     first half of the outputs. The second half is the logarithm of s in halves of the distance
-    between the bounds. Each bound has a probability, because clipping makes actions that are equal
-    to it: `log_prob` is the logarithm of that at a bound, and of the density elsewhere. `entropy`
-    and `kl` are those of both together, and exact.
+    between the bounds. Each bound has a probability, because clipping makes actions equal to it:
+    `log_prob` is the logarithm of this probability at a bound, and of the density elsewhere.
+    `entropy` and `kl` include both, and are exact.
 
-    Where s is infinite, an action is drawn uniformly between the bounds for any mean, so
-    that gradients are zero there. `kl` is for finite s alone, and NaN for others.
+    If s is infinite, an action is drawn uniformly between the bounds for any mean, so gradients
+    are zero. `kl` is NaN for infinite s.
     """
 
     @property
@@ -495,7 +496,7 @@ class ClippedGaussian(SquashedGaussian):
     def _std(self) -> Tensor:
         """Relative noise [..., M], 1 for uniform actions.
 
-        What is computed with infinity has no gradient, even if unused.
+        Gradients of infinity would be NaN, even if unused.
         """
         return torch.where(self._anywhere, 0.0, self.log_std).exp()
 
@@ -534,7 +535,7 @@ class ClippedGaussian(SquashedGaussian):
     def sample(self, noise: Tensor) -> Tensor:
         _, low, width, lowest, highest = self.bounds
         around = self._moved(self._std * noise)  # [..., M]
-        # What share of normal numbers is below one of them is uniform between 0 and 1.
+        # The normal distribution function of a normal number is uniform between 0 and 1.
         uniform = torch.addcmul(low, width, _below(noise)).clamp(lowest, highest)  # [..., M]
         return self._shaped(torch.where(self._anywhere, uniform, around))
 
@@ -543,7 +544,7 @@ class ClippedGaussian(SquashedGaussian):
         return actions, self.log_prob(actions)
 
     def moved(self, shares: Tensor) -> Tensor:
-        """Modes shifted by shares [..., M] of half the range, clipped."""
+        """Return modes shifted by shares [..., M] of half the range, clipped."""
         return self._shaped(self._moved(shares))
 
     def _moved(self, shares: Tensor) -> Tensor:
@@ -554,21 +555,21 @@ class ClippedGaussian(SquashedGaussian):
     @property
     def _anywhere(self) -> Tensor:
         """Mask of elements that are drawn uniformly, bool [..., M]."""
-        # Not equality with infinity: ONNX Runtime clamps to what float32 can hold.
+        # Not equality with infinity: ONNX Runtime clamps to the range of float32.
         return self.log_std > LARGEST_LOG_STD
 
     def _ends(self) -> tuple[Tensor, Tensor]:
-        """The bounds, in deviations from the centre [..., M]."""
+        """Return the bounds, in deviations from the centre [..., M]."""
         _, _, _, lowest, highest = self.bounds
         return (lowest - self._centre) / self._scale, (highest - self._centre) / self._scale
 
     def _chances(self) -> tuple[Tensor, Tensor]:
-        """Probabilities [..., M] of both bounds, which are never quite 0."""
+        """Return probabilities [..., M] of both bounds, which are never exactly 0."""
         below, above = self._ends()
         return _below(below).clamp(min=_TINY), _below(-above).clamp(min=_TINY)
 
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Integrals [..., M] of 1, z, z² over the truncated normal density."""
+        """Return integrals [..., M] of 1, z, z² over the truncated normal."""
         below, above = self._ends()
         at_low, at_high = _density(below), _density(above)  # [..., M]
         within = (_below(above) - _below(below)).clamp(min=0)  # [..., M]
@@ -578,8 +579,8 @@ class ClippedGaussian(SquashedGaussian):
 class ClippedGaussianSpec(SquashedGaussianSpec):
     """Bounded actions with clipped noise, for a `Box` with finite bounds.
 
-    The inputs are M numbers that are squashed, then M logarithms of the noise, in halves of the
-    distance between bounds; infinite: actions are uniform.
+    The inputs are M numbers to squash, then M logarithms of the noise, in halves of the distance
+    between bounds; infinite: actions are uniform.
     """
 
     def why_not_finite(self, inputs: Tensor) -> str:
@@ -592,10 +593,10 @@ class ClippedGaussianSpec(SquashedGaussianSpec):
 
 
 def _below(z: Tensor) -> Tensor:
-    """P(x < z) for standard normal x, elementwise."""
+    """Return P(x < z) for standard normal x, elementwise."""
     return 0.5 * torch.erfc(z * -math.sqrt(0.5))
 
 
 def _density(z: Tensor) -> Tensor:
-    """The standard normal density, elementwise."""
+    """Return the standard normal density, elementwise."""
     return torch.exp(-0.5 * z.square() - _HALF_LOG_2_PI)

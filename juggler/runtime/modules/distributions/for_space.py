@@ -121,8 +121,7 @@ class MultiCategorical(ActionDistribution):
     """k independent categoricals.
 
     Args:
-        logits: [..., k, n], n options for each choice; options that a choice does not have are
-            illegal.
+        logits: [..., k, n], n options for each choice; missing options of a choice are illegal.
         start: [k], the first option of each choice; None: 0.
         action_shape: its product is k.
     """
@@ -194,8 +193,8 @@ class MultiCategoricalSpec(DistributionSpec):
     def options_on(self, device: torch.device) -> tuple[Tensor, ...]:
         """The table of options on a device.
 
-        It holds the first of each choice [k], which exist [k, n], and the positions of their logits
-        among the outputs [k * n].
+        Returns the first option of each choice [k], which options exist [k, n], and the positions
+        of their logits among the outputs [k * n].
         """
         return self._constants.on(device)
 
@@ -211,7 +210,7 @@ class MultiCategoricalSpec(DistributionSpec):
         return gumbel_from(uniform)  # [..., k * n]
 
     def mask(self, inputs: Tensor, mask: Any) -> Tensor:
-        options = f"the {self.inputs_size} options, those of one choice after the other"
+        options = f"the {self.inputs_size} options, choice by choice"
         return mask_logits(inputs, mask, options)  # [..., D]
 
 
@@ -260,7 +259,7 @@ class Bernoulli(ActionDistribution):
 class BernoulliSpec(DistributionSpec):
     """For `MultiBinary` of any shape: k logits; uniform noise.
 
-    A mask [..., k] says which bits may be 1; the others stay 0.
+    Bits that are 0 in a mask [..., k] stay 0.
     """
 
     def __init__(self, action_shape: tuple[int, ...]) -> None:
@@ -285,7 +284,7 @@ class Composite(ActionDistribution):
 
     Args:
         parts: the distributions.
-        noise_sizes: how many random numbers each of them takes, in order.
+        noise_sizes: number of random numbers of each part, in order.
     """
 
     def __init__(self, parts: Mapping[str, ActionDistribution], noise_sizes: list[int]) -> None:
@@ -358,7 +357,7 @@ class CompositeSpec(DistributionSpec):
         for key in mask:
             if key not in self.parts:
                 raise ValueError(
-                    f"the action mask has the key {key!r}, the action has not"
+                    f"the action mask has the key {key!r}, which the action does not have"
                     f"{nearest(key, self.parts)}"
                 )
         masked = [
@@ -382,7 +381,7 @@ class CompositeSpec(DistributionSpec):
         return ""
 
     def _split(self, inputs: Tensor) -> list[tuple[str, DistributionSpec, Tensor]]:
-        """Every part with its key and its outputs."""
+        """Return every part with its key and its outputs."""
         pieces = inputs.split_with_sizes(self._inputs_sizes, -1)
         return [
             (key, part, piece)
@@ -409,8 +408,8 @@ def distribution_for(space: gymnasium.Space[Any], squash: bool = False) -> Distr
 
     Args:
         space: Discrete, MultiDiscrete, MultiBinary, Box of a float dtype, or a Dict or Tuple.
-        squash: use tanh to keep Box actions between finite bounds. Otherwise actions are not
-            bounded, and a connector fits them to the environment's bounds.
+        squash: use tanh to keep Box actions between finite bounds. Otherwise actions are
+            unbounded, and a connector fits them to the environment's bounds.
 
     Raises:
         UnsupportedSpace: the space, or one within it, has no distribution.
@@ -424,7 +423,7 @@ def distribution_for(space: gymnasium.Space[Any], squash: bool = False) -> Distr
             )
         if 0 in (leaf.shape or ()):
             raise UnsupportedSpace(
-                f"action space {leaf}{at} has no elements, nothing to choose: leave it out"
+                f"action space {leaf}{at} has no elements, and so nothing to choose: leave it out"
             )
     return _distribution_for(space, squash)
 

@@ -16,7 +16,7 @@ class OneTrunk(juggler.RLModule):
 
     Args:
         observation_space: of the environment.
-        action_space: likewise.
+        action_space: of the environment.
         model_config: the table `model` of the configuration.
     """
 
