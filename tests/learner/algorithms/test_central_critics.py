@@ -219,7 +219,7 @@ class OfActions(QNetwork):
 
 
 def test_what_cannot_be_combined_is_told() -> None:
-    with pytest.raises(ValueError, match="the values of QNetwork come from"):
+    with pytest.raises(ValueError, match="the values of QNetwork come only from"):
         learner("state", "pqn")
     space = HiddenBits.state_space
     with pytest.raises(ValueError, match="critic_sees with algorithm ="):

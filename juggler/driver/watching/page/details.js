@@ -145,7 +145,7 @@ function workers({ newest, status, state }) {
 }
 
 function events({ events: all }) {
-  if (!all.length) return made(0, el("p", {}, "The run has said nothing yet."));
+  if (!all.length) return made(0, el("p", {}, "The run has not reported anything yet."));
   const items = all.toReversed().map(({ time: when, level, message }) => el("li", { class: level },
     el("time", { datetime: when }, local(when)), " ",
     level === "info" ? null : el("strong", {}, level), " ", message));
@@ -181,7 +181,7 @@ function league({ newest, league: matrix }) {
     [learning, matrix],
     el("p", {}, `Players that can play: ${told.players}. Frozen copies among them: ${told.historical}.`),
     scrolling(table("Players that learn", columns, learning)),
-    matrix.players ? winRates(matrix) : el("p", {}, "The first checkpoint will tell who beats whom."),
+    matrix.players ? winRates(matrix) : el("p", {}, "The win rates appear with the first checkpoint."),
   );
 }
 
