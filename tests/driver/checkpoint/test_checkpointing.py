@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 from support.workers_world import (
     ROWS,
     SHAPE,
@@ -16,8 +17,11 @@ from support.workers_world import (
     synchronous,
 )
 
+from juggler.driver.checkpoint.restoring import connectors_of
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.registry import WorkerRegistry
+from juggler.runtime.checkpoints.checkpoint import read
+from juggler.runtime.connectors.mergeable_state import Moments, from_bytes, to_bytes
 from juggler.runtime.wire.v1 import training_pb2
 
 
@@ -44,6 +48,22 @@ def test_behind_a_checkpoint_all_begin_anew_as_those_of_a_resumed_run_begin(tmp_
     ((_, learner),) = resumed.joined(world.learner)
     assert told == [None] * 4 + [runner.seed, None]
     assert snapshot.seed == learner.seed
+
+
+def test_behind_a_checkpoint_all_are_told_what_connectors_had_learned_there(tmp_path: Path) -> None:
+    world = synchronous(tmp_path)
+    much, little = (
+        to_bytes({"filter": Moments.of(np.zeros((count, 1))).to_tree()}) for count in (1000, 1)
+    )
+    play_a_round(world, connector_delta=much)
+    play_a_round(world, connector_delta=little)
+    answer_the_snapshot(world)
+    checkpoint_is_on_the_disk(world)
+    told = [request.connector_state for _, request in requests(world)]
+    assert [bool(state) for state in told] == [False, False, True, False, True, False]
+    saved = connectors_of(read(tmp_path / "000000002"))
+    np.testing.assert_equal(from_bytes(told[4]), saved.merged)
+    assert Moments.from_tree(from_bytes(told[4])["filter"]).count == 2002
 
 
 def test_a_checkpoint_that_fails_holds_up_nobody_for_longer(tmp_path: Path) -> None:

@@ -88,5 +88,6 @@ def test_it_is_made_by_name_with_the_number_of_agents() -> None:
 
 
 def test_sizes_below_one_are_refused() -> None:
+    CartPoles(1, 1, 1)
     with pytest.raises(ValueError, match="must be at least 1"):
         CartPoles(1, 0)

@@ -55,6 +55,9 @@ def test_a_worker_that_lost_its_driver_first_gets_its_index_back(world: World) -
     assert "replaced" in left.reason
     assert back.worker.incarnation == again.incarnation not in joined
     assert len(world.hub.vitals()) == 4
+    world.hub.close()
+    later = [*world.seen, *world.events.gather(0.5)]
+    assert not any(isinstance(each, Left) and each.worker is left.worker for each in later)
 
 
 def test_commands_arrive_in_order_and_each_gets_its_reply(world: World) -> None:

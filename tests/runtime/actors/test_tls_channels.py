@@ -103,7 +103,8 @@ def test_one_side_without_tls_is_told_which(server: grpc.Server, tls: Tls) -> No
     address = _listen(server, tls)
     with pytest.raises(EndpointError, match="speaks TLS: pass --tls DIR here too"):
         _dial(address, None)
-    assert "speaks TLS: pass --tls DIR here" in check_health(address, "", None, 10.0)
+    said = check_health(address, "", None, 10.0)
+    assert f"the process at {address} speaks TLS: pass --tls DIR here" in said
     plain = make_server(2)
     address = _listen(plain, None)
     with pytest.raises(EndpointError, match=r"does not speak TLS.*: pass --tls"):
