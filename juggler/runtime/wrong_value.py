@@ -193,9 +193,12 @@ def errors_in(table: Mapping[str, Any], check: Callable[[Any], object]) -> list[
     found: list[ValueError] = []
     error = _first_error(table, check)
     while error is not None:
-        tried = ((*each, _first_error(each[0], check)) for each in _without_one(table))
-        at_fault = (each for each in tried if str(each[2]) != str(error))
-        rest, is_table, later = next(at_fault, (table, True, None))
+        tried = [(*each, _first_error(each[0], check)) for each in _without_one(table)]
+        at_fault = [each for each in tried if str(each[2]) != str(error)]
+        # Without an entry that decides what others mean, other entries are wrong: an entry whose
+        # removal leaves no error is rather at fault.
+        at_fault.sort(key=lambda each: each[1] or each[2] is not None)
+        rest, is_table, later = next(iter(at_fault), (table, True, None))
         # An error that only disappears with a whole table may be caused by an entry that was
         # removed from it.
         if not found or not is_table:
