@@ -43,6 +43,7 @@ class _Copy:
         pid: of its process.
         seen: what its sessions have sent and wait for, by their ids.
         silent: seconds for which it has owed a message.
+        made_by: the process that made each of its sessions, by the sessions' ids.
     """
 
     name: str
@@ -50,6 +51,7 @@ class _Copy:
     pid: int = 0
     seen: dict[str, tuple[int, bool]] = field(default_factory=dict)
     silent: float = 0.0
+    made_by: dict[str, int] = field(default_factory=dict)
 
 
 class Simulators:
@@ -118,8 +120,9 @@ class Simulators:
             of_copy, pid = of_copies[copy.address], pids.get(copy.name, 0)
             if any(each.last_seq for each in of_copy):
                 self._supervisor.of_use(copy.name)
-            if pid != copy.pid:
-                over += [each for each in of_copy if each.stream is None]
+            copy.made_by = {each.id: copy.made_by.get(each.id, pid) for each in of_copy}
+            gone = (each for each in of_copy if copy.made_by[each.id] != pid)
+            over += [each for each in gone if each.stream is None]
             seen = (pid, {each.id: (each.last_seq, each.is_owed) for each in of_copy})
             # While this process stood still, a copy may have waited for it.
             copy.silent += min(passed, 2 * _LOOK_SECONDS)

@@ -61,7 +61,8 @@ class Command:
         if self.log is not None:
             self.log.parent.mkdir(exist_ok=True)
         with open(self.log or os.devnull, "ab") as log:
-            output = None if self.log is None else log
+            # Before the program writes: it shares this file's position.
+            output, begin = None if self.log is None else log, log.tell()
             process = subprocess.Popen(
                 [sys.executable, "-ISc", _TIED, str(os.getpid()), *self.words],
                 stdin=subprocess.DEVNULL,
@@ -70,7 +71,7 @@ class Command:
                 env={name: each for name, each in variables.items() if each is not None},
                 start_new_session=True,
             )
-            return CommandProcess(process, self.log, log.tell())
+            return CommandProcess(process, self.log, begin)
 
     def ended(self, process: CommandProcess) -> str:
         """Kill what a command has started; return its last output."""

@@ -369,7 +369,7 @@ def test_envrunners_and_learners_are_scaled_together(make: Make) -> None:
 
 def test_gateways_come_and_go_only_if_they_start_simulators(make: Make) -> None:
     dialed = make(gateway="127.0.0.1:0")
-    assert "simulators dial the gateway" in dialed.refusal(learners=1, env_runners=2)
+    assert "this run's only gateway" in dialed.refusal(learners=1, env_runners=2)
     world = make(simulator="./game {address}")
     assert world.scale(learners=1, env_runners=2).result() == (1, 1)
     assert world.supervisor.started == ["envrunner-1"]
