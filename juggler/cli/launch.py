@@ -26,9 +26,11 @@ _USAGE = """\
 usage: juggler launch ssh CONFIG --hosts FILE [OPTIONS] [-- OPTIONS OF juggler driver]
        juggler launch slurm|swarm|kubernetes CONFIG [OPTIONS] [-- OPTIONS OF juggler driver]
 
-  ssh the driver here, the workers on hosts reached by SSH slurm every process as a job of Slurm
-  swarm a stack on a Docker Swarm, the driver on this host kubernetes a driver, learners and
-  EnvRunners as pods certs certificates and a token for TLS between hosts, no run: `juggler certs`
+  ssh          the driver here, the workers on hosts reached by SSH
+  slurm        every process as a job of Slurm
+  swarm        a stack on a Docker Swarm, the driver on this host
+  kubernetes   a driver, learners and EnvRunners as pods
+  certs        certificates and a token for TLS between hosts, no run: `juggler certs`
 
 juggler launch ENGINE --help shows the options. See docs/clusters.md."""
 

@@ -21,8 +21,9 @@ from juggler.runtime.nearest import nearest
 _USAGE: Final = """\
 usage: juggler worker ROLE --driver HOST:PORT [OPTIONS]
 
-  envrunner sample for the driver of a run; or, with --gateway, serve simulators learner learn from
-  what EnvRunners sample evaluator play whole episodes with the newest weights
+  envrunner    sample for the driver of a run; or, with --gateway, serve simulators
+  learner      learn from what EnvRunners sample
+  evaluator    play whole episodes with the newest weights
 
 juggler worker ROLE --help shows the options. `juggler ROLE` is the same."""
 _LINE_SECONDS: Final = 30.0

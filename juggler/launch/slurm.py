@@ -41,8 +41,8 @@ run() {{
   while :; do
     wait "$child"
     status=$?
-    # A signal ends the wait, not the child. [ "$status" -gt 128 ] && kill -0 "$child" 2> /dev/null
-|| break
+    # A signal ends the wait, not the child.
+    [ "$status" -gt 128 ] && kill -0 "$child" 2> /dev/null || break
   done
   # The child may have ended just after a signal had ended the wait.
   wait "$child"
@@ -51,10 +51,10 @@ run() {{
 }}
 queue_again() {{
   # A preempted job without a grace time is already in the queue, and a cancelled one stays away.
-job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}} [
-"$(squeue --noheader --jobs="$job" --format=%T)" = RUNNING ] || return # Slurm ends this script: if
-the script ended first, Slurm might take its end for the next job's. scontrol requeue "$job" &&
-sleep 60
+  job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
+  [ "$(squeue --noheader --jobs="$job" --format=%T)" = RUNNING ] || return
+  # Slurm ends this script. If it ended first, Slurm could take its end for the next job's.
+  scontrol requeue "$job" && sleep 60
 }}
 """
 
@@ -68,17 +68,23 @@ export OMP_NUM_THREADS=1
 """
     + _RUN
     + """\
-# Keep the wanted number of workers in the queue: the driver releases them after an interruption.
-keep() {{ wanted=$(cat "$2") || return there=$(squeue --me --noheader --array --name="$1" --sort=-i
---format=%i) || return number=$(echo "$there" | grep -c .) if [ "$number" -lt "$wanted" ]; then
-sbatch --parsable --array="0-$((wanted - number - 1))" "$3"
+# Keeps the wanted number of workers in the queue: after an interruption, the driver released them.
+keep() {{
+  wanted=$(cat "$2") || return
+  there=$(squeue --me --noheader --array --name="$1" --sort=-i --format=%i) || return
+  number=$(echo "$there" | grep -c .)
+  if [ "$number" -lt "$wanted" ]; then
+    sbatch --parsable --array="0-$((wanted - number - 1))" "$3"
   elif [ "$number" -gt "$wanted" ]; then
     echo "$there" | head -n "$((number - wanted))" | xargs scancel
   fi
 }}
 keep_all() {{
-  # A submission in progress finishes first, so that it can be cancelled. trap exit TERM while :;
-do sleep {every} & wait $!
+  # A submission in progress finishes first, so that it can be cancelled.
+  trap exit TERM
+  while :; do
+    sleep {every} &
+    wait $!
 {keep}
   done
 }}
@@ -86,8 +92,9 @@ keep_all > /dev/null 2>&1 &
 keeping=$!
 while :; do
   run {command}
-  # Killed from outside: resume from the newest checkpoint. [ "$status" -gt 128 ] && [ -z
-"$stopped$again" ] || break sleep 5
+  # Killed from outside: it resumes from its newest checkpoint.
+  [ "$status" -gt 128 ] && [ -z "$stopped$again" ] || break
+  sleep 5
 done
 kill "$keeping" 2> /dev/null
 wait "$keeping"
@@ -116,9 +123,11 @@ export OMP_NUM_THREADS=1
     + """\
 while :; do
   run {command} --reattach-seconds 0
-  # 0: released by the driver. [ "$status" != 0 ] && [ -z "$stopped$again" ] || break # A driver
-  that was cancelled does not come back. there=$(squeue --me --noheader --name={driver}
-  --format=%i) && [ -z "$there" ] && break sleep 5
+  # 0: the driver released it.
+  [ "$status" != 0 ] && [ -z "$stopped$again" ] || break
+  # A driver that was cancelled does not come back.
+  there=$(squeue --me --noheader --name={driver} --format=%i) && [ -z "$there" ] && break
+  sleep 5
 done
 [ "$again" ] && queue_again
 exit "$status"

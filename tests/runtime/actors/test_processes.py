@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import psutil
@@ -20,7 +21,7 @@ from support.processes import NEVER, QUICK, Exits, eventually, sleeper
 from juggler.runtime.actors import supervisor
 from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.processes import WorkerProgram, cool_down, warm_up
-from juggler.runtime.actors.supervisor import Supervisor
+from juggler.runtime.actors.supervisor import Exited, Supervisor
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +56,7 @@ def test_a_process_that_fails_says_why_and_ends_whatever_its_threads_do(tmp_path
         "threading.Thread(target=time.sleep, args=(600,)).start()\n"
         "raise MemoryError('no room for the replay')\n"
     )
+    warm_up()  # a forkserver ends with the thread that starts it
     exits = Exits()
     supervisor = Supervisor(exits.events)
     supervisor.add("worker-0", WorkerProgram("runpy:run_path", str(script)), NEVER)
@@ -67,10 +69,13 @@ def test_a_process_that_fails_says_why_and_ends_whatever_its_threads_do(tmp_path
 def test_processes_that_end_while_the_supervisor_closes_do_not_disturb_it() -> None:
     warm_up()
     for turn in range(20):
-        supervisor = Supervisor(Mailbox())
+        exits: SimpleQueue[Exited] = SimpleQueue()
+        supervisor = Supervisor(exits)
         for index in range(3):
             supervisor.add(f"worker-{index}", sleeper(), NEVER)
-        pids = eventually(lambda: len(found := supervisor.pids()) == 3 and found)  # noqa: B023
+        eventually(lambda: len(supervisor.pids()) == 3 or not exits.empty())  # noqa: B023
+        pids = supervisor.pids()
+        assert len(pids) == 3, exits.get(timeout=1)
         for pid in pids.values():
             os.kill(pid, signal.SIGKILL)
         time.sleep(turn * 0.0002)  # so that they are noticed before, in the midst of it, or after
