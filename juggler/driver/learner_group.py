@@ -47,7 +47,7 @@ Columns = Mapping[str, Mapping[str, Any]]  # by name, by module id
 
 
 class LearnerGroupError(RuntimeError):
-    """Failure of a shard; `traceback` is its own, or ""."""
+    """Failure of a shard; `traceback` is the process's, or ""."""
 
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(f"{message}\n{traceback}".rstrip())
@@ -55,7 +55,7 @@ class LearnerGroupError(RuntimeError):
 
 
 class ShardLost(LearnerGroupError):
-    """A shard lost its process, which usually starts again."""
+    """A shard lost its process, which is usually restarted."""
 
 
 Spec = LearnerSpec | Mapping[str, Any]
@@ -77,7 +77,7 @@ class ModuleState(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Place of a module: its shard and devices."""
+    """Shard and devices of a module."""
 
     shard: int
     devices: tuple[str, ...]
@@ -86,9 +86,9 @@ class Place(NamedTuple):
 
 
 class UpdateFailed(LearnerGroupError):
-    """An update that some modules could not make.
+    """An update that failed for some modules.
 
-    It has the `failures` by module id, and the `results` of the others.
+    `failures` has the errors by module id, `results` the results of the other modules.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class UpdateHandle(dict[str, Future[ModuleUpdate]]):
     """Futures of an update by module id."""
 
     def done(self) -> bool:
-        """Whether `result` returns at once."""
+        """Return whether `result` returns at once."""
         return all(part.done() for part in self.values())
 
     def result(self, timeout: float | None = None) -> dict[str, ModuleUpdate]:
@@ -127,7 +127,7 @@ class Module:
     shard: int
     command: training_pb2.AddModule
     is_built: bool = False
-    kept: ModuleState | None = None  # its newest known state; None: there is only the seed
+    kept: ModuleState | None = None  # its newest known state; None: only the seed
     updates: int = 0
 
 
@@ -135,13 +135,13 @@ class Module:
 class Job:
     """Commands for a shard; `then` turns all replies into the result."""
 
-    what: str  # begins errors
+    what: str  # prefix of error messages
     commands: Sequence[Message]
     then: Callable[[list[any_pb2.Any]], Any]
     batch_ids: set[int] = field(default_factory=set)  # of batches that have not arrived yet
-    update: int = 0  # number of the update that it is a part of; 0: none
-    refused: str = ""  # why a batch was
-    unanswered: set[int] | None = None  # ids of commands; None: they are not sent yet
+    update: int = 0  # number of the update it belongs to; 0: none
+    refused: str = ""  # why a batch was refused
+    unanswered: set[int] | None = None  # ids of commands; None: not sent yet
     bodies: list[any_pb2.Any] = field(default_factory=list)
     failure: attach_pb2.Failure | None = None
     ended: Future[Any] = field(default_factory=Future)
@@ -159,23 +159,23 @@ class Shard:
     worker: Worker | None = None
     sender: EpisodeSender | None = None
     jobs: deque[Job] = field(default_factory=deque)
-    setup: Job | None = None  # gives its process its modules
+    setup: Job | None = None  # sends the modules to the process
     left: Left | None = None
     exited: Exited | None = None
-    lost: str = ""  # how the last process was
-    down: bool = False  # for good
+    lost: str = ""  # how the last process was lost
+    down: bool = False  # permanently
 
     @property
     def set_up(self) -> bool:
-        """Whether its process has all modules that it should have."""
+        """Whether the process has all modules of this shard."""
         return self.setup is not None and self.setup.ended.done() and self.left is None
 
 
 class LearnerGroup:
     """Trains many modules, each with its own algorithm, learning rate and model.
 
-    They are spread over shards: processes, each with a device. A shard does what it is asked for in
-    order, and waits for no other shard. It ends with the thread that started it.
+    Modules are distributed over shards: processes, each with a device. A shard works through its
+    jobs in order, and does not wait for other shards. It ends with the thread that started it.
     """
 
     def __init__(
@@ -193,12 +193,12 @@ class LearnerGroup:
         Args:
             modules: by id, a `LearnerSpec` or its fields by name.
             devices: "auto" (all GPUs of this host, or its CPU), "cpu" (a process for each module),
-                "cuda:0,cuda:1", or "fake:4", four processes on the CPU that stand for GPUs.
-            seed: of modules whose specs have none.
-            updates_in_flight: the most unfinished updates of a shard.
-            snapshot_updates: updates of a module after which its state is fetched, for a new
-                process after a loss.
-            hang_seconds: a process without progress for this long is killed, and started again.
+                "cuda:0,cuda:1", or "fake:4", four processes on the CPU in the role of GPUs.
+            seed: seed of modules whose specs have none.
+            updates_in_flight: maximum number of unfinished updates of a shard.
+            snapshot_updates: updates of a module after which its state is fetched. If the process
+                is lost, a new one continues from this state.
+            hang_seconds: a process without progress for this long is killed and restarted.
 
         Raises:
             ConfigError: an argument is wrong.
@@ -224,7 +224,7 @@ class LearnerGroup:
         self._ids = itertools.count(1)
         commands = [self._command(module_id, spec) for module_id, spec in modules.items()]
         self._changed = threading.Condition()  # guards everything; notified after each event
-        self._over = ""  # why no job is accepted any more
+        self._ended = ""  # why no more jobs are accepted
         self._closed = False
         self._shards: list[Shard] = []
         self._updates_in_flight = updates_in_flight
@@ -237,7 +237,7 @@ class LearnerGroup:
         self._hub = Hub(settings, self._events)
         self._pool = RequestPool(self._hub, cap=1 << 16)
         self._thread = threading.Thread(target=self._run, name="learner group", daemon=True)
-        # multiprocessing waits for processes of a script that ends without having closed them.
+        # Without this, multiprocessing waits at exit for processes that the script did not close.
         atexit.register(self._close)
         try:
             self._hub.start([self._local.driver_address])
@@ -276,11 +276,11 @@ class LearnerGroup:
     ) -> dict[str, ModuleUpdate] | UpdateHandle:
         """Update each of these modules, on its own episodes.
 
-        Waits for room at a shard with `updates_in_flight` unfinished updates; asks others first.
+        Waits while a shard has `updates_in_flight` unfinished updates; other shards come first.
 
         Args:
             episodes: batches by module id; copied before this returns.
-            async_update: whether to return a handle as soon as all shards are asked.
+            async_update: whether to return a handle as soon as all updates are queued.
             passes: `minibatch_size` and `num_epochs`, as for `Learner.update_from_batch`.
 
         Raises:
@@ -309,9 +309,9 @@ class LearnerGroup:
                     module_id=module_id, batch_id=batch_id, live_steps=batch.live_steps
                 )
                 try:
-                    if sender is not None:  # else the job fails already
+                    if sender is not None:  # else the job has already failed
                         sender.send(header, {module_id: tree_map(np.copy, batch.to_tree())})
-                except ValueError as error:  # what cannot be sent
+                except ValueError as error:  # the batch cannot be sent
                     self._settled(shard, batch_id, "refused", str(error))
         return handle if async_update else handle.result()
 
@@ -328,10 +328,10 @@ class LearnerGroup:
     def update_from_batch(
         self, batch: Columns, *, async_update: Any = False, **passes: Unpack[Passes]
     ) -> dict[str, ModuleUpdate] | UpdateHandle:
-        """As `update_from_episodes`, on columns as `juggler.Learner` takes them.
+        """Update as `update_from_episodes` does, from the columns of `juggler.Learner`.
 
         Raises:
-            ValueError: as there; or a column is missing, unknown, or does not fit the others.
+            ValueError: as there; or a column is missing, unknown, or inconsistent with others.
         """
         if not isinstance(batch, Mapping) or not batch:
             raise ValueError("no batch: give columns by name, by module id")
@@ -347,7 +347,7 @@ class LearnerGroup:
         return done
 
     def _shares(self, episodes: Episodes) -> dict[int, dict[str, list[EpisodeBatch]]]:
-        """Batches by shard and module id."""
+        """Group batches by shard and module id."""
         if not isinstance(episodes, Mapping) or not episodes:
             raise ValueError("no episodes: give lists of EpisodeBatch by module id")
         shares: dict[int, dict[str, list[EpisodeBatch]]] = {}
@@ -367,7 +367,7 @@ class LearnerGroup:
         if module is not None:
             self._local.of_use(f"learner-{module.shard}")
             module.updates = done.version.update
-            if module.updates % self._snapshot_updates == 0 and not self._over:
+            if module.updates % self._snapshot_updates == 0 and not self._ended:
                 snapshot = training_pb2.Snapshot(module_id=module_id)
                 then = partial(self._keep, module_id)
                 self._put(module.shard, f"state of {module_id!r}", [snapshot], then)
@@ -379,7 +379,7 @@ class LearnerGroup:
     def get_weights(self, module_ids: Iterable[str] | None = None) -> dict[str, dict[str, Tree]]:
         """Return weights for acting, after all updates so far.
 
-        By module id: arrays by name.
+        Keys are module ids, then array names.
         """
         of = partial(training_pb2.Snapshot, weights=True)
         states = self._each(module_ids, "weights of", lambda key: [of(module_id=key)], _state_in)
@@ -388,22 +388,20 @@ class LearnerGroup:
     def set_weights(self, weights: Mapping[str, Mapping[str, Tree]]) -> None:
         """Replace weights, after all updates so far.
 
-        By module id: arrays by name.
-
-        Missing weights stay. The optimizer starts again, kept samples are discarded, and the count
-        of updates continues.
+        Keys are module ids, then array names. Missing weights stay. The optimizer is reset, kept
+        samples are discarded, and the count of updates continues.
         """
-        commands = {key: _restoring(key, weights=each) for key, each in weights.items()}
+        commands = {key: _restore_commands(key, weights=each) for key, each in weights.items()}
         self._each(weights, "weights for", commands.__getitem__, self._keep)
 
     def save(self, module_ids: Iterable[str] | None = None) -> dict[str, ModuleState]:
-        """States by module id, as `get_weights`."""
+        """Return states by module id, after all updates so far."""
         of = training_pb2.Snapshot
         return self._each(module_ids, "state of", lambda key: [of(module_id=key)], self._keep)
 
     def restore(self, states: Mapping[str, ModuleState]) -> None:
-        """Continue from saved states, by module id, behind all updates so far."""
-        commands = {key: _restoring(key, state=each) for key, each in states.items()}
+        """Continue from saved states, by module id, after all updates so far."""
+        commands = {key: _restore_commands(key, state=each) for key, each in states.items()}
         self._each(states, "restore of", commands.__getitem__, self._keep)
 
     def _each(
@@ -413,9 +411,9 @@ class LearnerGroup:
         commands: Callable[[str], Sequence[Message]],
         then: Callable[[str, Sequence[any_pb2.Any]], T],
     ) -> dict[str, T]:
-        """Carry out a job for each of these modules; None: for all.
+        """Carry out a job for each of these modules; None: all modules.
 
-        Returns results by id.
+        Returns results by module id.
         """
         with self._changed:
             wanted = list(self._modules if module_ids is None else module_ids)
@@ -431,7 +429,7 @@ class LearnerGroup:
         state = _state_in(module_id, bodies)
         if (module := self._modules.get(module_id)) is not None:
             module.kept = state
-            # A state's last part may arrive behind the answers to later updates.
+            # A state's last part may arrive after the replies to later updates.
             module.updates = max(module.updates, int(state.extra["updates"]))
         return state
 
@@ -447,48 +445,50 @@ class LearnerGroup:
     ) -> None:
         """Add a module to the shard with the most room.
 
-        That is an empty shard, else one on a free device, else the shard with the fewest modules.
+        An empty shard, else a new one on a free device, else the shard with the fewest modules.
 
         Args:
-            module_id: a new one.
+            module_id: an id that is not taken.
             spec: as in the constructor.
-            weights: to begin with; what is missing is drawn from the seed.
-            state: to continue from; of the same algorithm.
+            weights: initial weights; missing ones are drawn from the seed.
+            state: state to continue from, of the same algorithm.
 
         Raises:
-            ConfigError: the id is taken, or something in the spec is wrong.
-            LearnerGroupError: the shard could not build the module, or not begin with that.
+            ConfigError: the id is taken, or the spec is invalid.
+            LearnerGroupError: the shard could not build the module or restore its state.
         """
         if weights is not None and state is not None:
             raise ConfigError(f"module {module_id!r}: give weights or state, not both")
         command = self._command(module_id, spec)
-        begins = _restoring(module_id, state, weights) if state or weights is not None else []
+        restore: list[Message] = []
+        if state or weights is not None:
+            restore = _restore_commands(module_id, state, weights)
         with self._changed:
             self._must_run()
             if module_id in self._modules:
                 raise ConfigError(f"module {module_id!r} is there already")
-            added = self._add(command, begins)
+            added = self._add(command, restore)
         try:
             added.result()
         except BaseException:
-            self.remove_module(module_id)  # it may have been built before that failed
+            self.remove_module(module_id)  # it may have been built before the failure
             raise
 
     def remove_module(self, module_id: str) -> None:
-        """Remove a module, behind all updates so far."""
+        """Remove a module, after all updates so far."""
         with self._changed:
             shard = self._module(module_id).shard
             del self._modules[module_id]
             command = training_pb2.RemoveModule(module_id=module_id)
             removed = self._put(shard, f"removal of {module_id!r}", [command], len)
-        with suppress(ShardLost):  # and the module with it
+        with suppress(ShardLost):  # the module was lost with it
             removed.result()
 
     @property
     def placement(self) -> dict[str, Place]:
-        """Places by module id.
+        """Shard and devices of each module.
 
-        With fewer shards than GPUs, the other GPUs are set aside for them until modules are added.
+        With fewer shards than GPUs, a shard holds several GPUs until modules are added.
         """
         with self._changed:
             shards = {module_id: module.shard for module_id, module in self._modules.items()}
@@ -511,7 +511,9 @@ class LearnerGroup:
         seed = worker_seed(self._seed, "module", zlib.crc32(module_id.encode()))
         return given.command(module_id, seed)
 
-    def _add(self, command: training_pb2.AddModule, begins: Sequence[Message] = ()) -> Future[None]:
+    def _add(
+        self, command: training_pb2.AddModule, restore: Sequence[Message] = ()
+    ) -> Future[None]:
         loads = Counter(module.shard for module in self._modules.values())
         number = choose_shard(
             [None if shard.down else loads[shard.number] for shard in self._shards],
@@ -524,10 +526,10 @@ class LearnerGroup:
 
         def built(bodies: list[any_pb2.Any]) -> None:
             module.is_built = True
-            if begins:
+            if restore:
                 self._keep(module_id, bodies)
 
-        return self._put(number, f"module {module_id!r}", [command, *begins], built)
+        return self._put(number, f"module {module_id!r}", [command, *restore], built)
 
     # -- jobs -------------------------------------------------------------------------------------
 
@@ -549,9 +551,9 @@ class LearnerGroup:
         batch_ids: Iterable[int] = (),
         update: int = 0,
     ) -> Future[T]:
-        """Append a job to a shard's; see `Job`."""
+        """Append a job to a shard; see `Job`."""
         shard, job = self._shards[number], Job(what, commands, then, set(batch_ids), update)
-        job.ended.set_running_or_notify_cancel()  # a cancelled future would take no result
+        job.ended.set_running_or_notify_cancel()  # a cancelled future accepts no result
         if shard.down:
             job.fail(shard.lost, "", ShardLost)
         else:
@@ -560,9 +562,9 @@ class LearnerGroup:
         return job.ended
 
     def _send(self, shard: Shard) -> None:
-        """Send commands in order, none ahead of a job with unsent batches.
+        """Send commands in order, up to the first job with unsent batches.
 
-        Of an update with a refused batch, the learner finds one missing, and drops the others.
+        If a batch of an update is refused, the learner finds it missing, and drops the rest.
         """
         if shard.worker is None or shard.left is not None:
             return
@@ -573,18 +575,18 @@ class LearnerGroup:
                 job.unanswered = {self._pool.submit(shard.worker, each) for each in job.commands}
 
     def _settled(self, number: int, batch_id: int, reason: str, explanation: str) -> None:
-        """Report what became of a batch, from any thread."""
+        """Report whether a batch arrived, from any thread."""
         self._events.put((number, batch_id, (explanation or reason) if reason else ""))
 
     def _has_room(self, number: int) -> bool:
-        """Whether an update starts, or fails, without waiting."""
+        """Return whether an update starts, or fails, without waiting."""
         shard = self._shards[number]
         unfinished = {job.update for job in shard.jobs if job.update}
         return shard.down or (shard.set_up and len(unfinished) < self._updates_in_flight)
 
     def _must_run(self) -> None:
-        if self._over:
-            raise RuntimeError(self._over)
+        if self._ended:
+            raise RuntimeError(self._ended)
 
     def close(self) -> None:
         """Wait for all jobs, and end the processes."""
@@ -606,7 +608,7 @@ class LearnerGroup:
             if self._closed:
                 return
             self._closed = True
-            self._over = self._over or "the learner group is closed"
+            self._ended = self._ended or "the learner group is closed"
             for shard in self._shards:
                 with suppress(KeyError):  # it has just left
                     if shard.worker is not None:
@@ -622,20 +624,20 @@ class LearnerGroup:
 
     def _run(self) -> None:
         try:
-            while not self._over:
+            while not self._ended:
                 events = self._events.gather(timeout=3600.0)
                 with self._changed:
                     for event in events:
                         self._on(event)
                     self._changed.notify_all()
         except BaseException as error:
-            self._over = f"the learner group broke: {error!r}"
+            self._ended = f"the learner group broke: {error!r}"
             raise
         finally:
             with self._changed:
                 for shard in self._shards:
                     shard.down = True
-                    self._end(shard, self._over)
+                    self._end(shard, self._ended)
                 self._changed.notify_all()
 
     def _on(self, event: HubEvent | Exited | tuple[int, int, str]) -> None:
@@ -659,7 +661,7 @@ class LearnerGroup:
                     self._replied(shard, reply)
             elif isinstance(event, Left):
                 shard.left = event
-                # It may hang, and its place is needed.
+                # It may hang, and its successor needs the place.
                 after = 5.0 if event.farewell else 0.0
                 self._local.kill(event.worker.worker_id, event.worker.pid, after, abort=False)
         if shard.exited is not None and (shard.worker is None or shard.left is not None):
@@ -689,8 +691,8 @@ class LearnerGroup:
         shard.jobs.appendleft(shard.setup)
 
     def _replied(self, shard: Shard, reply: Completed) -> None:
-        asked = (job for job in shard.jobs if reply.command_id in (job.unanswered or ()))
-        if (job := next(asked, None)) is None or job.unanswered is None:  # a reply to Stop
+        sent = (job for job in shard.jobs if reply.command_id in (job.unanswered or ()))
+        if (job := next(sent, None)) is None or job.unanswered is None:  # a reply to Stop
             return
         job.failure = job.failure or reply.failure
         if reply.body is not None:
@@ -751,9 +753,9 @@ def places(shards: Mapping[str, int], gpus: Sequence[str], count: int) -> dict[s
 
 
 def choose_shard(loads: Sequence[int | None], most: int | None) -> int:
-    """Choose a shard for another module by loads; None: it is down.
+    """Choose a shard for another module by loads; None: shard is down.
 
-    The number after the last is a new shard, of which there are `most` at most.
+    The number after the last means a new shard. There are at most `most` shards.
     """
     open_ = [shard for shard, load in enumerate(loads) if load is not None]
     fewest = min(open_, key=lambda shard: loads[shard] or 0, default=None)
@@ -764,7 +766,7 @@ def choose_shard(loads: Sequence[int | None], most: int | None) -> int:
     return fewest
 
 
-def _restoring(
+def _restore_commands(
     module_id: str, state: ModuleState | None = None, weights: Mapping[str, Tree] | None = None
 ) -> list[Message]:
     """Make commands that restore a state or replace weights."""
@@ -774,7 +776,7 @@ def _restoring(
 
 
 def _state_in(_: str, bodies: Sequence[any_pb2.Any]) -> ModuleState:
-    """Read the state from replies, of which the last answers a Snapshot."""
+    """Read the state from replies; the last one answers a Snapshot."""
     reader, frame = state_reader(), None
     for body in bodies:
         if body.TypeName() == training_pb2.StateChunk.DESCRIPTOR.full_name:

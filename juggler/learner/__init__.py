@@ -1,1 +1,1 @@
-"""From episodes to weights: algorithms, returns, optimizers, and the Learner around them."""
+"""From episodes to weights: algorithms, returns, optimizers, and the Learner."""

@@ -1,4 +1,4 @@
-"""Keys of every algorithm. No torch: the driver imports this too."""
+"""Keys of all algorithms. No torch: the driver imports this too."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from juggler.runtime.wrong_value import converted, wrong_where
 
 
 class AroundConfig:
-    """The keys of a table, each a field of a dataclass.
+    """Keys of a table, as fields of a dataclass.
 
     Attributes:
-        table: its name.
+        table: name of the table.
         above_zero: keys of numbers that must be above 0.
-        model: keys of `model`, of this core's networks.
+        model: keys of `model` for this core's networks.
     """
 
     table: ClassVar[str]
@@ -32,10 +32,10 @@ class AroundConfig:
 
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> Self:
-        """Make a config of a table.
+        """Make a config from a table.
 
         Raises:
-            ValueError: a key is unknown, or a value is not allowed for its key; names both.
+            ValueError: a key is unknown, or a value is invalid; names both.
         """
         hints = get_type_hints(cls)
         own = {key.name: hints[key.name] for key in fields(cls)}  # type: ignore[arg-type]
@@ -142,11 +142,11 @@ class ImitationConfig(AroundConfig):
 
 @dataclass(kw_only=True)
 class LearnerConfig(OptimizerConfig):
-    """The keys that every algorithm has. Some algorithms have other defaults.
+    """Keys that every algorithm has. Some algorithms have other defaults.
 
-    An algorithm of your own derives a dataclass from this one. Its fields become keys of a run, the
-    text below a field is its help, and `validate` checks the values. To change a default, declare a
-    field of the same name.
+    Your own algorithm derives a dataclass from this class. Its fields become keys of a run, the
+    text below a field is its help, and `validate` checks the values. To change a default, redeclare
+    the field.
     """
 
     algorithm: str = "impala"
@@ -242,20 +242,20 @@ class LearnerConfig(OptimizerConfig):
             )
 
     def doubts(self) -> list[str]:
-        """Warnings about legal but probably unintended settings, shown at the start."""
+        """Return warnings about valid but probably unintended settings, shown at the start."""
         return []
 
     def optimizer_specs(self) -> list[OptimizerSpec]:
-        """Specs of the main optimizer, then of the table `optimizers`.
+        """Return specs of the main optimizer, then of the table `optimizers`.
 
         Raises:
-            ValueError: a table in `optimizers` is wrong; names the key, and the nearest right one.
+            ValueError: a table in `optimizers` is invalid; names the key, and the nearest one.
         """
         rest = OptimizerSpec("", (), self, "lr")
         return [rest, *parse_optimizers(self, self.optimizers)]
 
     def metric_names(self) -> list[str]:
-        """Names of a learner's metrics. Subclasses add their loss's."""
+        """Return names of a learner's metrics. Subclasses add their loss's."""
         rates = dict.fromkeys(spec.lr_key for spec in self.optimizer_specs())
         names = ["grad_norm", "skipped", *rates]
         if self.compile:
@@ -268,15 +268,15 @@ class LearnerConfig(OptimizerConfig):
         return names
 
     def schedules(self) -> list[str]:
-        """Keys that are a number or a schedule."""
+        """Return keys that are a number or a schedule."""
         return [key for key, hint in get_type_hints(type(self)).items() if hint == Scheduled]
 
     def keys_of_kept_steps(self) -> list[str]:
-        """Keys that a checkpoint's replayed steps depend on."""
+        """Return keys that a checkpoint's replayed steps depend on."""
         return []
 
     def numbers_of_losses(self) -> list[str]:
-        """Float keys that a loss reads, without optimizers' and None."""
+        """Return float keys that a loss reads, without optimizers' and None."""
         hints = get_type_hints(type(self))
         return [
             key
@@ -304,11 +304,11 @@ _PASSES: Final[tuple[Literal["minibatch_size", "num_epochs"], ...]] = (
 def given_passes(passes: Passes) -> Passes:
     """Return the passes that are set, by name.
 
-    An overridden `Learner.step` need not accept unset ones.
+    An overridden `Learner.step` does not have to accept unset ones.
 
     Raises:
-        TypeError: there are others than these two.
-        ValueError: one of the two is no number above 0.
+        TypeError: there are other names.
+        ValueError: a value is not a whole number above 0.
     """
     if unknown := passes.keys() - set(_PASSES):
         raise TypeError(f"{sorted(unknown)[0]!r} is no argument: there are {' and '.join(_PASSES)}")

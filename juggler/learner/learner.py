@@ -45,35 +45,34 @@ Episodes: TypeAlias = Sequence[EpisodeBatch]
 
 
 class Learner:
-    """Turns samples, batches or episodes into better parameters of one module.
+    """Trains one module on samples, batches or episodes.
 
     It owns the state, its device, and the count of updates. No call waits for the device: metrics
     are tensors there, and `fetch_metrics` reads them. It is the `Seam` that its core sends
     gradients and sums through, alone or in a group.
 
-    With `async_update`, updates run one after the other in a thread of their own. The other methods
-    wait until no update is in flight, so that they see the results of all. Do not touch `state`
-    before that.
+    With `async_update`, updates run one after another in a separate thread. The other methods wait
+    until no update is in flight, so that they see all results. Do not access `state` before that.
 
-    A subclass may override `preprocess_episodes`, `before_gradients` and `after_gradients`. One
-    that trains with another library overrides `step`, `get_params`, `save` and `restore`; with
+    A subclass may override `preprocess_episodes`, `before_gradients` and `after_gradients`. To
+    train with another library, override `step`, `get_params`, `save` and `restore`; with
     `async_update`, the last three must call `wait` first.
 
     Args:
         core: the algorithm.
-        seed: of the initial parameters.
-        device: where to compute.
-        source: samples for `step`, if it is called without one.
+        seed: seed of the initial parameters.
+        device: device to compute on.
+        source: samples for calls of `step` without a sample.
         pipeline: connectors that process batches and episodes on the device, before the core
             learns from them.
-        updates_in_flight: with `async_update`, the most unfinished updates.
+        updates_in_flight: with `async_update`, maximum number of unfinished updates.
 
     Raises:
-        ValueError: what the algorithm keeps of samples would not fit into memory.
+        ValueError: the samples that the algorithm keeps would not fit into memory.
     """
 
     progresses: Callable[[], None] = staticmethod(lambda: None)
-    """Called after each part of an update: one that has many takes long, and does not hang."""
+    """Called after each part of an update, to show that a long update does not hang."""
 
     _peers: Peers | None = None
 
@@ -97,14 +96,14 @@ class Learner:
             pipeline.add_up_with(self.sums)
         self.state = to_device(core.init(seed), self.device)
         self._seed = seed
-        #: What it learns from, and when.
+        #: Selects the samples to learn from.
         self.data = core.data_source(seed)
-        # A hook that looks at samples is to see stacks.
+        # An overridden hook receives samples with stacks.
         keeps_once = self.data.keeps_frames or self.data.keeps_rows
         keeps_once &= type(self).before_gradients is Learner.before_gradients
         if keeps_once and pipeline is not None:
             pipeline.keep_frames_once(rows_stay=self.data.keeps_rows)
-        #: Bytes of this host's memory that the algorithm will keep of samples.
+        #: Bytes of this host's memory for the samples that the algorithm will keep.
         self.kept_bytes = 0.0
         if spaces := core.batch_spaces():
             critic, states = core.critic_space(), self.example_states()
@@ -112,7 +111,7 @@ class Learner:
             self.kept_bytes = self.data.expect(to_device(example, self.device))
         self._schedules, self._values = dict(core.schedules), dict[str, float]()
         self.updates = 0
-        self.collate_seconds = 0.0  # spent on turning episodes into samples
+        self.collate_seconds = 0.0  # spent on converting episodes to samples
 
     def step(self, sample: Columns | None = None, **passes: Unpack[Passes]) -> Metrics:
         """Make one update on a sample or the source's next, without pipeline.
@@ -122,7 +121,7 @@ class Learner:
             passes: as in `update_from_batch`.
 
         Raises:
-            ValueError: there is neither a sample nor a source, or the sample lacks a column.
+            ValueError: there is neither a sample nor a source, or a column is missing.
             StopIteration: the source is exhausted.
         """
         passes = given_passes(passes)
@@ -156,10 +155,10 @@ class Learner:
     def use_values(self, values: Mapping[str, float]) -> None:
         """Override the core's schedules with numbers from the next update on.
 
-        Schedules without a number here return to the configuration's.
+        Other schedules return to the configuration's values.
 
         Args:
-            values: by the name of the schedule, such as "lr".
+            values: numbers by the name of the schedule, such as "lr".
 
         Raises:
             ValueError: the core has no such schedule; nothing has changed.
@@ -192,15 +191,16 @@ class Learner:
         """Make one update on columns, as from a data set.
 
         Args:
-            batch: columns by name. All algorithms that ship take those of a batch of episodes, as
+            batch: columns by name. Built-in algorithms need the columns of a batch of episodes, as
                 tensors or arrays: docs/learners.md lists them.
-            async_update: start the update and return. If `updates_in_flight` others are unfinished,
-                wait for one of them first. Do not change the batch before the update is done.
-            passes: `minibatch_size` is about how many live steps there are in each optimizer step;
+            async_update: start the update and return. If `updates_in_flight` updates are
+                unfinished, wait for one of them first. Do not change the batch before the update is
+                done.
+            passes: `minibatch_size` is the approximate number of live steps in each optimizer step;
                 it replaces PPO's `minibatches`. For IMPALA and APPO, which estimate returns along
-                rows, a minibatch is made of whole rows. `num_epochs` is the number of passes over
+                rows, a minibatch consists of whole rows. `num_epochs` is the number of passes over
                 the batch; it replaces PPO's `epochs`. Without them, or with None, the config
-                decides, and by default there is one pass over the whole batch.
+                decides; the default is one pass over the whole batch.
 
         Returns:
             Metrics. With `async_update`, a future: its `result(timeout)` waits for them, or raises
@@ -246,7 +246,7 @@ class Learner:
         async_update: bool = False,
         **passes: Unpack[Passes],
     ) -> Metrics | Future[Metrics]:
-        """One update on episodes from EnvRunners.
+        """Make one update on episodes from EnvRunners.
 
         Args:
             episodes: batches of the module's episodes.
@@ -254,7 +254,7 @@ class Learner:
             passes: as in `update_from_batch`.
 
         Returns:
-            As `update_from_batch`.
+            See `update_from_batch`.
 
         Raises:
             TypeError: the algorithm does not learn from episodes.
@@ -279,7 +279,7 @@ class Learner:
     def sample_from_episodes(self, episodes: Episodes) -> Columns:
         """Convert episodes to a sample for `step`, copied asynchronously.
 
-        Learners of a group do this together, once for each update.
+        Learners of a group do this together, once per update.
         """
         return self._sample(episodes)
 
@@ -297,7 +297,8 @@ class Learner:
 
         Args:
             episodes: as in `update_from_episodes`.
-            checked: whether numbers that are not finite are a ValueError. EnvRunners check theirs.
+            checked: whether to raise ValueError for numbers that are not finite. Batches of
+                EnvRunners have already been checked.
         """
         must_be_episodes(episodes)
         found = self.preprocess_episodes(episodes)
@@ -308,21 +309,21 @@ class Learner:
     def prepared(self, sample: Columns) -> Columns:
         """Copy a `collated` sample to the device, and run the pipeline.
 
-        Learners of a group do this together, once for each update.
+        Learners of a group do this together, once per update.
         """
         self.wait()
         prepared: dict[str, Any] = to_device(sample, self.device)
         return prepared if self.pipeline is None else self.pipeline(prepared)
 
     def preprocess_episodes(self, episodes: Episodes) -> Episodes:
-        """A hook for subclasses: changes episodes before anything is computed from them.
+        """Hook for subclasses: transform episodes before anything is computed from them.
 
         In a learner process with a GPU it is called in another thread, ahead of the update, and
-        once more if some of the episodes turn out to be too old."""
+        again if some of the episodes turn out to be too old."""
         return episodes
 
     def example_states(self) -> dict[str, Tree]:
-        """Example of the `states` of an episode row, arrays [...]."""
+        """Return an example of the `states` of an episode row, arrays [...]."""
         examples: dict[str, Tree] = {}
         if state := self.core.initial_state():
             examples[MODULE_STATE] = arrays_like(state)
@@ -337,12 +338,12 @@ class Learner:
     def close(self) -> None:
         """Finish the updates in flight and their thread, ending `async_update`.
 
-        A learner that never used it need not be closed.
+        A learner that has never used it does not have to be closed.
         """
         self._in_flight.close()
 
     def get_params(self) -> Params:
-        """The parameters and buffers that acting needs, by name.
+        """Return parameters and buffers for acting, by name.
 
         Parameters are in the `weights_dtype` of the config. Later updates do not change them.
         """
@@ -350,18 +351,18 @@ class Learner:
         return self.core.get_params(self.state)
 
     def get_weights(self) -> dict[str, Tree]:
-        """Weights as host arrays; waits for updates on the device."""
+        """Return weights as host arrays; waits for updates on the device."""
         return arrays_like(self.get_params())
 
     def set_weights(self, weights: Mapping[str, Tree], *, whole: bool = False) -> None:
         """Continue with parameters and buffers from elsewhere.
 
-        The optimizer and other state of the algorithm, such as a target network, are reset, and
-        kept samples are discarded, saved ones too. Counts and the states of pipelines continue.
+        The optimizer and other state of the algorithm, such as a target network, are reset. Kept
+        samples are discarded, even saved ones. Counts and the states of pipelines continue.
 
         Args:
             weights: name -> array, as from `get_weights` or, for a module, `juggler.read_weights`.
-                Parameters and buffers that are missing stay as they are.
+                Missing parameters and buffers do not change.
             whole: whether missing weights are an error.
 
         Raises:
@@ -374,7 +375,7 @@ class Learner:
     def reset(self, seed: int) -> None:
         """Reset parameters (from this seed), optimizer and schedules.
 
-        All kept samples are discarded, saved ones too. The number of updates and the states of
+        All kept samples are discarded, even saved ones. The number of updates and the states of
         pipelines continue.
         """
         self.wait()
@@ -382,7 +383,7 @@ class Learner:
         self._discard_samples()
 
     def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
-        """All that `restore` needs: arrays by name, and values for JSON."""
+        """Return the state for `restore`: arrays by name, and values for JSON."""
         self.wait()
         tree: dict[str, Tree] = {DEFAULT_MODULE: self.core.state_to_tree(self.state)}
         if learned := self._pipeline_state():
@@ -405,7 +406,7 @@ class Learner:
 
     @property
     def rank(self) -> int:
-        """As `Seam`."""
+        """See `Seam`."""
         return 0 if self._peers is None else self._peers.rank
 
     def after_gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
@@ -413,36 +414,36 @@ class Learner:
         return grads, aux
 
     def why_alone(self) -> str:
-        """Why updates cannot be shared with other learners; "": they can."""
+        """Return why updates cannot be shared with other learners; "": they can."""
         if not self.core.trains_in_groups:
             return f"{self.core.name} cannot train in a group of learners"
         return ""
 
     def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
-        """As `Seam`."""
+        """See `Seam`."""
         self.progresses()
         if self._peers is not None:
             grads, aux = mean_over_learners(grads, aux, self._peers.sum)
         return self.after_gradients(grads, aux)
 
     def sums(self, x: Tensor) -> Tensor:
-        """As `Seam`."""
+        """See `Seam`."""
         return x if self._peers is None else self._peers.sum(x)
 
     def join(self, peers: Peers | None) -> int:
         """Make updates together with other learners; None: alone again.
 
         All continue from the state of the learner with the most updates, and without unsaved
-        samples. They then make each update together, on samples of their own, as one learner would
-        on all of these. An update that fails does so at all of them, or leaves some one ahead; the
-        next `join` gives all learners the newest state.
+        samples. They then make each update together, each on its own sample, with the result of a
+        single learner on all samples. If an update fails at only some learners, the others are one
+        update ahead; the next `join` gives all learners the newest state.
 
         Returns:
-            A hash of the state, the same at all of them.
+            A hash of the state, the same at all learners.
 
         Raises:
-            PeerLost: a learner is gone; this learner is as it was, or has taken over a state.
-            ValueError: the learner cannot join a group, as `why_alone` says.
+            PeerLost: a learner is gone; this learner has not changed, or has taken over a state.
+            ValueError: the learner cannot join a group, see `why_alone`.
         """
         self.forget()
         self.leave()
@@ -458,12 +459,12 @@ class Learner:
         return found
 
     def leave(self) -> None:
-        """Leave the group: a learner of it is lost."""
+        """Leave the group, if any."""
         peers, self._peers = self._peers, None
         if peers is not None:
             peers.close()
 
-    # -- its state --------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------
 
     def restore(self, tree: Tree, extras: Mapping[str, Any]) -> None:
         """Continue from a saved state.
@@ -471,8 +472,8 @@ class Learner:
         Raises:
             StateMismatch: it is from another module, optimizer, algorithm or pipeline; nothing has
                 changed.
-            ValueError: the samples that it keeps cannot be kept here; nothing has changed, unless
-                memory was lacking: then none are kept.
+            ValueError: its samples cannot be kept here; nothing has changed, except that without
+                enough memory no samples are kept.
         """
         if extras.get("algorithm") != self.core.name:
             raise StateMismatch(
@@ -496,7 +497,7 @@ class Learner:
         """Parse a saved state for core, pipeline and data source.
 
         Raises:
-            StateMismatch: as `must_fit`.
+            StateMismatch: see `must_fit`.
         """
         rest = dict(tree) if isinstance(tree, Mapping) else {}
         kept: Any = rest.pop(REPLAY, {})
@@ -505,7 +506,7 @@ class Learner:
         return self.core.state_from_tree(_of_module(rest), like=self.state), learned, kept
 
     def _discard_samples(self) -> None:
-        self.data.restore({}, self.device)  # a state of nothing
+        self.data.restore({}, self.device)  # a state without samples
 
     def _pipeline_state(self) -> dict[str, Any]:
         return {} if self.pipeline is None else self.pipeline.get_state()
@@ -514,7 +515,7 @@ class Learner:
         """Insert a sample, and return the samples to learn from.
 
         Raises:
-            ValueError: it lacks a column that the core's data source needs.
+            ValueError: a column that the core's data source needs is missing.
         """
         try:
             yield from self.data.add(sample, self.sums)
@@ -523,9 +524,9 @@ class Learner:
             raise
 
     def _parts(self, sample: Columns, minibatch_size: int | None) -> int | None:
-        """Number of minibatches, the same at every learner of a group.
+        """Return the number of minibatches, equal at a group's learners.
 
-        The host waits for the device here.
+        The host waits for the device.
         """
         if minibatch_size is None:
             return None
@@ -534,9 +535,9 @@ class Learner:
 
 
 def _of_module(tree: Any) -> Any:
-    """What a saved tree has of the learner's one module.
+    """Return the part of a saved tree for the learner's module.
 
-    Earlier versions kept what cores around the algorithm's know next to the module's own branch.
+    Earlier versions kept the state of wrapping cores next to the module's own branch.
     """
     if not isinstance(tree, Mapping) or not isinstance(tree.get(DEFAULT_MODULE), Mapping):
         return tree  # such as the state of a user's own core
@@ -547,19 +548,19 @@ def _of_module(tree: Any) -> Any:
 class Handle(Future[Metrics]):
     """An update's future that knows whether its result was read."""
 
-    told = False
+    was_read = False
 
     def result(self, timeout: float | None = None) -> Metrics:
         try:
             return super().result(timeout)
         finally:
-            self.told = self.done()
+            self.was_read = self.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         try:
             return super().exception(timeout)
         finally:
-            self.told = self.done()
+            self.was_read = self.done()
 
 
 class UpdatesInFlight:
@@ -567,7 +568,7 @@ class UpdatesInFlight:
 
     def __init__(self, limit: int) -> None:
         """Args:
-            limit: the largest number of unfinished updates.
+            limit: maximum number of unfinished updates.
 
         Raises:
             ValueError: the limit is below 1.
@@ -601,11 +602,11 @@ class UpdatesInFlight:
         """Wait for all updates in flight, unless called from one.
 
         Raises:
-            Exception: the error of a failed update whose handle was not asked.
+            Exception: the error of a failed update whose handle was not read.
         """
         if self._begun and not self._closed and threading.get_ident() != self._thread:
-            self._executor.submit(int).result()  # runs after all that were submitted before
-            self._tell()
+            self._executor.submit(int).result()  # runs after all earlier updates
+            self._raise_unread()
 
     def close(self) -> None:
         """Wait for the updates in flight, and end the thread.
@@ -615,7 +616,7 @@ class UpdatesInFlight:
         """
         self._closed = True
         self._executor.shutdown()
-        self._tell()
+        self._raise_unread()
 
     def _make(self, handle: Handle, update: Callable[[], Metrics]) -> None:
         try:
@@ -628,10 +629,10 @@ class UpdatesInFlight:
         finally:
             self._places.release()
 
-    def _tell(self) -> None:
+    def _raise_unread(self) -> None:
         failed, self._failed = self._failed, []
         for handle in failed:
-            if not handle.told:
+            if not handle.was_read:
                 handle.result()  # raises
 
     def _started(self) -> None:

@@ -22,7 +22,7 @@ class _Member:
     learner: Learner
     core: GradientCore
     patterns: dict[str, list[str]]  # the names that each pattern matches
-    #: By module id, the names of what both share: that of the other one, by that here.
+    #: By id of another module, its names of the shared tensors, by the names here.
     links: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property
@@ -31,7 +31,7 @@ class _Member:
         return own
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name."""
+        """Return parameters and buffers by name."""
         return {**self.core.flat.named(self.state["parameters"]), **self.state["buffers"]}
 
     def take(self, source: _Member) -> None:
@@ -69,11 +69,10 @@ class SharedParts:
         learners["left"].update_from_episodes(episodes)
         shared.broadcast("left")
 
-    An update of a module steps the shared parameters with its own, at its own learning rate and
-    with its own gradient clipping. `broadcast` then has the other modules take over the shared
-    parameters and buffers with the optimizer's moments of them. So there is one value of each, and
-    one optimizer of it: its steps are those of all modules' updates, in the order in which they are
-    made. A target network stays each module's own.
+    An update of a module also steps the shared parameters, with its learning rate and gradient
+    clipping. `broadcast` then copies the shared parameters and buffers to the other modules, with
+    their optimizer moments. So each parameter has one value and one optimizer, which steps with
+    every module's updates, in order. Target networks are not shared.
 
     Args:
         shared: ids of the modules that share a part, by pattern of names of parameters and buffers;
@@ -88,7 +87,7 @@ class SharedParts:
         """Add a module, which takes over the parts already shared.
 
         Raises:
-            ValueError: it cannot share them; says why.
+            ValueError: it cannot share them.
         """
         patterns = [pattern for pattern, ids in self._shared.items() if module_id in ids]
         if not patterns:
@@ -117,13 +116,13 @@ class SharedParts:
             other.links.pop(module_id, None)
 
     def partners(self, module_id: str) -> set[str]:
-        """Modules that a module shares parts with, directly or indirectly."""
-        found, coming = {module_id}, [module_id]
-        while coming:
-            member = self._members.get(coming.pop())
+        """Return the modules that share parts with a module, directly or indirectly."""
+        found, pending = {module_id}, [module_id]
+        while pending:
+            member = self._members.get(pending.pop())
             new = set() if member is None else member.links.keys() - found
             found |= new
-            coming += new
+            pending += new
         return found - {module_id}
 
     def broadcast(self, module_id: str) -> None:
@@ -134,10 +133,10 @@ class SharedParts:
 
 
 def _matched(module_id: str, flat: FlatModule, patterns: Sequence[str]) -> dict[str, list[str]]:
-    """Names of the parameters and buffers that each pattern matches.
+    """Return the names of parameters and buffers that each pattern matches.
 
     Raises:
-        ValueError: a pattern matches nothing, or two of them match the same.
+        ValueError: a pattern matches nothing, or two of them match the same name.
     """
     known = flat.names
     found = {
@@ -161,10 +160,10 @@ def _matched(module_id: str, flat: FlatModule, patterns: Sequence[str]) -> dict[
 
 
 def _links(one: _Member, other: _Member) -> dict[str, str]:
-    """What two modules share: the other one's names, by the first one's.
+    """Return the second module's names of shared tensors, by the first one's.
 
     Raises:
-        ValueError: they cannot share it.
+        ValueError: they cannot share them.
     """
     links: dict[str, str] = {}
     for pattern in one.patterns.keys() & other.patterns.keys():

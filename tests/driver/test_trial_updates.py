@@ -26,7 +26,7 @@ from juggler.envrunner.multi_agent.making import make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import AgentGroup
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.core.state import StateMismatch
-from juggler.learner.process.hosted_module import go_on_with
+from juggler.learner.process.hosted_module import restore_learner
 from juggler.learner.process.program import CPU
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, write
 from juggler.runtime.episodes.version import DEFAULT_MODULE
@@ -319,7 +319,7 @@ def test_a_learner_says_what_does_not_fit_where_nobody_could_know_it_before() ->
         "in the checkpoint, .*Restore the files and the settings"
     )
     with pytest.raises(StateMismatch, match=said):
-        go_on_with(other, state, extra, "runner")
+        restore_learner(other, state, extra, "runner")
 
 
 # What learners of one host need together.

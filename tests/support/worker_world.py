@@ -241,4 +241,4 @@ def _module(module_id: str, learner: Mapping[str, Any]) -> training_pb2.AddModul
 
 def overlap_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers go on beside their updates on the CPU too."""
-    monkeypatch.setattr(hosted_module, "works_by_itself", lambda device: True)
+    monkeypatch.setattr(hosted_module, "is_asynchronous", lambda device: True)

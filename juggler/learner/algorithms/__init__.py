@@ -1,1 +1,1 @@
-"""Algorithms that ship: a folder for each."""
+"""Built-in algorithms, one folder each."""

@@ -17,43 +17,43 @@ class Algorithm:
             config = MyConfig
             core = MyCore
 
-    A run trains with it as `algorithm = "my_file:MyAlgorithm"`, or `juggler.train(algorithm=
-    MyAlgorithm)`. The driver imports the file it is in, for the keys of its configuration: where
-    that imports torch, so does the driver, which costs some memory and a second or two. To spare
-    it that, keep the core in another file, and name it: `core = "my_core:MyCore"`.
+    A run selects it by `algorithm = "my_file:MyAlgorithm"`, or `juggler.train(algorithm=
+    MyAlgorithm)`. The driver imports its file for the keys of its configuration. If that file
+    imports torch, so does the driver, which costs memory and a second or two. To avoid this, keep
+    the core in another file, and name it: `core = "my_core:MyCore"`.
     """
 
     config: ClassVar[type[LearnerConfig]]
     """A dataclass derived from `LearnerConfig`: its fields are keys of a run."""
 
     core: ClassVar[Any]
-    """Called with a function that makes the module, and with the configuration, makes a
-    `LearnerCore`: its class, or the name of it as "package.module:Class"."""
+    """A `LearnerCore` class, or its name as "package.module:Class". It is called with a function
+    that makes the module, and with the configuration."""
 
     module: ClassVar[Any] = None
-    """What is trained where a run names no module: an RLModule class, or its name as
-    "package.module:Class"; none: the default module."""
+    """The module if a run names none: an RLModule class, or its name as "package.module:Class";
+    none: the default module."""
 
     action_spaces: ClassVar[tuple[type[gymnasium.Space[Any]], ...]] = ()
-    """Kinds of action spaces that it can choose actions of, such as `(spaces.Discrete,)`: a run
-    with another one is refused before it starts. (): any that the module can act in."""
+    """Supported kinds of action spaces, such as `(spaces.Discrete,)`. A run with another kind is
+    refused before it starts. (): any that the module supports."""
 
     off_policy: ClassVar[bool] = False
-    """Whether it corrects for any behaviour policy, as long as its log-probabilities are
-    known. Else that must have been its own, not long ago."""
+    """Whether it corrects for any behaviour policy with known log-probabilities. Otherwise the
+    behaviour policy must be a recent version of its own."""
 
     offline: ClassVar[bool] = False
-    """Whether it learns from a data set, of whose actions the log-probabilities are unknown: it
-    needs the key `dataset`, which other algorithms cannot have."""
+    """Whether it learns from a data set, whose actions have no known log-probabilities. It needs
+    the key `dataset`, which other algorithms cannot have."""
 
     lacks: ClassVar[Mapping[str, str]] = {}
-    """Keys of other algorithms that this one lacks, with the reason."""
+    """Keys of other algorithms that this one does not have, with the reason."""
 
     chosen: ClassVar[Mapping[str, Any]] = {}
-    """Defaults of a run's keys for an algorithm that ships."""
+    """Defaults of a run's keys for a built-in algorithm."""
 
     chosen_for: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Values instead of these, by observation ("a vector of floats", "an image", "a
+    """Overrides of `chosen`, by observation ("a vector of floats", "an image", "a
     Discrete"), and for "a Box action"."""
 
     least_batch: ClassVar[int] = 0

@@ -39,15 +39,15 @@ _CONTAINERS = (Union, UnionType, list, tuple, dict)
 
 
 def checked_algorithm(name: str, algorithm: Any) -> type[Algorithm]:
-    """The class itself, if a run can train with it.
+    """Return the class, if a run can train with it.
 
     Args:
-        name: of the algorithm, for the error.
+        name: its name, for the error.
         algorithm: the class.
 
     Raises:
-        ValueError: it is no algorithm, or its configuration or its core is incomplete; says what
-            to write instead.
+        ValueError: it is not an algorithm, or its configuration or its core is incomplete. The
+            message explains what to write instead.
     """
     where = f"algorithm {name!r}"
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
@@ -102,7 +102,7 @@ def _check_keys(where: str, config: type[LearnerConfig]) -> None:
 
 
 def _without_type(config: type[LearnerConfig]) -> Iterator[tuple[str, Any]]:
-    """Unannotated attributes, which dataclasses do not see as keys."""
+    """Yield unannotated attributes, which dataclasses ignore."""
     for base in config.__mro__[: config.__mro__.index(LearnerConfig)]:
         typed = typed_by(base)
         for name, value in vars(base).items():
@@ -112,7 +112,7 @@ def _without_type(config: type[LearnerConfig]) -> Iterator[tuple[str, Any]]:
 
 
 def _can_be_written(hint: Any) -> bool:
-    """Whether TOML can hold values of a type, as config.toml must."""
+    """Return whether config.toml can hold values of a type."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _can_be_written(arguments[0])
@@ -133,7 +133,7 @@ def _check_core(where: str, core: Any) -> None:
         raise ValueError(f"{where}: `core` must be a LearnerCore class, or its name, not {core!r}")
     if not isinstance(core, type):
         return
-    # A class of a core has imported torch by itself.
+    # The file of a core class has already imported torch.
     from juggler.learner.core.gradient_core import GradientCore
 
     if not issubclass(core, GradientCore):
@@ -143,18 +143,18 @@ def _check_core(where: str, core: Any) -> None:
             f"{where}: {core.__name__} needs a name, which its checkpoints carry: write "
             f'name = "..." in the class'
         )
-    for lacking in sorted(getattr(core, "__abstractmethods__", ())):
-        raise ValueError(f"{where}: {core.__name__} needs a method {lacking!r}")
+    for missing in sorted(getattr(core, "__abstractmethods__", ())):
+        raise ValueError(f"{where}: {core.__name__} needs a method {missing!r}")
 
 
 def _shipped(name: str) -> type[Algorithm]:
-    """The class in the folder of an algorithm, which has its name."""
+    """Import the class of a built-in algorithm."""
     folder = import_module(f"juggler.learner.algorithms.{name}")
     found: type[Algorithm] = getattr(folder, f"{name.capitalize()}Algorithm")
     return found
 
 
-#: The algorithms that ship.
+#: Built-in algorithms.
 ALGORITHMS: dict[str, type[Algorithm]] = {
     name: _shipped(name)
     for name in ("appo", "bc", "dqn", "impala", "iql", "ppo", "pqn", "r2d2", "sac", "td3")
@@ -166,7 +166,7 @@ give_algorithm = _classes.give
 
 
 def algorithms_with(key: str) -> list[str]:
-    """Names of built-in algorithms whose config has this key."""
+    """Return names of built-in algorithms whose config has this key."""
     return [
         name
         for name, algorithm in ALGORITHMS.items()
@@ -189,26 +189,25 @@ def build_learner(
     device: str = "cpu",
     seed: int = 0,
 ) -> Learner:
-    """The learner of a single-agent run.
+    """Build the learner of a single-agent run.
 
     Args:
-        config: an algorithm's config, or its fields by name; `algorithm` says which, and is impala
-            where it is left out.
-        module: as `build_module` takes it; none: what the algorithm says.
-        observation_space: of the observations in episodes.
-        action_space: of the actions in episodes.
-        model_config: what the module is built with.
-        distribution: as `build_module` takes it.
-        critic_space: the same.
-        check_specs: the same.
-        connectors: a run's table of them; none: rows go to the module as they come.
+        config: an algorithm's config, or its fields by name. The field `algorithm` names the
+            algorithm; the default is impala.
+        module: see `build_module`; none: the algorithm's module.
+        observation_space: space of the observations in episodes.
+        action_space: space of the actions in episodes.
+        model_config: the module's configuration.
+        distribution: see `build_module`.
+        critic_space: see `build_module`.
+        check_specs: see `build_module`.
+        connectors: a run's table `connectors`; none: the module gets rows unchanged.
         own_connectors: classes of a script by their names: connectors, and the algorithm.
-        device: where to compute.
-        seed: what the first parameters are drawn from.
+        device: the device to compute on.
+        seed: seed of the initial parameters.
 
     Raises:
-        ValueError: a hyper-parameter, the module, a connector or a space is not one that can be
-            trained with.
+        ValueError: a hyper-parameter, the module, a connector or a space is invalid.
     """
     from juggler.learner.learner import Learner
     from juggler.runtime.connectors.building import build_learner_pipeline

@@ -1,1 +1,1 @@
-"""What an algorithm is, and the gradient-based one that most are."""
+"""The interface of algorithms, and its gradient-based implementation."""

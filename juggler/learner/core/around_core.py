@@ -1,4 +1,4 @@
-"""AroundCore, a core that changes what another core learns from."""
+"""AroundCore, a core that changes another core's samples."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CHUNK = 2048
 
 
 class AroundState(TypedDict):
-    """The states of a core and of the one around it."""
+    """States of a core and of its wrapper."""
 
     inner: Any
     own: dict[str, Any]  # a tree of tensors
@@ -45,17 +45,16 @@ class AroundState(TypedDict):
 class AroundCore(LearnerCore[AroundState], ABC):
     """Wraps another core, changes its samples, and learns from them too.
 
-    A subclass defines its state (`own_state`) and what it makes of a sample (`learned`, and `shown`
-    where learning costs more than showing). Everything else is delegated, replay priorities
-    included.
+    A subclass defines its state (`own_state`) and how it changes samples (`learned`, and `shown` if
+    learning costs more than that). Everything else is delegated, including replay priorities.
     """
 
     kind: str
-    """For the core's name; its branch in checkpoints."""
+    """Part of the core's name, and its branch in checkpoints."""
 
     def __init__(self, inner: LearnerCore[Any]) -> None:
         """Args:
-        inner: learns from what this core shows it.
+        inner: learns from the changed samples.
         """
         self.inner = inner
         self.name = f"{inner.name} with {self.kind}"
@@ -64,7 +63,7 @@ class AroundCore(LearnerCore[AroundState], ABC):
 
     @abstractmethod
     def own_state(self, seed: int) -> dict[str, Any]:
-        """Initial state of this wrapper alone, a tree of CPU tensors."""
+        """Return this wrapper's own initial state, a tree of CPU tensors."""
 
     @abstractmethod
     def learned(
@@ -72,12 +71,12 @@ class AroundCore(LearnerCore[AroundState], ABC):
     ) -> tuple[dict[str, Any], Columns, Metrics]:
         """Learn from a sample; return new state, inner sample and metrics.
 
-        All learners of a group send the same through the seam, for any samples. `state` stays as it
-        was.
+        All learners of a group make the same calls of the seam, for any samples. `state` is not
+        changed.
         """
 
     def shown(self, state: AroundState, sample: Columns) -> Columns:
-        """What the inner core would learn from; nothing is learned here."""
+        """Return the inner core's sample, without learning from it."""
         return self.learned(state, sample, ALONE)[1]
 
     def data_source(self, seed: int = 0) -> DataSource:
@@ -87,7 +86,7 @@ class AroundCore(LearnerCore[AroundState], ABC):
         return AroundState(inner=self.inner.init(seed), own=self.own_state(seed))
 
     def grads(self, state: AroundState, sample: Columns) -> tuple[Grads, Aux]:
-        """Return the inner core's gradients; only `step` keeps what this core learns."""
+        """Return the inner core's gradients; this core learns only in `step`."""
         return self.inner.grads(state["inner"], self.shown(state, sample))
 
     def apply(self, state: AroundState, grads: Grads, aux: Aux) -> StepOutput[AroundState]:
@@ -122,7 +121,7 @@ class AroundCore(LearnerCore[AroundState], ABC):
     def with_weights(
         self, state: AroundState, weights: Mapping[str, Tree], seed: int, *, whole: bool = False
     ) -> AroundState:
-        """What this core knows of its samples continues."""
+        """Replace the inner core's weights; this core's state continues."""
         inner = self.inner.with_weights(state["inner"], weights, seed, whole=whole)
         return AroundState(inner=inner, own=state["own"])
 
@@ -137,16 +136,16 @@ class AroundCore(LearnerCore[AroundState], ABC):
 
 
 def must_take_rewards(inner: LearnerCore[Any], table: str, instead: str) -> GradientCore:
-    """A core that learns from rewards which another one gives each step.
+    """Return the core, if it can learn from a wrapper's rewards.
 
     Args:
         inner: the core.
-        table: the keys of the core around it.
-        instead: what to do where rewards make no difference.
+        table: the wrapper's table of keys.
+        instead: advice if rewards make no difference.
 
     Raises:
-        ValueError: it does not learn from rewards, or what it keeps does not tell its steps, or
-            their ends, apart.
+        ValueError: it does not learn from rewards, or its kept steps or episode ends cannot be
+            distinguished.
     """
     if not isinstance(inner, GradientCore):
         raise ValueError(
@@ -170,13 +169,13 @@ class LossSum(NamedTuple):
 
 
 class OwnNetwork:
-    """A network with its optimizer, and its tensors' place in a state.
+    """A network with its optimizer, and its part of a state.
 
-    In a state, `constant` holds fixed tensors by name, `trained` is a vector [P] of the other ones,
-    `moments` are the optimizer's, and `key` [] changes with each step.
+    In a state, `constant` holds fixed tensors by name, `trained` the other tensors as a vector [P],
+    and `moments` the optimizer's moments. `key` [] changes with each step.
 
     Args:
-        name: seeds the parameters, together with a seed.
+        name: determines the parameters, together with a seed.
         make: makes the network with newly drawn parameters.
         constant: prefix of the names of fixed parameters; "": all are trained.
     """
@@ -194,7 +193,7 @@ class OwnNetwork:
         self._sizes = [shape.numel() for shape in self._shapes.values()]
 
     def beginning(self, seed: int) -> dict[str, Any]:
-        """Its part of a state before the first update."""
+        """Return its part of a state before the first update."""
         network = self._made(seed)
         tensors = {name: x.detach() for name, x in network.named_parameters()}
         trained = torch.cat([tensors.pop(name).reshape(-1) for name in self._shapes])  # [P]
@@ -206,7 +205,7 @@ class OwnNetwork:
         }
 
     def __call__(self, own: Mapping[str, Any], trained: Tensor, *args: Any) -> Tensor:
-        """The network with a state's tensors and the trained ones [P]."""
+        """Apply the network with a state's constant tensors and `trained` [P]."""
         pieces = zip(self._shapes.items(), torch.split(trained, self._sizes), strict=True)
         named = {name: piece.view(shape) for (name, shape), piece in pieces}
         result: Tensor = self._places.call({**own["constant"], **named}, *args)
@@ -231,12 +230,12 @@ class OwnNetwork:
     def loss_sum(
         self, own: Mapping[str, Any], total_of: Callable[[Tensor], Tensor], steps: Tensor
     ) -> LossSum:
-        """The gradient of a sum of losses.
+        """Differentiate a sum of losses.
 
         Args:
             own: the network's part of a state.
             total_of: the trained tensors [P] -> the sum [].
-            steps: [] that it is over.
+            steps: number of steps [] in the sum.
         """
         trained = own["trained"].detach().requires_grad_()  # [P]
         with torch.enable_grad():
@@ -245,7 +244,7 @@ class OwnNetwork:
         return LossSum(gradient, total.detach(), steps.to(gradient.dtype))
 
     def nothing(self, own: Mapping[str, Any]) -> LossSum:
-        """A loss over no step."""
+        """Return a loss over no steps."""
         trained: Tensor = own["trained"]  # [P]
         zero = trained.new_zeros(())  # []
         return LossSum(torch.zeros_like(trained), zero, zero)
@@ -255,7 +254,7 @@ class OwnNetwork:
     ) -> tuple[dict[str, Any], Tensor]:
         """Make an optimizer step; return new state and mean losses [losses].
 
-        Means are over the steps of all learners. `own` stays as it was.
+        Means are over the steps of all learners. `own` is not changed.
         """
         flat = torch.stack(
             [torch.cat([x.gradient, x.total.view(1), x.steps.view(1)]) for x in losses]
@@ -288,21 +287,21 @@ class OwnNetwork:
         seam: Seam,
         apart: Tensor | int = 0,
     ) -> tuple[dict[str, Any], Tensor]:
-        """Steps of the optimizer on parts of a sample, drawn at random.
+        """Make optimizer steps on random parts of a sample.
 
         Args:
-            own: its part of a state.
+            own: the network's part of a state.
             passes: minibatches and epochs.
-            entries: of the sample.
-            losses_of: (its part of the state, indices [B] of entries, a key [] of the epoch, the
-                number of the minibatch from 1) -> losses over these entries.
-            count: of these losses.
+            entries: number of entries in the sample.
+            losses_of: (`own`, indices [B] of entries, a key [] of the epoch, the number of the
+                minibatch from 1) -> losses over these entries.
+            count: number of these losses.
             lr: learning rate.
-            seam: to the other learners, which make the same number of steps.
-            apart: [] of a learner that draws otherwise than others with this state.
+            seam: connection to the other learners, which make the same number of steps.
+            apart: [], changes the draws of a learner among others with this state.
 
         Returns:
-            Its part of the state after these steps, and the means [losses] over them.
+            The new `own`, and the losses' means [losses] over these steps.
         """
         minibatches, epochs = passes
         each = []
@@ -310,7 +309,7 @@ class OwnNetwork:
             key = mixed(own["key"]) ^ apart  # []
             order = uniform(key, (entries,)).argsort()  # [entries]
             for number, part in enumerate(order.tensor_split(minibatches), start=1):
-                losses = [self.nothing(own)] * count  # of more minibatches than entries
+                losses = [self.nothing(own)] * count  # if there are fewer entries than minibatches
                 if part.numel():
                     losses = losses_of(own, part, key, number)
                 own, means = self.stepped(own, losses, lr, seam)

@@ -1,4 +1,4 @@
-"""Forward and Loss: what an algorithm's loss function takes and returns."""
+"""Forward and Loss: argument and result of an algorithm's loss function."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from juggler.runtime.wire.structures import tree_map
 
 
 class Loss(NamedTuple):
-    """The loss on a sample, as a core's `loss` returns it.
+    """The loss on a sample, returned by a core's `loss`.
 
     Attributes:
         total: a mean over live steps, which is minimized.
-        live_steps: how many steps that mean is over. Learners of a group, and micro-batches, weight
+        live_steps: number of steps in that mean. Learners of a group, and micro-batches, weight
             their gradients and their `means` by it, so it must count exactly the steps in `total`.
-        metrics: numbers for people, by name. They are logged, and nothing depends on them: those of
-            several learners are not combined.
-        means: numbers that the algorithm decides by, such as the KL divergence at which PPO stops
-            early, by the names in the core's `mean_names`. Each must be a mean over live steps:
-            then all learners of a group get the mean over all of their samples, and decide the
-            same. `next_extra` finds them in `aux.means`. {}: the algorithm decides nothing by the
-            sample, as with most.
+        metrics: numbers for people, by name. They are only logged, and not combined over several
+            learners.
+        means: numbers that the algorithm's decisions depend on, such as the KL divergence at which
+            PPO stops early, by the names in the core's `mean_names`. Each must be a mean over live
+            steps: then all learners of a group get the mean over all of their samples, and make the
+            same decision. `next_extra` finds them in `aux.means`. {}: no decision depends on the
+            sample, as in most algorithms.
         priorities: how much there is to learn from each row [N] of the sample, such as the largest
-            error in it, for a replay that draws rows by that; none where there is no such replay.
+            error in it, for a replay with priorities; none without one.
 
-    A step that is not live (one that only resets an environment, fills up a short row, or is part
-    of a burn-in) counts in none of these: its loss has the weight 0 in a mean, and it is not in the
-    number that the mean divides by. `LiveMean` computes this mean. A sample without a live step has
-    `live_steps` 0: it gives means of 0, and leaves parameters as they are.
+    A step that is not live (it only resets an environment, pads a short row, or is part of a
+    burn-in) counts in none of these: its loss has weight 0 in a mean, and it is not in the number
+    that the mean divides by. `LiveMean` computes this mean. A sample without a live step has
+    `live_steps` 0: its means are 0, and it does not change parameters.
     """
 
     total: Tensor  # []
@@ -56,14 +56,14 @@ def checked_loss(
     """Check that a core's `loss` returned a differentiable Loss.
 
     Args:
-        where: for the error, what returned it.
-        loss: what was returned.
-        columns: of which it is the loss.
+        where: name of the function, for the error.
+        loss: the returned value.
+        columns: the sample.
         mean_names: names that its `means` must have.
-        mapped: within `torch.func`, whose tensors do not say whether they take a gradient.
+        mapped: whether within `torch.func`, whose tensors do not show whether they take a gradient.
 
     Raises:
-        ValueError: the loss is invalid; says what to return instead.
+        ValueError: the loss is invalid. The message explains what to return instead.
     """
     if not isinstance(loss, Loss):
         raise ValueError(
@@ -115,7 +115,7 @@ def checked_loss(
 
 
 def _rows_of(columns: Columns) -> int | None:
-    """Number of rows in a sample; None: its source is unknown."""
+    """Return the number of rows in a sample; None: unknown."""
     of_rows = columns.get(c.LIVE, columns.get(IMPORTANCE_WEIGHTS))  # [N, ...]
     return None if of_rows is None else len(of_rows)
 
@@ -139,13 +139,13 @@ class Forward:
 
     Args:
         flat: the module's structure.
-        parameters: [P], or all of them by name.
-        buffers: by name.
+        parameters: [P], or by name.
+        buffers: buffers by name.
 
     Attributes:
         flat: the module's structure.
         named: the parameters by name.
-        buffers: by name; a pass may change them.
+        buffers: buffers by name; a pass may change them.
     """
 
     def __init__(
@@ -159,57 +159,57 @@ class Forward:
 
     @property
     def parameters(self) -> Tensor:
-        """The parameters in one vector [P]."""
+        """All parameters in one vector [P]."""
         return self.flat.joined(self.named)
 
     def using(self, parameters: Tensor | Mapping[str, Tensor]) -> Self:
-        """Copy of this pass with other parameters, and copied buffers."""
+        """Copy this pass with other parameters; buffers are copied."""
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
         return type(self)(self.flat, parameters, buffers)
 
     def frozen(self) -> Self:
-        """Copy of this pass without gradients of the parameters."""
+        """Copy this pass without gradients of the parameters."""
         return self.using({name: x.detach() for name, x in self.named.items()})
 
     def differentiable(self) -> Self:
-        """Copy of this pass whose gradients add up parameter by parameter."""
+        """Copy this pass with each parameter as a leaf of the graph."""
         return self.using({name: x.detach().requires_grad_() for name, x in self.named.items()})
 
     def in_chunks(self) -> InChunks:
-        """Copy of this pass without gradients, in chunks."""
+        """Copy this pass without gradients, in chunks."""
         return InChunks(self.flat, self.named, self.buffers)
 
     @property
     def module(self) -> RLModule:
-        """The module, for its spaces and distribution; its parameters stay untrained."""
+        """The module, for its spaces and distribution; its parameters are not trained."""
         return self.flat.module
 
     def initial_state(self) -> dict[str, Any]:
-        """The module's `get_initial_state`, with the parameters and buffers of the state."""
+        """Return the module's initial state, with this pass's parameters and buffers."""
         return self.flat.initial_state(self.named, self.buffers)
 
     def parameter(self, name: str) -> Tensor:
-        """A parameter of the module."""
+        """Return a parameter of the module."""
         return self.named[self.flat.names[name]]
 
     def buffer(self, name: str) -> Tensor:
-        """A buffer of the module."""
+        """Return a buffer of the module."""
         return self.buffers[self.flat.names[name]]
 
     def set_buffer(self, name: str, value: Tensor) -> None:
         """Set a module buffer, which also goes to EnvRunners.
 
         Raises:
-            ValueError: there is no such buffer, or the value is no tensor of its shape.
+            ValueError: the buffer does not exist, or the value is not a tensor of its shape.
         """
         names = {own: first for own, first in self.flat.names.items() if first in self.buffers}
-        whose = type(self.module).__name__
+        owner = type(self.module).__name__
         if name not in names:
-            raise ValueError(f"{whose} has no buffer {name!r}{nearest(name, names)}")
+            raise ValueError(f"{owner} has no buffer {name!r}{nearest(name, names)}")
         old = self.buffers[names[name]]
         if not isinstance(value, Tensor) or value.shape != old.shape:
             raise ValueError(
-                f"the buffer {name!r} of {whose} was given {_kind(value)}: give it a tensor of "
+                f"the buffer {name!r} of {owner} was given {_kind(value)}: give it a tensor of "
                 f"shape {tuple(old.shape)}"
             )
         self.buffers[names[name]] = value.to(old.dtype)
@@ -222,12 +222,12 @@ class NamedColumns(dict[str, Any]):
     """Columns whose KeyError lists the existing names."""
 
     def __missing__(self, name: object) -> Any:
-        if name in COLUMNS:  # a learner says which sample lacks it
+        if name in COLUMNS:  # the learner reports which sample has no such column
             raise KeyError(name)
         raise KeyError(f"there is no column {name!r}{nearest(name, self)}")
 
 
-# `torch.func` maps over those of a loss as over a dict.
+# `torch.func` maps over a loss's columns as over a dict.
 pytree.register_pytree_node(
     NamedColumns,
     lambda columns: (list(columns.values()), list(columns)),
@@ -264,7 +264,7 @@ def _first_leaf(tree: Any) -> Tensor:
 
 
 def gradient_of(total: Tensor, forward: Forward) -> Tensor:
-    """Gradient [P] of a loss [] through a `differentiable` pass."""
+    """Return the gradient [P] of a loss [] through a `differentiable` pass."""
     leaves = list(forward.named.values())
     found = torch.autograd.grad(total, leaves, materialize_grads=True)
     return torch.cat([x.reshape(-1) for x in found])  # [P]
@@ -273,15 +273,15 @@ def gradient_of(total: Tensor, forward: Forward) -> Tensor:
 def gradient_for_vmap(
     loss_of: Callable[[Forward], Loss], forward: Forward
 ) -> tuple[Tensor, Loss, dict[str, Tensor]]:
-    """Gradient [P], loss and new buffers, computed by `torch.func.grad`.
+    """Return gradient [P], loss and new buffers, by `torch.func.grad`.
 
-    It is slower than torch.autograd, but `torch.func.vmap` can map it.
+    This is slower than torch.autograd, but `torch.func.vmap` can map it.
     """
 
     def total_of(parameters: Tensor) -> tuple[Tensor, tuple[dict[str, Any], dict[str, Tensor]]]:
         used = forward.using(parameters)
         loss = loss_of(used)
-        # torch.func takes no None for a tensor.
+        # torch.func does not accept None as a tensor.
         return loss.total, (given(loss), used.buffers)
 
     gradient, (found, buffers) = torch.func.grad(total_of, has_aux=True)(forward.parameters)

@@ -1,6 +1,6 @@
 """Hashes as random numbers.
 
-They need no generator and no wait of the host, and are the same on every device.
+They need no generator, do not make the host wait, and are the same on every device.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _32_BITS = 2**32 - 1
 
 
 def mixed(x: Tensor) -> Tensor:
-    """A hash of each number in x [...] -> [...], int64.
+    """Hash each number in x [...] -> [...], int64.
 
-    It is a bijection on [0, 2³²), made of xorshifts and multiplications; products stay below 2⁶³.
+    A bijection on [0, 2³²) of xorshifts and multiplications; products stay below 2⁶³.
     """
     x = x ^ (x >> 16)
     x = (x * 0x21F0AAAD) & _32_BITS
@@ -27,17 +27,17 @@ def mixed(x: Tensor) -> Tensor:
 
 
 def content_key(x: Tensor) -> Tensor:
-    """Order-independent hash of numbers [...] -> [], as for `mixed`."""
+    """Hash numbers [...] -> [], independent of order, in `mixed`'s range."""
     numbers = (x.double() * 2**20).to(torch.int64) & _32_BITS  # [...]
     return mixed(numbers).sum() & _32_BITS  # []
 
 
 def uniform(key: Tensor, shape: Sequence[int]) -> Tensor:
-    """Numbers [*shape] that are uniform in [0, 1), float32.
+    """Return numbers [*shape] that are uniform in [0, 1), float32.
 
     Args:
-        key: [] int64, in the range of `mixed`; each key gives others.
-        shape: of the result.
+        key: [] int64, in the range of `mixed`; each key gives different numbers.
+        shape: shape of the result.
     """
     places = torch.arange(1, math.prod(shape) + 1, device=key.device)  # [n]
     numbers = mixed(mixed(places) ^ mixed(key))  # [n]

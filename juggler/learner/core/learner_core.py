@@ -25,17 +25,17 @@ Params = dict[str, Tensor]
 
 
 class Aux(NamedTuple):
-    """What `grads` returns besides the gradient."""
+    """Results of `grads` apart from the gradient."""
 
     live_steps: Tensor  # [] int64: the weight in a mean over learners
     metrics: Metrics
-    buffers: dict[str, Tensor] = {}  # noqa: RUF012 (never changed): as passes left them
-    #: 0-d means over live steps that the algorithm's decisions depend on. They are reduced over the
-    #: learners of a group, like the gradient.
+    buffers: dict[str, Tensor] = {}  # noqa: RUF012 (never changed): after the passes
+    #: 0-d means over live steps that the algorithm's decisions depend on. Groups of learners reduce
+    #: them like the gradient.
     means: Metrics = {}  # noqa: RUF012
     #: [N]: how much there is to learn from each row of this learner's own sample.
     priorities: Tensor | None = None
-    #: [] int64: how many steps count for schedules, at all learners together; None: the live ones.
+    #: [] int64: number of steps for schedules, over all learners; None: the live steps.
     new_steps: Tensor | None = None
 
 
@@ -48,7 +48,7 @@ class StepOutput(NamedTuple, Generic[S]):
 
 
 def given(record: Any) -> dict[str, Any]:
-    """Fields that are not None, as a tree of tensors.
+    """Return fields that are not None, as a tree of tensors.
 
     Args:
         record: an `Aux`, `StepOutput` or `Loss`.
@@ -61,17 +61,17 @@ class Seam(Protocol):
 
     @property
     def in_group(self) -> bool:
-        """Whether other learners make the same steps of the optimizer."""
+        """Whether other learners make the same optimizer steps."""
 
     @property
     def rank(self) -> int:
         """This learner's rank in its group, for draws that differ."""
 
     def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
-        """The gradients to apply instead of these."""
+        """Return the gradients to apply instead of these."""
 
     def sums(self, x: Tensor) -> Tensor:
-        """Sums over this learner's sample -> sums over all learners' samples, elementwise."""
+        """Add up a sample's sums over all learners, elementwise."""
 
 
 class Alone:
@@ -94,31 +94,31 @@ class LearnerCore(Protocol[S]):
     """An algorithm as functions of an explicit state, a tree of tensors.
 
     The same state and sample give the same result, bit for bit on the same device. Everything that
-    training changes is in the state: a core has no such tensors and no random generator of its own,
-    and draws from none.
+    training changes is in the state: the core itself has no such tensors, and uses no random
+    generator.
 
-    `apply` and `step` may consume the state that they are given: they may change its tensors in
-    place, or use them in the new state. To keep the old state, copy it first. They never change the
-    sample, from which another core may learn next. Nor do they change what `get_params` and
-    `state_to_tree` returned before: a core that changes tensors in place returns copies from these.
-    `grads` changes nothing at all.
+    `apply` and `step` may consume the given state: they may change its tensors in place, or use
+    them in the new state. To keep the old state, copy it first. They never change the sample, from
+    which another core may learn next. Nor do they change earlier results of `get_params` and
+    `state_to_tree`: a core that changes tensors in place returns copies from these. `grads` changes
+    nothing.
 
-    A core may wrap another one: its state then holds the other's state, and it changes samples,
-    gradients or states on the way.
+    A core may wrap another core: its state then holds the inner state, and it changes samples,
+    gradients or states.
     """
 
     name: str
     """The name in a run's configuration and checkpoints."""
 
     trains_on: frozenset[str]
-    """What it can learn from: "episodes", "batch" (columns) or both."""
+    """Kinds of samples: "episodes", "batch" (columns) or both."""
 
     config: LearnerConfig
-    """Its hyper-parameters."""
+    """The hyper-parameters."""
 
     trains_in_groups: bool = False
-    """Whether gradients may be those of several learners: `step` sends all that it finds in its own
-    sample through the seam."""
+    """Whether several learners can train it together: `step` sends everything that it derives from
+    its own sample through the seam."""
 
     schedules: dict[str, Callable[[Tensor], Tensor]] = {}  # noqa: RUF012 (this one stays empty)
     """Functions of the steps trained on, [] -> [], by key. A `Learner` may override them."""
@@ -127,7 +127,7 @@ class LearnerCore(Protocol[S]):
         """Make a learner's source of samples.
 
         Args:
-            seed: of what it draws.
+            seed: seed of its draws.
         """
         return Queue()
 
@@ -135,26 +135,26 @@ class LearnerCore(Protocol[S]):
         """Make a state on the CPU, determined by the seed."""
 
     def grads(self, state: S, sample: Columns) -> tuple[Grads, Aux]:
-        """The gradient, as a mean over the sample's live steps.
+        """Compute the gradient, as a mean over the sample's live steps.
 
-        Leaves the state as it is.
+        Does not change the state.
         """
 
     def apply(self, state: S, grads: Grads, aux: Aux) -> StepOutput[S]:
-        """One optimizer step.
+        """Make one optimizer step.
 
-        May consume the state, and leaves gradients and sample as they are.
+        May consume the state, and does not change gradients and sample.
         """
 
     def step(self, state: S, sample: Columns, seam: Seam = ALONE) -> StepOutput[S]:
         """Make one update by `grads` and `apply`, repeated as the algorithm needs.
 
-        May consume the state, and leaves the sample as it is.
+        May consume the state, and does not change the sample.
         """
         return self.apply(state, *seam.gradients(*self.grads(state, sample)))
 
     def in_parts(self, minibatches: int | None, epochs: int | None) -> LearnerCore[S]:
-        """A core whose `step` makes this number of minibatches and epochs.
+        """Return a core whose `step` makes this number of minibatches and epochs.
 
         Args:
             minibatches: parts of the sample, one optimizer step for each; None: the config's.
@@ -166,22 +166,25 @@ class LearnerCore(Protocol[S]):
         raise ValueError(f"{self.name} takes neither minibatch_size nor num_epochs")
 
     def batch_spaces(self) -> tuple[Space, Space] | None:
-        """Observation and action space that batches of columns are checked against.
+        """Return observation and action space to check batches of columns against.
 
         None: any columns are accepted.
         """
         return None
 
     def critic_space(self) -> Space | None:
-        """The space of "critic_observations"; None: the module has none."""
+        """Return the space of "critic_observations"; None: the module has none."""
         return None
 
     def initial_state(self) -> dict[str, Any]:
-        """Module state at an episode's start, tensors [...]; {}: none."""
+        """Return the module's state at an episode's start, tensors [...]; {}: none."""
         return {}
 
     def get_params(self, state: S) -> Params:
-        """Parameters and buffers for acting, in `weights_dtype`, safe from later steps."""
+        """Return parameters and buffers for acting, unaffected by later steps.
+
+        They have the dtype `weights_dtype`.
+        """
 
     def with_weights(
         self, state: S, weights: Mapping[str, Tree], seed: int, *, whole: bool = False
@@ -191,9 +194,9 @@ class LearnerCore(Protocol[S]):
         Dependent state (optimizer moments, a target network) is reset; counts continue.
 
         Args:
-            state: on any device; not changed.
-            weights: name -> array, as from `get_params`. Others stay as they are.
-            seed: for what is reset.
+            state: a state on any device; not changed.
+            weights: name -> array, as from `get_params`. Others do not change.
+            seed: seed of the reset parts.
             whole: whether missing weights are an error.
 
         Raises:
@@ -203,7 +206,7 @@ class LearnerCore(Protocol[S]):
         raise ValueError(f"{self.name} has no `with_weights`: it cannot take over weights")
 
     def state_to_tree(self, state: S) -> dict[str, Tree]:
-        """State as named arrays, for a checkpoint; later steps leave them alone."""
+        """Return named arrays for a checkpoint, unaffected by later steps."""
 
     def state_from_tree(self, tree: Tree, like: S) -> S:
         """Restore a state from a checkpoint, on the devices of `like`.

@@ -12,7 +12,7 @@ from juggler.learner.core.learner_core import Metrics
 
 
 def mean_metrics(each: Sequence[Mapping[str, Tensor]]) -> Metrics:
-    """Mean each metric [] over its entries, on their device."""
+    """Average each metric [] over its entries, on their device."""
     if len(each) == 1:
         return dict(each[0])
     values = defaultdict[str, list[Tensor]](list)
@@ -23,7 +23,7 @@ def mean_metrics(each: Sequence[Mapping[str, Tensor]]) -> Metrics:
 
 
 def with_numbers(metrics: Metrics, numbers: Mapping[str, float], device: torch.device) -> Metrics:
-    """Metrics with further numbers, copied to the device at once."""
+    """Add numbers to metrics, copied to the device in one transfer."""
     if not numbers:
         return metrics
     sent = torch.tensor(list(numbers.values()), dtype=torch.float64)  # [numbers]

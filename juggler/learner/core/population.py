@@ -40,22 +40,22 @@ class Population(LearnerCore[TrainState]):
     """Trains M members of one algorithm under `torch.func.vmap`.
 
     Members differ in initial parameters, hyper-parameters or both, and learn from the same sample
-    or each from its own. Up to rounding, a member does what the algorithm alone would do.
+    or each from its own. Up to rounding, a member trains like a single learner.
 
-    The state is the algorithm's, with M in front of every shape. So are gradients, parameters and
-    the members' own samples. The metric "loss" of member 3 is "loss[3]". A seam is called within
-    vmap, once for all members, and sees the shapes of one member.
+    The state is the algorithm's, with M in front of every shape. This also applies to gradients,
+    parameters and the members' own samples. The metric "loss" of member 3 is "loss[3]". A seam is
+    called within vmap, once for all members, and sees the shapes of one member.
 
     Args:
         size: M; not needed with hyper-parameters.
-        hyperparameters: M values by key, instead of the config's. Possible for keys with a
-            schedule, such as "lr", and for numbers that the loss reads, such as "gamma" and
+        hyperparameters: M values by key, instead of the config's. Supported are keys with a
+            schedule, such as "lr", and numbers that the loss reads, such as "gamma" and
             "clip", unless the config sets them to none.
         same_start: whether all members start with the same parameters.
-        own_samples: whether each member learns from a sample of its own, see `stacked`.
+        own_samples: whether each member learns from its own sample, see `stacked`.
 
     Raises:
-        ValueError: the size or a hyper-parameter is impossible, or vmap cannot map the core.
+        ValueError: the size or a hyper-parameter is invalid, or vmap cannot map the core.
     """
 
     def __init__(
@@ -123,12 +123,12 @@ class Population(LearnerCore[TrainState]):
         return _output(self._mapped(step, state, sample, self._sample_dim))
 
     def member(self, state: TrainState, index: int) -> TrainState:
-        """Copy one member's state, from which the algorithm alone can continue."""
+        """Copy one member's state, to continue with the plain algorithm."""
         member: TrainState = tree_map(lambda x: x[index].clone(), state)
         return member
 
     def get_params(self, state: TrainState) -> Params:
-        """Parameters and buffers [M, ...] of all members."""
+        """Return parameters and buffers [M, ...] of all members."""
         params: Params = torch.func.vmap(self._core.get_params)(state)
         return params
 
@@ -138,7 +138,7 @@ class Population(LearnerCore[TrainState]):
         return {"members": trees}
 
     def state_from_tree(self, tree: Tree, like: TrainState) -> TrainState:
-        """As the core's; hyper-parameters stay those of this population."""
+        """Restore all members; hyper-parameters are not restored."""
         trees: Any = tree.get("members", {}) if isinstance(tree, Mapping) else {}
         if len(trees) != self.size:
             raise StateMismatch(
@@ -151,11 +151,11 @@ class Population(LearnerCore[TrainState]):
         return _stacked(members)
 
     def _values_on(self, device: torch.device) -> dict[str, Tensor]:
-        """Hyper-parameters [M], by key."""
+        """Return hyper-parameters [M], by key."""
         return dict(zip(self._keys, self._values.on(device), strict=True))
 
     def _mapped(self, function: Any, state: TrainState, inputs: Any, dim: int | None) -> Any:
-        """Map a function of (a member's core, its state, its inputs)."""
+        """Map a function of (a member's core, state and inputs)."""
 
         def of_member(state: TrainState, values: dict[str, Tensor], inputs: Any) -> Any:
             return function(_member(self._core, values), state, inputs)
@@ -176,8 +176,8 @@ class Population(LearnerCore[TrainState]):
 def stacked(samples: Sequence[Columns]) -> Columns:
     """Stack the samples of M members along a new first dimension.
 
-    All must have the same rows and steps. If their numbers of truncated episodes differ, some are
-    repeated. Segments are left out, because only modules with a state read them.
+    All must have the same number of rows and steps. If their numbers of truncated episodes differ,
+    some are repeated. Segments are omitted, because only modules with a state read them.
 
     Raises:
         ValueError: the samples differ in their shapes.
@@ -193,13 +193,13 @@ def _stacked(trees: Sequence[T]) -> T:
 
 
 def _output(found: Mapping[str, Any]) -> StepOutput[TrainState]:
-    """An update of all members, with the metrics of each."""
+    """Make a StepOutput of all members, with each member's metrics."""
     metrics = {
         f"{name}[{index}]": value
         for name, of_all in found["metrics"].items()
         for index, value in enumerate(of_all.unbind())  # M x []
     }
-    # Members draw together: a row counts as much as it does to the one with most to learn.
+    # Members draw together: a row has the priority of the member with the most to learn.
     priorities = found["priorities"].amax(0) if "priorities" in found else None  # [N]
     return StepOutput(found["state"], metrics, priorities)
 
@@ -209,7 +209,7 @@ def _member(core: GradientCore, values: Mapping[str, Tensor]) -> GradientCore:
     dtype = next(x.dtype for x in core.module.parameters() if x.requires_grad)
     member = copy.copy(core)
     member.mapped = True
-    # In the dtype of the parameters: like a number, they must not promote the loss.
+    # In the dtype of the parameters, so that they do not promote the loss.
     numbers: Any = {key: x.to(dtype) for key, x in values.items() if key not in core.schedules}
     member.config = replace(core.config, **numbers)
     fixed = {key: (lambda _, x=x: x) for key, x in values.items() if key in core.schedules}
@@ -218,7 +218,7 @@ def _member(core: GradientCore, values: Mapping[str, Tensor]) -> GradientCore:
 
 
 def _why_not(core: LearnerCore[Any], own_samples: bool) -> str:
-    """Why members cannot be trained together; "": they can."""
+    """Return why members cannot be trained together; "": they can."""
     if not isinstance(core, GradientCore):
         return (
             f"{core.name} ({type(core).__name__}) cannot be in a population: it is not a "
@@ -248,10 +248,10 @@ def _why_not(core: LearnerCore[Any], own_samples: bool) -> str:
 
 
 def _checked(core: GradientCore, key: str, numbers: Sequence[float]) -> list[float]:
-    """The values of a hyper-parameter, one for each member.
+    """Check the values of a hyper-parameter, one per member.
 
     Raises:
-        ValueError: they are no numbers, members cannot differ in this key, or a value is out of
+        ValueError: they are not numbers, members cannot differ in this key, or a value is out of
             range.
     """
     keys, why = [*core.schedules, *core.config.numbers_of_losses()], ""

@@ -1,14 +1,14 @@
 """V-trace and GAE as linear recurrences, without a loop over time.
 
-Both estimators read rows of T steps that may hold several episodes, and treat their ends alike:
+Both estimators read rows of T steps that may hold several episodes, and treat their ends the same:
 
-- Terminated: nothing comes after the step, so its discount is 0.
-- Truncated: the value of the episode's final observation stands in for the rewards that would have
-  come. Nothing flows back from the next step, which belongs to another episode.
-- The end of a row: as truncated, with the value of the row's last observation.
+- Terminated: nothing follows the step, so its discount is 0.
+- Truncated: the value of the episode's final observation replaces the rewards that would have
+  followed. Nothing flows back from the next step, which belongs to another episode.
+- The end of a row: like truncated, with the value of the row's last observation.
 - A step that is not live (it only resets an environment, or pads a row) contributes nothing. Both
-  its discount and its own correction are masked. If only the discount were, 0 - V would flow back
-  into the live steps before it.
+  its discount and its own correction are masked. With only the discount masked, 0 - V would flow
+  back into the live steps before it.
 
 V-trace: Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
 Actor-Learner Architectures", section 4.1. GAE: Schulman et al. 2016, "High-Dimensional Continuous
@@ -41,17 +41,17 @@ def next_values(
     final_rows: Tensor,
     final_steps: Tensor,
 ) -> Tensor:
-    """V(x_{t+1}): the value of the observation that each step led to.
+    """Return V(x_{t+1}): the value of the observation after each step.
 
     Args:
-        values: [N, T], of the observation before each step.
-        last_values: [N], of the observation after each row.
-        final_values: [K], of the final observations of truncated episodes.
+        values: [N, T], values of the observation before each step.
+        last_values: [N], values of the observation after each row.
+        final_values: [K], values of the final observations of truncated episodes.
         final_rows: [K] int64, the rows of the truncations.
         final_steps: [K] int64, the steps of the truncations.
 
     Returns:
-        [N, T]; meaningless where an episode terminated.
+        [N, T]; arbitrary at steps that terminate an episode.
     """
     after = torch.cat([values[:, 1:], last_values.unsqueeze(1)], 1)  # [N, T]
     return after.index_put((final_rows, final_steps), final_values)  # [N, T]
@@ -72,7 +72,7 @@ def vtrace(
     rho_bar_pg: float = 1.0,
     c_bar: float = 1.0,
 ) -> Estimates:
-    """V-trace targets v_t and policy-gradient advantages.
+    """Compute V-trace targets v_t and policy-gradient advantages.
 
     With importance weights w_t = π(a_t|x_t) / μ(a_t|x_t):
 
@@ -81,7 +81,7 @@ def vtrace(
         v_t = V(x_t) + δ_t + γ_t c_t (v_{t+1} - V(x_{t+1}))
         advantage_t = min(ρ̄_pg, w_t) (r_t + γ_t v_{t+1} - V(x_t))
 
-    Where an episode or the row ends, v_{t+1} is V(x_{t+1}) itself.
+    At the end of an episode or row, v_{t+1} is V(x_{t+1}).
 
     Args:
         log_ratios: log w_t, [N, T].
@@ -117,15 +117,15 @@ def gae(
     gamma: float,
     lambda_: float,
 ) -> Estimates:
-    """Generalized advantage estimates, and the λ-returns that go with them.
+    """Compute generalized advantage estimates, and the corresponding λ-returns.
 
         γ_t = γ (1 - terminated_t)
         δ_t = r_t + γ_t V(x_{t+1}) - V(x_t)
-        A_t = δ_t + γ_t λ A_{t+1}, without the second term where an episode or the row ends
+        A_t = δ_t + γ_t λ A_{t+1}, without the second term at the end of an episode or row
         target_t = A_t + V(x_t)
 
     Args:
-        The same as those of `vtrace`.
+        See `vtrace`.
     """
     discounts = gamma * (live & ~terminated).to(values.dtype)  # [N, T]
     errors = (rewards + discounts * next_values - values) * live  # [N, T]

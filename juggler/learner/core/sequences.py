@@ -1,7 +1,7 @@
 """The steps of a sample as sequences, for modules with a state.
 
-A sequence is a segment (the stretch of one episode within one row), followed by the observation
-after its last step. The return of a segment that does not end its episode is bootstrapped from that
+A sequence is a segment (the part of one episode within one row), followed by the observation after
+its last step. If a segment does not end its episode, its return is bootstrapped from that
 observation's value.
 """
 
@@ -23,7 +23,7 @@ from juggler.runtime.wire.structures import tree_map
 def all_observations(columns: Columns) -> Any:
     """Concatenate all observations, tree [N T + N + K, ...].
 
-    The order is: before each step, row by row; after each row; final ones.
+    The order is: before each step, row by row; after each row; final observations.
 
     A mask without a legal action, as after a cut-off episode, becomes all legal. Otherwise returns
     would bootstrap from an illegal action.
@@ -37,7 +37,7 @@ def all_observations(columns: Columns) -> Any:
 
 
 def all_seen(columns: Columns) -> dict[str, Any]:
-    """`all_observations`, with those of a privileged critic."""
+    """Return all observations, including a privileged critic's."""
     seen = {c.OBSERVATIONS: all_observations(columns)}
     if c.CRITIC_OBSERVATIONS in columns:
         seen[c.CRITIC_OBSERVATIONS] = _joined(columns, c.OBSERVED_BY_CRITIC)
@@ -57,7 +57,7 @@ class Sequences(NamedTuple):
     rows: Tensor  # [S]
     starts: Tensor  # [S] first step
     lengths: Tensor  # [S] steps; 0 or less: the sequence is empty
-    offsets: Tensor  # [S] steps of the same episode before them
+    offsets: Tensor  # [S] steps of the same episode before the sequence
 
     @classmethod
     def of(cls, columns: Columns) -> Sequences:
@@ -75,11 +75,11 @@ class Sequences(NamedTuple):
         return Sequences(self.rows, self.starts + steps, self.lengths - steps, self.offsets + steps)
 
     def longest(self) -> int:
-        """Length of the longest sequence. The host waits for the device."""
+        """Return the longest sequence's length. The host waits for the device."""
         return int(self.lengths.max())
 
     def observed(self, columns: Columns, length: int) -> Tensor:
-        """The indices in `all_observations` that each sequence reads -> [S, length], int64.
+        """Index each sequence's input in `all_observations` -> [S, length], int64.
 
         The observation after a sequence's last step is repeated up to `length`.
         """
@@ -101,8 +101,8 @@ class Sequences(NamedTuple):
         """Index each step in the padded sequences, int64 [N, T]; -1: none.
 
         Args:
-            columns: the sample's columns.
-            length: the length of the padded sequences; the result indexes [S, length], flattened.
+            columns: the sample.
+            length: length of the padded sequences; the result indexes [S, length], flattened.
         """
         n, t = columns[c.LIVE].shape
         steps = torch.arange(length, device=self.rows.device)  # [length]
@@ -114,7 +114,7 @@ class Sequences(NamedTuple):
         return places[:nowhere].view(n, t)  # [N, T]
 
 
-#: A column of transitions [B, 1]: what the value of the observation after them counts.
+#: A column of transitions [B, 1]: discount of the value of the observation after them.
 DISCOUNTS = "discounts"
 
 
@@ -122,7 +122,7 @@ class Transitions(NamedTuple):
     """For each step, up to n steps of its episode and row."""
 
     rewards: Tensor  # [N, T] discounted sums
-    discounts: Tensor  # [N, T] of the value of the observation after them; 0: it terminated
+    discounts: Tensor  # [N, T] of the value of the observation after them; 0: terminated
     after: Tensor  # [N, T] int64, indices in `all_observations` of that observation
     last: Tensor  # [N, T] int64, indices in the flattened [N, T] of the last of these steps
 
@@ -132,21 +132,21 @@ def transitions(columns: Columns, n: int, gamma: float) -> Transitions:
 
     Args:
         columns: as `collate` makes them.
-        n: the most steps.
+        n: maximum number of steps.
         gamma: discount of the reward one step later.
     """
     rewards, live = columns[c.REWARDS], columns[c.LIVE]  # [N, T]
     place = torch.arange(live.numel(), device=live.device).view(live.shape)  # [N, T]
-    over = columns[c.TERMINATED] | columns[c.TRUNCATED]  # [N, T]
-    going_on = live & ~over  # [N, T] the next step is of the same episode, if it is in the row
+    ends = columns[c.TERMINATED] | columns[c.TRUNCATED]  # [N, T]
+    continues = live & ~ends  # [N, T] the next step in the row is of the same episode
     sums, discounts, last = rewards, torch.full_like(rewards, gamma), place  # [N, T]
-    reaches = going_on  # [N, T]
+    reaches = continues  # [N, T]
     for ahead in range(1, n):
         reaches = reaches & _ahead(live, ahead)  # [N, T] step t + ahead belongs to it
         sums = torch.where(reaches, sums + gamma**ahead * _ahead(rewards, ahead), sums)
         discounts = torch.where(reaches, gamma ** (ahead + 1), discounts)
         last = torch.where(reaches, place + ahead, last)
-        reaches = reaches & _ahead(going_on, ahead)
+        reaches = reaches & _ahead(continues, ahead)
     ended = columns[c.TERMINATED].flatten()[last]  # [N, T]
     after = following(columns).flatten()[last]  # [N, T]
     return Transitions(sums, torch.where(ended, 0.0, discounts), after, last)
@@ -167,7 +167,7 @@ def following(columns: Columns) -> Tensor:
 
 
 def terminated(columns: Columns) -> Tensor:
-    """Live steps that terminate an episode, bool [N, T]; also for transitions."""
+    """Mark live steps that terminate, bool [N, T]; also for transitions."""
     ends = columns[DISCOUNTS] == 0 if DISCOUNTS in columns else columns[c.TERMINATED]  # [N, T]
     found: Tensor = ends & columns[c.LIVE]  # [N, T]
     return found
@@ -197,7 +197,7 @@ def rows_of_transitions(columns: Columns, n: int, gamma: float) -> dict[str, Any
 
 
 def _ahead(x: Tensor, steps: int) -> Tensor:
-    """Shift rows [N, T] to a later step; 0 behind the end."""
+    """Shift rows [N, T] to a later step; 0 beyond the end."""
     return torch.cat([x[:, steps:], torch.zeros_like(x[:, :steps])], 1)  # [N, T]
 
 
@@ -208,9 +208,9 @@ _SHARE: Final = 1 / 64
 def with_recurring_shapes(columns: Columns) -> Columns:
     """Give a stateless module's columns shapes that repeat between samples.
 
-    Segments are left out, because only modules with a state read them. The number of truncated
-    episodes is rounded up, which adds at most one observation for 64 steps of the sample. A sample
-    without truncated episodes keeps none.
+    Segments are omitted, because only modules with a state read them. The number of truncated
+    episodes is rounded up, which adds at most one observation per 64 steps of the sample. Zero
+    stays zero.
     """
     columns = without_segments(columns)
     if c.FINAL_ROWS not in columns:
@@ -225,13 +225,13 @@ def without_segments(columns: Columns) -> Columns:
 
 
 def padded_truncations(columns: Columns, count: int) -> Columns:
-    """Columns with `count` truncated episodes: the last one is repeated.
+    """Pad columns to `count` truncated episodes by repeating the last one.
 
     A loss may read the value of a final observation, but must not have a gradient through it:
     repeated observations would count several times.
 
     Args:
-        columns: with at most `count` truncated episodes.
+        columns: columns with at most `count` truncated episodes.
         count: K.
     """
     missing = count - len(columns[c.FINAL_ROWS])
@@ -242,7 +242,7 @@ def padded_truncations(columns: Columns, count: int) -> Columns:
     if len(columns[c.FINAL_ROWS]):
         last = {name: tree_map(lambda x: x[-1:], columns[name]) for name in finals}  # [1, ...]
     else:
-        # The same observation follows a row's last step anyway, unless that is truncated.
+        # The same observation already follows a row's last step, unless that is truncated.
         steps = columns[c.LIVE].shape[1]
         last = {
             c.FINAL_ROWS: torch.zeros_like(columns[c.LIVE][:1, 0], dtype=torch.int64),  # [1]
@@ -264,8 +264,8 @@ class Unrolled(NamedTuple):
     """Outputs of a stateful module for S sequences, and their steps."""
 
     outputs: dict[str, Any]  # [S, L + 1, ...]
-    #: [N, T] int64, where a step's own observation is in [S, L + 1], flattened. The one after the
-    #: step is the next there. Of steps that are not learned from, any place.
+    #: [N, T] int64, index of each step's observation in [S, L + 1], flattened. The next entry is
+    #: the observation after the step. Arbitrary for steps that are not learned from.
     places: Tensor
     live: Tensor  # [N, T] bool: the steps to learn from
 
@@ -273,18 +273,18 @@ class Unrolled(NamedTuple):
 def unrolled(forward: Forward, columns: Columns, burn_in: int = 0) -> Unrolled:
     """Run a stateful module over all segments of a sample.
 
-    A segment begins with the initial state or, if it continues an earlier batch's episode, with the
+    A segment starts from the initial state or, if it continues an earlier batch's episode, from the
     state that came with the row.
 
     Args:
         forward: the module's training pass.
         columns: the sample.
-        burn_in: steps at the start of a continued segment that only compute a state for the present
+        burn_in: steps at the start of a continued segment that only compute a state for the current
             parameters, without gradients or learning (Kapturowski et al. 2019, "Recurrent
             Experience Replay in Distributed Reinforcement Learning", section 3).
 
     Raises:
-        ValueError: the episodes lack a state.
+        ValueError: the episodes have no state.
     """
     if c.MODULE_STATE not in columns[c.STATES]:
         raise ValueError(
@@ -293,25 +293,25 @@ def unrolled(forward: Forward, columns: Columns, burn_in: int = 0) -> Unrolled:
         )
     observations = all_seen(columns)  # [N T + N + K, ...] each
     sequences = Sequences.of(columns)
-    goes_on = sequences.offsets > 0  # [S]
+    continued = sequences.offsets > 0  # [S]
     stored = tree_map(lambda x: x[sequences.rows], columns[c.STATES][c.MODULE_STATE])  # [S, ...]
-    states = _where(goes_on, stored, forward.initial_state())  # [S, ...]
+    states = _where(continued, stored, forward.initial_state())  # [S, ...]
     if burn_in:
         with torch.no_grad():
             outputs = forward(_batch(observations, sequences.observed(columns, burn_in), states))
         # Segments that begin an episode keep the initial state.
-        states = _where(goes_on, outputs[c.STATES], states)  # [S, ...]
-        sequences = sequences.without_first(goes_on * burn_in)
+        states = _where(continued, outputs[c.STATES], states)  # [S, ...]
+        sequences = sequences.without_first(continued * burn_in)
     index = sequences.observed(columns, max(sequences.longest(), 1) + 1)  # [S, L + 1]
     outputs = forward(_batch(observations, index, states))
     places = sequences.places(columns, index.shape[1])  # [N, T]
     live = columns[c.LIVE] & (places >= 0)  # [N, T]
-    # Steps that are not learned from need any outputs that are valid.
+    # Steps that are not learned from may have any valid place.
     return Unrolled(outputs, places.clamp(min=0), live)
 
 
 def _where(condition: Tensor, one: Any, other: Any) -> Any:
-    """Select between trees [S, ...] by condition [S]; leaves may lack [S]."""
+    """Select between trees [S, ...] by condition [S]; leaves may be [...]."""
     return tree_map(
         lambda x, y: torch.where(condition.view(-1, *[1] * (x.ndim - 1)), x, y.to(x.device)),
         one,
@@ -320,5 +320,5 @@ def _where(condition: Tensor, one: Any, other: Any) -> Any:
 
 
 def _batch(observations: dict[str, Any], index: Tensor, states: Any) -> Batch:
-    """Stateful module's batch: observations as sequences [S, L, ...], with states."""
+    """Make a stateful module's batch: sequences [S, L, ...], with states."""
     return {**tree_map(lambda x: x[index], observations), c.STATES: states}

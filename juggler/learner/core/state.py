@@ -18,7 +18,7 @@ class StateMismatch(ValueError):
     """A checkpoint is of another module, algorithm or optimizer.
 
     Attributes:
-        what: the array and what is wrong with it; "": the message has more words for it.
+        what: the array and its problem; "": see the message.
     """
 
     def __init__(self, message: str, what: str = "") -> None:
@@ -29,7 +29,7 @@ class StateMismatch(ValueError):
 def to_device(tree: Any, device: torch.device) -> Any:
     """Copy a tree of tensors to a device, asynchronously if page-locked."""
     if isinstance(tree, Tensor):
-        # Asking costs a tenth of a call that has nothing to do, of which an update makes forty.
+        # The check costs a tenth of a no-op `to`, which an update would call forty times.
         return tree if tree.device == device else tree.to(device, non_blocking=True)
     return {key: to_device(branch, device) for key, branch in tree.items()}
 
@@ -46,7 +46,7 @@ def arrays_like(tree: Mapping[str, Any], *, copied: bool = False) -> dict[str, T
 
 def _array(tensor: Tensor, copied: bool) -> NDArray[Any]:
     tensor = tensor.detach().to("cpu", copy=copied)  # [...]
-    if tensor.dtype == torch.bfloat16:  # which NumPy itself does not know
+    if tensor.dtype == torch.bfloat16:  # which plain NumPy does not have
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # [...]
     return tensor.numpy()  # [...]
 
@@ -81,7 +81,7 @@ def _tensors(tree: object, like: Mapping[str, Any], path: tuple[str, ...]) -> di
     for key, expected in like.items():
         here = (*path, key)
         if isinstance(expected, Mapping):
-            # A file of arrays does not keep branches that are empty.
+            # Files of arrays do not keep empty branches.
             branch = tree.get(key, {}) if not expected else _at(tree, key, here)
             tensors[key] = _tensors(branch, expected, here)
         else:
@@ -95,8 +95,8 @@ def _tensor(array: object, expected: Tensor, path: tuple[str, ...]) -> Tensor:
     if array.shape != expected.shape:
         shapes = f"{array.shape} in the checkpoint, and {tuple(expected.shape)} here"
         raise _mismatch(path, f"has shape {shapes}")
-    # Copied into torch's own memory: the result of a matrix product may depend on how its operands
-    # are aligned, and resumed training must give the same numbers as uninterrupted training.
+    # Copied into torch's own memory: a matrix product may depend on the alignment of its operands,
+    # and resumed training must give the same numbers as uninterrupted training.
     tensor = torch.tensor(array)  # [...]
     if tensor.dtype != expected.dtype:
         raise _mismatch(path, f"is {tensor.dtype} in the checkpoint, and {expected.dtype} here")

@@ -1,1 +1,1 @@
-"""Batches on their way to an update: validation, storage, collation."""
+"""Batches before an update: validation, storage, collation."""

@@ -1,4 +1,4 @@
-"""The batches that wait at a learner for an update."""
+"""Storage of batches that wait at a learner for an update."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HeldBatch:
     nbytes: int
 
     def staleness(self, update: int) -> int:
-        """Number of updates between the batch's weights and an update's."""
+        """Return the number of updates between the batch's weights and an update's."""
         return max(0, update - self.version.update)
 
 
@@ -35,11 +35,10 @@ class BatchStore:
     """Holds batches between the server's thread and the learner's.
 
     Args:
-        validator: of the batches of the module that this learner trains.
-        arrived: called for each batch that was taken, in the server's thread.
-        capacity_bytes: the most memory that batches may take, with those of other modules of the
-            process; admission keeps a healthy run far below. None: half of the memory that this
-            process may use.
+        validator: validator of batches of the trained module.
+        arrived: called for each accepted batch, in the server's thread.
+        capacity_bytes: maximum memory of batches, including other modules of the process; admission
+            keeps a healthy run far below. None: half of the memory that this process may use.
 
     Attributes:
         held_bytes: memory of the waiting batches.
@@ -63,7 +62,7 @@ class BatchStore:
         """Accept batches for this generation of the group and later ones.
 
         A batch for an earlier generation was meant for a predecessor with the same worker id. A
-        batch for a later one may arrive before this learner has heard of that generation.
+        batch for a later generation may arrive before this learner is notified of it.
         """
         with self._lock:
             self._joined = joined
@@ -73,10 +72,10 @@ class BatchStore:
 
         Args:
             frame: the batch.
-            elsewhere: bytes that wait for other modules of this process.
+            elsewhere: bytes of batches that wait for other modules of this process.
 
         Raises:
-            WireError: the batch is invalid, as no correct EnvRunner sends it.
+            WireError: the batch is invalid; a correct EnvRunner never sends it.
         """
         header = frame.header
         held = HeldBatch(
@@ -93,7 +92,7 @@ class BatchStore:
                     f"batch {held.batch_id} is for generation {header.generation}, "
                     f"before {self._joined}"
                 )
-            # The driver asks for each id once: only a batch that still waits here is recognized.
+            # The driver requests each id once. Only batches that still wait here are recognized.
             if held.batch_id in self._held:
                 raise WireError(f"batch {held.batch_id} is already here")
             waiting = self.held_bytes + elsewhere
@@ -105,7 +104,7 @@ class BatchStore:
         return ""
 
     def peek(self, batch_ids: Iterable[int]) -> list[HeldBatch]:
-        """Return the named batches that are here, in order, without removal."""
+        """Return the named batches that have arrived, in order, without removal."""
         with self._lock:
             return [self._held[batch_id] for batch_id in batch_ids if batch_id in self._held]
 

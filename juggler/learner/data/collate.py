@@ -39,17 +39,17 @@ def collate(batches: Sequence[EpisodeBatch], *, pin_memory: bool = False) -> dic
     after a row's last live step is always the value of the step to its right.
 
     Args:
-        batches: of one module, in the order of their rows in the sample.
-        pin_memory: whether the result lies in page-locked memory, from which GPU copies are
-            asynchronous. Torch does not reuse it while a copy is under way.
+        batches: batches of one module, in the order of their rows in the sample.
+        pin_memory: whether the result is in page-locked memory, from which GPU copies are
+            asynchronous. Torch does not reuse it during a copy.
 
     Returns:
         By the names in `columns`: step columns [N, T, ...]; last_observations and states [N, ...];
         final_observations [K, ...], final_rows and final_steps [K]; segment_rows, segment_starts,
-        segment_lengths and segment_offsets [S]; with a critic that sees more than its agent,
-        critic_observations, last_critic_observations and final_critic_observations, shaped like
-        those without "critic". Indices are int64. Observations, actions and
-        states are trees of tensors if they are trees of arrays in the batches.
+        segment_lengths and segment_offsets [S]; with a privileged critic, critic_observations,
+        last_critic_observations and final_critic_observations, shaped like the columns without
+        "critic". Indices are int64. Observations, actions and states are trees of tensors if they
+        are trees of arrays in the batches.
 
     Raises:
         ValueError: there are no batches, or their arrays of observations, actions or states differ
@@ -111,7 +111,7 @@ class _Copies:
             if t < self._steps:
                 columns[start : start + n, t:] = rest
 
-        # One thread copies 5 GB a second, and a GPU may learn from 20.
+        # One thread copies 5 GB/s, and a GPU may consume 20.
         at_once = self._pin_memory and columns.nbytes >= _LARGE
         copied = (_copiers().map if at_once else map)(
             copy, self.starts, arrays[:count], arrays[count:]
@@ -120,7 +120,7 @@ class _Copies:
         return tensor
 
     def joined(self, *arrays: NDArray[Any]) -> Tensor:
-        """B arrays [n, ...] -> [N, ...]."""
+        """Concatenate B arrays [n, ...] -> [N, ...]."""
         length = sum(len(array) for array in arrays)
         tensor = self._empty((length, *arrays[0].shape[1:]), arrays[0].dtype)
         np.concatenate(arrays, out=tensor.numpy())
@@ -132,7 +132,7 @@ class _Copies:
 
 @cache
 def _copiers() -> ThreadPoolExecutor:
-    """Threads that copy large columns, alongside environments of this host."""
+    """Return threads that copy large columns, alongside environments of this host."""
     return ThreadPoolExecutor(min(8, max(1, int(usable_cores() // 2))), "copying")
 
 

@@ -1,4 +1,4 @@
-"""Splits batches of episodes into shards, one for each of several learners."""
+"""Splits batches of episodes into shards, one per learner."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def shard(
 ) -> list[list[EpisodeBatch]]:
     """Split batches into shards of consecutive rows.
 
-    Each shard has a live step, and about as many live steps as the others: they differ by less than
-    those of two rows, unless a shard would be empty otherwise. Rows are views of the given arrays.
+    Each shard has a live step. Their numbers of live steps differ by less than two rows, unless a
+    shard would otherwise be empty. Rows are views of the given arrays.
 
     Args:
-        episodes: batches of a module. Columns, as `update_from_batch` takes them, count as one.
-        count: the number of shards.
+        episodes: batches of a module, or columns as for `update_from_batch`.
+        count: number of shards.
 
     Returns:
         For each shard, an argument for `update_from_episodes`.
 
     Raises:
-        ValueError: there are fewer rows with a live step than shards are wanted.
+        ValueError: there are fewer rows with a live step than shards.
     """
     if count < 1:
         raise ValueError(f"{count} shards: there must be at least 1")
@@ -50,11 +50,11 @@ def shard(
 
 
 def _ends(live_steps: NDArray[np.integer[Any]], count: int) -> list[int]:
-    """Ends of shards with about equal live steps, at least one each.
+    """Find ends of shards with about equal live steps, at least one.
 
     Args:
-        live_steps: [N], of each row.
-        count: the number of shards.
+        live_steps: live steps of each row, [N].
+        count: number of shards.
     """
     rows = np.flatnonzero(live_steps)  # [R] rows with a live step
     if len(rows) < count:
@@ -65,7 +65,7 @@ def _ends(live_steps: NDArray[np.integer[Any]], count: int) -> list[int]:
     ends, last = [], 0
     for place in range(1, count):
         wanted = sums[-1] * place / count
-        after = int(np.searchsorted(sums, wanted))  # rows before the one that reaches it
+        after = int(np.searchsorted(sums, wanted))  # the row that reaches it
         nearest = after + bool(
             sums[after] - wanted < wanted - (sums[after] - live_steps[rows[after]])
         )
@@ -75,7 +75,7 @@ def _ends(live_steps: NDArray[np.integer[Any]], count: int) -> list[int]:
 
 
 def _between(batches: Sequence[EpisodeBatch], start: int, end: int) -> list[EpisodeBatch]:
-    """Some rows of several batches; row numbers count through all batches."""
+    """Select rows of several batches; row numbers count through all batches."""
     found, before = [], 0
     for batch in batches:
         first, last = max(start - before, 0), min(end - before, batch.rows)
@@ -86,7 +86,7 @@ def _between(batches: Sequence[EpisodeBatch], start: int, end: int) -> list[Epis
 
 
 def _rows(batch: EpisodeBatch, start: int, end: int) -> EpisodeBatch:
-    """Some rows of a batch, as a batch."""
+    """Select rows of a batch, as a batch."""
     columns: dict[str, Any] = {}
     for rows_name, names in (("final_rows", _FINALS), ("segment_rows", _SEGMENTS)):
         rows = getattr(batch, rows_name)  # [K] or [S]

@@ -1,4 +1,4 @@
-"""Sources of data: which samples an algorithm learns from, and how often."""
+"""Sources of data: samples that an algorithm learns from, and how often."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from torch import Tensor
 
 from juggler.runtime.wire.trees import Tree
 
-#: A sample: what one update learns from, by the names in `columns`. Tensors, or maps of tensors by
-#: string keys, nested to any depth.
+#: A sample for an update, by the names in `columns`. Tensors, or maps of tensors by string keys,
+#: nested to any depth.
 Columns: TypeAlias = Mapping[str, Any]
 #: Sums over this learner's sample -> sums over the samples of all learners of a group, elementwise.
 Sums: TypeAlias = Callable[[Tensor], Tensor]
 
-#: A column [] int64 of samples with steps that were learned from before: how many steps are counted
-#: for schedules, at all learners of a group. Without it, all live steps are.
+#: A column [] int64 of samples with reused steps: number of steps that count for schedules, over
+#: all learners of a group. Without it, all live steps count.
 NEW_STEPS: Final = "new_steps"
 
 
 def alone(x: Tensor) -> Tensor:
-    """The sums of a single learner."""
+    """Return the sums of a single learner."""
     return x
 
 
 class DataSource(Protocol):
-    """Receives every sample, and decides what to learn from now.
+    """Receives every sample, and selects the samples to learn from.
 
     A run makes an update whenever a sample has arrived. In a group, every learner's source must
-    give the same number of samples.
+    yield the same number of samples.
 
     Attributes:
-        keeps_frames: whether samples may come with each frame of a stack once, as
-            `FrameStack.numbered` makes them; it then gives frames [..., k, ...] instead of stacks.
-        keeps_rows: whether it gives whole rows of episodes as they came, without stacks.
+        keeps_frames: whether samples may have each frame of a stack once, as `FrameStack.numbered`
+            makes them; the source then yields frames [..., k, ...] instead of stacks.
+        keeps_rows: whether it yields rows of episodes unchanged, without stacks.
     """
 
     keeps_frames: bool = False
@@ -46,8 +46,8 @@ class DataSource(Protocol):
         """Receive a sample; yield the samples to learn from now, in order.
 
         Args:
-            sample: what arrived.
-            sums: adds up numbers over the learners of a group, which all call it as often.
+            sample: the arriving sample.
+            sums: adds up numbers over the learners of a group, which all make the same calls.
         """
 
     def expect(self, sample: Columns) -> float:
@@ -59,51 +59,51 @@ class DataSource(Protocol):
         return 0.0
 
     def try_out(self) -> None:
-        """Enter a trial: yield something for each sample, however small."""
+        """Enter a trial: yield a sample, even a small one, per arrival."""
         return
 
     def update_priorities(self, priorities: Tensor | None) -> None:
-        """Set the priorities [B] of the last given sample's rows.
+        """Set the priorities [B] of rows of the last yielded sample.
 
         None: the algorithm has no priorities.
         """
         return
 
     def taken_in(self) -> int:
-        """Number of samples kept, even if the step on arrival failed."""
+        """Return the number of samples kept, including after failed steps."""
         return 0
 
     def metrics(self) -> Mapping[str, float]:
-        """Numbers for people about the last sample given; always the same names."""
+        """Return numbers for people about the last sample, under fixed names."""
         return {}
 
     def books(self) -> Mapping[str, float]:
-        """Counts of what became of all arrivals; {}: nothing is kept.
+        """Return counts of the fate of all arrivals; {}: nothing is kept.
 
         Numbers must be finite and from 0 to 1e15, or the driver dismisses the learner.
         """
         return {}
 
     def draw_apart(self, rank: int) -> None:
-        """Make draws differ from those of learners with other ranks.
+        """Make draws differ from learners with other ranks.
 
-        What `state` does not hold was discarded before.
+        Samples that `state` does not hold have already been discarded.
         """
         return
 
     def clear(self) -> None:
-        """Discard what `state` does not hold."""
+        """Discard samples that `state` does not hold."""
 
     def state(self) -> dict[str, Tree]:
-        """What a checkpoint holds of the samples that are kept; {}: nothing."""
+        """Return the kept samples for a checkpoint; {}: none."""
         return {}
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Continue from a state with samples on a device; {}: without samples.
 
         Raises:
-            ValueError: it is another source's state, and nothing changes; or memory is too small,
-                and no sample is kept.
+            ValueError: it is another source's state, and nothing has changed; or memory is too
+                small, and no sample is kept.
         """
         self.clear()
 
@@ -121,9 +121,9 @@ class Queue(DataSource):
 class CircularBuffer(DataSource):
     """Keeps the newest N samples, and learns K times from each.
 
-    The j-th use (from 0) of a sample is due when ⌊j N / K⌋ others have arrived after it. So the
-    first is due at once, and the others are spread evenly over the time that it stays. When a
-    sample leaves, it has been used exactly K times (Luo et al. 2020, "IMPACT: Importance Weighted
+    The j-th use (from 0) of a sample is due when ⌊j N / K⌋ samples have arrived after it. So the
+    first is due at once, and the rest are spread evenly over the time that the sample stays. When
+    it leaves, it has been used exactly K times (Luo et al. 2020, "IMPACT: Importance Weighted
     Asynchronous Architectures with Clipped Target Networks", section 3).
     """
 
@@ -138,7 +138,7 @@ class CircularBuffer(DataSource):
             self._uses_at_age[use * batches // uses] += 1
 
     def add(self, sample: Columns, sums: Sums = alone) -> Sequence[Columns]:
-        """Receive a sample, and return the due ones, the oldest first."""
+        """Receive a sample, and return due samples, the oldest first."""
         self._samples.append(sample)
         youngest = len(self._samples) - 1
         return [

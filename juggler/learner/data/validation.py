@@ -31,9 +31,9 @@ from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
 
 Space = gymnasium.Space[Any]
 
-#: What messages about columns begin with.
+#: Prefix of messages about columns.
 _BATCH: Final = "batch"
-_STEPS = 32  # of an example
+_STEPS = 32  # of an example sample
 
 
 class BatchValidator:
@@ -41,13 +41,13 @@ class BatchValidator:
 
     Args:
         module: the module's id, for messages.
-        observation_space: of the observations in its batches.
-        action_space: of the actions in its batches.
+        observation_space: space of the observations in its batches.
+        action_space: space of the actions in its batches.
         states: the expected `EpisodeBatch.states` of one row, a tree of arrays [...]; {}: none.
-        critic_space: of the observations of its critic; None: its batches have none.
+        critic_space: space of its critic's observations; None: its batches have none.
 
     Raises:
-        UnsupportedSpace: Juggler cannot encode one of the spaces.
+        UnsupportedSpace: Juggler cannot encode a space.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class BatchValidator:
     def checked(self, batch: EpisodeBatch) -> EpisodeBatch:
         """Check a batch; return it with actions in canonical dtypes.
 
-        So batches of several EnvRunners fit into one update.
+        This way batches of several EnvRunners fit into one update.
 
         Raises:
             WireError: the batch does not fit; names the array.
@@ -133,7 +133,7 @@ class BatchValidator:
                 f"{self._name(column, path)} of shape [{leading}, *{shape}] and dtype "
                 f"{array.dtype} do not fit the space {space}"
             )
-        # These are indices, and one out of range would break the update.
+        # These are indices, and a number out of range would break the update.
         for choice in choices_of([((), space)]):
             if choice.outside(array) is not None:
                 raise WireError(
@@ -163,14 +163,14 @@ def checked_batch(
 
     Args:
         batch: columns as tensors or arrays.
-        observation_space: of the observations.
-        action_space: of the actions.
+        observation_space: space of the observations.
+        action_space: space of the actions.
         states: the expected `states` of one row, as from `Learner.example_states`.
-        critic_space: of what the value function sees besides observations; None: nothing.
+        critic_space: space of the value function's private observations; None: none.
 
     Raises:
-        ValueError: a column is missing, or its shape, dtype or content does not fit; names the
-            column, and says what was expected.
+        ValueError: a column is missing, or its shape, dtype or content does not fit. The message
+            has the column and the expected value.
     """
     must_be_columns(batch)
     validator = BatchValidator(_BATCH, observation_space, action_space, states, critic_space)
@@ -221,7 +221,7 @@ def must_be_finite(batches: Sequence[EpisodeBatch]) -> None:
 def must_have_column(sample: Columns, error: KeyError, algorithm: str) -> None:
     """Raise ValueError if a KeyError names a missing column of batches.
 
-    Any other key is an error in the caller's code, whose traceback says more.
+    Any other key is an error in the caller's code, which its traceback explains.
     """
     key = error.args[0] if error.args else None
     if key in COLUMNS and key not in sample:
@@ -255,14 +255,14 @@ def example_sample(
     states: Mapping[str, Tree],
     critic_space: Space | None,
 ) -> Columns:
-    """A row of an episode, after the context connectors of a pipeline.
+    """Make a row of an episode, after a pipeline's context connectors.
 
     Args:
-        observation_space: of the module.
-        action_space: of the module.
-        pipeline: of the learner.
-        states: of one row, as from `Learner.example_states`.
-        critic_space: of what the value function sees besides observations; None: nothing.
+        observation_space: the module's observation space.
+        action_space: the module's action space.
+        pipeline: the learner's pipeline.
+        states: states of one row, as from `Learner.example_states`.
+        critic_space: space of the value function's private observations; None: none.
     """
     if pipeline is None:
         return _columns(observation_space, action_space, states, critic_space)
@@ -275,7 +275,7 @@ def _columns(
     states: Mapping[str, Tree],
     critic_space: Space | None,
 ) -> dict[str, Any]:
-    """One row of an unfinished episode, as `collate` makes it."""
+    """Make one row of an unfinished episode, as `collate` does."""
     shape = (1, _STEPS)
     columns: dict[str, Any] = {
         c.OBSERVATIONS: zeros(observation_space, shape),  # [1, T, ...]

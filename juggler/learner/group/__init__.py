@@ -1,1 +1,1 @@
-"""Learners that update together."""
+"""Groups of learners that update together."""

@@ -1,9 +1,9 @@
 """Peers: the other learners of a group, in one generation of it.
 
-Learners of one host, or of a network that is trusted, communicate over torch.distributed
-(`torch_peers`); learners of several hosts over encrypted streams (`ring_peers`). All take over the
-state of the one with the most updates. From then on a gradient is what one learner would get on the
-samples of all: a mean that weights each learner by its live steps.
+Learners of one host, or of a trusted network, communicate over torch.distributed (`torch_peers`);
+learners of several hosts over encrypted streams (`ring_peers`). All take over the state of the
+learner with the most updates. From then on, a gradient is the same as a single learner's on all
+samples: a mean that weights each learner by its live steps.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
 
-#: Time limit of meeting, and of one operation; around a ring, of one message.
+#: Time limit for meeting, and for one operation; in a ring, for one message.
 COLLECTIVE_SECONDS = 8.0
-#: How often learners learn that another one still works.
-_STILL_SECONDS = 1.0
+#: Interval at which learners check that the others still work.
+_PROGRESS_SECONDS = 1.0
 
 T = TypeVar("T")
 
@@ -43,10 +43,10 @@ class Peers(ABC):
     """This learner's connections to the others.
 
     Attributes:
-        rank: of this learner.
-        size: the number of learners.
-        progresses: called while this learner waits for others, or sends them much: it does not
-            hang, however long that takes.
+        rank: rank of this learner.
+        size: number of learners.
+        progresses: called while this learner waits for others, or sends them large data, to show
+            that it does not hang.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -58,42 +58,42 @@ class Peers(ABC):
 
         Raises:
             PeerLost: a learner is gone.
-            NcclStuck: the same, and this process cannot use its device any more.
+            NcclStuck: a learner is gone, and this process can no longer use its device.
         """
         return self._sum_on_host(_on_host(x)).to(x.device, non_blocking=True)
 
     def gather(self, values: list[int]) -> list[list[int]]:
-        """All learners' values, signed 64-bit integers, by rank."""
+        """Return all learners' values, signed 64-bit integers, by rank."""
         table = torch.zeros((self.size, len(values)), dtype=torch.int64)  # [k, n]
         table[self.rank] = torch.tensor(values)
         return self.sum(table).tolist()
 
     def wait_for_all(self, work: Callable[[], T]) -> T:
-        """Do this learner's work, wait for the others', and return its result.
+        """Do this learner's work, wait for the others', return the result.
 
-        Work may take longer than the time limit of one operation. The driver ends a learner that
-        hangs in its part, after `hang_seconds`, and none that waits.
+        Work may take longer than the time limit of one operation. After `hang_seconds`, the driver
+        ends a learner that hangs in its work, but not the learners that wait for it.
 
         Raises:
             PeerLost: a learner is gone.
         """
         done = threading.Event()
 
-        def tell() -> None:
-            over = False
-            while not over:
-                done.wait(_STILL_SECONDS)
-                over = all(each for (each,) in self.gather([int(done.is_set())]))
+        def exchange() -> None:
+            all_done = False
+            while not all_done:
+                done.wait(_PROGRESS_SECONDS)
+                all_done = all(each for (each,) in self.gather([int(done.is_set())]))
 
         with ThreadPoolExecutor(1, "still-working") as pool:
-            told = pool.submit(tell)
+            exchanged = pool.submit(exchange)
             try:
                 found = work()
             finally:
                 done.set()
-            while wait([told], timeout=_STILL_SECONDS).not_done:
+            while wait([exchanged], timeout=_PROGRESS_SECONDS).not_done:
                 self.progresses()
-            told.result()
+            exchanged.result()
         return found
 
     @abstractmethod
@@ -105,7 +105,7 @@ class Peers(ABC):
         """Leave the group.
 
         Raises:
-            NcclStuck: this process cannot use its device any more.
+            NcclStuck: this process can no longer use its device.
         """
 
     @abstractmethod
@@ -120,29 +120,29 @@ def _on_host(x: Tensor) -> Tensor:
     return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x)
 
 
-def said(error: BaseException) -> str:
-    """Torch's message, without source location, hints and C++ stack."""
+def torch_message(error: BaseException) -> str:
+    """Return torch's message, without source location, hints and C++ stack."""
     line = str(error).partition("\n")[0].partition(". This is typically")[0]
     return re.sub(r"^\[[^]]*\.c(?:c|pp):\d+\] ", "", line).strip()
 
 
 class Member(Protocol):
-    """A learner with a state that others can take over."""
+    """A learner whose state others can take over."""
 
     updates: int  # so far
 
     def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
-        """All that `restore` needs: named arrays, and JSON for the rest."""
+        """Return the state for `restore`: named arrays, and JSON for the rest."""
 
     def restore(self, tree: Tree, extras: Mapping[str, Any]) -> None:
-        """Continue from where `save` was called."""
+        """Continue from a state of `save`."""
 
 
 def take_over_newest(learner: Member, peers: Peers) -> None:
     """Take over the state with the most updates (ties: lowest rank).
 
-    If an update succeeded at only some learners, all continue from theirs. A state with a large
-    replay takes long to save, hash and restore: no member is considered lost meanwhile.
+    If an update succeeded at only some learners, all continue from their state. With a large
+    replay, a state takes long to save, hash and restore: no member counts as lost during that time.
 
     Raises:
         PeerLost: a learner is gone.
@@ -176,7 +176,7 @@ def take_over_newest(learner: Member, peers: Peers) -> None:
 
 
 def state_hash(learner: Member) -> int:
-    """Signed 64-bit XXH3 of everything that updates change, connectors' estimates included."""
+    """Hash everything that updates change, including connectors: signed XXH3, 64 bits."""
     digest = xxhash.xxh3_64()
     tree, _ = learner.save()
     for path, array in flatten(tree):
@@ -186,10 +186,10 @@ def state_hash(learner: Member) -> int:
 
 
 def _chunks(learner: Member) -> tuple[int, Iterator[bytes]]:
-    """Maximum size of a state in a frame, and the frame's chunks."""
+    """Return a state's maximum size in a frame, and the frame's chunks."""
     tree, extra = learner.save()
     header = training_pb2.StateHeader(extra=json.dumps(extra))
-    # They are aligned in the payload, so it is somewhat larger than their sum.
+    # Arrays are aligned in the payload, which makes it larger than their sum.
     size = sum(array.nbytes + 64 for _, array in flatten(tree))
     return size, encode_frame(header, tree, digest=True)
 
@@ -205,10 +205,10 @@ def mean_over_learners(
         total: sums a vector [B] elementwise over the learners.
 
     Returns:
-        The gradient and other results for the samples of all learners. Metrics and priorities are
-        still this learner's own.
+        The gradient and other results for the samples of all learners. Metrics and priorities
+        remain this learner's own.
     """
-    # Buffers of floats are estimates. Others count passes, and are the same everywhere.
+    # Float buffers are estimates. Others count passes, and are equal everywhere.
     floats = {name: x for name, x in sorted(aux.buffers.items()) if x.is_floating_point()}
     # Without a live step in the sample, buffers may hold anything.
     buffers = [torch.where(aux.live_steps > 0, x, 0.0) for x in floats.values()]  # [...]
@@ -228,5 +228,5 @@ def mean_over_learners(
         mean = (sums.pop(0) / divisor).view(buffer.shape).to(buffer.dtype)  # [...]
         found[name] = torch.where(steps > 0, mean, buffer)  # [...]
     live_steps = steps.round().to(aux.live_steps.dtype)  # []
-    whole = aux._replace(live_steps=live_steps, means=reduced, buffers=found)
-    return gradient.div_(divisor), whole
+    total_aux = aux._replace(live_steps=live_steps, means=reduced, buffers=found)
+    return gradient.div_(divisor), total_aux

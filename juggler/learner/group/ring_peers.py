@@ -1,13 +1,13 @@
 """Encrypted, authenticated communication between learners on several hosts.
 
-torch.distributed has none: gloo is published without TLS, and NCCL has no encryption. So each
-learner sends to the next one, and the last to the first, over a stream like an EnvRunner's, with
-the run's certificates and its token.
+torch.distributed has no encryption: gloo is published without TLS, and NCCL does not support it. So
+each learner sends to the next one, and the last to the first, over a stream like an EnvRunner's,
+with the run's certificates and its token.
 
-A sum goes around the ring twice (Patarasuk and Yuan, 2009). The vector has as many parts as there
-are learners. In the first round each part is added up on its way, and ends, complete, at one
-learner; the second round distributes it. So all have the same bits, and each sends twice the vector
-at most, for any number of learners.
+A sum goes around the ring twice (Patarasuk and Yuan, 2009). The vector is split into one part per
+learner. In the first round each part is added up from learner to learner, until one has the
+complete part; the second round distributes it. So all have the same bits, and each sends at most
+twice the vector, for any number of learners.
 """
 
 from __future__ import annotations
@@ -33,44 +33,44 @@ RING_METHOD = "/juggler.v1.Gradients/Ring"
 RING_METADATA = "juggler-ring-bin"
 _SERVICE, _METHOD = RING_METHOD.strip("/").split("/")
 
-_MOST_WAITING = 4  # messages of a stream that are not taken yet
-_LOOK_SECONDS = 0.05
-PIECE_BYTES = 1 << 20  # of a message: the next learner adds one while another is on its way
+_MAX_WAITING = 4  # unread messages of a stream
+_POLL_SECONDS = 0.05
+PIECE_BYTES = 1 << 20  # of a message: the next learner adds one while another is in transit
 _END_SECONDS = 1.0
 
 
 class Inbox:
-    """What came from the learner before this one in its ring."""
+    """Messages from the previous learner in the ring."""
 
     def __init__(self) -> None:
-        self.taken = False  # by a stream
+        self.taken = False  # whether a stream feeds it
         self._changed = threading.Condition()
         self._messages: deque[bytes] = deque()
         self._ended = False
 
     def put(self, message: bytes) -> bool:
-        """Add a message once there is room. False: it has ended."""
+        """Add a message once there is room; return False after the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or len(self._messages) < _MOST_WAITING)
+            self._changed.wait_for(lambda: self._ended or len(self._messages) < _MAX_WAITING)
             if not self._ended:
                 self._messages.append(message)
                 self._changed.notify_all()
             return not self._ended
 
     def end(self) -> None:
-        """Nothing comes any more, and nothing is taken."""
+        """Accept no more messages."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def get(self, why_give_up: Callable[[], str]) -> bytes:
-        """The next message.
+        """Wait for the next message.
 
         Args:
-            why_give_up: asked while nothing comes; gives up where this says something.
+            why_give_up: called while waiting; returns a reason to give up, or "".
 
         Raises:
-            PeerLost: none came in time.
+            PeerLost: no message arrived in time.
         """
         deadline = time.monotonic() + COLLECTIVE_SECONDS
         with self._changed:
@@ -82,7 +82,7 @@ class Inbox:
                     why = f"nothing came within {COLLECTIVE_SECONDS:.0f} s"
                 if why:
                     raise PeerLost(why)
-                self._changed.wait(_LOOK_SECONDS)
+                self._changed.wait(_POLL_SECONDS)
             self._changed.notify_all()
             return self._messages.popleft()
 
@@ -91,7 +91,7 @@ class RingServer:
     """Serves the ring, at the address that EnvRunners dial.
 
     Args:
-        why_refused: returns why a call may not open a stream, given its metadata; None lets it in.
+        why_refused: returns from a call's metadata why it may not open a stream; None: it may.
     """
 
     def __init__(self, why_refused: Callable[[CallMetadata], str | None]) -> None:
@@ -100,20 +100,20 @@ class RingServer:
         self._inboxes: dict[bytes, Inbox] = {}
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """To add to a server."""
+        """Return the handler for a server."""
         ring: grpc.RpcMethodHandler[bytes, bytes]
         ring = grpc.stream_stream_rpc_method_handler(self._ring)
         return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: ring})
 
     def expect(self, name: bytes) -> Inbox:
-        """Accept one stream of this name."""
+        """Accept one stream with this name."""
         with self._changed:
             inbox = self._inboxes[name] = Inbox()
             self._changed.notify_all()
         return inbox
 
     def forget(self, name: bytes) -> None:
-        """End that stream, and take it no more."""
+        """End the stream with this name, and no longer accept it."""
         with self._changed:
             inbox = self._inboxes.pop(name, None)
         if inbox is not None:
@@ -139,7 +139,7 @@ class RingServer:
         yield from ()
 
     def _inbox_of(self, name: object, context: grpc.ServicerContext) -> Inbox | None:
-        """Inbox for a stream, once this learner knows its group; None otherwise."""
+        """Wait until this learner expects a stream; return its inbox, or None."""
         deadline = time.monotonic() + COLLECTIVE_SECONDS
 
         def found() -> Inbox | None:
@@ -149,7 +149,7 @@ class RingServer:
             while (inbox := found()) is None:
                 if time.monotonic() > deadline or not context.is_active():
                     return None
-                self._changed.wait(_LOOK_SECONDS)
+                self._changed.wait(_POLL_SECONDS)
             if inbox.taken:
                 return None
             inbox.taken = True
@@ -161,10 +161,10 @@ class RingAccess:
     """Addresses and credentials for streams between learners.
 
     Attributes:
-        server: takes their streams.
-        address: at which they dial it.
-        metadata: of its calls.
-        tls: of this host.
+        server: accepts streams of other learners.
+        address: address of the server for other learners.
+        metadata: metadata of this learner's calls.
+        tls: TLS settings of this host.
     """
 
     server: RingServer
@@ -174,14 +174,14 @@ class RingAccess:
 
 
 class RingPeers(Peers):
-    """Peers of which each sends to the next one.
+    """Peers in a ring, each of which sends to the next.
 
     Args:
-        access: how this learner reaches the next one.
-        group: names the group and its generation, in the same words at all of them.
-        rank: of this learner.
-        addresses: of all, by rank.
-        superseded: says whether the driver has asked for another group by now.
+        access: addresses and credentials.
+        group: name of the group and its generation, the same at all learners.
+        rank: rank of this learner.
+        addresses: addresses of all learners, by rank.
+        superseded: returns whether the driver has requested another group.
 
     Raises:
         PeerLost: the next learner cannot be reached.
@@ -202,7 +202,7 @@ class RingPeers(Peers):
         self._inbox = access.server.expect(self._before)
         self._unsent: SimpleQueue[bytes | None] = SimpleQueue()
         self._call: grpc.Call | None = None  # to the next learner
-        self._over = threading.Event()  # that call
+        self._call_ended = threading.Event()
         address = addresses[(rank + 1) % self.size]
         self._next = f"learner at {address}"
         self._channel = dial(address, access.tls)
@@ -214,20 +214,20 @@ class RingPeers(Peers):
             raise PeerLost(str(error)) from None
 
     def broadcast(self, data: bytes | None, root: int, size: int) -> bytes:
-        whole = torch.empty(size, dtype=torch.uint8)  # [size]
+        x = torch.empty(size, dtype=torch.uint8)  # [size]
         if data is not None:
-            whole.numpy()[:] = memoryview(data)
-        for piece in _pieces(whole):
+            x.numpy()[:] = memoryview(data)
+        for piece in _pieces(x):
             if self.rank != root:
                 piece.copy_(self._received(piece))
             if self.rank != (root - 1) % self.size:
                 self._send(piece)
-        return whole.numpy().tobytes()
+        return x.numpy().tobytes()
 
     def close(self) -> None:
-        self._unsent.put(None)  # behind what others may still need
+        self._unsent.put(None)  # after messages that others may still need
         if self._call is not None:
-            self._over.wait(_END_SECONDS)
+            self._call_ended.wait(_END_SECONDS)
         self._server.forget(self._before)
         self._channel.close()
 
@@ -239,11 +239,11 @@ class RingPeers(Peers):
         steps = 2 * (self.size - 1)
         for step in range(steps):
             for piece in _pieces(parts[(self.rank - step - 1) % self.size]):
-                came = self._received(piece)
+                received = self._received(piece)
                 if step < self.size - 1:
-                    piece.add_(came)
+                    piece.add_(received)
                 else:
-                    piece.copy_(came)
+                    piece.copy_(received)
                 if step < steps - 1:
                     self._send(piece)
         return flat.view(x.shape)
@@ -252,17 +252,17 @@ class RingPeers(Peers):
         self._unsent.put(piece.view(torch.uint8).numpy().tobytes())
 
     def _received(self, like: Tensor) -> Tensor:
-        """Next piece from the previous learner, of this shape and dtype."""
+        """Receive the previous learner's next piece, of this size and dtype."""
         message = self._inbox.get(self._why_give_up)
         if len(message) != like.nbytes:
             got = len(message)
             raise PeerLost(f"the learner before this one sent {got} bytes, not {like.nbytes}")
-        return torch.frombuffer(bytearray(message), dtype=like.dtype)  # torch wants to own them
+        return torch.frombuffer(bytearray(message), dtype=like.dtype)  # torch needs writable memory
 
     def _why_give_up(self) -> str:
         if self._superseded():
             return "there is another group to form"
-        if self._over.is_set() and self._call is not None:
+        if self._call_ended.is_set() and self._call is not None:
             return f"the {self._next} ended the stream: {self._call.details() or 'it has left'}"
         return ""
 
@@ -271,8 +271,8 @@ class RingPeers(Peers):
             RING_METHOD
         )
         call = ring(iter(self._unsent.get, None), metadata=metadata)
-        if not call.add_callback(self._over.set):
-            self._over.set()
+        if not call.add_callback(self._call_ended.set):
+            self._call_ended.set()
         return call
 
 
@@ -281,5 +281,5 @@ def _name(group: str, sender: int) -> bytes:
 
 
 def _pieces(x: Tensor) -> Iterator[Tensor]:
-    """Views of a vector, of a message each."""
+    """Split a vector into views, one per message."""
     return (piece for piece in torch.split(x, PIECE_BYTES // x.itemsize) if piece.numel())

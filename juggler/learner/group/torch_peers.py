@@ -1,15 +1,15 @@
-"""Communication between the learners of a group over torch.distributed, which encrypts nothing.
+"""Unencrypted communication between a group's learners over torch.distributed.
 
 A process group of torch is useless once one of its members has died, and a wait in gloo cannot be
 aborted. So each generation of a learner group gets a new process group, under its own prefix in a
 store, and waits have short time limits. If a learner hangs, the driver notices and kills it; the
 others then see at once that a connection has closed.
 
-Learners communicate over gloo, from host to host. If each of them has a GPU of its own, NCCL sums
+Learners communicate over gloo, from host to host. If each of them has its own GPU, NCCL sums
 tensors on GPUs directly. When a member dies, this sum hangs on the other devices. The host
 therefore waits for each sum before the optimizer step that needs it, and aborts the sum if it
-hangs. The learner's state is then as it was. If the device does not recover from that, the process
-has to be replaced.
+hangs. The learner's state does not change then. If the device does not recover, the process has to
+be replaced.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from juggler.learner.group.peers import COLLECTIVE_SECONDS, PeerLost, Peers, said
+from juggler.learner.group.peers import COLLECTIVE_SECONDS, PeerLost, Peers, torch_message
 from juggler.runtime.actors.endpoints import EndpointError
 
-dist: Any = torch.distributed  # its types lack half of what is used here
+dist: Any = torch.distributed  # half of the names used here have no types
 
-# Nothing can end an operation, or meeting, earlier.
+# An operation, or a meeting, cannot be ended earlier.
 _CONNECT_SECONDS = 4.0
 _STORE_SECONDS = 1.0
-_LOOK_SECONDS = 0.005
+_POLL_SECONDS = 0.005
 
-#: Time limit of a sum by NCCL. The driver notices a member that hangs earlier, and forms another
-#: group.
+#: Time limit of a sum by NCCL. Before that, the driver notices a member that hangs, and forms
+#: another group.
 _NCCL_SUM_SECONDS = 8.0
-#: Time limits for connecting, and for aborting what hangs.
+#: Time limits for connecting, and for aborting.
 _NCCL_CONNECT_SECONDS = 30.0
 _NCCL_END_SECONDS = 5.0
-#: How often a waiting thread checks whether the device is done, and whether to give up.
-_NCCL_LOOK_SECONDS = 50e-6
-_NCCL_ASK_SECONDS = 10e-3
+#: Intervals at which a waiting thread checks whether the device is done, and whether to give up.
+_NCCL_POLL_SECONDS = 50e-6
+_NCCL_GIVE_UP_SECONDS = 10e-3
 
 
 class MeetingPoint:
     """The store, at one learner, where a group's learners meet.
 
     Args:
-        host: the address to listen on, at which the others can reach this process.
+        host: address to listen on, where the others can reach this process.
 
     Raises:
         EndpointError: this process cannot listen there.
@@ -82,7 +82,7 @@ class MeetingPoint:
 
 
 class GlooPeers(Peers):
-    """Peers of one host, or of a network that is trusted."""
+    """Peers of one host, or of a trusted network."""
 
     def __init__(
         self,
@@ -94,21 +94,21 @@ class GlooPeers(Peers):
         superseded: Callable[[], bool],
         device: torch.device | None = None,
     ) -> None:
-        """Meets the others.
+        """Meet the other learners.
 
         Args:
-            meeting_point: the address of one of theirs.
-            generation: of the group.
-            rank: of this learner.
-            size: the number of learners.
-            host: the address at which the others can reach this process.
-            superseded: says whether the driver has asked for another group by now.
-            device: where this learner computes; None: on the CPU.
+            meeting_point: address of the group's `MeetingPoint`.
+            generation: generation of the group.
+            rank: rank of this learner.
+            size: number of learners.
+            host: address where the others can reach this process.
+            superseded: returns whether the driver has requested another group.
+            device: device of this learner; None: the CPU.
 
         Raises:
-            PeerLost: a learner did not come, or could not connect.
+            PeerLost: a learner is absent, or could not connect.
             EndpointError: this process cannot listen at its address.
-            NcclStuck: the same, and this process cannot use its device any more.
+            NcclStuck: a learner is lost, and this process can no longer use its device.
         """
         super().__init__(rank, size)
         self._nccl: NcclGroup | None = None
@@ -120,14 +120,16 @@ class GlooPeers(Peers):
         try:
             self._group = dist.ProcessGroupGloo(store, rank, size, options)
         except RuntimeError as error:
-            raise PeerLost(f"the {size} learners could not connect: {said(error)}") from None
+            raise PeerLost(
+                f"the {size} learners could not connect: {torch_message(error)}"
+            ) from None
         device = device or torch.device("cpu")
         if by_nccl(self.gather(gpu_number(device))):
             self._nccl = NcclGroup.connected(store, rank, size, device, superseded)
 
     def close(self) -> None:
         if self._nccl is not None:
-            self._nccl.end("the group is over")
+            self._nccl.end("the group has ended")
 
     def sum(self, x: Tensor) -> Tensor:
         if self._nccl is not None and x.device.type != "cpu":
@@ -150,31 +152,31 @@ class GlooPeers(Peers):
         self._wait(lambda: self._group.allreduce([x], options))
         return x
 
-    def _wait(self, begin: Callable[[], Any]) -> None:
-        begun = begin()  # raises only over its arguments
+    def _wait(self, start: Callable[[], Any]) -> None:
+        work = start()  # raises only for its arguments
         try:
-            begun.wait()
+            work.wait()
         except RuntimeError as error:
-            # gloo's errors name a place in its sources; others are about what was to be sent.
+            # gloo's errors name a place in its sources; other errors are about the data.
             if "gloo/" not in str(error):
                 raise
-            raise PeerLost(said(error)) from None
+            raise PeerLost(torch_message(error)) from None
 
 
 def _device(host: str) -> Any:
-    """What gloo listens at, on this process's own address.
+    """Create gloo's device, which listens at this process's own address.
 
     Raises:
-        EndpointError: it cannot.
+        EndpointError: gloo cannot listen there.
     """
-    # torch accepts a list of interfaces, with a device for each. These learners use the first.
+    # torch accepts a list of interfaces, with a device for each. Only the first is used here.
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     named = {"interface": interface} if interface else {"hostname": host}
     try:
         return dist.ProcessGroupGloo.create_device(**named)
     except RuntimeError as error:
         where = f"the interface {interface} of GLOO_SOCKET_IFNAME" if interface else host
-        raise _not_ours(where, said(error)) from error
+        raise _not_ours(where, torch_message(error)) from error
 
 
 def _not_ours(where: str, why: str) -> EndpointError:
@@ -188,9 +190,9 @@ def _not_ours(where: str, why: str) -> EndpointError:
 def _met(
     address: str, generation: int, rank: int, size: int, superseded: Callable[[], bool]
 ) -> Any:
-    """The store at a meeting point, once all learners have come.
+    """Return the store at a meeting point, once all learners are there.
 
-    Connecting waits for absent learners and cannot be aborted, so it begins only then.
+    Connecting waits for absent learners and cannot be aborted, so it starts only afterwards.
     """
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + COLLECTIVE_SECONDS
@@ -206,8 +208,8 @@ def _met(
             if store.check(keys):
                 return store
         except RuntimeError as error:
-            store, problem = None, said(error)
-        time.sleep(_LOOK_SECONDS)
+            store, problem = None, torch_message(error)
+        time.sleep(_POLL_SECONDS)
     raise PeerLost(f"the {size} learners did not meet at {address}: {problem}")
 
 
@@ -216,7 +218,7 @@ class NcclStuck(RuntimeError):
 
 
 def gpu_number(device: torch.device) -> list[int]:
-    """UUID of a GPU as two int64; zeros without NCCL support."""
+    """Return a GPU's UUID as two int64; zeros without NCCL support."""
     if device.type != "cuda" or not dist.is_nccl_available():
         return [0, 0]
     number = UUID(str(torch.cuda.get_device_properties(device).uuid)).int
@@ -224,9 +226,9 @@ def gpu_number(device: torch.device) -> list[int]:
 
 
 def by_nccl(gpu_numbers: Sequence[Sequence[int]]) -> bool:
-    """Whether NCCL can make the sums of learners with these GPUs.
+    """Return whether NCCL can make the sums of learners with these GPUs.
 
-    It needs a GPU of its own for each learner. Otherwise the sums are made on the hosts.
+    It needs a separate GPU for each learner. Otherwise hosts make the sums.
     """
     distinct = {tuple(number) for number in gpu_numbers}
     return (0, 0) not in distinct and len(distinct) == len(gpu_numbers)
@@ -253,7 +255,7 @@ class NcclGroup:
 
         Raises:
             PeerLost: a member does not connect.
-            NcclStuck: the same, and this process cannot use its device any more.
+            NcclStuck: in addition, this process can no longer use its device.
         """
         # Otherwise torch ends the process when a member is lost.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
@@ -267,16 +269,16 @@ class NcclGroup:
         return found
 
     def connect(self) -> None:
-        """Make a first sum, because NCCL connects with it.
+        """Make a first sum, with which NCCL connects.
 
         Raises:
             PeerLost: a member does not connect.
-            NcclStuck: the same, and this process cannot use its device any more.
+            NcclStuck: in addition, this process can no longer use its device.
         """
-        connected = _beside(self._summed, torch.zeros(1, device=self._device))  # [1]
+        connected = _in_thread(self._summed, torch.zeros(1, device=self._device))  # [1]
         why = self._awaited(connected.done, _NCCL_CONNECT_SECONDS)
         if not why and (error := connected.exception()) is not None:
-            why = said(error)
+            why = torch_message(error)
         if why:
             self.end(why)
             raise PeerLost(f"the learners' GPUs could not connect: {why}")
@@ -286,37 +288,37 @@ class NcclGroup:
 
         Raises:
             PeerLost: a member is gone.
-            NcclStuck: the same, and this process cannot use its device any more.
+            NcclStuck: in addition, this process can no longer use its device.
         """
         try:
-            why = self._awaited(self._begun(x).query, _NCCL_SUM_SECONDS)
+            why = self._awaited(self._started_sum(x).query, _NCCL_SUM_SECONDS)
         except RuntimeError as error:
-            why = said(error)
+            why = torch_message(error)
         if why:
             self.end(why)
             raise PeerLost(f"NCCL could not sum: {why}")
         return x
 
     def end(self, why: str) -> None:
-        """Abort what is under way, and leave the group.
+        """Abort unfinished sums, and leave the group.
 
         Args:
             why: the reason, for the message.
 
         Raises:
-            NcclStuck: the device does not come back.
+            NcclStuck: the device does not recover.
         """
         if self._group is None:
             return
         group, self._group = self._group, None
-        ended = _beside(self._break_off, group)
+        ended = _in_thread(self._abort, group)
         deadline = time.monotonic() + _NCCL_END_SECONDS
         while not ended.done() and time.monotonic() < deadline:
-            time.sleep(_NCCL_LOOK_SECONDS)
+            time.sleep(_NCCL_POLL_SECONDS)
         if not ended.done():
             problem = f"it does not stop within {_NCCL_END_SECONDS:.0f} s"
         elif (error := ended.exception()) is not None:
-            problem = said(error)
+            problem = torch_message(error)
         else:
             return
         raise NcclStuck(
@@ -324,8 +326,8 @@ class NcclGroup:
             f"this learner, with the state of another one. NCCL had to be stopped: {why}"
         )
 
-    def _begun(self, x: Tensor) -> Any:
-        """Begin a sum; the event returned follows it on the device."""
+    def _started_sum(self, x: Tensor) -> Any:
+        """Start a sum; return an event after it on the device."""
         self._group.allreduce([x]).wait()  # makes the device's stream wait, not the host
         device_module = torch.get_device_module(self._device)
         event = device_module.Event()
@@ -333,29 +335,29 @@ class NcclGroup:
         return event
 
     def _summed(self, x: Tensor) -> None:
-        self._begun(x).synchronize()
+        self._started_sum(x).synchronize()
 
-    def _awaited(self, over: Callable[[], bool], seconds: float) -> str:
-        """Wait until it is done; return why waiting ended early, or ""."""
-        started = asked = time.monotonic()
-        while not over():
+    def _awaited(self, done: Callable[[], bool], seconds: float) -> str:
+        """Wait for the device; return why waiting ended early, or ""."""
+        started = checked = time.monotonic()
+        while not done():
             now = time.monotonic()
             if now - started > seconds:
                 return f"it takes more than {seconds:.0f} s"
-            if now - asked > _NCCL_ASK_SECONDS:
-                asked = now
+            if now - checked > _NCCL_GIVE_UP_SECONDS:
+                checked = now
                 if self._superseded():
                     return "there is another group to form"
-            time.sleep(_NCCL_LOOK_SECONDS)
+            time.sleep(_NCCL_POLL_SECONDS)
         return ""
 
-    def _break_off(self, group: Any) -> None:
+    def _abort(self, group: Any) -> None:
         group.abort()
         torch.get_device_module(self._device).synchronize(self._device)
 
 
-def _beside(work: Callable[..., None], *arguments: Any) -> Future[None]:
-    """Do work in a thread of its own, which may hang."""
+def _in_thread(work: Callable[..., None], *arguments: Any) -> Future[None]:
+    """Do work that may hang in its own thread."""
     future: Future[None] = Future()
 
     def run() -> None:

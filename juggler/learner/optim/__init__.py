@@ -1,1 +1,1 @@
-"""Optimizers, the groups of parameters that they train, and their schedules."""
+"""Optimizers, their groups of parameters, and their schedules."""

@@ -20,7 +20,7 @@ Scheduled: TypeAlias = float | list[tuple[float, float]]
 
 @dataclass(kw_only=True)
 class OptimizerConfig:
-    """The keys that each of several optimizers may have of its own."""
+    """Keys that each optimizer may override."""
 
     lr: Scheduled = 5e-4
     """Learning rate: a number, or a schedule, pairs of [environment steps trained on, value],
@@ -88,18 +88,18 @@ class OptimizerConfig:
             raise WrongValue(key, f"{key} = {value}: values must be at least 0 and finite")
 
     def check_one_of(self, key: str, choices: tuple[str, ...]) -> None:
-        """The key must be one of these words."""
+        """Check that a key is one of these words."""
         if (value := getattr(self, key)) not in choices:
             raise WrongValue(key, f"{key} = {value!r} is not known{nearest(value, choices)}")
 
     def check_above(self, key: str, limit: float) -> None:
-        """The key must be a finite number above a limit."""
+        """Check that a key is a finite number above a limit."""
         value = getattr(self, key)
         if not limit < value < math.inf:
             raise WrongValue(key, f"{key} = {value}: must be above {limit} and finite")
 
     def check_at_least(self, key: str, limit: float) -> None:
-        """The key must be a finite number, at least the limit."""
+        """Check that a key is a finite number, at least the limit."""
         value = getattr(self, key)
         if not limit <= value < math.inf:
             raise WrongValue(key, f"{key} = {value}: must be at least {limit} and finite")
@@ -113,7 +113,7 @@ class OptimizerConfig:
             raise WrongValue(key, f"{key} = {getattr(self, key)}: must be {allowed}")
 
 
-#: Keys that an optimizer may override; the run's apply otherwise.
+#: Keys that an optimizer may override; otherwise the run's keys apply.
 OWN_KEYS = tuple(key.name for key in fields(OptimizerConfig))
 
 
@@ -122,11 +122,11 @@ class OptimizerSpec:
     """One optimizer, and the parameters that it trains.
 
     Attributes:
-        name: its name in the configuration, and after "lr_" in metrics; "": the one for the rest.
-        patterns: of its parameters' names; the one for the rest has none.
+        name: its name in the configuration, and after "lr_" in metrics; "": the main optimizer.
+        patterns: patterns of its parameters' names; the main optimizer has none.
         config: the run's config, with the optimizer's own values.
-        lr_key: the key of its learning rate in metrics; "lr" if it has none of its own.
-        lr_scale: a factor of that learning rate.
+        lr_key: key of its learning rate in metrics; "lr" without its own learning rate.
+        lr_scale: factor of that learning rate.
         training_only: whether it has the parameters that acting does not need and no pattern names.
     """
 
@@ -141,14 +141,14 @@ class OptimizerSpec:
 def parse_optimizers(
     config: OptimizerConfig, tables: Mapping[str, Mapping[str, Any]]
 ) -> list[OptimizerSpec]:
-    """The optimizers in the table `optimizers` of a configuration.
+    """Parse the table `optimizers` of a configuration.
 
     Args:
-        config: has the values that a table lacks.
-        tables: by the optimizers' names.
+        config: defaults of the tables' keys.
+        tables: tables by the optimizers' names.
 
     Raises:
-        ValueError: a table is wrong; names the key, and the nearest right one.
+        ValueError: a table is invalid; names the key, and the nearest valid one.
     """
     groups = []
     for name, table in tables.items():
@@ -157,7 +157,7 @@ def parse_optimizers(
             raise ValueError(f"{where}: a name is made of a-z, 0-9 and _")
         if not isinstance(table, Mapping):
             raise ValueError(f"{where} = {table!r}: expected a table with the key 'parameters'")
-        # `validate_optimizer` checks choices, because its error names the nearest right one.
+        # `validate_optimizer` checks choices, because its error suggests the nearest one.
         hints = {
             key: str if get_origin(hint) is Literal else hint
             for key, hint in get_type_hints(OptimizerConfig).items()

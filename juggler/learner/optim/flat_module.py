@@ -21,7 +21,7 @@ from juggler.runtime.wire.structures import tree_map
 
 #: Makes a module with newly drawn parameters.
 MakeModule = Callable[[], RLModule]
-#: An optimizer's state for one parameter vector: vectors of the same length, and 0-d counters.
+#: An optimizer's state for a parameter vector: vectors of the same length, and 0-d counters.
 Moments = dict[str, Tensor]
 
 
@@ -30,8 +30,8 @@ class TrainState(TypedDict):
 
     parameters: Tensor  # [P]
     buffers: dict[str, Tensor]
-    moments: Moments  # of the optimizer
-    extra: dict[str, Tensor]  # the algorithm's own: 0-d, or [P]
+    moments: Moments  # the optimizer's
+    extra: dict[str, Tensor]  # the algorithm's: 0-d, or [P]
     steps: Tensor  # [] int64: live steps trained on, for schedules
 
 
@@ -39,13 +39,13 @@ class FlatModule:
     """A module's structure, with its parameters in one vector [P].
 
     With all parameters in one vector, an optimizer step, a norm or a reduction over learners takes
-    only a few operations. Parameters that need no gradient count as buffers. A tensor with several
-    names goes by the first of them.
+    only a few operations. Parameters without a gradient count as buffers. A tensor with several
+    names has the first of them.
 
     Attributes:
         module: for its spaces and distribution. Its own parameters are not trained.
-        names: the first name of each tensor, by all of its names.
-        sizes: the sizes of the parameters by name, in the vector's order.
+        names: first name of each tensor, by all of its names.
+        sizes: sizes of the parameters by name, in the vector's order.
     """
 
     def __init__(self, module: RLModule, training_pass: TrainingPass) -> None:
@@ -87,7 +87,7 @@ class FlatModule:
         return flat, {name: buffer.clone() for name, buffer in tensors.items()}
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of a vector [P], by the parameters' names."""
+        """Return views of a vector [P], by the parameters' names."""
         pieces = torch.split(flat, self._sizes)  # [p] each
         return {
             name: piece.view(shape)
@@ -96,11 +96,11 @@ class FlatModule:
 
     @staticmethod
     def joined(named: Mapping[str, Tensor]) -> Tensor:
-        """The inverse of `named`."""
+        """Undo `named`."""
         return torch.cat([piece.reshape(-1) for piece in named.values()])  # [P]
 
     def by_name(self, state: TrainState) -> dict[str, Any]:
-        """A state with every vector [P] split into parameters."""
+        """Return a state with every vector [P] split into parameters."""
         return {
             **state,
             "parameters": self.named(state["parameters"]),
@@ -109,7 +109,7 @@ class FlatModule:
         }
 
     def from_names(self, named: Mapping[str, Any]) -> TrainState:
-        """The inverse of `by_name`."""
+        """Undo `by_name`."""
 
         def joined(each: Tensor | dict[str, Tensor]) -> Tensor:
             return each if isinstance(each, Tensor) else self.joined(each)
@@ -123,27 +123,27 @@ class FlatModule:
         )
 
     def training_only(self) -> set[str]:
-        """Names of the parameters that acting does not need."""
+        """Return names of the parameters that acting does not need."""
         return self.sizes.keys() - {self.names[name] for name in self._acting}
 
     def acting(self, parameters: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors that acting needs, by the module's own names; not copied."""
+        """Return tensors that acting needs, by the module's names; not copied."""
         tensors = {**self.named(parameters), **buffers}
         return {name: tensors[self.names[name]] for name in self._acting}
 
     def forward_train(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Batch
     ) -> dict[str, Any]:
-        """The training pass with these parameters, as from `named`, and buffers.
+        """Make the training pass with these parameters, as from `named`, and buffers.
 
-        The pass may update the given buffers in place, for example those of a normalization.
+        The pass may update the given buffers in place, for example a normalization's.
         """
         return self._pass(self._under_all_names(parameters, buffers), batch)
 
     def initial_state(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
     ) -> dict[str, Any]:
-        """The module's state at an episode's start, possibly learned."""
+        """Return the module's state at an episode's start, possibly learned."""
         if self._initial_state is None:
             return {}
         tensors = self._under_all_names(parameters, buffers)
@@ -159,15 +159,15 @@ class FlatModule:
 
 
 class Places:
-    """Swaps a module's parameters and buffers, with the lookups cached.
+    """Swaps a module's parameters and buffers, with cached lookups.
 
-    torch.func.functional_call does the same about eight times slower.
+    torch.func.functional_call is about eight times slower.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._places: list[tuple[dict[str, Any], str, str]] = []  # a map, the key there, the name
-        names: dict[int, str] = {}  # of tensors that the module has under several: the first one
+        names: dict[int, str] = {}  # the first name of each tensor
         for prefix, part in module.named_modules(remove_duplicate=False):
             for tensors in (part._parameters, part._buffers):
                 for key, tensor in tensors.items():
@@ -188,25 +188,25 @@ class Places:
 
 
 class TrainingPass:
-    """Calls `forward_train` of a module with tensors that replace its own.
+    """Calls `forward_train` of a module with other tensors than its own.
 
     Args:
         module: the module.
-        bfloat16: whether passes run under torch.autocast; their outputs are float32 again.
+        bfloat16: whether passes run under torch.autocast; their outputs are converted to float32.
         compiled: whether torch.compile compiles passes, for any number of rows. The first pass
-            is not compiled, because specs are checked then.
+            is not compiled, because it checks specs.
 
     Raises:
         ValueError: `compiled` is set, and there is no C++ compiler.
 
     Attributes:
-        compiled_calls: how often graphs compiled by torch.compile have run.
+        compiled_calls: number of runs of graphs compiled by torch.compile.
     """
 
     def __init__(self, module: RLModule, *, bfloat16: bool = False, compiled: bool = False) -> None:
         self.compiled_calls = 0
         self._module, self._places, self._bfloat16 = module, Places(module), bfloat16
-        self._is_checked = False  # a pass was made
+        self._is_checked = False  # after the first pass
         self._compiled: Callable[..., Any] | None = None
         if compiled:
             _check_compiler()
@@ -234,7 +234,7 @@ class TrainingPass:
         return outputs
 
     def _counted(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        """The backend for torch.compile: its default one, with calls counted."""
+        """Compile with the default backend of torch.compile, and count calls."""
         compile_graph = torch._dynamo.lookup_backend("inductor")
         return partial(self._count, compile_graph(graph, inputs))
 
@@ -244,12 +244,12 @@ class TrainingPass:
 
 
 def _call(module: RLModule, tensors: dict[str, Tensor], arguments: tuple[Batch]) -> Any:
-    # torch.compile traces our functions, but not those of torch.
+    # torch.compile traces our functions, but not torch's own.
     return functional_call(module, tensors, arguments, tie_weights=False)
 
 
 def _any_rows(x: Tensor) -> None:
-    """Let code compiled for this tensor [B, ...] serve every B."""
+    """Let code compiled for this tensor [B, ...] accept every B."""
     torch._dynamo.maybe_mark_dynamic(x, 0)
 
 
@@ -282,10 +282,10 @@ class _InitialState(nn.Module):
 
 
 def _trained(module: RLModule) -> dict[str, nn.Parameter]:
-    """Parameters that need a gradient.
+    """Return the parameters that need a gradient.
 
     Raises:
-        ValueError: there are none, or they are neither all float32 nor all float64.
+        ValueError: there are no such parameters, or not all are float32 or all float64.
     """
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not trained:

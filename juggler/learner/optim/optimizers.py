@@ -1,7 +1,7 @@
 """Adam and RMSProp on one flat vector, with clipping and parameter groups.
 
 torch's optimizers hold state and update parameters in place. Here both are values. The order of
-operations is that of torch.optim's single-tensor forms or, on the host, of Adam's fused one, so
+operations is the same as in torch.optim's single-tensor forms or, on the host, in fused Adam, so
 results agree bit for bit.
 """
 
@@ -26,19 +26,19 @@ class Step(NamedTuple):
     """Inputs of an optimizer step."""
 
     lr: Tensor  # []
-    moved: Tensor  # bool [K], for each of the parameters in the vector, or [] for all: which change
+    moved: Tensor  # bool [K], which parameters in the vector change, or [] for all
     sizes: Sequence[int]  # of the K parameters
     in_place: bool = False  # whether the old tensors may change: see `on_host`
 
 
 class Optimizer(Protocol):
     def init(self, parameters: Tensor) -> Moments:
-        """The state before the first update of parameters [P]."""
+        """Return the state before the first update of parameters [P]."""
 
     def update(
         self, parameters: Tensor, gradient: Tensor, moments: Moments, step: Step
     ) -> tuple[Tensor, Moments]:
-        """New parameters [P] and moments after a step, perhaps in place."""
+        """Return new parameters [P] and moments after a step, perhaps in place."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +79,17 @@ class Adam:
         self, parameters: Tensor, gradient: Tensor, moments: Moments, step: Step
     ) -> Moments:
         """Step in one pass over memory, grouping neighbours with equal step counts."""
-        updates = moments["updates"]  # [], or [P] where parameters do not always move together
+        updates = moments["updates"]  # [], or [P] if parameters do not always move together
         sizes = step.sizes if step.moved.ndim or updates.ndim else [len(parameters)]
         starts = list(accumulate(sizes[:-1], initial=0))
         counts = updates[starts] if updates.ndim else updates.expand(len(starts))  # [K]
-        told = zip(step.moved.expand(len(starts)).tolist(), counts.tolist(), sizes, strict=True)
+        each = zip(step.moved.expand(len(starts)).tolist(), counts.tolist(), sizes, strict=True)
         stop, vectors = 0, (parameters, gradient, moments["mean"], moments["mean_square"])
-        for (moves, count), own in groupby(told, key=itemgetter(0, 1)):
+        for (moves, count), own in groupby(each, key=itemgetter(0, 1)):
             start, stop = stop, stop + sum(size for _, _, size in own)
             if not moves:
                 continue
-            x, slope, mean, mean_square = ([each[start:stop]] for each in vectors)  # [p] each
+            x, slope, mean, mean_square = ([vector[start:stop]] for vector in vectors)  # [p] each
             torch._fused_adam_(
                 x,
                 slope,
@@ -130,7 +130,7 @@ class RMSProp:
         )  # [P]
         root = mean_square.sqrt() + self.epsilon  # [P]
         stepped = torch.addcdiv(parameters, gradient * -step.lr, root)  # [P]
-        # Beside an Adam, moments have names that are not its own.
+        # Alongside an Adam, there are moments that RMSProp does not have.
         own = {"mean_square": moments["mean_square"]}
         moved = of_elements(step)  # [] or [P]
         kept = chosen(moved, {"mean_square": mean_square}, own)
@@ -138,15 +138,15 @@ class RMSProp:
 
 
 def on_host(x: Tensor) -> bool:
-    """Whether the host reads a tensor's numbers without waiting for a device.
+    """Return whether the host reads a tensor without waiting for a device.
 
-    Within torch.func it cannot read any.
+    Within torch.func it cannot read any tensor.
     """
     return x.device.type == "cpu"
 
 
 def of_elements(step: Step) -> Tensor:
-    """Mask of the elements that change, bool [P], or [] for all."""
+    """Return which elements change, bool [P], or [] for all."""
     if not step.moved.ndim:
         return step.moved
     each = zip(step.moved.unbind(), step.sizes, strict=True)
@@ -182,24 +182,24 @@ def clip_by_norm(gradient: Tensor, sizes: Sequence[int], limit: float) -> Tensor
 
 
 class Optimizers:
-    """One or more optimizers, each for a stretch of the parameters [P].
+    """One or more optimizers, each for a range of the parameters [P].
 
-    Each clips its own part of the gradient. Moments are vectors [P] over all stretches, 0 where an
-    optimizer lacks a moment of that name, and counters, which all optimizers share.
+    Each clips its own part of the gradient. Moments are vectors [P] over all ranges, 0 if an
+    optimizer has no moment of that name, and counters, which all optimizers share.
 
     Attributes:
-        lr_keys: the keys of the schedules of their learning rates.
+        lr_keys: keys of the learning rates' schedules.
     """
 
     def __init__(self, flat: FlatModule, specs: Sequence[OptimizerSpec]) -> None:
-        """Rearranges the module's vector so that each optimizer's parameters are one stretch.
+        """Rearrange the module's vector so that each optimizer's parameters are adjacent.
 
         Args:
-            flat: the module, of which no vector has been made yet.
-            specs: of the optimizer for the rest, then of the others.
+            flat: the module, before any vector is made.
+            specs: spec of the main optimizer, then of the others.
 
         Raises:
-            ValueError: a pattern matches no parameter, or several optimizers name the same one.
+            ValueError: a pattern matches no parameter, or several optimizers match the same one.
         """
         _check_patterns(flat.sizes, specs)
         rest = dict.fromkeys(flat.sizes, 0)
@@ -214,13 +214,13 @@ class Optimizers:
         ]
         there = [(spec, sizes) for spec, sizes in zip(specs, own, strict=True) if sizes]
         self._parts = [_Part(spec, sizes) for spec, sizes in there]
-        self._stretches = [sum(sizes) for _, sizes in there]
+        self._ranges = [sum(sizes) for _, sizes in there]
         number = {place: index for index, place in enumerate(sorted(set(places.values())))}
         self._part_of = {name: number[place] for name, place in places.items()}
         self.lr_keys = tuple(dict.fromkeys(spec.lr_key for spec, _ in there))
 
     def optimizer_of(self, name: str) -> Optimizer:
-        """The optimizer of a parameter.
+        """Return the optimizer of a parameter.
 
         Raises:
             KeyError: the module has no such parameter.
@@ -228,7 +228,7 @@ class Optimizers:
         return self._parts[self._part_of[name]].optimizer
 
     def init(self, parameters: Tensor) -> Moments:
-        """The moments before the first update of parameters [P]."""
+        """Return the moments before the first update of parameters [P]."""
         return self._joined([part.optimizer.init(x) for part, x in self._split(parameters)])
 
     def update(
@@ -241,16 +241,16 @@ class Optimizers:
         moved: Tensor,
         in_place: bool,
     ) -> tuple[Tensor, Moments]:
-        """One step of each optimizer.
+        """Make one step of each optimizer.
 
         Args:
             parameters: [P]
             gradient: [P], before clipping.
-            norm: [] of the gradient.
-            moments: from the step before.
-            lrs: [] by their keys.
-            moved: as in `Step`.
-            in_place: as in `Step`.
+            norm: norm [] of the gradient.
+            moments: moments from the previous step.
+            lrs: learning rates [] by their keys.
+            moved: see `Step`.
+            in_place: see `Step`.
 
         Returns:
             New parameters [P], and moments.
@@ -259,8 +259,8 @@ class Optimizers:
             (part,) = self._parts
             step = part.step(lrs, moved, in_place)
             return part.optimizer.update(parameters, part.clipped(gradient, norm), moments, step)
-        gradients = torch.split(gradient, self._stretches)  # [p] each
-        vectors = {name: torch.split(x, self._stretches) for name, x in moments.items() if x.ndim}
+        gradients = torch.split(gradient, self._ranges)  # [p] each
+        vectors = {name: torch.split(x, self._ranges) for name, x in moments.items() if x.ndim}
         counts = [len(part.sizes) for part in self._parts]
         changes = torch.split(moved, counts) if moved.ndim else [moved] * len(gradients)
         updated = []
@@ -276,10 +276,10 @@ class Optimizers:
         return parameters, self._joined([new for _, new in updated])
 
     def _split(self, parameters: Tensor) -> list[tuple[_Part, Tensor]]:
-        return list(zip(self._parts, torch.split(parameters, self._stretches), strict=True))
+        return list(zip(self._parts, torch.split(parameters, self._ranges), strict=True))
 
     def _joined(self, parts: Sequence[Moments]) -> Moments:
-        """Join the moments of all stretches."""
+        """Join the moments of all ranges."""
         if len(parts) == 1:
             return parts[0]
         joined: Moments = {}
@@ -288,7 +288,7 @@ class Optimizers:
             if first.ndim:
                 pieces = [
                     part[name] if name in part else first.new_zeros(size)
-                    for part, size in zip(parts, self._stretches, strict=True)
+                    for part, size in zip(parts, self._ranges, strict=True)
                 ]  # [p] each
                 first = torch.cat(pieces)  # [P]
             joined[name] = first
@@ -296,7 +296,7 @@ class Optimizers:
 
 
 class _Part:
-    """An optimizer for one stretch of the vector, with parameter sizes."""
+    """An optimizer for one range of the vector, with parameter sizes."""
 
     def __init__(self, spec: OptimizerSpec, sizes: list[int]) -> None:
         self._spec, self.sizes = spec, sizes
@@ -307,7 +307,7 @@ class _Part:
         return Step(lr, moved, self.sizes, in_place)
 
     def clipped(self, gradient: Tensor, norm: Tensor) -> Tensor:
-        """A gradient [p] with this norm [], within the limit."""
+        """Clip a gradient [p] with this norm []."""
         limit, by = self._spec.config.grad_clip, self._spec.config.grad_clip_by
         if limit is None:
             return gradient
@@ -330,7 +330,7 @@ def _check_patterns(names: Collection[str], specs: Sequence[OptimizerSpec]) -> N
 
 
 def _place(name: str, specs: Sequence[OptimizerSpec], rest: int) -> int:
-    """Index of the optimizer whose patterns match a parameter, else `rest`."""
+    """Return the index of the optimizer whose patterns match, else `rest`."""
     named = [
         place
         for place, spec in enumerate(specs)

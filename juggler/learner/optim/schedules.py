@@ -12,7 +12,7 @@ from torch import Tensor
 class Schedule:
     """Piecewise linear function of steps, constant outside of its points.
 
-    It is computed on the device of the step counter, so that no update waits for a device.
+    It is computed on the device of the step counter, so no update waits for a device.
 
     Args:
         points: (step, value) pairs by rising step, or one value for all steps.
@@ -28,7 +28,7 @@ class Schedule:
         self.points = pairs
 
     def __call__(self, steps: Tensor) -> Tensor:
-        """The value after this many steps (0-d) -> 0-d, float64."""
+        """Return the value after this many steps (0-d) -> 0-d, float64."""
         value = torch.full_like(steps, self.points[0][1], dtype=torch.float64)  # []
         for (start, low), (stop, high) in pairwise(self.points):
             share = ((steps.double() - start) / (stop - start)).clamp(0, 1)  # []

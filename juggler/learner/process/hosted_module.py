@@ -33,7 +33,7 @@ from juggler.learner.process.overlap import (
     Overlapped,
     PendingMetrics,
     Share,
-    works_by_itself,
+    is_asynchronous,
 )
 from juggler.learner.process.program import ModuleSetup, critic_space_of
 from juggler.runtime.actors.endpoints import is_loopback
@@ -53,13 +53,13 @@ from juggler.runtime.wire.structures import has_bounds, space_leaves
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
-#: What helps a run that cannot continue from its checkpoint.
+#: Advice for a run that cannot continue from its checkpoint.
 REMEDY: Final = (
     "Restore the files and the settings that it was made with, or begin a new run with the "
     "parameters that still fit: --from and --from-parameters"
 )
 
-#: Name of the metric.
+#: Metric: share of clipped actions.
 CLIPPED: Final = "clipped_actions"
 _NEARLY_ALL = 0.9
 _ROUNDING = 1e-5  # relative to a bound, or to 1 if the bound is smaller
@@ -97,8 +97,8 @@ class HostedModule:
     """A learner process's module, with a method per driver command.
 
     Attributes:
-        module_id: of the module.
-        learner: trains it.
+        module_id: id of the module.
+        learner: trains the module.
         membership: its group of learners.
         store: batches that wait for an update.
         updating: does the work around updates.
@@ -106,9 +106,9 @@ class HostedModule:
 
     Args:
         command: the command that added the module.
-        arrived: called for each batch that was stored, in the server's thread.
+        arrived: called for each stored batch, in the server's thread.
         warn: shows a warning.
-        next_update: returns the next update command, if it has arrived already.
+        next_update: returns the next update command, if it has already arrived.
         updates_in_flight: maximum number of unanswered updates.
     """
 
@@ -137,16 +137,16 @@ class HostedModule:
         validator = BatchValidator(self.module_id, observed, acted, states, critic)
         self.store = BatchStore(validator, arrived)
         learner.check_serves("episodes")
-        self.updating = InTurn(learner, self._give_out)
-        if works_by_itself(learner.device):
-            self.updating = Overlapped(learner, self._give_out, self._coming)
+        self.updating = InTurn(learner, self._send_weights)
+        if is_asynchronous(learner.device):
+            self.updating = Overlapped(learner, self._send_weights, self._coming)
         self._generation = 0
         self._joined = False  # a group has formed
         self._published = Version(0, 0)
         self._restoring: FrameReader[training_pb2.StateHeader] | None = None
-        self._has_newer = False  # than the state that the driver may restore before the group forms
+        self._has_newer = False  # whether to ignore a state that the driver restores
         self._template: list[EpisodeBatch] = []  # one batch of an earlier update
-        self._steps_trained = 0  # also of steps that a replay keeps to learn from
+        self._steps_trained = 0  # including steps that a replay keeps for later
         self._steps_dropped = 0
         self._metrics = PendingMetrics(self.module_id)
         self._clipped, self._warn = ClippedActions(self.module_id, acted), warn
@@ -170,13 +170,13 @@ class HostedModule:
         self.learner.leave()
         self._publisher.withdraw(self.module_id)
 
-    # -- its state --------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------
 
     def restore(self, part: training_pb2.Restore) -> None:
         """Receive a part of a state to continue from.
 
         Raises:
-            ValueError: this is not a state for this learner, which stays as it was.
+            ValueError: the state does not fit this learner, which has not changed.
         """
         if self._has_newer:
             self._has_newer = not part.last
@@ -192,7 +192,7 @@ class HostedModule:
             raise ValueError("the state to continue from is not complete")
         if not part.weights:
             extras = json.loads(frame.header.extra)
-            return go_on_with(self.learner, frame.tree, extras, self.module_id)
+            return restore_learner(self.learner, frame.tree, extras, self.module_id)
         weights = frame.tree[DEFAULT_MODULE]
         if part.source:
             begin_with(
@@ -206,7 +206,7 @@ class HostedModule:
             self.learner.set_weights(weights, whole=part.whole)
 
     def snapshot(self, command: training_pb2.Snapshot) -> Iterator[bytes]:
-        """A frame with the state or the weights, which no update changes."""
+        """Encode the state or the weights as a frame, unaffected by updates."""
         tree: dict[str, Tree]
         if command.weights:
             tree, extra = {DEFAULT_MODULE: self.learner.get_weights()}, "{}"
@@ -215,7 +215,7 @@ class HostedModule:
         else:
             tree, saved = self.learner.save()
             extra = json.dumps(saved)
-            self.publish_news()  # at any time: they may be the run's last
+            self.publish_news()  # the weights may be the run's last
         header = training_pb2.StateHeader(
             module_id=self.module_id, version=self.version.message(), extra=extra
         )
@@ -226,14 +226,14 @@ class HostedModule:
         if self._joined and self.version != self._published and not self.membership.lost:
             self._publish()
 
-    # -- its group --------------------------------------------------------------------------------
+    # -- group ------------------------------------------------------------------------------------
 
     def join(
         self, group: training_pb2.Group, superseded: Callable[[], bool]
     ) -> training_pb2.GroupFormed:
         """Join a group, starting from the state with the most updates."""
         self.updating.forget()
-        self._has_newer = False  # what comes from here on is of a reset
+        self._has_newer = False  # a later Restore belongs to a reset
         if not self._joined:
             self._joined = True
             self.store.serve(joined=group.generation)
@@ -246,7 +246,7 @@ class HostedModule:
 
     @property
     def serves(self) -> bool:
-        """Whether EnvRunners should send it batches."""
+        """Whether EnvRunners should send batches."""
         return self._joined and not self.membership.lost
 
     # -- updates ----------------------------------------------------------------------------------
@@ -261,9 +261,9 @@ class HostedModule:
         """Make an update.
 
         Args:
-            update: names the batches.
-            seconds: how the process spent its time; this update's time is added.
-            publishes: whether to publish the weights that it makes.
+            update: the command, with ids of the batches.
+            seconds: the process's time by activity; this update's time is added.
+            publishes: whether to publish the new weights.
 
         Raises:
             ValueError: an exact update is impossible, or the core has no schedule that it sets.
@@ -281,7 +281,7 @@ class HostedModule:
             if share is not None:
                 try:
                     sample = self.updating.sample(share)
-                    # A replay that is still filling up gives nothing to learn from.
+                    # A replay that is still filling up yields no samples.
                     if found := self.learner.step(sample):
                         self._metrics.add(found)
                     self.updating.made()
@@ -298,7 +298,7 @@ class HostedModule:
                 and self.learner.updates % self.learner.config.weights_interval == 0
             ):
                 self._publish()
-            # Twice a second is enough, so this is measured only when other metrics are sent.
+            # Measured only when other metrics are sent: twice a second is enough.
             if metrics := self._metrics.take(self.learner.updates):
                 metrics |= self._clipped_in(batches)
         self._complete(done, metrics, seconds)
@@ -314,8 +314,8 @@ class HostedModule:
         metrics: Mapping[str, float],
         seconds: Mapping[str, float],
     ) -> None:
-        """Complete an answer, and keep it in case the driver misses it."""
-        # Also while a replay fills, and there is nothing to learn from.
+        """Complete a reply, and keep it in case the driver misses it."""
+        # Also while a replay fills, before any update.
         done.replay.update(self.learner.data.books())
         if metrics:
             done.metrics[self.module_id].values.update(metrics)
@@ -349,7 +349,7 @@ class HostedModule:
         )
         metrics = fetch_metrics(updated)
         if metrics.get("skipped") == 1.0:
-            self.learner.forget()  # or samples that are not saved would be used again
+            self.learner.forget()  # otherwise unsaved samples would be used again
             raise ValueError(
                 "the loss or its gradients were not finite, so this update changed nothing. "
                 "Lower lr, or check the episodes"
@@ -368,14 +368,14 @@ class HostedModule:
         *,
         is_kept: bool,
     ) -> None:
-        """Book the batches of an update in its answer.
+        """Book the batches of an update in its reply.
 
         Args:
-            done: the answer, which gets an entry for each batch.
-            batches: found in the store.
-            missing: ids of the others.
-            update: the number of the weights that the update started from.
-            is_kept: whether a replay has them, to learn from even if this update has failed.
+            done: the reply, which gets an entry for each batch.
+            batches: batches found in the store.
+            missing: ids of batches not found.
+            update: number of the weights that the update started from.
+            is_kept: whether a replay has the batches for later, even if this update has failed.
         """
         for batch in batches:
             staleness = batch.staleness(update)
@@ -394,21 +394,21 @@ class HostedModule:
             done.batches.add(batch_id=batch_id, dropped="restart")
 
     def _due(self, batches: list[HeldBatch]) -> Share | None:
-        """Share of the current update; None: no fresh batch, or no group."""
+        """Return the current update's share; None: no fresh batch or no group."""
         share = self._share(batches, self.learner.updates)
         episodes = share.episodes
         if self.learner.in_group:
-            # The others cannot continue without this learner, even if it has no fresh batch: it
-            # takes part with a batch without a live step.
-            others = [batch.episodes for batch in batches[:1]] or self._template
-            episodes = episodes or [each.silenced() for each in others]
+            # The others cannot continue without this learner. Without a fresh batch, it takes part
+            # with a batch without live steps.
+            templates = [batch.episodes for batch in batches[:1]] or self._template
+            episodes = episodes or [each.silenced() for each in templates]
             self._template = list(episodes[:1])
         if not episodes or self.membership.lost:
             return None
         return share._replace(episodes=episodes)
 
     def _share(self, batches: list[HeldBatch], update: int) -> Share:
-        """Batches that are fresh enough for an update from these weights."""
+        """Select batches that are fresh enough for an update from these weights."""
         most = self.learner.config.max_staleness
         fresh = [batch for batch in batches if batch.staleness(update) <= most]
         episodes = [batch.episodes for batch in fresh]
@@ -424,7 +424,7 @@ class HostedModule:
         return {CLIPPED: share}
 
     def _coming(self) -> Share | None:
-        """Predicted share of the next update; None: unrequested, or no fresh batch."""
+        """Predict the next update's share; None: no request or fresh batch."""
         update = self._next_update()
         if update is None or update.exact or update.module_id != self.module_id:
             return None
@@ -435,15 +435,17 @@ class HostedModule:
         self.updating.publish(self.version)
         self._published = self.version
 
-    def _give_out(self, version: Version, weights: dict[str, Tree]) -> None:
+    def _send_weights(self, version: Version, weights: dict[str, Tree]) -> None:
         self._publisher.publish(version, {self.module_id: weights}, self.module_id)
 
 
-def go_on_with(learner: Learner, tree: Tree, extras: Mapping[str, Any], module_id: str) -> None:
+def restore_learner(
+    learner: Learner, tree: Tree, extras: Mapping[str, Any], module_id: str
+) -> None:
     """Restore a learner from a state that its run has saved.
 
     Raises:
-        StateMismatch: it is of another network, optimizer, algorithm or pipeline.
+        StateMismatch: the state is from another network, optimizer, algorithm or pipeline.
     """
     try:
         learner.restore(tree, extras)
@@ -460,12 +462,12 @@ def begin_with(
 
     Args:
         weights: name -> array.
-        source: where they are from, for errors: a key with its value, or words.
+        source: their origin, for errors: a key with its value, or a description.
         whole: whether missing weights are an error.
-        selectable: the key `from_parameters` can have only some of them taken.
+        selectable: whether `from_parameters` can select some of the weights.
 
     Raises:
-        ValueError: they do not fit the module.
+        ValueError: the weights do not fit the module.
     """
     try:
         learner.set_weights(weights, whole=whole)
@@ -497,7 +499,7 @@ class ClippedActions:
                 low = box.low - _ROUNDING * np.maximum(1, np.abs(box.low))  # [...]
                 high = box.high + _ROUNDING * np.maximum(1, np.abs(box.high))  # [...]
                 self._bounds[path] = low, high
-        # A new policy's actions have about the size of these bounds, so it has learned larger ones.
+        # A new policy's actions are about as large as these bounds: larger ones were learned.
         self._suits = all(((box.low == -1) & (box.high == 1)).all() for box in boxes.values())
 
     def share(self, batches: Iterable[EpisodeBatch]) -> float | None:
@@ -527,7 +529,7 @@ class ClippedActions:
         )
 
 
-#: Holds the descriptor of the file, which stays open across `exec`.
+#: Environment variable with the file's descriptor, which stays open across `exec`.
 _VARIABLE = "JUGGLER_STATE_HANDOVER"
 _SIZE = struct.Struct("<Q")  # before each chunk
 
@@ -538,11 +540,11 @@ class StateHandover:
     """Hands a module's state from one program to the next.
 
     Attributes:
-        weights_known: whether the driver knows of this module's weights. Only then is its state
+        weights_known: whether the driver knows this module's weights. Only then is its state
             handed over.
 
     Args:
-        received: the module's state from the previous program, see `receive`; None: there is none.
+        received: the module's state from the previous program, see `receive`; None: no state.
     """
 
     def __init__(self, received: HandoverFrame | None = None) -> None:
@@ -551,7 +553,7 @@ class StateHandover:
         self._last_updates: deque[training_pb2.UpdateDone] = deque()
 
     def updated(self, done: training_pb2.UpdateDone, most_in_flight: int) -> None:
-        """Remember an update, since the driver may miss recent answers."""
+        """Remember an update, since the driver may miss recent replies."""
         self._last_updates.append(
             training_pb2.UpdateDone(
                 module_id=done.module_id,
@@ -598,7 +600,7 @@ class StateHandover:
     def chunks(
         self, module_id: str, learner: Learner, run_id: str, version: Version
     ) -> Iterator[bytes]:
-        """Module state as a frame for `hand_over`; `run_id`: the lost driver's."""
+        """Encode the state for `hand_over`; `run_id` is the lost driver's."""
         tree, extra = learner.save()
         header = training_pb2.HandoverHeader(
             module_id=module_id,
@@ -644,10 +646,10 @@ def receive() -> dict[str, HandoverFrame]:
 
 
 def _file() -> int:
-    """Descriptor of an unnamed file that stays open across `exec`."""
+    """Return the descriptor of an unnamed file that stays open across `exec`."""
     try:
         return memory_file("juggler-state-handover")
-    except OSError:  # there are none in memory
+    except OSError:  # no files in memory on this system
         with tempfile.TemporaryFile() as on_disk:
             number = os.dup(on_disk.fileno())
         os.set_inheritable(number, True)
@@ -659,7 +661,7 @@ def _chunks(file: BufferedRandom) -> Iterator[bytes]:
         yield file.read(*_SIZE.unpack(size))
 
 
-#: Before the address of a learner that sums over encrypted streams.
+#: Prefix of the address of a learner that sums over encrypted streams.
 _ENCRYPTED = "tls:"
 
 
@@ -667,14 +669,14 @@ class Membership:
     """Forms groups with a module's other learners on the driver's command.
 
     Args:
-        worker_id: of this learner.
-        host: the address at which other learners can reach this process.
+        worker_id: id of this learner.
+        host: address where other learners can reach this process.
         insecure: whether the network between them is trusted.
-        ring: how this learner sums over encrypted streams; None: over torch.distributed.
+        ring: access to sums over encrypted streams; None: sums use torch.distributed.
         progresses: called while a group forms and this learner does not hang.
 
     Attributes:
-        lost: why the group of the present generation cannot update; "" while it can.
+        lost: why the group of the current generation cannot update; "" while it can.
     """
 
     def __init__(
@@ -693,10 +695,10 @@ class Membership:
         self._progresses = progresses
 
     def meeting_address(self) -> str:
-        """Address for other learners; "": this one must train alone.
+        """Return the address for other learners; "": this one must train alone.
 
-        That is so if strangers could reach the address, nothing is encrypted and `insecure` is not
-        set.
+        This is the case if the address is reachable from outside, without encryption, and
+        `insecure` is not set.
         """
         if self._ring is not None:
             return f"{_ENCRYPTED}{self._ring.address}"
@@ -705,7 +707,7 @@ class Membership:
     @cached_property
     def _meeting_point(self) -> MeetingPoint:
         if not is_loopback(self._host):
-            # torch.distributed has neither encryption nor a secret, even if gRPC has.
+            # torch.distributed has neither encryption nor authentication, even if gRPC has.
             text = "learners of a group talk to each other unencrypted and unauthenticated, at"
             text += f" {self._host}, even with TLS: keep that network private"
             print(f"juggler {self._worker_id}: {text}", file=sys.stderr)
@@ -717,16 +719,16 @@ class Membership:
         """Meet the other members, and agree on one state.
 
         Args:
-            group: names the members.
-            learner: this learner, which makes its updates with them from now on.
-            superseded: says whether the driver has asked for another group by now.
+            group: the command, with the members.
+            learner: this learner, which updates with them from now on.
+            superseded: returns whether the driver has requested another group.
         """
         self.lost = ""
         learner.leave()
         formed = training_pb2.GroupFormed(module_id=group.module_id, generation=group.generation)
         peers: Peers | None = None
         try:
-            if superseded():  # to hash a large state for nothing takes long
+            if superseded():  # hashing a large state takes long
                 raise PeerLost("there is another group to form")
             if len(group.members) > 1:
                 peers = self._met(group, learner.device, superseded)
@@ -749,11 +751,11 @@ class Membership:
             addresses = [point.removeprefix(_ENCRYPTED) for point in points]
             name = f"{group.module_id}/{group.generation}"
             return RingPeers(self._ring, name, rank, addresses, superseded)
-        # One that began alone has none.
+        # A learner that started alone has no meeting point.
         point = next(each for each in points if each)
         return GlooPeers(point, group.generation, rank, len(points), self._host, superseded, device)
 
     def lose(self, learner: Learner, why: str) -> None:
-        """Leave a broken group: no updates until the next one."""
+        """Leave a broken group: no updates until the next group."""
         self.lost = why
         learner.leave()

@@ -57,7 +57,7 @@ M = TypeVar("M", bound=Message)
 
 
 def main(program: LearnerProgram) -> None:
-    """Attach to the driver and work until told to stop."""
+    """Attach to the driver, and work until it sends Stop."""
     keep_freed_memory()
     allow_many_open_files()
     torch.set_num_threads(1)
@@ -78,10 +78,10 @@ def main(program: LearnerProgram) -> None:
 class LearnerWorker:
     """Hosts modules with their learners, and this process's streams.
 
-    Commands are carried out in order of arrival, for all modules.
+    Commands are executed in order of arrival, for all modules.
 
     Attributes:
-        modules: by id.
+        modules: modules by id.
         publisher: serves the weights of all modules.
     """
 
@@ -156,7 +156,7 @@ class LearnerWorker:
         setup = from_json(command.config, LearnerSetup)
         self._settings = setup
         self._shared = SharedParts(setup.shared)
-        self._unpublished: set[str] = set()  # modules that wait for others which share their parts
+        self._unpublished: set[str] = set()  # modules that wait for modules with shared parts
         self._outlives_failures = setup.outlives_failures
         index = int(self._attachment.worker_id.rpartition("-")[2])
         self._device = device_for(setup.device, index, devices_here())
@@ -213,7 +213,7 @@ class LearnerWorker:
         if module is not None:
             module.close()
             del module
-            gc.collect()  # the module refers to itself, and may have a large replay
+            gc.collect()  # the module has cycles, and may have a large replay
             if self._device.startswith("cuda"):
                 torch.cuda.empty_cache()  # for others on this device
         return attach_pb2.Done()
@@ -231,7 +231,7 @@ class LearnerWorker:
             return self._loop.waits(training_pb2.Group, lambda each: each.module_id == module_id)
 
         formed = self._module(module_id).join(group, superseded)
-        self._shared.broadcast(module_id)  # the state may be that of another member
+        self._shared.broadcast(module_id)  # the state may be another member's
         self._unpublished.discard(module_id)
         self._server.ready(all(module.serves for module in self.modules.values()))
         return formed
@@ -253,9 +253,9 @@ class LearnerWorker:
         return attach_pb2.Done()
 
     def _snapshot(self, command_id: int, command: training_pb2.Snapshot) -> None:
-        """Send a state in chunks, the first in order with updates' answers.
+        """Send a state in chunks, the first in order with updates' replies.
 
-        The other chunks follow during later updates, which do not change them.
+        The remaining chunks follow during later updates, which do not change them.
         """
         module = self._module(command.module_id)
         chunks = module.snapshot(command)
@@ -277,7 +277,7 @@ class LearnerWorker:
     # -- parts ----------------------------------------------------------------------------------
 
     def _module(self, module_id: str) -> HostedModule:
-        """The module of this id.
+        """Return the module with this id.
 
         Raises:
             ValueError: this process does not host it.
@@ -289,7 +289,7 @@ class LearnerWorker:
     def _publish_together(self, module_id: str) -> None:
         """Publish modules with shared parts once all have updated this turn.
 
-        EnvRunners then act with all of these updates, as they would in a resumed run.
+        EnvRunners then act with all of these updates, as in a resumed run.
         """
         self._unpublished.add(module_id)
         together = {module_id, *self._shared.partners(module_id)}
@@ -302,7 +302,7 @@ class LearnerWorker:
         """Store a batch for its module; return a refusal's reason, or "".
 
         Raises:
-            WireError: the batch is invalid, as no correct EnvRunner sends it.
+            WireError: the batch is invalid; a correct EnvRunner never sends it.
         """
         module = self.modules.get(frame.header.module_id)
         if module is None:
@@ -323,7 +323,7 @@ class LearnerWorker:
         self._attachment.report(training_pb2.Note(text=text, warning=True))
 
     def _forget(self, module: HostedModule, seed: int) -> None:
-        """Keep only what a checkpoint holds, and reseed torch's random numbers."""
+        """Discard everything unsaved, and reseed torch's random numbers."""
         torch.manual_seed(seed)
         module.learner.forget()
 
@@ -334,12 +334,12 @@ class LearnerWorker:
         try:
             while chunk is not None:
                 chunk = self._send_chunk(command_id, chunk, rest)
-        except BaseException as error:  # otherwise the driver would wait for them
+        except BaseException as error:  # otherwise the driver would wait for the chunks
             self._attachment.fail(command_id, error)
             self._inbox.put(Detached.by(error))
 
     def _send_chunk(self, command_id: int, chunk: bytes, rest: Iterator[bytes]) -> bytes | None:
-        """Send a chunk, marked if it is the last; return the next."""
+        """Send a chunk, marked if the last; return the next chunk."""
         after = next(rest, None)
         kind = training_pb2.StateChunk.DESCRIPTOR.full_name
         body = any_pb2.Any(type_url=f"type.googleapis.com/{kind}", value=chunk)
@@ -347,7 +347,7 @@ class LearnerWorker:
         return after
 
 
-_MOST_STREAMS = 1024  # of EnvRunners; health checks come on top
+_MAX_STREAMS = 1024  # of EnvRunners, without health checks
 _SERVICES = tuple(method.split("/")[1] for method in (PUSH_METHOD, SUBSCRIBE_METHOD))
 
 
@@ -355,10 +355,10 @@ class LearnerServer:
     """Serves EnvRunners and health checks, from the process's start.
 
     Attributes:
-        addresses: at which EnvRunners can dial it.
-        tcp_address: the one that is not a Unix socket; "": there is none.
-        memory: where EnvRunners of this host connect to share memory; None: they cannot, since it
-            listens over TCP alone, and in no shared directory.
+        addresses: addresses for EnvRunners.
+        tcp_address: the address that is not a Unix socket; "": none.
+        memory: socket where EnvRunners of this host connect to share memory; None: they cannot, as
+            it listens only over TCP, and there is no shared directory.
     """
 
     def __init__(self, program: LearnerProgram) -> None:
@@ -368,7 +368,7 @@ class LearnerServer:
         """
         self._later = _Later()
         self._health = program.contact.health or Health()
-        self._server = make_server(_MOST_STREAMS + 2 * MOST_ASKING)
+        self._server = make_server(_MAX_STREAMS + 2 * MOST_ASKING)
         self._server.add_generic_rpc_handlers((self._later,))
         self._health.add_to(self._server, *_SERVICES)
         if program.reflection:
@@ -381,14 +381,14 @@ class LearnerServer:
         self._server.start()
 
     def share_memory(self, run_id: str, incarnation: str) -> str:
-        """From now on, let EnvRunners of this host connect to share memory.
+        """Let EnvRunners of this host connect to share memory.
 
         Args:
-            run_id: of the run.
-            incarnation: of this learner.
+            run_id: id of the run.
+            incarnation: incarnation of this learner.
 
         Returns:
-            Why those of other containers cannot, for people; "": they can, or are not meant to.
+            Why EnvRunners of other containers cannot, for people; "": they can, or need not.
 
         Raises:
             EndpointError: it cannot listen at the socket next to its own.
@@ -416,11 +416,11 @@ class LearnerServer:
         self._health.ready(is_ready)
 
     def ring_access(self, ring: RingServer, attachment: Attachment) -> RingAccess | None:
-        """Access to encrypted sums with other hosts; None: not needed or possible.
+        """Return access to encrypted sums; None: not needed or not possible.
 
         Args:
-            ring: takes their streams.
-            attachment: to the driver.
+            ring: accepts streams of other learners.
+            attachment: the attachment to the driver.
         """
         contact = self._program.contact
         if contact.tls is None or not self.tcp_address or self._program.insecure:
@@ -446,12 +446,12 @@ class _Later(grpc.GenericRpcHandler):
 
 
 def _bind(server: grpc.Server, program: LearnerProgram) -> list[str]:
-    """Bind the server; returns the addresses to give to EnvRunners."""
+    """Bind the server; return its addresses for EnvRunners."""
     addresses = []
     contact = program.contact
     if contact.socket_dir:
         path = Path(contact.socket_dir) / f"learner-{contact.index}.sock"
-        path.unlink(missing_ok=True)  # a predecessor that was killed leaves its own behind
+        path.unlink(missing_ok=True)  # a killed predecessor leaves its socket behind
         addresses.append(bind(server, f"unix:{path}"))
     if program.bind:
         bound = bind(
@@ -470,7 +470,7 @@ def _bind(server: grpc.Server, program: LearnerProgram) -> list[str]:
 
 
 def peer_host(program: LearnerProgram) -> str:
-    """Host name or address where other learners can reach this process."""
+    """Return the host name or address of this process for other learners."""
     if not program.bind:
         return "127.0.0.1"
     host = program.bind.rpartition(":")[0].strip("[]")

@@ -22,14 +22,14 @@ from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
 
-#: Takes a version of weights, name -> array.
+#: Publishes a version of weights, name -> array.
 Publish = Callable[[Version, dict[str, Tree]], None]
 
-#: The most unfinished updates on a device. With two, another is queued while it makes one; with
-#: more, weights would only get older on their way.
+#: Maximum number of unfinished updates on a device. With two, one is queued while another runs;
+#: with more, published weights would only become older.
 _QUEUED = 2
-#: After this many updates in a row without a step of the optimizer whose gradients are finite, the
-#: module is hopeless.
+#: A module is hopeless after this many updates in a row in which no optimizer step had finite
+#: gradients.
 _HOPELESS = 5
 _METRICS_SECONDS = 0.5
 
@@ -41,8 +41,8 @@ class Share(NamedTuple):
     episodes: Sequence[EpisodeBatch]  # views of those batches
 
 
-def works_by_itself(device: torch.device) -> bool:
-    """Whether a device computes while the host does other things."""
+def is_asynchronous(device: torch.device) -> bool:
+    """Return whether a device computes while the host does other work."""
     return device.type != "cpu"
 
 
@@ -54,7 +54,7 @@ class InTurn:
         self._publish = publish
 
     def sample(self, share: Share) -> Columns:
-        """Turn these episodes into a sample for the learner's `step`."""
+        """Convert episodes to a sample for the learner's `step`."""
         return self._learner.sample_from_episodes(share.episodes)
 
     def made(self) -> None:
@@ -73,22 +73,22 @@ class InTurn:
 
 class _Staged(NamedTuple):
     sample: Columns  # on the device
-    copied: Any  # the event behind its copies
+    copied: Any  # the event after its copies
 
 
 class Overlapped(InTurn):
     """Overlaps collation and publishing with updates on a GPU.
 
     While one update runs, a thread collates the sample of the next one into page-locked memory, and
-    copies it to the device on a stream of its own. Another thread publishes the weights of the last
+    copies it to the device on a separate stream. Another thread publishes the weights of the last
     update in the same way. The main thread issues updates, and waits only if it gets too far ahead.
 
     A sample is used only for an update of exactly the batches that it was made from.
 
     Args:
-        learner: not to be used elsewhere during an update.
-        coming: returns this learner's part of the next update, if that is known already.
-        backend: as for `SideStream`.
+        learner: the learner, which must not be used elsewhere during an update.
+        coming: returns this learner's part of the next update, if already known.
+        backend: see `SideStream`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Overlapped(InTurn):
         self._publishing = Publishing(publish, SideStream(learner.device, backend))
         self._thread = ThreadPoolExecutor(1, "staging", initializer=self._side.enter_thread)
         self._prepared: tuple[list[int], Future[_Staged]] | None = None
-        self._unfinished: deque[Any] = deque()  # events behind updates
+        self._unfinished: deque[Any] = deque()  # events after updates
 
     def sample(self, share: Share) -> Columns:
         started = perf_counter()
@@ -112,7 +112,7 @@ class Overlapped(InTurn):
         self._learner.collate_seconds += perf_counter() - started
         while len(self._unfinished) >= _QUEUED:
             self._unfinished.popleft().synchronize()
-        # Asked only now, so that commands which came while this thread waited are seen.
+        # Called only now, to include commands that arrived while this thread waited.
         if (coming := self._coming()) is not None:
             staged = self._thread.submit(self._staged, coming.episodes)
             self._prepared = (coming.batch_ids, staged)
@@ -132,7 +132,7 @@ class Overlapped(InTurn):
         self._publishing.close()
 
     def _ready(self, share: Share) -> Columns:
-        """A share's sample on the device, prepared ahead if possible."""
+        """Return a share's sample on the device, prepared ahead if possible."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared[0] == share.batch_ids:
             staged = prepared[1].result()
@@ -151,7 +151,7 @@ class Overlapped(InTurn):
 class _Offer(NamedTuple):
     version: Version
     params: Params
-    made: Any  # the event after the update that makes them
+    made: Any  # the event after the update
 
 
 class Publishing:
@@ -175,8 +175,8 @@ class Publishing:
         """Publish weights soon; never waits.
 
         Args:
-            version: newer than all versions before.
-            params: the weights after all updates issued so far, which do not change.
+            version: a version newer than all before.
+            params: the weights after all updates issued so far; they must not change.
 
         Raises:
             Exception: an earlier version could not be published.
@@ -199,7 +199,7 @@ class Publishing:
         try:
             self._side.enter_thread()
             while (offer := self._next()) is not None:
-                self._give_out(offer)
+                self._copy_and_publish(offer)
         except BaseException as error:
             self._failure = error
 
@@ -209,19 +209,19 @@ class Publishing:
             offer, self._newest = self._newest, None
             return None if self._closed else offer
 
-    def _give_out(self, offer: _Offer) -> None:
+    def _copy_and_publish(self, offer: _Offer) -> None:
         with self._side.working(after=offer.made):
             on_host = to_device(offer.params, torch.device("cpu"))
             copied = self._side.mark()
         copied.synchronize()
-        # `offer` keeps the tensors alive until here, where their copy is done.
+        # `offer` keeps the tensors alive until they are copied.
         self._publish(offer.version, arrays_like(on_host))
 
 
 class SideStream:
     """A stream for copies to and from a device.
 
-    Updates run on the default stream. Copies on this stream run alongside, and the two wait for
+    Updates run on the default stream. Copies run alongside on this stream, and the two wait for
     each other only in the methods below. On the CPU, all of this does nothing.
 
     Args:
@@ -236,20 +236,20 @@ class SideStream:
         self._stream = self._backend.Stream()
 
     def enter_thread(self) -> None:
-        """Prepare this thread to allocate on the device, and page-locked memory."""
+        """Prepare this thread to allocate device and page-locked memory."""
         self._backend.set_device(self._device)
 
     @contextmanager
     def working(self, after: Any = None) -> Iterator[None]:
-        """Put the thread's work onto this stream, after an event."""
+        """Run the thread's work on this stream, after an event."""
         with self._backend.stream(self._stream):
             if after is not None:
                 self._stream.wait_event(after)
             yield
 
     def mark(self) -> Any:
-        """Event after all work issued on this thread's current stream."""
-        # blocking: a thread that waits for it sleeps.
+        """Return an event after all work issued on this thread's current stream."""
+        # blocking: a waiting thread sleeps.
         on_host = self._device.type == "cpu"
         event = self._backend.Event() if on_host else self._backend.Event(blocking=True)
         event.record(self._backend.current_stream())
@@ -276,21 +276,21 @@ def _leaves(tree: Any) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class _OnTheirWay:
-    """Copies under way, of the means over some updates."""
+class _InTransit:
+    """Unfinished copies of the means over some updates."""
 
-    names: list[str]  # of M metrics
+    names: list[str]  # names of M metrics
     means: Tensor  # [M] on the host, once copied
-    skipped: Tensor  # [updates] on the host, once copied: the share of its optimizer's steps
+    skipped: Tensor  # [updates] on the host, once copied: shares of optimizer steps
     there: Any  # the event after both copies
-    newest: int  # the number of the last of these updates
+    newest: int  # number of the last of these updates
 
 
 class PendingMetrics:
     """Averages metrics on their device; fetches them twice a second.
 
     Attributes:
-        hopeless: why more updates would change nothing; "": updates still help.
+        hopeless: why more updates would change nothing; "": updates still work.
     """
 
     def __init__(self, module_id: str) -> None:
@@ -300,7 +300,7 @@ class PendingMetrics:
         self._skipped_in_a_row = 0  # updates
         self._added = 0  # updates
         self._read_at = 0.0
-        self._on_their_way: _OnTheirWay | None = None
+        self._in_transit: _InTransit | None = None
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
         """Add the metrics of an update, [] each."""
@@ -308,28 +308,28 @@ class PendingMetrics:
         self._added += 1
 
     def take(self, update: int) -> dict[str, float]:
-        """Means since the last result; {} while not due or in transit.
+        """Return means since the last result; {}: not due or in transit.
 
         Args:
-            update: the number of the newest update.
+            update: number of the newest update.
         """
         now = perf_counter()
-        # The first updates are all read, so that a loss that is never finite ends even a short run.
+        # The first updates are all read, so that a loss that is never finite ends a short run too.
         due = now - self._read_at >= _METRICS_SECONDS or self._added <= 2 * _HOPELESS
-        if self._on_their_way is None and self._pending and due:
+        if self._in_transit is None and self._pending and due:
             self._read_at = now
             pending, self._pending = self._pending, []
-            self._on_their_way = _sent_to_host(pending, update)
-        found = self._on_their_way
+            self._in_transit = _sent_to_host(pending, update)
+        found = self._in_transit
         if found is None or not found.there.query():
             return {}
-        self._on_their_way = None
-        self._notice_skips(found.skipped.tolist(), found.newest)
+        self._in_transit = None
+        self._count_skips(found.skipped.tolist(), found.newest)
         return dict(zip(found.names, found.means.tolist(), strict=True))
 
-    def _notice_skips(self, skipped: list[float], newest: int) -> None:
+    def _count_skips(self, skipped: list[float], newest: int) -> None:
         for update, share in enumerate(skipped, newest - len(skipped) + 1):
-            # Where only some steps were skipped, the others have changed the weights.
+            # If only some steps were skipped, the others have changed the weights.
             self._skipped_in_a_row = self._skipped_in_a_row + 1 if share == 1 else 0
             if self._skipped_in_a_row >= _HOPELESS:
                 self.hopeless = (
@@ -340,12 +340,12 @@ class PendingMetrics:
                 )
 
 
-def _sent_to_host(pending: list[Mapping[str, Tensor]], newest: int) -> _OnTheirWay:
+def _sent_to_host(pending: list[Mapping[str, Tensor]], newest: int) -> _InTransit:
     found = mean_metrics(pending)
     means = torch.stack([x.double() for x in found.values()]) if found else torch.zeros(0)  # [M]
-    none = means.new_zeros(())  # [] of a core that skips nothing, and has no such metric
+    none = means.new_zeros(())  # [] for a core without this metric
     skipped = torch.stack([each.get("skipped", none) for each in pending])  # [updates]
     on_host = [x.to("cpu", non_blocking=True) for x in (means, skipped)]
     there = torch.get_device_module(means.device).Event()
     there.record()
-    return _OnTheirWay(list(found), on_host[0], on_host[1], there, newest)
+    return _InTransit(list(found), on_host[0], on_host[1], there, newest)

@@ -21,16 +21,16 @@ LEARNER = "learner"
 
 @dataclass(frozen=True, slots=True)
 class LearnerProgram:
-    """All that a learner process is started with.
+    """Arguments of a learner process.
 
     Attributes:
-        contact: how it finds its driver.
-        bind: "host:port" to listen on for EnvRunners of other hosts; "": there are none.
-        advertise: the address that they should dial; "": the bound one.
+        contact: address and credentials of its driver.
+        bind: "host:port" to listen on for EnvRunners of other hosts; "": none.
+        advertise: the address for them to dial; "": the bound one.
         insecure: whether to listen beyond loopback without encryption or authentication.
         reflection: whether tools may list the services of its server.
         own_code: cloudpickled (environment factory or None, module factory or None, connector
-            classes by name), as the EnvRunners get them.
+            classes by name), the same as for EnvRunners.
     """
 
     contact: Contact
@@ -46,15 +46,15 @@ class LearnerSetup:
     """Settings of a learner process, for all modules that it hosts.
 
     Attributes:
-        device: where it computes, as named by `parse_devices`.
-        threads: in which it computes on a CPU.
-        updates_in_flight: the most unanswered updates of a module.
+        device: its device, as named by `parse_devices`.
+        threads: number of threads on a CPU.
+        updates_in_flight: maximum number of unanswered updates of a module.
         may_meet: whether its modules may be trained together with other learners.
-        shared: by pattern of names of parameters, the modules that share what it matches.
+        shared: by pattern of parameters' names, ids of the modules that share matching parts.
         synchronous: whether modules that share parts are published together, once each of them has
-            been asked for an update. Else each is published behind its own.
-        outlives_failures: whether the process answers a failed command as failed, refuses an
-            invalid batch, and continues for its other modules. Otherwise it ends.
+            updated. Otherwise each is published after its own update.
+        outlives_failures: whether the process replies to a failed command with the failure, refuses
+            an invalid batch, and continues for its other modules. Otherwise it ends.
     """
 
     device: str
@@ -71,7 +71,7 @@ class ModuleSetup:
     """Settings of a module and its training.
 
     Attributes:
-        learner: the fields of the algorithm's config, by name.
+        learner: fields of the algorithm's config, by name.
         module: the module's configuration.
         connectors: the table `connectors` of a configuration.
     """
@@ -82,7 +82,7 @@ class ModuleSetup:
 
 
 def critic_space_of(command: training_pb2.AddModule) -> Space[Any] | None:
-    """Space of a value function's private observations; None: there is none."""
+    """Return the space of a value function's private observations, or None."""
     return space_from_message(command.critic_space) if command.HasField("critic_space") else None
 
 
@@ -95,7 +95,7 @@ def parse_devices(text: str) -> list[str]:
     "fake:0" is the CPU in the role of a GPU, and "fake:4" short for four of these.
 
     Raises:
-        ValueError: a name is none of these.
+        ValueError: a name is not a device.
     """
     names: list[str] = []
     for name in text.split(","):
@@ -113,18 +113,18 @@ def parse_devices(text: str) -> list[str]:
 
 
 def devices_here() -> list[str]:
-    """The GPUs of this host; without any, the CPU."""
+    """Return the GPUs of this host; without any, the CPU."""
     import torch
 
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
 
 
 def device_for(name: str, index: int, here: Sequence[str]) -> str:
-    """The name of a learner's device in torch.
+    """Return the name of a learner's device in torch.
 
     Args:
-        name: from `parse_devices`.
-        index: of the learner; with "auto", learners take the devices of the host in turn.
+        name: a name from `parse_devices`.
+        index: index of the learner; with "auto", learners use the devices of the host in turn.
         here: the devices of this host.
 
     Raises:
@@ -144,7 +144,7 @@ def device_for(name: str, index: int, here: Sequence[str]) -> str:
 
 
 def reserved_bytes(device: str) -> int:
-    """Device memory reserved by this process, used or not; CPU: 0."""
+    """Return device memory reserved by this process, used or not; CPU: 0."""
     import torch
 
     return torch.cuda.memory_reserved(device) if device.startswith("cuda") else 0

@@ -183,7 +183,7 @@ def test_with_a_gpu_each_what_lies_there_is_summed_there_and_all_else_on_hosts(
     assert sums == [torch.tensor([2.0])] * 2
     assert len(OnGpus.sums) == 1
     group[1].close()
-    assert OnGpus.ended == ["the group is over"]
+    assert OnGpus.ended == ["the group has ended"]
 
 
 def test_learners_that_share_a_gpu_sum_on_their_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,7 +509,7 @@ def test_a_device_that_is_broken_needs_a_new_process(device: FakeDevice) -> None
 
     device.synchronize = broken  # type: ignore[method-assign]
     with pytest.raises(NcclStuck, match="unspecified launch failure"):
-        made(Group()).end("the group is over")
+        made(Group()).end("the group has ended")
 
 
 @ON_GPU
@@ -522,5 +522,5 @@ def test_on_a_gpu_groups_form_sum_and_end_again_and_again() -> None:
         prefixed = dist.PrefixStore(str(generation), store)
         together = NcclGroup.connected(prefixed, 0, 1, CUDA, bool)
         assert together.sum(torch.arange(3.0, device=CUDA)).tolist() == [0, 1, 2]
-        together.end("the group is over")
+        together.end("the group has ended")
     assert torch.ones(2, device=CUDA).sum().item() == 2, "the device is as it was"

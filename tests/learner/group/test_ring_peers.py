@@ -323,11 +323,11 @@ def test_a_stream_whose_messages_nobody_takes_holds_few_of_them(tls: Tls) -> Non
 
         metadata = (*one.access.metadata, (RING_METADATA, b"default/1/0"))
         call = channel.stream_stream(RING_METHOD)(messages(), metadata=metadata)
-        soon(lambda: len(inbox._messages) == ring_peers._MOST_WAITING, "it is full")
+        soon(lambda: len(inbox._messages) == ring_peers._MAX_WAITING, "it is full")
         again = channel.stream_stream(RING_METHOD)(iter([b""]), metadata=metadata)
         with pytest.raises(grpc.RpcError, match="does not form this group"):
             list(again)
-        assert len(inbox._messages) == ring_peers._MOST_WAITING
+        assert len(inbox._messages) == ring_peers._MAX_WAITING
         assert sent < 50, "the others wait at their sender"
         one.access.server.forget(b"default/1/0")
         assert list(call) == []

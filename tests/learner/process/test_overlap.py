@@ -20,7 +20,7 @@ from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import LearnerConfig
 from juggler.learner.learner import Learner
-from juggler.learner.process.overlap import InTurn, Overlapped, Publish, Share, works_by_itself
+from juggler.learner.process.overlap import InTurn, Overlapped, Publish, Share, is_asynchronous
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
 
@@ -100,8 +100,8 @@ def equal(one: Learner, other: Learner) -> bool:
 
 
 def test_only_a_device_of_its_own_works_by_itself() -> None:
-    assert not works_by_itself(torch.device("cpu"))
-    assert works_by_itself(torch.device("cuda:1"))
+    assert not is_asynchronous(torch.device("cpu"))
+    assert is_asynchronous(torch.device("cuda:1"))
 
 
 @pytest.mark.parametrize("algorithm", CONFIGS)

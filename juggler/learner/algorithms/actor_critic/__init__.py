@@ -10,7 +10,7 @@ from juggler.learner.optim.config import OptimizerSpec, Scheduled
 
 @dataclass(kw_only=True)
 class ActorCriticConfig(LearnerConfig):
-    """The keys of every algorithm with a policy and a value function."""
+    """Keys of algorithms with a policy and a value function."""
 
     value_lr_scale: float = 1.0
     """Factor of lr for parameters of the value function alone (a module's `training_only`; with

@@ -16,7 +16,7 @@ from juggler.learner.core.sequences import all_seen, unrolled
 from juggler.learner.optim.schedules import Schedule
 from juggler.runtime.modules import columns as c
 
-#: A column [N, T] of advantages that a core around this one has estimated, for rewards of its own.
+#: A column [N, T] of advantages that a wrapping core has estimated for its own rewards.
 EXTRA_ADVANTAGES: Final = "extra_advantages"
 
 
@@ -39,7 +39,7 @@ class ActorCriticCore(GradientCore):
     def total(
         self, policy_loss: Tensor, value_loss: Tensor, entropy: Tensor, state: TrainState
     ) -> Tensor:
-        """The loss []: policy, value and entropy terms with their coefficients."""
+        """Return the loss []: policy, value and entropy terms, weighted."""
         coefficient = self.schedules["entropy_coefficient"](state["steps"])  # []
         return (
             policy_loss
@@ -48,13 +48,13 @@ class ActorCriticCore(GradientCore):
         )
 
     def estimates(self, columns: Columns, seen: PolicyAndValues, log_ratios: Tensor) -> Estimates:
-        """Targets of the value function, and advantages.
+        """Estimate advantages and targets of the value function.
 
         Args:
-            columns: of the sample.
-            seen: what the policy that is estimated for, and its value function, say about them.
-            log_ratios: log of that policy's probabilities over those of the behaviour policy,
-                [N, T]; 0 where steps are not live.
+            columns: the sample.
+            seen: outputs of the policy that is estimated for, and of its value function.
+            log_ratios: log of that policy's over the behaviour policy's probabilities, [N, T]; 0
+                where steps are not live.
         """
         raise NotImplementedError(f"{type(self).__name__} has no `estimates`")
 
@@ -77,30 +77,30 @@ class PolicyAndValues(NamedTuple):
 
 
 def with_extra(estimates: Estimates, columns: Columns) -> Estimates:
-    """Estimates with the sample's `EXTRA_ADVANTAGES`, if it has any."""
+    """Add the sample's `EXTRA_ADVANTAGES` to estimates, if it has any."""
     if EXTRA_ADVANTAGES not in columns:
         return estimates
     return estimates._replace(advantages=estimates.advantages + columns[EXTRA_ADVANTAGES])
 
 
 def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> PolicyAndValues:
-    """The training pass over all observations of a sample.
+    """Make the training pass over all observations of a sample.
 
-    A module without a state sees each observation by itself. One with a state reads each segment in
-    order. It begins with the initial state or, if the segment continues an episode of an earlier
-    batch, with the state that came with the row.
+    A module without a state sees each observation separately. A module with a state reads each
+    segment in order. It starts from the initial state or, if the segment continues an episode of an
+    earlier batch, from the state that came with the row.
 
     Args:
         forward: the module's training pass.
         columns: the sample.
-        burn_in: steps at the start of every segment that continues an episode. In these, a module
-            with a state only computes a state that fits its present parameters, without gradients;
-            they are not among the steps to learn from (Kapturowski et al. 2019, "Recurrent
+        burn_in: steps at the start of every segment that continues an episode. There, a module
+            with a state only computes a state that fits its current parameters, without gradients;
+            nothing is learned from these steps (Kapturowski et al. 2019, "Recurrent
             Experience Replay in Distributed Reinforcement Learning", section 3).
 
     Raises:
-        ValueError: the module lacks an output of actor-critics, or has a state that the episodes
-            lack.
+        ValueError: the module returns no distribution inputs or values, or it has a state and the
+            episodes have none.
     """
     if forward.initial_state():
         return _recurrent(forward, columns, burn_in)
@@ -125,12 +125,12 @@ def _recurrent(forward: Forward, columns: Columns, burn_in: int) -> PolicyAndVal
 
 
 def clipped_surrogates(ratios: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """PPO's clipped objective, and which ratios are clipped, bool; all [...].
+    """Return PPO's clipped objective, and which ratios are clipped, bool; all [...].
 
     Schulman et al. 2017, equation 7: min(r Â, clip(r, 1 - ε, 1 + ε) Â).
     """
     with torch.no_grad():
-        # A clipped ratio has no gradient, so the minimum is a choice between two ratios.
+        # A clipped ratio has no gradient, so the minimum selects one of two ratios.
         clipped = ratios.clamp(1 - clip, 1 + clip)  # [...]
         is_less = clipped * advantages < ratios * advantages  # [...] bool
     return torch.where(is_less, clipped, ratios) * advantages, clipped != ratios

@@ -1,4 +1,4 @@
-"""APPO, as a run names it: its keys, without torch."""
+"""APPO: its algorithm class and keys, without torch."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class AppoAlgorithm(Algorithm):
         "grad_clip": 0.5,
         "batch_uses": 4,
     }
-    # APPO needs more uses of a step there, and of older steps, to learn Pendulum at all.
+    # To learn Pendulum at all, APPO must use steps more often, and older ones too.
     chosen_for: ClassVar = {
         "a Box action": {
             "fragment_steps": 8,

@@ -2,9 +2,9 @@
 
 Luo et al. 2020, "IMPACT: Importance Weighted Asynchronous Architectures with Clipped Target
 Networks", section 3. The policy π has to stay near a target network, not near the policy μ that
-sampled a batch. The target network is a copy of the parameters that is renewed every
-`target_period` optimizer steps. So a batch may be old, and may be used several times: the learner
-keeps some batches in a circular buffer. With π' and V' of the target network, the loss on a batch,
+sampled a batch. The target network is a copy of the parameters, renewed every `target_period`
+optimizer steps. So a batch may be old, and may be used several times: the learner keeps some
+batches in a circular buffer. With π' and V' of the target network, the loss on a batch,
 a mean over its live steps t, is the sum of
 
     r_t = min(ρ, μ(a_t|x_t) / π'(a_t|x_t)) π(a_t|x_t) / μ(a_t|x_t)             ρ = behaviour_clip
@@ -14,8 +14,8 @@ a mean over its live steps t, is the sum of
     entropy   - entropy_coefficient H(π(·|x_t))
     distance  + β KL(π'(·|x_t) || π(·|x_t))
 
-Advantages Â_t and targets v_t are those of V-trace for the policy π' and values V' (Espeholt et al.
-2018, section 4.1). The distance is part of the loss if `target_kl` is set. Whenever the target
+V-trace gives advantages Â_t and targets v_t for the policy π' and values V' (Espeholt et al. 2018,
+section 4.1). The distance is part of the loss if `target_kl` is set. Whenever the target
 network is renewed, β doubles if the last KL was more than 1.5 times `target_kl`, and halves if it
 was less than `target_kl` / 1.5 (Schulman et al. 2017, "Proximal Policy Optimization Algorithms",
 section 4).
@@ -40,7 +40,7 @@ from juggler.runtime.modules import columns as c
 
 
 class Appo(Impala):
-    """The core of APPO, which estimates as IMPALA does.
+    """The core of APPO, with IMPALA's estimates.
 
     Its state also has the target network's parameters, the optimizer steps since they were copied,
     and β.
@@ -52,7 +52,7 @@ class Appo(Impala):
     def __init__(self, make_module: MakeModule, config: AppoConfig) -> None:
         super().__init__(make_module, config)
         self.mean_names = () if config.target_kl is None else ("kl_from_target",)
-        # The `steps` of a state count each use of a batch; schedules count environment steps.
+        # A state's `steps` count each use of a batch; schedules count environment steps.
         self.schedules = {
             key: partial(_after_uses, schedule, config.batch_uses)
             for key, schedule in self.schedules.items()
@@ -130,5 +130,5 @@ class Appo(Impala):
 
 
 def _after_uses(schedule: Callable[[Tensor], Tensor], uses: int, steps: Tensor) -> Tensor:
-    """Value [] of a schedule when each step is used several times."""
+    """Return a schedule's value [] when steps are used several times."""
     return schedule(steps // uses)

@@ -1,4 +1,4 @@
-"""BC, as a run names it: its keys, without torch."""
+"""BC: its algorithm class and keys, without torch."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
 "Efficient Training of Artificial Neural Networks for Autonomous Navigation".
 
-A policy π learns to act as a data set does, by supervised learning. The loss on a sample is a
+A policy π learns the actions of a data set, by supervised learning. The loss on a sample is a
 mean over its live steps t:
 
     - log π(a_t|x_t) - entropy_coefficient H(π(·|x_t))
 
-The value function learns nothing.
+The value function is not trained.
 """
 
 from __future__ import annotations

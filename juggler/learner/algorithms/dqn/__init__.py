@@ -1,4 +1,4 @@
-"""DQN, as a run names it: its keys, without torch."""
+"""DQN: its algorithm class and keys, without torch."""
 
 from __future__ import annotations
 

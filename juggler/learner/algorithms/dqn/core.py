@@ -5,23 +5,23 @@ learner keeps the steps that arrive, draws some of them for each optimizer step,
 
     huber(y_t - Q(x_t, a_t))        y_t = r_t + γ r_{t+1} + … + γ^n Q'(x_{t+n}, a')
 
-where Q' is a target network. Its parameters move a share of the way to those of Q every
-`target_period` optimizer steps (Lillicrap et al. 2016, "Continuous Control with Deep Reinforcement
-Learning"); with a share of 1 they are copied, as in the first paper. The action a' is the best one
-by Q (van Hasselt et al. 2016, "Deep Reinforcement Learning with Double Q-learning") or, without
-`double`, by Q'. Where the episode terminates, nothing follows the rewards. Where it is truncated,
-and at the end of a row, the sum is shorter and its last observation's value follows.
+where Q' is a target network. Its parameters move a share of the way to Q's every `target_period`
+optimizer steps (Lillicrap et al. 2016, "Continuous Control with Deep Reinforcement Learning"); with
+a share of 1 they are copied, as in the first paper. The action a' is the best one by Q (van Hasselt
+et al. 2016, "Deep Reinforcement Learning with Double Q-learning") or, without `double`, by Q'. If
+the episode terminates, nothing follows the rewards. If it is truncated, and at the end of a row,
+the sum is shorter and its last observation's value follows.
 
 EnvRunners act by Q' (Schwarzer et al. 2023, "Bigger, Better, Faster"). The best action by Q changes
 in many observations with each optimizer step (Schaul et al. 2022, "The Phenomenon of Policy
-Churn"), and so a policy by Q falls again and again after it has learned a task.
+Churn"), so a policy by Q repeatedly collapses after it has learned a task.
 
-The error is that of Huber: squared up to 1, linear beyond. Steps drawn by priority (Schaul et al.
+The error is Huber's: squared up to 1, linear beyond. Steps drawn by priority (Schaul et al.
 2016, "Prioritized Experience Replay") have importance weights, and their errors become their new
 priorities.
 
 With `atoms` in `model`, the network estimates the probabilities of returns instead of their mean,
-and the loss is that of C51: see `projected` and `divergence`.
+and the loss is C51's: see `projected` and `divergence`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from juggler.runtime.wire.structures import tree_map
 
 
 class Dqn(GreedyTargetCore, OffPolicyCore):
-    """The core of DQN, for modules like those of PQN."""
+    """The core of DQN, for modules like PQN's."""
 
     name = "dqn"
     config: DqnConfig
@@ -101,7 +101,7 @@ class Dqn(GreedyTargetCore, OffPolicyCore):
 
 
 def _of(x: Tensor, actions: Tensor) -> Tensor:
-    """What x [B, n, ...] has for actions [B] -> [B, ...]."""
+    """Select actions [B] from x [B, n, ...] -> [B, ...]."""
     index = actions.view(-1, *[1] * (x.ndim - 1)).expand(-1, 1, *x.shape[2:])  # [B, 1, ...]
     return x.gather(1, index).squeeze(1)
 
@@ -114,19 +114,19 @@ class Divergence(NamedTuple):
 
 
 def projected(probabilities: Tensor, rewards: Tensor, discounts: Tensor, returns: Tensor) -> Tensor:
-    """Probabilities m [B, K] of the returns one discounted reward earlier.
+    """Return probabilities m [B, K] of the returns one discounted reward earlier.
 
     As in C51 (Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning"), a
-    return that follows is clipped to the limits, and its probability is shared between the two z_j
-    on either side of it, the more the nearer. Δ is the distance of two returns:
+    return that follows is clipped to the limits. Its probability is divided between the two z_j on
+    either side of it; the nearer one gets more. Δ is the distance between two returns:
 
         m_j = Σ_i p'_i max(0, 1 - |clip(r + γ^n z_i) - z_j| / Δ)
 
     Args:
         probabilities: p', [B, K].
         rewards: [B]
-        discounts: [B]; 0 where nothing follows.
-        returns: z, [K], at equal distances.
+        discounts: [B]; 0 if nothing follows.
+        returns: z, [K], equally spaced.
     """
     low, high = returns[0], returns[-1]  # [] each
     moved = rewards.unsqueeze(1) + discounts.unsqueeze(1) * returns  # [B, K]
@@ -137,10 +137,10 @@ def projected(probabilities: Tensor, rewards: Tensor, discounts: Tensor, returns
 
 
 def divergence(logits: Tensor, targets: Tensor) -> Divergence:
-    """Divergence of categorical distributions (logits [B, K]) from targets m [B, K].
+    """Return the divergence of logits [B, K] from targets m [B, K].
 
-    The loss is the cross-entropy -Σ_j m_j log p_j. KL(m || p) differs by the entropy of m alone,
-    which no parameter changes. It is the priority, since it is 0 where nothing is left to learn
+    The loss is the cross-entropy -Σ_j m_j log p_j. KL(m || p) differs only by the entropy of m,
+    which no parameter changes. It is the priority, since it is 0 if nothing is left to learn
     (Hessel et al. 2018, "Rainbow").
     """
     cross_entropy = -(targets * logits.log_softmax(-1)).sum(-1)  # [B]

@@ -1,1 +1,1 @@
-"""Imitation of demonstrations by a discriminator, around any algorithm."""
+"""Imitation of demonstrations by a discriminator, with any algorithm."""

@@ -8,20 +8,20 @@ A discriminator D(x, a) learns which steps were demonstrated. With its logits
 l(x, a) = log D - log(1 - D), it minimizes the sum of three means
 
     - log D(x, a)                           over demonstrated steps
-    - log(1 - D(x, a))                      over those of the policy
-    gradient_penalty (|∇ l(x, a)| - 1)²     over pairs of both, at a random place between the two
+    - log(1 - D(x, a))                      over the policy's steps
+    gradient_penalty (|∇ l(x, a)| - 1)²     over pairs of both, at a random point between them
 
-The penalty is that of Gulrajani et al. 2017. It keeps the logits smooth, so that they fall with the
-distance from what was demonstrated. Without it, D soon memorizes the demonstrations, and rejects
-even a policy that acts the same. The policy learns from the reward
+The penalty is from Gulrajani et al. 2017. It keeps the logits smooth, so that they fall with the
+distance from the demonstrations. Without it, D soon memorizes the demonstrations, and rejects even
+a policy that acts the same. The policy learns from the reward
 
     r(x, a) = log D(x, a) - log(1 - D(x, a))
 
 instead of the environment's. It is 0 where D = 1/2: an agent that acts like the demonstrations
-gains nothing by living longer or by ending sooner. log D alone would pay for dying, and
--log(1 - D) for living.
+gains nothing from longer or shorter episodes. log D alone would reward short episodes, and
+-log(1 - D) long ones.
 
-A terminated episode stays in an absorbing state for ever. D sees that state too, so it recognizes
+A terminated episode stays in an absorbing state forever. D sees that state too, so it recognizes
 an end that was never demonstrated. A terminating step's reward includes the return of that state:
 
     r(x, a) + γ / (1 - γ) r(absorbing)
@@ -69,9 +69,9 @@ from juggler.runtime.wire.trees import Path
 Space = gymnasium.Space[Any]
 
 _CLIP = 10.0  # of normalized numbers
-_PIECE = 1 << 18  # numbers that are looked at together
+_PIECE = 1 << 18  # numbers that are processed together
 _DEVIATION_EPSILON = 1e-4  # added to standard deviations
-_NORM_EPSILON = 1e-12  # of squared norms: that of 0 has a gradient too
+_NORM_EPSILON = 1e-12  # added to squared norms, so that a norm of 0 has a gradient
 
 
 class Logits(nn.Module):
@@ -84,7 +84,7 @@ class Logits(nn.Module):
         self.absorbing = nn.Parameter(torch.zeros(()))  # []
 
     def forward(self, steps: Any) -> Tensor:
-        """Logits [B] of steps [B, ...]; of None, the absorbing state's []."""
+        """Return logits [B] of steps [B, ...]; None: the absorbing state's []."""
         if steps is None:
             return self.absorbing
         logits: Tensor = self.head(self.encoder(steps)).squeeze(-1)  # [B]
@@ -94,15 +94,15 @@ class Logits(nn.Module):
 class Discriminator(AroundCore):
     """Wraps a GradientCore to learn from discriminator rewards.
 
-    Rewards are computed when a step is learned from, so replayed steps get the current ones.
+    Rewards are computed when a step is learned from, so replayed steps get current rewards.
 
     Args:
         inner: the algorithm.
         config: the keys of the table `imitation`.
 
     Raises:
-        ValueError: the algorithm does not learn from rewards of single steps, or there are no
-            demonstrations of this name.
+        ValueError: the algorithm does not learn from rewards of single steps, or no demonstrations
+            have this name.
     """
 
     kind = IMITATION
@@ -145,7 +145,7 @@ class Discriminator(AroundCore):
         return self._rewarded(state["own"], sample, self._steps(sample))[0]
 
     def _steps(self, sample: Columns) -> Any:
-        """What the discriminator sees of a sample's steps, [N T, ...]."""
+        """Encode a sample's steps for the discriminator, [N T, ...]."""
         device = sample[c.LIVE].device
         if self._demonstrations.terminated.device != device:
             self._demonstrations = self._demonstrations.on(device)
@@ -160,7 +160,7 @@ class Discriminator(AroundCore):
     def _rewarded(
         self, own: dict[str, Any], columns: Columns, steps: Any
     ) -> tuple[Columns, Metrics]:
-        """The columns with the discriminator's rewards, and metrics."""
+        """Return the columns with the discriminator's rewards, and metrics."""
         live, network = columns[c.LIVE], self.network  # [N, T]
         limit, gamma = self.own.limit, self.config.gamma
         found = network.in_chunks(own, steps)  # [N T]
@@ -188,7 +188,7 @@ class Discriminator(AroundCore):
             draws = uniform(key ^ (2 * number - 1), (len(part),))  # [B]
             drawn = demonstrations.drawn((draws * len(demonstrations.terminated)).long())
             demonstrated = self._shown(drawn.observations, drawn.actions)
-            # Without a live step there is nothing to be told from.
+            # Without a live step there is nothing to discriminate.
             some = live[part].any().expand(len(part))  # [B]
             return [
                 _loss(network, own, policy, live[part], ends[part], softplus),
@@ -196,8 +196,8 @@ class Discriminator(AroundCore):
                 self._penalty(own, key ^ (2 * number), policy, demonstrated, live[part]),
             ]
 
-        # Learners of a group have one state, and draw other demonstrations. A user's seam may lack
-        # a rank.
+        # Learners of a group share one state, but draw different demonstrations. A user's seam may
+        # have no rank.
         apart = mixed(torch.tensor(getattr(seam, "rank", 0), device=live.device))  # []
         passes = self._minibatches, 1
         return network.trained(own, passes, live.numel(), losses, 3, self.own.lr, seam, apart)
@@ -210,7 +210,7 @@ class Discriminator(AroundCore):
         demonstrated: Any,
         live: Tensor,
     ) -> LossSum:
-        """Gradient penalty between live [B] policy steps and demonstrated steps."""
+        """Return the gradient penalty between live [B] policy and demonstrated steps."""
         network = self.network
         if not self.own.gradient_penalty:
             return network.nothing(own)
@@ -238,7 +238,7 @@ def _loss(
     ends: Tensor,
     cost: Callable[[Tensor], Tensor],
 ) -> LossSum:
-    """Discriminator loss over live steps [B] and episode ends [B].
+    """Return the discriminator loss over live steps [B] and episode ends [B].
 
     With logits l: softplus(l) is -log(1 - D), and softplus(-l) is -log D.
     """
@@ -260,16 +260,16 @@ class Demonstrations(NamedTuple):
 
     @classmethod
     def read(cls, name: str, observation_space: Space, action_space: Space) -> Demonstrations:
-        """All steps of a data set.
+        """Read all steps of a data set.
 
         Args:
             name: its directory, or its name in Minari.
-            observation_space: of the module that is to imitate them.
-            action_space: likewise.
+            observation_space: the observation space of the module that imitates them.
+            action_space: the action space of that module.
 
         Raises:
-            DatasetError: there is no such data set, it is damaged, it has other spaces, or
-                observations or actions that are not finite.
+            DatasetError: the data set does not exist, is damaged, or has other spaces; or its
+                observations or actions are not finite.
         """
         data = Dataset(name)
         for what, own, other in (
@@ -297,17 +297,17 @@ class Demonstrations(NamedTuple):
         return Demonstrations(*(to_device(each, device) for each in self))
 
     def drawn(self, places: Tensor) -> Demonstrations:
-        """Demonstrated steps at these indices [B]."""
+        """Select demonstrated steps by indices [B]."""
         return Demonstrations(*(tree_map(lambda x: x[places], each) for each in self))
 
 
 def _before(observations: Any) -> Any:
-    """Observations [L + 1, ...] without the last one."""
+    """Drop the last of observations [L + 1, ...]."""
     return observations[:-1]
 
 
 def _joined(*parts: Any) -> Tensor:
-    """Arrays [L, ...] of several episodes -> [M, ...]."""
+    """Concatenate arrays [L, ...] of several episodes -> [M, ...]."""
     return torch.from_numpy(np.concatenate(parts))
 
 
@@ -316,7 +316,7 @@ class Normalized(nn.Module):
 
     def __init__(self, box: spaces.Box, demonstrated: Tensor) -> None:
         """Args:
-        box: of the numbers.
+        box: space of the numbers.
         demonstrated: [M, ...].
         """
         super().__init__()
@@ -335,7 +335,7 @@ class Normalized(nn.Module):
         return ((self._clipped(x) - self.mean) / self.deviation).clamp(-_CLIP, _CLIP)  # [B, ...]
 
     def _mean(self, demonstrated: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Mean [...] of a function of numbers [M, ...], in bounded memory."""
+        """Average a function of numbers [M, ...] -> [...], in bounded memory."""
         total = torch.zeros(demonstrated.shape[1:], dtype=torch.float64)  # [...]
         for piece in torch.split(demonstrated, max(1, _PIECE // max(1, total.numel()))):
             total += of(self._clipped(piece).double()).sum(0)
@@ -348,8 +348,8 @@ class Normalized(nn.Module):
 class Shown(nn.Module):
     """Observations and actions as one tree of float32 numbers.
 
-    Steps can be interpolated: Box numbers are normalized, choices one-hot. Action masks are left
-    out.
+    Steps can be interpolated: Box numbers are normalized, choices one-hot. Action masks are
+    omitted.
     """
 
     def __init__(
@@ -384,7 +384,7 @@ class Shown(nn.Module):
         )
 
     def forward(self, observations: Any, actions: Any) -> dict[str, Tensor]:
-        """Trees [B, ...] -> by the keys of `space`, [B, ...] each."""
+        """Encode trees [B, ...] -> [B, ...] by the keys of `space`."""
         trees = observations, actions
         return {
             str(index): leaf(at(trees[side], path))
@@ -400,12 +400,12 @@ def gradient_penalties(
     others: Mapping[str, Tensor],
     shares: Tensor,
 ) -> Tensor:
-    """Penalties (|∇ f(x)| - 1)² at interpolated points x.
+    """Return penalties (|∇ f(x)| - 1)² at interpolated points x.
 
     Args:
-        values_of: the function f, from rows [B, ...] to values [B], each of its own row.
+        values_of: the function f, from rows [B, ...] to one value per row [B].
         some: rows [B, ...] by name.
-        others: likewise.
+        others: rows [B, ...] by the same names.
         shares: [B]; x = share * some + (1 - share) * others.
 
     Returns:
@@ -418,6 +418,6 @@ def gradient_penalties(
     total = values_of(between).sum()  # []
     gradients = torch.autograd.grad(
         total, list(between.values()), create_graph=True, materialize_grads=True
-    )  # [B, ...] each; 0 of what f leaves out
+    )  # [B, ...] each; 0 for inputs that f ignores
     squares = torch.stack([x.flatten(1).square().sum(1) for x in gradients]).sum(0)  # [B]
     return ((squares + _NORM_EPSILON).sqrt() - 1).square()  # [B]

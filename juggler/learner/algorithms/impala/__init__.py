@@ -1,4 +1,4 @@
-"""IMPALA, as a run names it: its keys, without torch."""
+"""IMPALA: its algorithm class and keys, without torch."""
 
 from __future__ import annotations
 
@@ -86,23 +86,23 @@ class ImpalaAlgorithm(Algorithm):
     off_policy = True
     chosen: ClassVar = {
         "envs_per_runner": 8,
-        # IMPALA uses a step once, so short fragments and small batches are what gives its optimizer
-        # enough steps.
+        # IMPALA uses each step once, so its optimizer needs short fragments and small batches to
+        # make enough steps.
         "fragment_steps": 8,
         "lr": 2e-3,
-        # A run that was solved falls where its value function lags behind the policy: see "What
+        # A solved run collapses if its value function lags behind the policy: see "What
         # was learned" in benchmarks/sample-efficiency.md.
         "value_lr_scale": 3.0,
         "lambda_": 0.95,
         "grad_clip": 0.5,
-        # Normalized rewards make small advantages, next to which any entropy bonus is large.
+        # Normalized rewards make advantages small, and any entropy bonus large relative to them.
         "entropy_coefficient": 0.0,
     }
     chosen_for: ClassVar = {
         "a vector of floats": {"lr": 5e-4, "value_lr_scale": 6.0},
-        # Without the bonus for entropy, Catch's policy was settled before its values were learned.
+        # Without the entropy bonus, Catch's policy converged before its values were learned.
         "an image": {"lr": 1e-3, "entropy_coefficient": 0.01},
-        # With values learned three times as fast as the policy, CliffWalking's goal was seldom
+        # With values learned three times as fast as the policy, CliffWalking's goal was rarely
         # found.
         "a Discrete": {"value_lr_scale": 1.0},
     }

@@ -30,9 +30,9 @@ from juggler.learner.data.replay.replay import MixInReplay
 from juggler.learner.data.sources import DataSource, Queue
 from juggler.runtime.modules import columns as c
 
-#: By how much a ratio has to exceed its bound to count as clipped. EnvRunners and learners compute
-#: log-probabilities in other orders, so that those of the same policy differ by rounding, which is
-#: below 1e-5 in float32.
+#: Factor above its bound from which a ratio counts as clipped. EnvRunners and learners compute
+#: log-probabilities in different orders, so the same policy's differ by rounding, below 1e-5 in
+#: float32.
 _BEYOND_ROUNDING = 1 + 1e-4
 
 
@@ -59,7 +59,7 @@ class Impala(ActorCriticCore):
         )
 
     def source_of_new(self) -> DataSource:
-        """Source of new samples, to which `replay_share` adds old rows."""
+        """Return the source of new samples; `replay_share` adds old rows."""
         return Queue()
 
     def loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
@@ -93,7 +93,7 @@ class Impala(ActorCriticCore):
         return Loss(total, mean.live_steps, metrics, means={})
 
     def estimates(self, columns: Columns, seen: PolicyAndValues, log_ratios: Tensor) -> Estimates:
-        """By V-trace."""
+        """Estimate by V-trace."""
         config = self.config
         estimates = vtrace(
             log_ratios=log_ratios,

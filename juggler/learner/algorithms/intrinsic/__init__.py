@@ -1,1 +1,1 @@
-"""Rewards for what is new, around any algorithm."""
+"""Rewards for new observations, with any algorithm."""

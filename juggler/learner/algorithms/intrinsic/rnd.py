@@ -1,7 +1,7 @@
 """Random network distillation: Burda et al. 2018, "Exploration by Random Network Distillation".
 
-A constant network f with random parameters makes features of observations, and a predictor g learns
-to do the same. Where it has seldom been, it errs. The intrinsic reward of a step is the error at
+A constant network f with random parameters computes features of observations, and a predictor g
+learns to match it. It errs on rare observations. The intrinsic reward of a step is the error at
 the observation x' that the step led to, normalized:
 
     i_t = mean (g(x') - f(x'))² / σ
@@ -11,16 +11,16 @@ steps up to now. In the paper, that return continues from one row of an environm
 here it begins at 0 with each row, because successive rows of an environment may reach different
 learners. What both networks see is normalized by the mean and the standard deviation of
 observations so far, and clipped. Both statistics already include the steps to which they are
-applied, so no warm-up steps are needed. The predictor learns from a share of the steps alone.
+applied, so no warm-up steps are needed. The predictor learns from a share of the steps.
 
-A step that terminates its episode has i_t = 0: EnvRunners do not send what they saw there, as
-nothing is ever bootstrapped from it. That of a truncated episode is known.
+A step that terminates its episode has i_t = 0: EnvRunners do not send the last observation, as
+nothing is bootstrapped from it. A truncated episode's last observation is known.
 
-With a policy and a value function, intrinsic rewards have a value function V_I and a discount of
-their own, and never an end: after an episode, the return continues in the next one. Their
-advantages, estimated as the algorithm estimates its own, are added to these with a coefficient.
-Algorithms that have one value for everything get the bonus with the reward, whenever a step is
-learned from; it ends with the episode there.
+With a policy and a value function, intrinsic rewards have their own value function V_I and
+discount, and no end: after an episode, the return continues in the next one. Their advantages are
+estimated in the algorithm's way, and added to its own with a coefficient. Algorithms with a single
+value get the bonus as part of the reward, whenever a step is learned from; there the return ends
+with the episode.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _ROUNDING = 1e-10  # a variance below this share of the squared mean is only rou
 
 
 class Rnd(AroundCore):
-    """Adds a reward for new observations to what a GradientCore learns from.
+    """Wraps a GradientCore to learn also from rewards for new observations.
 
     Args:
         inner: the algorithm.
@@ -100,7 +100,7 @@ class Rnd(AroundCore):
             if isinstance(leaf, spaces.Box)
         }
         self._shapes = {path: leaf.shape for path, leaf in boxes.items()}
-        #: By what a state calls a leaf of the observations, where it is.
+        #: Paths of the observations' leaves, by their names in a state.
         self._paths = {".".join(path) or "observation": path for path in boxes}
         normalized = {
             path: spaces.Box(-limit, limit, shape, np.float32)
@@ -131,9 +131,9 @@ class Rnd(AroundCore):
         return self._rewarded(state, sample, ALONE).columns
 
     def _rewarded(self, state: AroundState, sample: Columns, seam: Seam) -> _Rewarded:
-        """Measure what is new in a sample; the networks learn nothing yet."""
+        """Measure the novelty of a sample, before the networks learn from it."""
         own, seen = dict(state["own"]), Seen.of(sample)
-        # The moments of what live steps led to, as far as that is known.
+        # The moments of the known observations that live steps led to.
         own["observed"] = {
             name: with_live(
                 own["observed"][name],
@@ -144,7 +144,7 @@ class Rnd(AroundCore):
             for name, path in self._paths.items()
         }
         everything = self._normalized(own["observed"], seen.observations)
-        # By the predictor as it was before it learns from these observations.
+        # Errors of the predictor before it learns from these observations.
         errors = self.networks.in_chunks(own, everything, "errors")[seen.after]  # [N, T]
         errors = torch.where(seen.known, errors, 0.0)  # [N, T]
         returns = along_rows(errors, seen.live, self.own.gamma_int)  # [N, T]
@@ -163,7 +163,7 @@ class Rnd(AroundCore):
         return _Rewarded(own, seen, everything, changed, targets, metrics)
 
     def _normalized(self, observed: Mapping[str, TensorMoments], observations: Any) -> Any:
-        """Observations [B, ...] with mean 0 and deviation 1, clipped."""
+        """Normalize observations [B, ...] to mean 0, deviation 1, and clip them."""
         leaves = {}
         for name, path in self._paths.items():
             moments, x = observed[name], at(observations, path).float()  # [B, ...]
@@ -218,7 +218,7 @@ class Rnd(AroundCore):
         key: Tensor,
         number: int,
     ) -> list[LossSum]:
-        """Losses of predictor and values on some of the N T steps."""
+        """Return losses of predictor and values on some of N T steps."""
         networks = self.networks
         after = tree_map(lambda x: x[seen.after.flatten()[part]], everything)  # [B, ...]
         share = uniform(mixed(own["key"]) ^ 1, (len(part),))  # [B]
@@ -242,9 +242,9 @@ class Rnd(AroundCore):
 
 
 class _Rewarded(NamedTuple):
-    """A sample with the bonus, and what networks learn from it."""
+    """A sample with the bonus, and the networks' inputs and targets."""
 
-    own: dict[str, Any]  # with the moments of this sample too
+    own: dict[str, Any]  # including the moments of this sample
     seen: Seen
     everything: Any  # normalized observations [M, ...]
     columns: Columns
@@ -253,10 +253,10 @@ class _Rewarded(NamedTuple):
 
 
 class _Targets(NamedTuple):
-    """What the value function of intrinsic rewards is to learn."""
+    """Targets of the value function of intrinsic rewards."""
 
     values: Tensor  # [N, T]
-    live: Tensor  # [N, T] bool: the steps to learn from, without those of a burn-in
+    live: Tensor  # [N, T] bool: the steps to learn from, without a burn-in
 
 
 class Networks(nn.Module):
@@ -271,7 +271,7 @@ class Networks(nn.Module):
             self.values = _headed(space, model, 1)
 
     def forward(self, observations: Any, part: str) -> Tensor:
-        """Normalized observations [B, ...] -> the predictor's errors [B], or values [B]."""
+        """Return the predictor's errors [B] or values [B] of normalized observations."""
         if part == "values":
             values: Tensor = self.values(observations).squeeze(-1)  # [B]
             return values
@@ -284,7 +284,7 @@ class Networks(nn.Module):
 def _headed(
     space: Space[Any], model: ModelConfig, outputs: int, *, hidden: bool = False
 ) -> nn.Sequential:
-    """An encoder, an optional hidden layer, a linear layer -> [B, outputs]."""
+    """Build encoder, optional hidden layer and linear layer -> [B, outputs]."""
     encoder = build_encoder(space, model)
     size = feature_size(encoder)
     layers: list[nn.Module] = [encoder]
@@ -294,11 +294,11 @@ def _headed(
 
 
 class Seen(NamedTuple):
-    """Each observation of a sample once, and the index of each step's."""
+    """Each observation of a sample once, and indices for each step."""
 
     observations: Any  # [M, ...]
     before: Tensor  # [N, T] int64
-    after: Tensor  # [N, T] int64; where it is not known, any other one
+    after: Tensor  # [N, T] int64; arbitrary if not known
     live: Tensor  # [N, T] bool
     known: Tensor  # [N, T] bool, live steps that do not terminate
 
@@ -321,7 +321,7 @@ class Seen(NamedTuple):
 class Stream(NamedTuple):
     """Live steps of each row, concatenated across episode ends."""
 
-    order: Tensor  # [N, T] int64: which step of the row is at each place
+    order: Tensor  # [N, T] int64: index of the step at each place
     live: Tensor  # [N, T] bool
     values: Tensor  # [N, T]
     next_values: Tensor  # [N, T]
@@ -332,8 +332,8 @@ class Stream(NamedTuple):
         order = (~live).to(torch.int8).argsort(dim=1, stable=True)  # [N, T]
         places = torch.arange(live.shape[1], device=live.device)  # [T]
         count = live.sum(1, keepdim=True)  # [N, 1]
-        # If the last live step terminated, the row may lack the beginning of the next episode, of
-        # which nothing is better known than that the return continues.
+        # If the last live step terminated, the first observation of the next episode may not be in
+        # the row. The return continues with the value before that step.
         after = torch.where(seen.known, seen.after, seen.before)  # [N, T]
         last = values[after].gather(1, order).gather(1, (count - 1).clamp(min=0))  # [N, 1]
         packed = values[seen.before].gather(1, order)  # [N, T]
@@ -345,12 +345,12 @@ class Stream(NamedTuple):
         return x.gather(1, self.order)
 
     def unpacked(self, x: Tensor) -> Tensor:
-        """The inverse."""
+        """Undo `packed`."""
         return torch.zeros_like(x).scatter(1, self.order, x)  # [N, T]
 
 
 def along_rows(rewards: Tensor, live: Tensor, gamma: float) -> Tensor:
-    """Running discounted sums of rewards [N, T] -> [N, T].
+    """Return running discounted sums of rewards [N, T] -> [N, T].
 
     A sum starts at 0 in each row and continues across episode ends.
     """

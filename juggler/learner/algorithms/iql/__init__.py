@@ -1,4 +1,4 @@
-"""IQL, as a run names it: its keys, without torch."""
+"""IQL: its algorithm class and keys, without torch."""
 
 from __future__ import annotations
 

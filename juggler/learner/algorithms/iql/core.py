@@ -2,9 +2,9 @@
 
 "Offline Reinforcement Learning with Implicit Q-Learning".
 
-No value of an action outside the data set is ever asked for. With
-u = min Q'(x, a) - V(x), where two target networks Q' value the action a that was taken in x, and x'
-is what it led to, the loss on steps of the data set is the mean of
+Only values of actions in the data set are used. With u = min Q'(x, a) - V(x), where two target
+networks Q' value the action a taken in x, and x' is the next observation, the loss is a mean over
+steps of the data set:
 
     value     |τ - 1(u < 0)| u²                             (equation 5: the expectile τ of Q')
     critics   1/2 Σ_i (r + γ V(x') - Q_i(x, a))²            (equation 6)
@@ -31,7 +31,7 @@ from juggler.runtime.modules.actor_critics import Q_VALUES
 from juggler.runtime.modules.rl_module import Batch
 from juggler.runtime.wire.structures import tree_map
 
-_MOST_WEIGHT = 100.0  # of an action in the policy's loss
+_MAX_WEIGHT = 100.0  # of an action in the policy's loss
 
 
 class Iql(OffPolicyCore):
@@ -62,7 +62,7 @@ class Iql(OffPolicyCore):
         )  # [N, T, 2]
         policy = forward.module.action_distribution()(outputs[c.ACTION_DIST_INPUTS])  # [N T]
         logp = policy.log_prob(taken[c.ACTIONS]).view(n, t)  # [N, T]
-        chosen = (config.advantage_weight * gains.detach()).exp().clamp(max=_MOST_WEIGHT)  # [N, T]
+        chosen = (config.advantage_weight * gains.detach()).exp().clamp(max=_MAX_WEIGHT)  # [N, T]
         mean, weights = LiveMean(live), importance_weights(columns, values)  # [N, 1]
         value_loss = mean(expectile_loss(gains, config.expectile) * weights)  # []
         critic_loss = mean(0.5 * errors.square().sum(-1) * weights)  # []
@@ -82,12 +82,12 @@ class Iql(OffPolicyCore):
 
 
 def expectile_loss(gains: Tensor, expectile: float) -> Tensor:
-    """|τ - 1(u < 0)| u² of each u [...]."""
+    """Return |τ - 1(u < 0)| u² for each u [...]."""
     return torch.where(gains < 0, 1 - expectile, expectile) * gains.square()  # [...]
 
 
 def _of_taken(forward: Forward, taken: Batch) -> Tensor:
-    """Both values [B, 2] of actions that were taken."""
+    """Return both values [B, 2] of the actions taken."""
     values: Tensor = forward(taken)[Q_VALUES]  # [B, 2], or [B, 2, n]
     if not isinstance(forward.module.action_space, Discrete):
         return values

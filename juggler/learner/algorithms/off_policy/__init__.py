@@ -14,7 +14,7 @@ WIDE = {"hidden_sizes": [256, 256], "activation": "relu"}
 
 @dataclass(kw_only=True)
 class KeptConfig(LearnerConfig):
-    """Keys about where steps are kept, and how many."""
+    """Keys of the storage of kept steps."""
 
     replay_capacity: int = 100_000
     """Number of newest steps that each learner keeps. Each takes the memory of two observations; of
@@ -43,7 +43,7 @@ class KeptConfig(LearnerConfig):
 
 @dataclass(kw_only=True)
 class OffPolicyConfig(KeptConfig):
-    """Keys of every algorithm with a replay."""
+    """Keys of algorithms with a replay."""
 
     grad_clip: float | None = None
     """Maximum norm of the gradient of policy and values together, or of what grad_clip_by says;
@@ -80,14 +80,14 @@ class OffPolicyConfig(KeptConfig):
     stays constant."""
 
     def numbers_of_losses(self) -> list[str]:
-        # One replay draws for all members of a population, and one policy explores.
+        # All members of a population share one replay and one exploring policy.
         others = ("gamma", "replay_ratio", "priority_exponent", "importance_exponent")
         return [
             key for key in super().numbers_of_losses() if key not in (*others, "exploration_ladder")
         ]
 
     def keys_of_kept_steps(self) -> list[str]:
-        return ["gamma", "n_step"] if self.save_replay else []  # each has the sum of n rewards
+        return ["gamma", "n_step"] if self.save_replay else []  # each step has a sum of n rewards
 
     def metric_names(self) -> list[str]:
         rows = [f"replay_rows{of}" for of in ("", "_drawn", "_waiting", "_unused")]
@@ -118,7 +118,7 @@ class OffPolicyConfig(KeptConfig):
 
 @dataclass(kw_only=True)
 class LadderConfig(OffPolicyConfig):
-    """Keys about how exploration differs between environments."""
+    """Keys of exploration that differs between environments."""
 
     exploration_ladder: float = 0.0
     """Exponent α of Ape-X: of N environments, the i-th from 0 explores with x^(1 + α i / (N - 1)),
@@ -131,7 +131,7 @@ class LadderConfig(OffPolicyConfig):
 
 @dataclass(kw_only=True)
 class EpsilonGreedyConfig(LadderConfig):
-    """The keys of algorithms that learn values of actions from kept steps."""
+    """Keys of algorithms that learn values of actions from kept steps."""
 
     target_share: float = 0.02
 

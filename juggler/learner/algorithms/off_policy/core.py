@@ -48,7 +48,7 @@ class TargetNetworkCore(GradientCore, ABC):
         return {"target": parameters.clone(), "since_move": torch.zeros((), dtype=torch.int64)}
 
     def next_extra(self, new: TrainState, aux: Aux) -> dict[str, Tensor]:
-        """All but the target network, which `extra_after` moves."""
+        """Return all but the target network, which `extra_after` moves."""
         since_move = torch.where(self.target_moves(new), 0, new["extra"]["since_move"] + 1)  # []
         return {**new["extra"], "since_move": since_move}
 
@@ -63,7 +63,7 @@ class TargetNetworkCore(GradientCore, ABC):
         return {**extra, "target": torch.lerp(target, new["parameters"], share)}  # [P]
 
     def target_moves(self, state: TrainState) -> Tensor:
-        """Whether the target network moves in the next optimizer step, bool []."""
+        """Return whether the next optimizer step moves the target network, bool []."""
         return state["extra"]["since_move"] + 1 >= self.config.target_period  # []
 
     def replay(
@@ -120,9 +120,9 @@ class OffPolicyCore(TargetNetworkCore, ABC):
         return self.replay(partial(rows_of_transitions, n=config.n_step, gamma=config.gamma), seed)
 
     def led_to(self, columns: Columns) -> tuple[Tensor, Tensor, Any]:
-        """Rewards and discounts [N, T], and next observations [N T, ...].
+        """Return rewards and discounts [N, T], and next observations [N T, ...].
 
-        They are of n-step transitions, drawn or from a batch of episodes. Rewards are scaled.
+        The n-step transitions are drawn, or from a batch of episodes. Rewards are scaled.
         """
         scale = self.config.reward_scale
         if DISCOUNTS in columns:
@@ -159,22 +159,22 @@ class GreedyTargetCore(EpsilonGreedyCore, TargetNetworkCore, ABC):
 
 
 def place_of(module: RLModule, actions: Tensor) -> Tensor:
-    """Discrete actions [...] as indices from 0 on, int64."""
+    """Return Discrete actions [...] as indices from 0, int64."""
     assert isinstance(module.action_space, Discrete)
     return actions.long() - int(module.action_space.start)
 
 
 def action_noise(module: RLModule, key: Tensor, columns: Columns, draws: int) -> Tensor:
-    """Noise [draws, N T, M] for sampling actions in N T observations.
+    """Return noise [draws, N T, M] for actions in N T observations.
 
-    M is 0 for Discrete actions. The noise hashes the key and the actions, so parts of a sample get
-    different noise.
+    M is 0 for Discrete actions. The noise is a hash of the key and the actions, so parts of a
+    sample get different noise.
 
     Args:
         module: chooses the actions.
-        key: [] int64, another one in each optimizer step.
-        columns: of the sample.
-        draws: how many to make for each observation.
+        key: [] int64, different in each optimizer step.
+        columns: the sample.
+        draws: number of draws for each observation.
     """
     n, t = columns[c.LIVE].shape
     spec = module.action_distribution()
@@ -185,12 +185,12 @@ def action_noise(module: RLModule, key: Tensor, columns: Columns, draws: int) ->
 
 
 def importance_weights(columns: Columns, like: Tensor) -> Tensor:
-    """Weights [N, 1] that correct the loss for prioritized draws.
+    """Return weights [N, 1] that correct the loss for prioritized draws.
 
-    They are 1 where a replay draws uniformly, or there is none.
+    They are 1 without a replay, or if it draws uniformly.
 
     Args:
-        columns: of the sample.
+        columns: the sample.
         like: a tensor [N, ...] of the dtype of the loss, on its device.
     """
     weights: Tensor = columns.get(IMPORTANCE_WEIGHTS, like.new_ones(len(like)))  # [N]

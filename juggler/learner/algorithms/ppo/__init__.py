@@ -1,4 +1,4 @@
-"""PPO, as a run names it: its keys, without torch."""
+"""PPO: its algorithm class and keys, without torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from juggler.learner.optim.config import Scheduled
 class PpoConfig(ActorCriticConfig):
     """Proximal policy optimization: several clipped epochs over each sample.
 
-    With `synchronous = true` that policy is the newest one, as in the paper. Otherwise it may be up
-    to `max_staleness` updates older, which the ratio in the loss corrects.
+    With `synchronous = true` the newest policy samples, as in the paper. Otherwise the sampling
+    policy may be up to `max_staleness` updates older, which the ratio in the loss corrects.
     """
 
     algorithm: str = "ppo"
@@ -75,7 +75,7 @@ class PpoAlgorithm(Algorithm):
     chosen: ClassVar = {
         "envs_per_runner": 8,
         "fragment_steps": 64,
-        # Several optimizer steps change the policy a lot: requests wait for the update.
+        # Several optimizer steps change the policy considerably: requests wait for the update.
         "max_staleness": 2,
         "epochs": 10,
         "entropy_coefficient": 0.0,

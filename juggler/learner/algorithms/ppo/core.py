@@ -1,17 +1,17 @@
 """PPO: Schulman et al. 2017, "Proximal Policy Optimization Algorithms".
 
-PPO learns from a sample several times, but only as long as the policy π stays near the policy μ
-that sampled it. Advantages Â_t and value targets are generalized advantage estimates (Schulman et
-al. 2016) with the values V_old of the weights before the update. They are computed once for a
-sample. Then each of `epochs` passes deals the sample's live steps out to `minibatches` optimizer
-steps. The loss on one minibatch, a mean over its live steps t with r_t = π(a_t|x_t) / μ(a_t|x_t),
+PPO learns from a sample several times, but only while the policy π stays near the policy μ that
+sampled it. Advantages Â_t and value targets are generalized advantage estimates (Schulman et
+al. 2016) with the values V_old of the weights before the update. They are computed once per sample.
+Then each of `epochs` passes distributes the sample's live steps over `minibatches` optimizer steps.
+The loss on one minibatch, a mean over its live steps t with r_t = π(a_t|x_t) / μ(a_t|x_t),
 is the sum of
 
     policy    - min(r_t Â_t, clip(r_t, 1 - ε, 1 + ε) Â_t)                              (equation 7)
     value     + value_coefficient 1/2 (V(x_t) - target_t)²                             (equation 9)
     entropy   - entropy_coefficient H(π(·|x_t))
 
-As in the program of the paper's authors, advantages are normalized to mean 0 and variance 1 over
+As in the authors' program, advantages are normalized to mean 0 and variance 1 over
 the live steps of the sample. With `value_clip`, the value loss uses the greater of (V - target)²
 and (V_old + clip(V - V_old) - target)². With `target_kl`, an update ends at the first minibatch in
 which KL(μ || π) is more than 1.5 times `target_kl`.
@@ -57,12 +57,12 @@ from juggler.learner.core.returns import Estimates, gae
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 
-# Columns that are computed for a sample, besides its own.
+# Columns that are computed for a sample.
 ADVANTAGES: Final = "advantages"
 TARGETS: Final = "targets"
 OLD_VALUES: Final = "old_values"
 
-# Columns that modules without a state see, and learn from. Few have the second.
+# Inputs of modules without a state. Few samples have the second.
 _SEEN = (c.OBSERVATIONS, c.CRITIC_OBSERVATIONS)
 _OF_STEPS = (*_SEEN, c.ACTIONS, c.ACTION_LOGP, c.LIVE, ADVANTAGES, TARGETS, OLD_VALUES)
 
@@ -70,8 +70,8 @@ _OF_STEPS = (*_SEEN, c.ACTIONS, c.ACTION_LOGP, c.LIVE, ADVANTAGES, TARGETS, OLD_
 class Ppo(ActorCriticCore):
     """The core of PPO.
 
-    Modules without a state learn from steps, those with a state from segments of episodes. The
-    state has a key, from which the deal of minibatches follows.
+    Modules without a state learn from steps, modules with a state from segments of episodes. The
+    key in the training state determines the minibatches.
     """
 
     name = "ppo"
@@ -84,14 +84,14 @@ class Ppo(ActorCriticCore):
         return {"key": torch.tensor(seed % 2**32)}  # []
 
     def next_extra(self, new: TrainState, aux: Aux) -> dict[str, Tensor]:
-        return {"key": (new["extra"]["key"] + 1) % 2**32}  # [] counts steps of the optimizer
+        return {"key": (new["extra"]["key"] + 1) % 2**32}  # [] counts optimizer steps
 
     def step(
         self, state: TrainState, sample: Columns, seam: Seam = ALONE
     ) -> StepOutput[TrainState]:
         config, before = self.config, state
         table, live_steps = self._prepared(state, sample, seam)
-        state = copied(state)  # if the seam fails midway, the old one stays as it was
+        state = copied(state)  # if the seam fails midway, the old state is unchanged
         each: list[Metrics] = []
         stopped = torch.zeros_like(live_steps, dtype=torch.bool)  # []
         for minibatch in self._minibatches(before["extra"]["key"], table):
@@ -101,7 +101,7 @@ class Ppo(ActorCriticCore):
                 metrics = {**aux.metrics, "kl_stop_fraction": stopped.float()}
                 aux = aux._replace(live_steps=aux.live_steps * ~stopped, metrics=metrics)
             state, metrics, _ = self.apply(state, grads, aux)
-            # A step counts once for schedules, however often it is learned from: see below.
+            # Schedules count each step once, however often it is learned from: see below.
             state["steps"] = before["steps"]
             each.append(metrics)
         moved = state["extra"]["key"] != before["extra"]["key"]  # []
@@ -114,7 +114,7 @@ class Ppo(ActorCriticCore):
         return StepOutput(state, found)
 
     def grads(self, state: TrainState, sample: Columns) -> tuple[Grads, Aux]:
-        """Gradients of the first optimizer step, on the whole sample."""
+        """Return the gradients of the first optimizer step, on the whole sample."""
         table, _ = self._prepared(state, sample, ALONE)
         return super().grads(state, table.columns)
 
@@ -186,7 +186,7 @@ class Ppo(ActorCriticCore):
         }
 
     def estimates(self, columns: Columns, seen: PolicyAndValues, log_ratios: Tensor) -> Estimates:
-        """By generalized advantage estimation, for the policy that sampled."""
+        """Estimate by GAE, for the policy that sampled."""
         config = self.config
         estimates = gae(
             rewards=columns[c.REWARDS] * config.reward_scale,
@@ -201,14 +201,14 @@ class Ppo(ActorCriticCore):
         return with_extra(estimates, columns)
 
     def log_ratios(self, forward: Forward, columns: Columns) -> tuple[Tensor, Tensor]:
-        """0: it estimates for the policy that sampled."""
+        """Return 0, as estimates are for the policy that sampled."""
         live = columns[c.LIVE]  # [N, T]
         if self.config.burn_in:
             live = actor_critic_pass(forward, columns, self.config.burn_in).live
         return torch.zeros_like(columns[c.REWARDS]), live
 
     def _minibatches(self, key: Tensor, table: Table) -> Iterator[Columns]:
-        """The minibatches of all epochs; each epoch deals the table out again."""
+        """Yield the minibatches of all epochs; each epoch deals them again."""
         minibatches, epochs = self.passes()
         for epoch in range(epochs):
             yield from table.minibatches(mixed(mixed(key) ^ epoch), minibatches)
@@ -228,10 +228,10 @@ _32_BITS = 2**32 - 1
 
 
 def row_keys(contents: Tensor, live: Tensor) -> Tensor:
-    """Hash the live steps of each row -> [N], as for `mixed`.
+    """Hash live steps of each row -> [N], in `mixed`'s range.
 
-    A row has the same hash in every sample, so that a sample and its parts at several learners are
-    dealt out alike.
+    A row has the same hash in every sample, so a sample and its parts at several learners are dealt
+    in the same way.
 
     Args:
         contents: [N, T] floats that differ between rows, such as log-probabilities of actions.
@@ -243,13 +243,13 @@ def row_keys(contents: Tensor, live: Tensor) -> Tensor:
 
 
 def deal(key: Tensor, rows: Tensor, present: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Deal the entries of a table out to `count` minibatches.
+    """Distribute the entries of a table over `count` minibatches.
 
-    Every minibatch gets an equal part of every row, at random: of the entries that are present, and
-    of the others. If a row does not divide evenly, some places of minibatches stay empty.
+    Every minibatch gets an equal, random part of every row's present entries, and of its absent
+    entries. If a row does not divide evenly, some places of minibatches stay empty.
 
     Args:
-        key: [], in the range of `mixed`; each key gives another deal.
+        key: [], in the range of `mixed`; each key deals differently.
         rows: [N], the keys of the rows, in the same range.
         present: [N, T] bool.
         count: k.
@@ -265,8 +265,8 @@ def deal(key: Tensor, rows: Tensor, present: Tensor, count: int) -> tuple[Tensor
     draws = mixed(row_draws.unsqueeze(1) ^ steps)  # [N, T]
     order = (draws + (~present << 32)).argsort(1)  # [N, T] present entries first
     order = pad(order, (0, width * count - t), value=-1).view(n, width, count)  # -1: in no row
-    # Each row deals in turns, beginning with another minibatch. Otherwise rows that do not divide
-    # evenly would all leave the last minibatches short.
+    # Each row deals in turns, starting from a different minibatch. Otherwise all rows that do not
+    # divide evenly would leave the last minibatches short.
     turns = torch.arange(count, device=present.device) + row_draws.unsqueeze(1)  # [N, k]
     turns = (turns % count).unsqueeze(1).expand(-1, width, -1)  # [N, width, k]
     dealt = order.gather(2, turns)  # [N, width, k]
@@ -296,7 +296,7 @@ class Table(NamedTuple):
     def of_segments(cls, columns: Columns) -> Table:
         """
         Args:
-            columns: of a sample.
+            columns: the sample.
         """
         rows = columns[c.SEGMENT_ROWS]  # [S]
         present = torch.ones((1, len(rows)), dtype=torch.bool, device=rows.device)  # [1, S]
@@ -311,8 +311,8 @@ class Table(NamedTuple):
                 segments[c.SEGMENT_LENGTHS] = segments[c.SEGMENT_LENGTHS] * there  # [B]
                 yield {**self.columns, **segments}
             return
-        # Numbers are gathered for all minibatches at once; what may be large, such as images, when
-        # its minibatch is due.
+        # Numbers are gathered for all minibatches at once. Large columns, such as images, are
+        # gathered when their minibatch is due.
         numbers = {name: each for name, each in self.columns.items() if _is_number(each)}
         large = {name: each for name, each in self.columns.items() if name not in numbers}
         gathered = {name: each[dealt].unbind() for name, each in numbers.items()}  # k x [B]
@@ -323,5 +323,5 @@ class Table(NamedTuple):
 
 
 def _is_number(column: Any) -> bool:
-    """Whether it holds one number for each step [N T]."""
+    """Return whether a column has one number for each step [N T]."""
     return isinstance(column, Tensor) and column.ndim == 1

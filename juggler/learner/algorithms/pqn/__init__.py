@@ -1,4 +1,4 @@
-"""PQN, as a run names it: its keys, without torch."""
+"""PQN: its algorithm class and keys, without torch."""
 
 from __future__ import annotations
 

@@ -2,17 +2,17 @@
 
 A network estimates the value Q(x, a) of each action a. EnvRunners act ε-greedily: they take the
 best action, or with probability ε any action. Targets are λ-returns. Because many environments are
-sampled at once, no replay buffer is needed; because layers are normalized, no target network is.
+sampled at once, no replay is needed; because layers are normalized, no target network is needed.
 The loss on a sample is a mean over its live steps t:
 
     1/2 (G_t - Q(x_t, a_t))²        G_t = r_t + γ ((1 - λ) max_a Q(x_{t+1}, a) + λ G_{t+1})
 
-Where an episode is truncated or the row ends, G_{t+1} is max_a Q(x_{t+1}, a); where it terminates,
-G_t is r_t. These are the targets of generalized advantage estimates for the values
+If an episode is truncated or the row ends, G_{t+1} is max_a Q(x_{t+1}, a); if it terminates, G_t is
+r_t. These are the targets of generalized advantage estimates for the values
 V(x) = max_a Q(x, a).
 
-The authors' program computes the targets of a sample once, and deals its steps out to minibatches.
-Here each optimizer step is on whole rows, with targets from the newest weights.
+The authors' program computes the targets of a sample once, and distributes its steps over
+minibatches. Here each optimizer step uses whole rows, with targets from the newest weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""R2D2, as a run names it: its keys, without torch."""
+"""R2D2: its algorithm class and keys, without torch."""
 
 from __future__ import annotations
 

@@ -1,26 +1,26 @@
 """R2D2: Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed RL".
 
 A network with a memory estimates the value Q(x_1 … x_t, a) of each action a. EnvRunners act
-ε-greedily. A learner keeps whole rows of steps, each with the state that the memory had at its
-start, and draws some of them for each optimizer step. The network reads a row's episodes in order,
+ε-greedily. A learner keeps whole rows of steps, each with the memory's state at its start, and
+draws some of them for each optimizer step. The network reads a row's episodes in order,
 and the loss is a mean over their steps:
 
     1/2 (y_t - Q(x_t, a_t))²
     y_t = h(r_t + γ r_{t+1} + … + γ^n h⁻¹(Q'(x_{t+n}, a')))        a' = argmax_a Q(x_{t+n}, a)
 
 where Q' is a target network, as with DQN, which reads the row in the same way, and x_t stands for
-all observations up to that one. Where an episode terminates, nothing follows the rewards. Where it
-is truncated, and at the end of a row, the sum is shorter and its last observation's value follows.
+all observations up to step t. If an episode terminates, nothing follows the rewards. If it is
+truncated, and at the end of a row, the sum is shorter and its last observation's value follows.
 
-Values are those of h of returns: h(x) = sign(x) (√(|x| + 1) - 1) + ε x, with ε = 0.001. So large
+Values estimate h of returns: h(x) = sign(x) (√(|x| + 1) - 1) + ε x, with ε = 0.001. So large
 returns need no reward scale (Pohlen et al. 2018, "Observe and Look Further: Achieving Consistent
 Performance on Atari", section 3.2).
 
 The state at the start of a row was made by older weights. In the first `burn_in` steps of a row
-that continues an episode, both networks only bring it up to date; nothing is learned from these.
+that continues an episode, both networks only update the state; nothing is learned from these steps.
 
 A row's priority is η max_t |δ_t| + (1 - η) mean_t |δ_t|, over the errors δ = y - Q of the steps
-that are learned from, with η = 0.9: a mean alone would hide the few steps that matter in a row.
+that are learned from, with η = 0.9: a mean alone would hide a row's few important steps.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class R2d2(GreedyTargetCore):
     def _targets(
         self, forward: Forward, columns: Columns, state: TrainState, own: Unrolled
     ) -> Tensor:
-        """y_t [N, T]; 0 where nothing is learned from a step."""
+        """Return y_t [N, T]; 0 for steps that are not learned from."""
         config = self.config
         target = unrolled(forward.using(state["extra"]["target"]), columns, config.burn_in)
         after = own.places + 1  # [N, T]
@@ -103,20 +103,20 @@ class R2d2(GreedyTargetCore):
 
 
 def scaled(x: Tensor) -> Tensor:
-    """h(x), elementwise."""
+    """Return h(x), elementwise."""
     return x.sign() * ((x.abs() + 1).sqrt() - 1) + _SCALE_EPSILON * x
 
 
 def unscaled(x: Tensor) -> Tensor:
-    """h⁻¹(x), elementwise."""
+    """Return h⁻¹(x), elementwise."""
     reach = x.abs() + 1 + _SCALE_EPSILON
-    # The root of 1 + 4 ε reach, less 1, and divided by 2 ε: written so that little is rounded off.
+    # (√(1 + 4 ε reach) - 1) / (2 ε), in a form with little rounding.
     root = 2 * reach / ((1 + 4 * _SCALE_EPSILON * reach).sqrt() + 1)
     return x.sign() * (root.square() - 1)
 
 
 def _values(found: Unrolled) -> Tensor:
-    """Values of actions [S (L + 1), n]."""
+    """Return values of actions [S (L + 1), n]."""
     values: Any = found.outputs[c.ACTION_DIST_INPUTS]  # [S, L + 1, n]
     flat: Tensor = values.flatten(0, 1)
     return flat

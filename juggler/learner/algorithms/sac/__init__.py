@@ -1,4 +1,4 @@
-"""SAC, as a run names it: its keys, without torch."""
+"""SAC: its algorithm class and keys, without torch."""
 
 from __future__ import annotations
 

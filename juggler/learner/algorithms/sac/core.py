@@ -1,7 +1,7 @@
 """SAC: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv:1812.05905).
 
-A policy π maximizes rewards and its own entropy H, weighed by a temperature α. Two networks Q_1 and
-Q_2 estimate what an action is worth; the smaller one counts (Fujimoto et al. 2018, "Addressing
+A policy π maximizes rewards and its own entropy H, weighted by a temperature α. Two networks Q_1
+and Q_2 estimate the value of an action; the smaller one counts (Fujimoto et al. 2018, "Addressing
 Function Approximation Error in Actor-Critic Methods"). A learner keeps the steps that arrive, draws
 some of them for each optimizer step, and minimizes the sum of
 
@@ -9,15 +9,15 @@ some of them for each optimizer step, and minimizes the sum of
     -V(x_t)                                 V(x) = E_{a ~ π}[min_i Q_i(x, a)] + α H(π(x))
     log α (H(π(x_t)) - H*)                  H*: the target entropy
 
-where V' has the target networks' Q, which follow the trained ones. In the paper n is 1; with more,
-the entropy of the steps between is left out. Each term trains its own parameters: the first those
-of Q, the second those of π, and the third α. They have no parameters in common, so that one
-optimizer does what three would, unless `grad_clip` limits the norm of all three together.
+where V' uses the target networks' Q, which follow the trained ones. In the paper n is 1; with more,
+the entropy of the steps between is omitted. The first term trains Q, the second π, and the third α.
+They have no parameters in common, so one optimizer does the work of three, unless `grad_clip`
+limits the norm of all three together.
 
 The expectation is exact for Discrete actions (Christodoulou 2019, "Soft Actor-Critic for Discrete
-Action Settings"). For a Box it is one action of the policy, and H is minus its log-probability; the
-noise is a hash of the sample and of a key that counts optimizer steps. Entropies are those of
-actions whose bounds are scaled to -1 and 1, so that units of actions do not matter.
+Action Settings"). For a Box it is estimated from one action of the policy, and H is minus its
+log-probability; the noise is a hash of the sample and of a key that counts optimizer steps.
+Entropies are of actions with bounds scaled to -1 and 1, so that units of actions do not matter.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from juggler.runtime.wire.structures import tree_map
 
 
 class _Acted(NamedTuple):
-    """What a policy would get for its actions."""
+    """Values and entropies of a policy's actions."""
 
     values: Tensor  # [B] the smaller value, expected
     entropies: Tensor  # [B]
@@ -57,7 +57,7 @@ class _Acted(NamedTuple):
 class Sac(OffPolicyCore):
     """The core of SAC, for modules like `SoftActorCritic`.
 
-    Its state also has a key, from which the noise of actions follows.
+    The key in its state determines the noise of actions.
     """
 
     name = "sac"
@@ -121,12 +121,12 @@ class Sac(OffPolicyCore):
         learned = forward.parameter(LOG_TEMPERATURE)  # []
         if self.config.temperature is None:
             return learned
-        # Made on the device, since no graph repeats a copy from the host.
+        # Made on the device, since a CUDA graph cannot repeat a copy from the host.
         given = torch.ones_like(learned) * self.config.temperature  # []
         return given.to(learned).log()  # []
 
     def _target_entropy(self, module: RLModule, observations: Any) -> Tensor | float:
-        """The target for each of B observations [B], or for all."""
+        """Return the target for each of B observations [B], or for all."""
         if self.config.target_entropy is not None:
             return self.config.target_entropy
         if not isinstance(module.action_space, Discrete):
@@ -144,7 +144,7 @@ def _acted(policy: Forward, critic: Forward, observations: Any, noise: Tensor) -
         policy: acts.
         critic: values its actions.
         observations: [B, ...], or trees of them.
-        noise: [B, M], of which actions of a Box are made.
+        noise: [B, M], used to sample actions of a Box.
     """
     inputs = policy({c.OBSERVATIONS: observations})[c.ACTION_DIST_INPUTS]  # [B, D]
     if isinstance(policy.module.action_space, Discrete):
@@ -163,8 +163,8 @@ def _expected(policy: Forward, inputs: Tensor, values: Tensor) -> _Acted:
 
     Args:
         policy: the policy.
-        inputs: [B, n] of its action distribution.
-        values: [B, 2, n], two values of each action.
+        inputs: inputs [B, n] of its action distribution.
+        values: two values of each action, [B, 2, n].
     """
     distribution = policy.module.action_distribution()(inputs)
     expected = (inputs.softmax(-1) * values.amin(1)).sum(-1)  # [B]
@@ -176,13 +176,12 @@ def _learned_of(
 ) -> tuple[Tensor, _Acted]:
     """Compute both values [B, 2] of taken actions, and the policy's values.
 
-    Gradients of the policy's values reach the policy through the values of actions. They do not
-    change Q.
+    Gradients of the policy's values flow through Q to the policy, and do not change Q.
 
     Args:
-        forward: the pass that is trained.
+        forward: the trained pass.
         observations: B observations.
-        columns: columns of the sample, with the actions.
+        columns: the sample, with its actions.
         noise: as in `_acted`.
     """
     taken = columns[c.ACTIONS].flatten(0, 1)  # [B, ...]
@@ -199,7 +198,7 @@ def _learned_of(
 def _must_be_reachable(module: RLModule, target_entropy: float | None) -> None:
     """Raise ValueError if no policy reaches the target entropy.
 
-    The temperature would grow for ever.
+    The temperature would grow without limit.
     """
     spec, most = module.action_distribution(), math.inf
     if isinstance(module.action_space, Discrete):

@@ -1,4 +1,4 @@
-"""TD3, as a run names it: its keys, without torch."""
+"""TD3: its algorithm class and keys, without torch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Td3Config(LadderConfig):
         if self.exploration_ladder and most > 1:
             raise ValueError(
                 f"exploration_noise = {noise} with exploration_ladder = {self.exploration_ladder}: "
-                "powers of noise above 1 are larger, and are to be smaller; set it to 1 or less"
+                "powers of noise above 1 are larger, and should be smaller; set it to 1 or less"
             )
         self.check_at_least("target_noise", 0)
         self.check_at_least("target_noise_clip", 0)

@@ -2,20 +2,19 @@
 
 "Addressing Function Approximation Error in Actor-Critic Methods".
 
-A policy π chooses one action for each observation. Two networks Q_1 and Q_2 estimate what an action
-is worth. A learner keeps the steps that arrive, draws some of them for each optimizer step, and
+A policy π chooses one action for each observation. Two networks Q_1 and Q_2 estimate the value of
+an action. A learner keeps the steps that arrive, draws some of them for each optimizer step, and
 minimizes the sum of
 
     ½ (y_t - Q_i(x_t, a_t))²  for both i    y_t = r_t + … + γ^(n-1) r_{t+n-1}
                                                   + γ^n min_i Q'_i(x_{t+n}, a')
     -Q_1(x_t, π(x_t))                       a' = clip(π'(x_{t+n}) + clip(ε, -c, c)), ε normal
 
-where π' and Q' are target networks, which follow the trained ones. In the paper n is 1. Each term
-trains its own parameters: the first those of Q, the second those of π. They have no parameters in
-common.
+where π' and Q' are target networks, which follow the trained ones. In the paper n is 1. The
+first term trains Q, the second π. They have no parameters in common.
 
 The policy moves every `policy_period` optimizer steps, and so do the target networks. In between,
-neither its parameters nor the optimizer's moments of them change. The noise ε is a hash of the
+neither its parameters nor their optimizer moments change. The noise ε is a hash of the
 sample and of a key that counts optimizer steps. All noise is in units of half the distance between
 an action's bounds, and actions are clipped to these bounds.
 """
@@ -58,7 +57,7 @@ from juggler.runtime.wire.structures import tree_map
 class Td3(OffPolicyCore):
     """The core of TD3, for modules like `DeterministicActorCritic`.
 
-    Its state also has a key, from which the noise follows, and the optimizer steps since the policy
+    Its state also has a key that determines the noise, and the optimizer steps since the policy
     moved.
     """
 
@@ -125,12 +124,12 @@ class Td3(OffPolicyCore):
         value_loss = mean(0.5 * errors.square().sum(-1) * importance_weights(columns, values))  # []
         total, of_policy, moves = value_loss, {}, self._policy_moves(state)  # []
         if not self.reads(moves) or moves:
-            # Gradients pass through the values of actions to the policy, and leave Q as it is.
+            # Gradients flow through the values of actions to the policy, and do not change Q.
             critic = forward.frozen()
             actions = _policy(forward, observations).mode()  # [N T, ...]
             gain = _values(critic, observations, actions)[:, 0].view(n, t)  # [N, T]
             policy_loss = -mean(torch.where(live, gain, 0.0))  # []
-            # A gradient that moves nothing must not count in the norm that grad_clip limits.
+            # A gradient that moves no parameter must not count in the norm that grad_clip limits.
             total = value_loss + torch.where(moves, policy_loss, 0.0)  # []
             of_policy["policy_loss"] = policy_loss.detach()
         with torch.no_grad():
@@ -143,11 +142,11 @@ class Td3(OffPolicyCore):
         return Loss(total, mean.live_steps, metrics, means={}, priorities=priorities)
 
     def _policy_moves(self, state: TrainState) -> Tensor:
-        """Whether the policy moves in the next optimizer step, bool []."""
+        """Return whether the next optimizer step moves the policy, bool []."""
         return state["extra"]["since_policy_move"] + 1 >= self.config.policy_period  # []
 
     def _target_noise(self, forward: Forward, key: Tensor, columns: Columns) -> Tensor:
-        """Noise [N T, M] for the target policy's actions."""
+        """Return noise [N T, M] for the target policy's actions."""
         (normal,) = action_noise(forward.module, key, columns, draws=1)  # [N T, M]
         most = self.config.target_noise_clip
         noise: Tensor = (self.config.target_noise * normal).clamp(-most, most)  # [N T, M]
@@ -155,14 +154,14 @@ class Td3(OffPolicyCore):
 
 
 def _policy(forward: Forward, observations: Any) -> ClippedGaussian:
-    """What a policy does in B observations [B, ...]."""
+    """Return a policy's action distribution in observations [B, ...]."""
     inputs = forward({c.OBSERVATIONS: observations})[c.ACTION_DIST_INPUTS]  # [B, 2 M]
     module = forward.module
-    assert isinstance(module, DeterministicActorCritic)  # the only kind that Td3 builds
+    assert isinstance(module, DeterministicActorCritic)  # checked by Td3.__init__
     return module.action_distribution()(inputs)
 
 
 def _values(forward: Forward, observations: Any, actions: Tensor) -> Tensor:
-    """Both values [B, 2] of actions [B, ...]."""
+    """Return both values [B, 2] of actions [B, ...]."""
     values: Tensor = forward({c.OBSERVATIONS: observations, c.ACTIONS: actions})[Q_VALUES]
     return values  # [B, 2]

@@ -1,1 +1,1 @@
-"""Replay: samples that are kept, and drawn from again and again."""
+"""Replay: samples that are kept, and drawn from repeatedly."""

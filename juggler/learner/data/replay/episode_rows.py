@@ -14,17 +14,17 @@ from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 
 #: Columns with an entry for each truncated episode or each segment. In a table they have W places
-#: in each row, of which the first are used: as many as the column of counts [N] says.
+#: in each row, filled from the first. The column of counts [N] has the number of filled places.
 _ENTRIES: Final = {
     c.FINAL_ROWS: ("final_counts", c.FINALS[1:]),
     c.SEGMENT_ROWS: ("segment_counts", c.SEGMENTS[1:]),
 }
-#: Columns [N, ...] of a table: by row alone.
+#: Columns [N, ...] of a table, without a dimension of steps.
 WITHOUT_STEPS: Final = frozenset(
     {c.LAST_OBSERVATIONS, c.LAST_CRITIC_OBSERVATIONS, c.STATES}
     | {counts for counts, _ in _ENTRIES.values()}
 )
-#: What steps that are added observe: what the row observed last.
+#: Observations of added steps: the row's last observations.
 LAST: Final = {
     c.OBSERVATIONS: c.LAST_OBSERVATIONS,
     c.CRITIC_OBSERVATIONS: c.LAST_CRITIC_OBSERVATIONS,
@@ -32,21 +32,21 @@ LAST: Final = {
 
 
 class Size(NamedTuple):
-    """What the rows of a table have room for."""
+    """Capacity of a table's rows."""
 
     steps: int
     finals: int  # truncated episodes
     segments: int
 
     def covering(self, other: Size) -> Size:
-        """The smallest size that has room for both."""
+        """Return the smallest size that has room for both."""
         return Size(*map(max, self, other))
 
 
 def rows_of_episodes(columns: Columns) -> dict[str, Any]:
     """Convert a sample's N rows to table rows, trees [N, ...].
 
-    The host waits for the device, since the most entries in a row are a dimension of tensors.
+    The host waits for the device, as the maximum number of entries is a dimension of tensors.
 
     Args:
         columns: as `collate` makes them.
@@ -68,14 +68,14 @@ def rows_of_episodes(columns: Columns) -> dict[str, Any]:
 
 
 def living_rows(columns: Columns) -> dict[str, Any]:
-    """As `rows_of_episodes`, for rows with live steps; {}: none."""
+    """Convert rows with live steps as `rows_of_episodes` does; {}: none."""
     rows = rows_of_episodes(columns)
     living = rows[c.LIVE].any(1).nonzero().squeeze(1)  # [n]
     return tree_map(lambda x: x[living], rows) if len(living) else {}
 
 
 def episodes_of_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `rows_of_episodes`; entries are in the order of their rows."""
+    """Undo `rows_of_episodes`; entries are in the order of their rows."""
     counted = {counts for counts, _ in _ENTRIES.values()}
     columns = {name: column for name, column in rows.items() if name not in counted}
     for at, (counts_name, names) in _ENTRIES.items():
@@ -91,21 +91,20 @@ def episodes_of_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def size_of(rows: Mapping[str, Any]) -> Size:
-    """What the rows of a table have room for."""
+    """Return the capacity of a table's rows."""
     finals, segments = rows[c.FINAL_STEPS], rows[c.SEGMENT_STARTS]  # [N, F], [N, S]
     return Size(rows[c.LIVE].shape[1], finals.shape[1], segments.shape[1])
 
 
 def resized(rows: Mapping[str, Any], size: Size, before: Size) -> dict[str, Any]:
-    """Give rows room for more.
+    """Enlarge rows.
 
-    Steps that are added are as `collate` pads rows: not live, with the row's last observation and
-    action.
+    Added steps are padding as in `collate`: not live, with the row's last observation and action.
 
     Args:
-        rows: all columns, or some of them with what `LAST` names.
-        size: what they get room for.
-        before: what they have room for.
+        rows: all columns, or some of them with the columns in `LAST`.
+        size: the new capacity.
+        before: the old capacity.
     """
     if before == size:
         return dict(rows)
@@ -133,7 +132,7 @@ def _spread(
 
 
 def _padded(x: Tensor, count: int, fill: Tensor) -> Tensor:
-    """x [N, W, ...] with `count` more entries `fill` per row."""
+    """Append `count` entries `fill` to each row of x [N, W, ...]."""
     if not count:
         return x
     more = fill.unsqueeze(1).expand(len(x), count, *x.shape[2:])  # [N, count, ...]

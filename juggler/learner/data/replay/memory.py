@@ -1,4 +1,4 @@
-"""Memory for replayed rows on host, device or disk, and its size."""
+"""Storage of replayed rows on host, device or disk, and its size."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Columns:
 
     Args:
         like: rows by name, tensors [n, ...] or trees of them.
-        capacity: the number of slots.
-        directory: where the columns lie on disk; "": in memory, where the given tensors are.
+        capacity: number of slots.
+        directory: directory on disk; "": the memory of the given tensors' device.
     """
 
     def __init__(self, like: Mapping[str, Any], capacity: int, directory: str = "") -> None:
@@ -47,7 +47,7 @@ class Columns:
             raise unlike(f"it has {error}, and they have not") from None
 
     def write(self, slots: NDArray[np.intp], rows: Mapping[str, Any]) -> None:
-        """Copy rows [n, ...], which were checked, into different slots [n]."""
+        """Copy checked rows [n, ...] into different slots [n]."""
         places, runs = self._places(slots), _runs_of(slots)
         self._map(lambda column, x: column.write(places, runs, x), rows)
 
@@ -61,7 +61,7 @@ class Columns:
         return self._map(lambda column: column.take(places))
 
     def first(self, count: int) -> dict[str, Any]:
-        """The first slots as arrays [count, ...] on the host, by name."""
+        """Return the first slots as host arrays [count, ...], by name."""
         return self._map(lambda column: column.first(count))
 
     def grow(self, capacity: int) -> None:
@@ -88,7 +88,7 @@ class _Column:
 
     def __init__(self, like: Tensor, capacity: int, directory: str) -> None:
         self.shape, self.dtype = like.shape[1:], like.dtype
-        self.device = None if like.device.type == "cpu" else like.device  # of rows, if another one
+        self.device = None if like.device.type == "cpu" else like.device  # of rows, if not the host
         self._directory, self._like = directory, like[:0].clone()
         self._data: Any = self._made(capacity)
 
@@ -120,7 +120,7 @@ class _Column:
 
 
 class _HostColumn(_Column):
-    """An array, which NumPy copies in half the time that torch takes."""
+    """An array, which NumPy copies twice as fast as torch."""
 
     def write(self, slots: NDArray[np.intp], runs: list[slice], rows: Tensor) -> None:
         new = (rows if self.device is None else rows.cpu()).numpy()  # [n, ...]
@@ -146,7 +146,7 @@ class _HostColumn(_Column):
             self._data.resize((capacity, *self.shape), refcheck=False)  # mostly without a copy
 
     def _made(self, capacity: int) -> NDArray[Any]:
-        """Allocate: in memory as slots fill, on disk at once."""
+        """Allocate slots: in memory as they fill, on disk all at once."""
         shape, dtype = (capacity, *self.shape), self._like.cpu().numpy().dtype
         if not self._directory or not prod(shape):
             return np.empty(shape, dtype)
@@ -154,18 +154,18 @@ class _HostColumn(_Column):
 
 
 def _on_disk(directory: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array in an unnamed file, which vanishes with the process."""
+    """Create an array in an unnamed file, deleted with the process."""
     size = prod(shape) * dtype.itemsize
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
-            os.posix_fallocate(file.fileno(), 0, size)  # else writing to a full disk kills
+            os.posix_fallocate(file.fileno(), 0, size)  # otherwise a full disk kills the process
             return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
     except OSError as error:
         raise no_room_on_disk(directory, size, error.strerror or str(error)) from error
 
 
 def _runs_of(slots: NDArray[np.intp]) -> list[slice]:
-    """Slots [n] as at most two slices; [] if more are needed."""
+    """Convert slots [n] to at most two slices, or else []."""
     breaks = (slots[1:] - slots[:-1] != 1).nonzero()[0]
     if len(breaks) > 1 or not len(slots):
         return []
@@ -175,14 +175,14 @@ def _runs_of(slots: NDArray[np.intp]) -> list[slice]:
 
 
 def any_leaf(rows: Mapping[str, Any]) -> Tensor:
-    """Any of the tensors in a tree."""
+    """Return any tensor of a tree."""
     first = next(iter(rows.values()))
     found: Tensor = first if isinstance(first, Tensor) else next(tree_leaves(rows))[1]
     return found
 
 
 def count_of(rows: Mapping[str, Any]) -> int:
-    """n of some rows [n, ...]; 0 of {}."""
+    """Return the number of rows [n, ...]; 0 for {}."""
     return len(rows[LIVE] if LIVE in rows else any_leaf(rows)) if rows else 0
 
 
@@ -200,21 +200,21 @@ def must_be_rows(rows: Mapping[str, Any]) -> None:
             )
     counts = {name: len(x) for name, x in leaves.items()}
     if len(set(counts.values())) > 1:
-        told = ", ".join(f"{count} of {name!r}" for name, count in counts.items())
+        given = ", ".join(f"{count} of {name!r}" for name, count in counts.items())
         raise ValueError(
-            f"`rows` of a replay gives one entry for each row in every column: it gave {told}"
+            f"`rows` of a replay gives one entry for each row in every column: it gave {given}"
         )
 
 
 class ReplayLimits(NamedTuple):
-    """Place and number of kept steps.
+    """Limits of number and size of kept steps.
 
     Attributes:
-        capacity: the most steps.
-        memory: the most gigabytes that they take; none: what `capacity` takes.
-        directory: where they lie on disk; "": in memory.
-        begin: how many steps learning begins with, all of which must have room.
-        saved: whether checkpoints hold them.
+        capacity: maximum number of steps.
+        memory: maximum gigabytes; none: only `capacity` is a limit.
+        directory: directory on disk; "": memory.
+        begin: number of steps before learning begins, all of which must fit.
+        saved: whether checkpoints hold the steps.
     """
 
     capacity: int
@@ -224,14 +224,14 @@ class ReplayLimits(NamedTuple):
     saved: bool = False
 
     def steps_of(self, each: float, row_steps: int = 1) -> int:
-        """Number of steps kept, by the bytes of each.
+        """Return the number of steps kept, by the bytes of each.
 
         Args:
-            each: bytes of a step.
-            row_steps: steps that are kept together.
+            each: bytes per step.
+            row_steps: number of steps in a row.
 
         Raises:
-            ValueError: too few have room.
+            ValueError: too few steps fit.
         """
         if self.memory is None:
             return self.capacity
@@ -250,10 +250,10 @@ class ReplayLimits(NamedTuple):
         return steps
 
     def taken_by(self, rows: Mapping[str, Any]) -> float:
-        """The bytes of this host's memory that rows like these will take.
+        """Return bytes of this host's memory that rows like these will take.
 
         Raises:
-            ValueError: they do not fit into it, onto the disk, or into the memory of their device.
+            ValueError: they do not fit into memory, on the disk, or on their device.
         """
         if not rows:
             return 0.0
@@ -265,10 +265,10 @@ class ReplayLimits(NamedTuple):
         on_host = device.type == "cpu"
         free = usable_memory() if on_host else memory_of(device)
         if free is not None and steps * each > free:
-            whose = "this host's memory" if on_host else f"the memory of {device}"
+            memory = "this host's memory" if on_host else f"the memory of {device}"
             raise ValueError(
                 f"replay_capacity = {steps}: that many steps of {each:.0f} bytes take "
-                f"{steps * each / 1e9:.1f} GB, and {free / 1e9:.1f} GB of {whose} are free. "
+                f"{steps * each / 1e9:.1f} GB, and {free / 1e9:.1f} GB of {memory} are free. "
                 f"Set it to {int(free * 0.9 / each)} or less, or keep the steps on disk with "
                 "replay_directory"
             )
@@ -285,7 +285,7 @@ class ReplayLimits(NamedTuple):
         if size > free:
             raise no_room_on_disk(self.directory, size, f"{free / 1e9:.1f} GB are free")
         in_memory = usable_memory() if self.saved else None
-        # A checkpoint's copies are made by a learner and taken by the driver.
+        # The learner makes a copy for a checkpoint, and the driver receives one.
         if in_memory is not None and 2 * size > in_memory:
             raise ValueError(
                 f"replay_directory = {self.directory!r}: two copies of kept steps for a "
@@ -296,7 +296,7 @@ class ReplayLimits(NamedTuple):
 
 
 def memory_of(device: torch.device) -> int | None:
-    """Free bytes of a device's memory; None: torch cannot say."""
+    """Return free bytes of a device's memory; None: unknown to torch."""
     if device.type != "cuda":
         return None
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -304,7 +304,7 @@ def memory_of(device: torch.device) -> int | None:
 
 
 def bytes_of_step(rows: Mapping[str, Any]) -> float:
-    """Memory per step of rows [n, ...], with their FRAMES [P, ...]."""
+    """Return bytes per step of rows [n, ...] and FRAMES [P, ...]."""
     rest = {name: column for name, column in rows.items() if name != FRAMES}
     size: float = sum(prod(x.shape[1:]) * x.element_size() for _, x in tree_leaves(rest))
     frames = [x for _, x in tree_leaves(rows.get(FRAMES, {}))]
@@ -313,12 +313,12 @@ def bytes_of_step(rows: Mapping[str, Any]) -> float:
 
 
 def steps_of_row(rows: Mapping[str, Any]) -> int:
-    """T of rows [n, ...]; without live steps [n, T], 1."""
+    """Return steps T per row; 1 without a column of live steps."""
     return max(1, rows[LIVE].shape[1]) if LIVE in rows else 1
 
 
 def unlike(how: str) -> ValueError:
-    """An error that says how rows are unlike those of their table."""
+    """Make the error for rows that do not match their table."""
     return ValueError(
         f"these rows do not fit those in the replay table: {how}. If the run continues with other "
         "connectors than it began with, set save_replay = false"

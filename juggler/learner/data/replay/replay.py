@@ -37,7 +37,7 @@ from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 
-#: A column of a drawn sample: the weight of each row in a loss [B].
+#: A column [B] of a drawn sample: weight of each row in a loss.
 IMPORTANCE_WEIGHTS: Final = "importance_weights"
 
 _FORMAT = 4  # of `state`
@@ -48,15 +48,15 @@ _NONE = np.zeros(0, np.intp)
 class _Keeper(DataSource):
     """A source that keeps rows in one table.
 
-    Its random numbers follow from a seed, from how often it has discarded all rows, and from the
-    learner's rank in its group. A state has the first two. So a run that is resumed, whose
-    processes have other seeds, draws what the run that continued draws.
+    Its random numbers depend on a seed, the number of times that it has discarded all rows, and the
+    learner's rank in its group. A state has the first two. So a resumed run, whose processes have
+    other seeds, makes the same draws as an uninterrupted run.
 
     Attributes:
-        table: the rows; of no capacity before the first ones, which say how many there may be.
+        table: the rows. Its capacity is 0 before the first rows, which determine it.
     """
 
-    _marks: tuple[str, ...] = ()  # of the table
+    _marks: tuple[str, ...] = ()  # names of the table's marks
 
     def __init__(self, room: ReplayLimits, alpha: float, seed: int, *, episodes: bool) -> None:
         self._room, self._alpha, self._saved, self._episodes = room, alpha, room.saved, episodes
@@ -72,15 +72,15 @@ class _Keeper(DataSource):
 
     @abstractmethod
     def _own_state(self) -> dict[str, Tree]:
-        """What a checkpoint holds besides the table."""
+        """Return everything except the table for a checkpoint."""
 
     @abstractmethod
     def _read(self, own: Mapping[str, Any]) -> Any:
-        """The same, of a checkpoint."""
+        """Read the result of `_own_state` from a checkpoint."""
 
     @abstractmethod
     def _resume(self, read: Any) -> None:
-        """Continue from what was read."""
+        """Continue from the result of `_read`."""
 
     def draw_apart(self, rank: int) -> None:
         self._rank = rank
@@ -94,7 +94,7 @@ class _Keeper(DataSource):
             self._discard()
 
     def state(self) -> dict[str, Tree]:
-        """State of the draws without rows, as `clear` leaves them."""
+        """Return rows, if saved, and the draws' state after `clear`."""
         whole = self._saved and self._began
         beginnings = self._beginnings + (self._began and not whole)
         seeds: dict[str, Tree] = {"seed": np.array(self._seed), "beginnings": np.array(beginnings)}
@@ -115,7 +115,7 @@ class _Keeper(DataSource):
         own: dict[str, Any] = {}
         before, generator = self._generator, np.random.Generator(np.random.PCG64())
         try:
-            # Older versions say less.
+            # Checkpoints of older versions have fewer entries.
             seeds = int(state.get("seed", self._seed)), int(state.get("beginnings", 0))
             if self._saved and "modules" in state:
                 if not _OLDEST_FORMAT <= (found := int(state.get("format", 1))) <= _FORMAT:
@@ -140,7 +140,7 @@ class _Keeper(DataSource):
         finally:
             self._generator = before
         self._seed, self._beginnings = seeds
-        self._forget()  # there is no memory for rows from before as well
+        self._forget()  # memory cannot hold both the old and the new rows
         if own:
             if step_bytes:
                 table.restore(own, device)
@@ -149,13 +149,13 @@ class _Keeper(DataSource):
             self._resume(read)
 
     def _discard(self) -> None:
-        """Discard all rows, and change what is drawn next."""
+        """Discard all rows, and start a new sequence of draws."""
         if self._began:
             self._beginnings += 1
             self._forget()
 
     def _make_table(self, rows: dict[str, Any]) -> None:
-        """Make a table for rows like these, if there is none."""
+        """Make a table for rows like these, unless it exists."""
         if self._step_bytes:
             return
         self._room.taken_by(rows)
@@ -170,7 +170,7 @@ class _Keeper(DataSource):
 
 
 def _not_in_format_3(own: Mapping[str, Any]) -> dict[str, Any]:
-    """What tables of that format may lack, as it was then."""
+    """Return defaults of fields that tables of format 3 may not have."""
     size = int(np.count_nonzero(own["table"]["generations"]))
     selection = {
         "times": np.zeros(size, np.uint8),
@@ -182,7 +182,7 @@ def _not_in_format_3(own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _place_of(saved: NDArray[Any]) -> Any:
-    """Position of a PCG64: JSON, or in format 3 numbers [6]."""
+    """Read a PCG64's state: JSON, or in format 3 numbers [6]."""
     if saved.dtype == np.uint8:
         return json.loads(saved.tobytes())
     low, high, increment_low, increment_high, has_uint32, uinteger = map(int, saved)
@@ -197,7 +197,7 @@ def _place_of(saved: NDArray[Any]) -> Any:
 def apart(generator: np.random.Generator, rank: int) -> np.random.Generator:
     """Jump a PCG64 ahead by rank, so learners draw differently."""
     found: Any = generator.bit_generator
-    if rank:  # a jump, even by nothing, would discard half of a number that is left from a draw
+    if rank:  # even a jump by 0 would discard the half of a number that a draw has left
         found.state = found.jumped(rank).state
     return generator
 
@@ -207,10 +207,10 @@ class _Pace:
     """Counts of arrivals and draws, and the rows due."""
 
     due: float = 0.0  # rows still to be drawn for past arrivals
-    new_steps: float = 0.0  # at all learners, that no draw has had
-    waiting: float = 0.0  # steps that arrived, also before the first draw
-    # Since draws may begin: rows that arrived, as this learner's share of those at all learners of
-    # a group; steps that arrived at all of them; rows drawn, and samples.
+    new_steps: float = 0.0  # at all learners, since the last draw
+    waiting: float = 0.0  # steps that arrived, including before the first draw
+    # Since draws may begin: mean rows that arrived per learner of a group; steps that arrived at
+    # all of them; rows drawn, and samples.
     rows: float = 0.0
     steps: float = 0.0
     drawn: float = 0.0
@@ -220,32 +220,32 @@ class _Pace:
 class Replay(_Keeper):
     """Keeps rows in a table, and samples them at a fixed ratio.
 
-    Samples arrive as fast as they are learned from. So the ratio holds exactly, and nothing is
-    discarded for it. The fraction of a sample that an arrival leaves is carried over.
+    Samples arrive as fast as they are learned from. So the ratio holds exactly, without discarding
+    anything. Fractions of a sample are carried over to the next arrival.
 
     Rows are drawn independently, with replacement: uniformly or, with a priority exponent α above
-    0, with probability P(i) = p_i^α / Σ p_k^α, where p is the priority that the last step gave a
-    row (Schaul et al. 2016, "Prioritized Experience Replay"). A new row has the largest priority
-    that was ever given. Importance weights are (N P(i))^-β, divided by the largest in the sample.
+    0, with probability P(i) = p_i^α / Σ p_k^α, where p is a row's priority from the last
+    update with it (Schaul et al. 2016, "Prioritized Experience Replay"). A new row has the largest
+    priority so far. Importance weights are (N P(i))^-β, divided by the largest in the sample.
 
     Args:
-        rows: what is kept of an arriving sample: by name, tensors [n, ...] or trees of them; {}:
-            nothing.
-        capacity: the most steps that are kept.
+        rows: returns the kept rows of an arriving sample: by name, tensors [n, ...] or trees of
+            them; {}: none.
+        capacity: maximum number of kept steps.
         size: B, rows in a drawn sample.
-        ratio: how often a row is drawn on average, if it stays for long.
-        begin: how many live steps must have arrived before the first draw, at all learners of a
-            group.
+        ratio: average number of times that a row is drawn, if it stays long enough.
+        begin: number of live steps that must have arrived before the first draw, over all learners
+            of a group.
         priority_exponent: α.
         importance_exponent: β.
-        saved: whether `state` holds the table. Else a restored replay begins with an empty one.
-        seed: of the draws.
-        episodes: whether `rows` gives what `rows_of_episodes` makes; then samples are episodes.
-        directory: where kept rows lie on disk; "": in memory.
-        memory: the most gigabytes that kept rows take; none: what `capacity` takes.
+        saved: whether `state` holds the table. If not, a restored replay starts empty.
+        seed: seed of the draws.
+        episodes: whether `rows` returns results of `rows_of_episodes`; then samples are episodes.
+        directory: directory for kept rows on disk; "": memory.
+        memory: maximum gigabytes of kept rows; none: only `capacity` is a limit.
 
     Raises:
-        ValueError: a number is out of range, such as size = 0, with which no draw would end.
+        ValueError: a number is out of range, such as size = 0, with which draws would never end.
     """
 
     def __init__(
@@ -288,18 +288,18 @@ class Replay(_Keeper):
         if count:
             self._make_table(rows)
         steps = np.count_nonzero(rows[c.LIVE].cpu().numpy()) if c.LIVE in rows else count
-        told = [count, steps, 1.0, float(count > 0 or self.table.size > 0)]
+        totals = [count, steps, 1.0, float(count > 0 or self.table.size > 0)]
         if sums is not alone:  # all learners of a group make the same number of steps
             device = any_leaf(sample).device
-            told = sums(torch.tensor(told, dtype=torch.float64, device=device)).tolist()
-        arrived, live, learners, filled = told
-        if count:  # not before the others have answered: a learner that loses them keeps nothing
+            totals = sums(torch.tensor(totals, dtype=torch.float64, device=device)).tolist()
+        arrived, live, learners, filled = totals
+        if count:  # only after the sums: a learner that loses its group inserts nothing
             self.table.insert(rows)
             self._taken_in += self._saved
         pace = self._pace
         pace.new_steps += round(live)
         pace.waiting += round(live)
-        # None draws before all can.
+        # Learners draw only when all of them can.
         if filled == learners and pace.waiting >= self._room.begin:
             pace.due += arrived / learners * self._ratio
             pace.rows += arrived / learners
@@ -332,7 +332,7 @@ class Replay(_Keeper):
             self._stale += self.table.update_priorities(self._drawn, values)
 
     def _check(self, given: Tensor | None) -> None:
-        """Check a trial's priorities. A run ignores the ones not finite."""
+        """Check a trial's priorities. A run ignores infinite ones and NaN."""
         if given is None:
             found = "no priorities"
         elif (wrong := given[~(given >= 0) | given.isinf()]).numel():
@@ -352,11 +352,11 @@ class Replay(_Keeper):
         return self.books()
 
     def books(self) -> Mapping[str, float]:
-        """Counts of rows that were drawn, wait, or left unused."""
+        """Return counts of rows: drawn, waiting, and dropped unused."""
         pace, table = self._pace, self.table
         if not self._began:
             return {}
-        # The other learners of a group wait for the first row of each.
+        # Learners of a group wait until each of them has a row.
         missing = max(self._room.begin - pace.waiting, 0, not table.came_rows)
         return {
             "replay_rows": float(table.size),
@@ -384,7 +384,7 @@ class Replay(_Keeper):
         self._pace, self._stale = read
 
     def _rows_of(self, columns: Columns) -> dict[str, Any]:
-        """Columns as table rows; frames that come once stay so."""
+        """Convert columns to table rows; frames stay deduplicated."""
         rest = {name: column for name, column in columns.items() if name != FRAMES}
         rows = self._rows(rest)
         must_be_rows(rows)
@@ -412,29 +412,29 @@ class Replay(_Keeper):
 class MixInReplay(_Keeper):
     """Adds old rows to each sample of another source.
 
-    An arriving sample is given as its source gives it, and inserted into a table afterwards, so its
-    steps are learned from first as new ones. Old rows are drawn uniformly among earlier arrivals,
-    each at most once per sample. They make up the given share of the steps, exactly in the long
-    run: an excess is subtracted from the next draw. While the table has too few rows there are
-    fewer old ones, which is not made up for later.
+    An arriving sample is yielded first, and then inserted into a table, so its steps are learned
+    from first as new steps. Old rows are drawn uniformly among earlier arrivals, each at most once
+    per sample. They are the given share of the steps, exactly in the long run: an excess is
+    subtracted from the next draw. While the table has too few rows, fewer are drawn, and later
+    draws do not compensate.
 
     Rows are kept as they arrived, with the behaviour policy's log-probabilities and the
     observations to bootstrap from (Wang et al. 2017, "Sample Efficient Actor-Critic with Experience
     Replay", section 3; Espeholt et al. 2018, "IMPALA", section 5.2.2).
 
     Args:
-        source: decides which samples are learned from, and when. It keeps none of them in a
+        source: decides which samples are learned from, and when. It saves none of them in a
             checkpoint.
-        share: of old steps among all steps of a sample, from 0 to below 1.
-        capacity: the most steps that are kept.
-        saved: whether `state` holds the table. Else a restored source begins with an empty one.
-        seed: of the draws.
-        directory: where kept rows lie on disk; "": in memory.
-        memory: the most gigabytes that kept rows take; none: what `capacity` takes.
+        share: share of old steps in a sample, at least 0 and below 1.
+        capacity: maximum number of kept steps.
+        saved: whether `state` holds the table. If not, a restored source starts empty.
+        seed: seed of the draws.
+        directory: directory for kept rows on disk; "": memory.
+        memory: maximum gigabytes of kept rows; none: only `capacity` is a limit.
     """
 
     keeps_rows = True
-    _marks = ("steps", "arrived")  # live steps; how many samples had arrived before
+    _marks = ("steps", "arrived")  # live steps; number of earlier samples
 
     def __init__(
         self,
@@ -455,8 +455,8 @@ class MixInReplay(_Keeper):
     def _forget(self) -> None:
         super()._forget()
         self._arrived = 0  # samples
-        self._due = 0.0  # old steps that are still to be drawn; below 0: that were drawn too many
-        self._told: dict[str, float] = {}
+        self._due = 0.0  # old steps still to be drawn; below 0: excess of earlier draws
+        self._metrics: dict[str, float] = {}
 
     def add(self, sample: Columns, sums: Sums = alone) -> Iterator[Columns]:
         """Insert a sample; yield due samples with old rows added."""
@@ -481,7 +481,7 @@ class MixInReplay(_Keeper):
         return self._source.taken_in()
 
     def metrics(self) -> Mapping[str, float]:
-        return self._told
+        return self._metrics
 
     def draw_apart(self, rank: int) -> None:
         self._source.draw_apart(rank)
@@ -514,7 +514,7 @@ class MixInReplay(_Keeper):
         slots, marks = self._slots_due(), self.table.marks  # [B]
         steps = marks["steps"][slots]  # [B]
         ages = (self._arrived - marks["arrived"][slots]) * steps  # [B]
-        self._told = {
+        self._metrics = {
             "replayed_steps": float(steps.sum()),
             "replay_age": float(ages.sum() / max(steps.sum(), 1)),
         }
@@ -535,7 +535,7 @@ class MixInReplay(_Keeper):
         slots = self._generator.choice(self.table.size, most, replace=False) if most else _NONE
         sums = self.table.marks["steps"][slots].cumsum()  # [B]
         count = int(np.searchsorted(sums, self._due)) + 1
-        if count > most:  # there are too few
+        if count > most:  # too few rows
             self._due = min(self._due, 0.0)
             return slots
         self._due -= int(sums[count - 1])

@@ -1,7 +1,7 @@
 """Ring buffers of rows, drawn uniformly or by priority.
 
 A table keeps rows of one size. A frame table keeps each frame of stacked observations once, and an
-episode table keeps whole rows of episodes, which may become longer.
+episode table keeps rows of episodes, which may become longer.
 """
 
 from __future__ import annotations
@@ -28,42 +28,41 @@ from juggler.runtime.wire.trees import Path, Tree
 Slots: TypeAlias = NDArray[np.intp]
 
 _NONE = np.zeros(0, np.intp)
-_BYTES_AT_ONCE = 2**26  # of rows that are restored together
-_FRAMES_AT_ONCE, _EPISODES_AT_ONCE = 4096, 64  # that are copied together
+_BYTES_AT_ONCE = 2**26  # of rows restored together
+_FRAMES_AT_ONCE, _EPISODES_AT_ONCE = 4096, 64  # copied together
 
-#: Smallest priority: with 0 a row would never be drawn again, and its error would stay that of old
-#: weights.
+#: Smallest priority: with 0 a row would never be drawn again, nor its error updated.
 _MIN_PRIORITY = 1e-6
 
-#: Children of an inner node. NumPy adds up sixteen in little more time than two, and the tree has
-#: few levels: five for a million slots, where pairs would have twenty.
+#: Children of an inner node. NumPy adds up sixteen in little more time than two, and a million
+#: slots need five levels instead of twenty.
 _WIDTH = 16
 
 
 class SumTree:
     """Weights by slot, as leaves of a tree of sums.
 
-    An inner node is added up again whenever one of its children changes, so rounding errors do not
-    accumulate. All methods take whole arrays of slots, and cost the logarithm of the capacity.
+    The sum of an inner node is recomputed whenever a child changes, so rounding errors do not
+    accumulate. All methods take arrays of slots, and cost the logarithm of the capacity.
 
     Args:
-        capacity: number of slots, whose weights are 0 at first.
+        capacity: number of slots, with initial weights 0.
     """
 
     def __init__(self, capacity: int) -> None:
-        self._levels: list[NDArray[np.float64]] = []  # [n] each, of which the last has the root
+        self._levels: list[NDArray[np.float64]] = []  # [n] each; the last is the root
         count = max(1, capacity)
         while count > 1 or not self._levels:
-            count = -(-count // _WIDTH)  # nodes above these
-            self._levels.append(np.zeros(count * _WIDTH))  # memory is taken as slots are used
+            count = -(-count // _WIDTH)  # parent nodes
+            self._levels.append(np.zeros(count * _WIDTH))  # memory is allocated as slots are used
         self._levels.append(np.zeros(1))
 
     def __getitem__(self, slots: NDArray[np.intp]) -> NDArray[np.float64]:
-        """The weights [B] of slots [B]."""
+        """Return the weights [B] of slots [B]."""
         return self._levels[0][slots]
 
     def __setitem__(self, slots: NDArray[np.intp], weights: NDArray[np.float64] | float) -> None:
-        """Set weights [B] of slots [B]; a repeated slot's last one counts."""
+        """Set weights [B] of slots [B]; a repeated slot's last weight counts."""
         self._levels[0][slots] = weights
         nodes, of_runs = slots, True
         for below, level in pairwise(self._levels):
@@ -84,7 +83,7 @@ class SumTree:
     def find(self, sums: NDArray[np.float64]) -> NDArray[np.intp]:
         """Find the slots [B] of running sums [B] in [0, total).
 
-        A slot without weight is never found, as long as there is one with weight.
+        A slot without weight is never found, if any slot has weight.
         """
         rest, rows = sums.copy(), np.arange(len(sums))  # [B] both
         nodes = np.zeros(len(sums), np.intp)  # [B]
@@ -94,7 +93,7 @@ class SumTree:
             for place in range(_WIDTH):  # faster than `cumsum`
                 np.add(running[place], children[place], out=running[place + 1])
             places = (running[1:] <= rest).sum(0)  # [B]
-            # Rounding may leave a little more than there is: then it is the last one with weight.
+            # Rounding may leave a rest beyond the last child: the last one with weight counts.
             for row in np.flatnonzero(places == _WIDTH):
                 places[row] = np.flatnonzero(children[:, row])[-1:].sum()
             rest -= running[places, rows]
@@ -103,13 +102,13 @@ class SumTree:
 
 
 class Drawn(NamedTuple):
-    """Rows that were drawn.
+    """Drawn rows.
 
     Attributes:
         rows: by name, tensors [B, ...] or trees of them.
         slots: [B]
-        generations: [B] of these slots; [0] without priorities, which alone need them.
-        shares: [B] how likely each was to be drawn, up to a factor; none: all were alike.
+        generations: [B] of these slots; [0] without priorities, which need no generations.
+        shares: [B] probability of each row to be drawn, up to a factor; none: all were equal.
     """
 
     rows: dict[str, Any]
@@ -122,23 +121,23 @@ class Table:
     """Keeps the newest rows in a ring, and draws from them.
 
     Args:
-        capacity: the most rows.
-        alpha: exponent of priorities; 0: all rows are drawn alike.
-        generator: of the draws.
-        directory: where the rows lie on disk; "": in memory.
+        capacity: maximum number of rows.
+        alpha: exponent of priorities; 0: all rows are equally likely.
+        generator: random generator of the draws.
+        directory: directory on disk; "": memory.
         marks: names of numbers that the caller keeps for each row.
 
     Attributes:
-        capacity: as given.
-        size: rows in the table, which are in the first slots.
-        generations: int64 [capacity], the number of the row in each slot, counted from 1 as they
-            came; 0: there is none. A slot that has another generation than it had when it was drawn
-            holds another row by now.
+        capacity: maximum number of rows.
+        size: number of rows, which are in the first slots.
+        generations: int64 [capacity], the number of the row in each slot, counted from 1 in order
+            of arrival; 0: empty. If a slot's generation has changed since a draw, its row has been
+            replaced.
         drawn: [capacity] uint8, 1: the row was drawn.
         marks: by name, int64 [capacity].
-        came_rows: rows that came.
-        drawn_rows: rows of them that were drawn at least once.
-        unused_rows: rows of them that left without, or found no room.
+        came_rows: number of rows that arrived.
+        drawn_rows: number of them that were drawn at least once.
+        unused_rows: number of them that left undrawn, or did not fit.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ class Table:
     ) -> None:
         self._alpha, self._generator, self._directory = alpha, generator, directory
         self.came_rows = self.drawn_rows = self.unused_rows = 0
-        self._highest = 1.0  # of all priorities that were given
+        self._highest = 1.0  # of all priorities so far
         self._came = 0  # generations so far
         self._columns: Columns | None = None
         self.marks: dict[str, NDArray[np.int64]] = dict.fromkeys(marks, _NONE)
@@ -162,14 +161,13 @@ class Table:
     def insert(self, rows: dict[str, Any]) -> Slots:
         """Copy rows in, evicting the oldest; return their slots [n].
 
-        Of more rows than fit, the last are inserted. A new row gets the largest priority ever
-        given.
+        If not all rows fit, the last ones are inserted. A new row gets the largest priority so far.
 
         Args:
             rows: by name, tensors [n, ...] or trees of them; the same names every time.
 
         Raises:
-            ValueError: the rows are unlike earlier ones.
+            ValueError: the rows differ from earlier ones in columns, shapes or dtypes.
         """
         came = count_of(rows)
         count = min(came, self.capacity)
@@ -188,7 +186,7 @@ class Table:
         try:
             self._columns.write(slots, rows)
         except BaseException:  # half a row is never drawn
-            self._lose_all()
+            self._discard_all()
             raise
         self.generations[here] = np.arange(self._came + 1, self._came + count + 1)
         self.drawn[here] = 0
@@ -202,7 +200,7 @@ class Table:
         return slots
 
     def sample(self, count: int) -> Drawn:
-        """Draw rows, with replacement, of a table that has some."""
+        """Draw rows with replacement; the table must have some."""
         shares = None
         if self._weights is None:
             slots = self._generator.integers(self.size, size=count)  # [B]
@@ -210,7 +208,7 @@ class Table:
             total = self._weights.total
             slots = self._weights.find(self._generator.random(count) * total)  # [B]
             shares = self._weights[slots] / total  # [B]
-        first = slots[self.drawn[slots] == 0]  # [b], some of them more than once
+        first = slots[self.drawn[slots] == 0]  # [b], with repetitions
         if len(first):
             first.sort()
             self.drawn_rows += 1 + int(np.count_nonzero(first[1:] != first[:-1]))
@@ -221,7 +219,7 @@ class Table:
     def update_priorities(self, drawn: Drawn, priorities: NDArray[np.float64]) -> int:
         """Set drawn rows' priorities [B]; return how many rows have left.
 
-        Priorities of these are ignored, and so are those not finite.
+        Priorities of rows that have left, or that are not finite, are ignored.
         """
         if not self._alpha or self._weights is None:
             return 0
@@ -235,16 +233,16 @@ class Table:
         return int((~here).sum())
 
     def rows(self, slots: Slots) -> dict[str, Any]:
-        """Copies of the rows in slots [B], by name."""
-        assert self._columns is not None  # there are slots only if there are rows
+        """Copy the rows in slots [B], by name."""
+        assert self._columns is not None  # slots exist only if rows do
         return self._columns.take(slots)
 
     def oldest_first(self) -> Slots:
-        """The slots [size] in the order in which their rows came."""
+        """Return the slots [size] in the order in which their rows arrived."""
         return _in_order(self.generations[: self.size])
 
     def state(self) -> dict[str, Tree]:
-        """All rows as arrays on the host, and how they are drawn."""
+        """Return all rows as host arrays, and their selection's state."""
         slots, size = self.oldest_first(), self.size  # [size]
         table: dict[str, Tree] = {
             "columns": self._columns.first(size) if self._columns and size else {},
@@ -265,12 +263,12 @@ class Table:
         """Check that this empty table fits a saved state, before allocation.
 
         Raises:
-            ValueError: the state is not this table's; KeyError and the like mean the same.
+            ValueError: the state is not this table's. KeyError and similar errors mean the same.
         """
         table, selection = state["table"], state["selection"]
         generations, used = table["generations"], len(table["generations"])
         (came, following), size = table["counts"].tolist(), int(np.count_nonzero(generations))
-        whole = (
+        is_sound = (
             all(len(x) == used for _, x in tree_leaves(table["columns"]))
             and bool(table["columns"]) == bool(used)
             and size <= self.capacity
@@ -278,7 +276,7 @@ class Table:
             and 0 <= generations.min(initial=0) <= generations.max(initial=0) <= came
             and 0 <= following <= used
         )
-        if not whole:
+        if not is_sound:
             raise ValueError(
                 f"the checkpoint's replay table has {used} rows, and cannot continue in one of "
                 f"{self.capacity}: set replay_capacity and replay_memory as they were, or "
@@ -312,16 +310,16 @@ class Table:
         self.came_rows, self.drawn_rows, self.unused_rows = selection["rows"].tolist()
         self.drawn[slots] = np.minimum(selection["times"], 1)  # older versions counted draws
         weights: Any = self._highest**self._alpha
-        if self._alpha and before:  # else rows had no priorities
+        if self._alpha and before:  # otherwise rows had no priorities
             weights = selection["weights"] ** (self._alpha / before)  # [size]
         if self._weights is not None:
             self._weights[slots] = weights
 
     def _placed(self, state: Mapping[str, Any]) -> tuple[Slots, Slots, int]:
-        """Rows of a saved state to restore, their slots, the next slot.
+        """Return a saved state's rows to restore, their slots, the next slot.
 
-        Rows are ordered from the oldest on. They stay in their slots if they form a ring here,
-        which they do not with another capacity or in an older version's order.
+        The oldest row is first. Rows keep their slots if they form a ring here, which they do not
+        with another capacity or in an older version's order.
         """
         order = _in_order(state["table"]["generations"])  # [size]
         following, size = int(state["table"]["counts"][1]), len(order)
@@ -332,7 +330,7 @@ class Table:
         return order, np.arange(size), size % max(1, self.capacity)
 
     def _empty(self, capacity: int) -> None:
-        """Discard all rows, and keep this number of slots."""
+        """Discard all rows, and allocate this number of slots."""
         self.capacity, self.size = capacity, 0
         self._next = 0  # the slot of the next row
         self.generations: NDArray[np.int64] = np.zeros(capacity, np.int64)  # [capacity]
@@ -340,7 +338,7 @@ class Table:
         self.marks = {name: np.zeros(capacity, np.int64) for name in self.marks}
         self._weights = SumTree(capacity) if self._alpha else None
 
-    def _lose_all(self) -> None:
+    def _discard_all(self) -> None:
         """Discard all rows and their memory."""
         self._leave(self.oldest_first())
         self._columns = None
@@ -354,20 +352,20 @@ class Table:
 
 
 class FrameTable(Table):
-    """Keeps transitions, whose stacks share frames with those of their neighbours.
+    """Keeps transitions, whose stacks share frames with their neighbours'.
 
-    Rows come with FRAMES [P, ...], and with the numbers of k frames instead of each stack. They
-    are drawn as frames [n, 1, k, ...] and [n, k, ...]. A frame is kept as long as any row has it in
-    a stack.
+    Rows arrive with FRAMES [P, ...], and with the numbers of k frames instead of each stack. They
+    are drawn as frames [n, 1, k, ...] and [n, k, ...]. A frame is kept as long as a row's stack
+    contains it.
     """
 
-    #: What rows observe: before each step [n, 1, ...], and after the last [n, ...].
+    #: Observations of rows: before each step [n, 1, ...], and after the last [n, ...].
     _OBSERVED = (c.OBSERVATIONS, c.LAST_OBSERVATIONS)
 
     def __init__(self, capacity: int, *given: Any, **keys: Any) -> None:
         self._stacks = np.zeros((capacity, 0), np.int64)  # [capacity, 2 k] slots of frames
         self._frames: Columns | None = None
-        self._holds = np.zeros(max(1, capacity + capacity // 4), np.int32)  # by how many stacks
+        self._holds = np.zeros(max(1, capacity + capacity // 4), np.int32)  # stacks per frame
         self._frames_used, self._frames_free = 0, _NONE
         super().__init__(capacity, *given, **keys)
 
@@ -377,7 +375,7 @@ class FrameTable(Table):
             raise unlike(f"only one side has {[FRAMES]}")
         paths = [path for path, _ in tree_leaves(frames)]
         numbers = [at(rest[name], paths[0]).flatten(1).cpu().numpy() for name in self._OBSERVED]
-        for name in self._OBSERVED:  # they stay apart, since they count other slots in the table
+        for name in self._OBSERVED:  # kept separately, as slots of frames
             empty = dict.fromkeys(paths, at(rest[name], paths[0])[..., :0])
             rest[name] = replaced(rest[name], empty)
         stacks = np.concatenate(numbers, 1)[-self.capacity :]  # [n, 2 k]
@@ -427,9 +425,9 @@ class FrameTable(Table):
         super().restore(state, device)
 
     def _keep(self, frames: Any, stacks: NDArray[np.int64], device: torch.device) -> Any:
-        """Insert the frames that stacks [n, w] name; return their slots.
+        """Insert the frames in stacks [n, w]; return the stacks as slots.
 
-        They are copied in parts: a checkpoint's may be most of the memory.
+        Frames are copied in parts: a checkpoint's may fill most of the memory.
         """
         held = np.bincount(stacks.ravel(), minlength=len(any_leaf({FRAMES: frames})))  # [P]
         wanted = held.nonzero()[0]  # [f]
@@ -448,7 +446,7 @@ class FrameTable(Table):
         return places[stacks]
 
     def _slots_of_frames(self, count: int) -> Slots:
-        """Slots [count] for new frames, possibly more than usual."""
+        """Return slots [count] for new frames, growing the memory if needed."""
         keep = max(0, len(self._frames_free) - count)
         slots, self._frames_free = self._frames_free[keep:], self._frames_free[:keep]
         new = np.arange(self._frames_used, self._frames_used + count - len(slots))
@@ -471,13 +469,13 @@ class FrameTable(Table):
 class EpisodeTable(Table):
     """Keeps rows of episodes, as `rows_of_episodes` makes them.
 
-    All rows take the memory of the longest one so far. When a longer one comes, all get room for as
-    much, and fewer of them fit.
+    All rows take the memory of the longest one so far. When a longer one arrives, all rows are
+    enlarged, and fewer of them fit.
 
     Args:
-        steps: the most steps, each row's counted as those of the longest one.
-        given: as of a `Table`.
-        keys: likewise.
+        steps: maximum number of steps, if all rows have the length of the longest one.
+        given: positional arguments of `Table`.
+        keys: keyword arguments of `Table`.
     """
 
     def __init__(self, steps: int, *given: Any, **keys: Any) -> None:
@@ -488,17 +486,17 @@ class EpisodeTable(Table):
         """Insert rows as `Table.insert` does.
 
         Raises:
-            Exception: there is no memory for longer rows. All rows stay if there is none for the
-                largest column, which is made first; else all leave.
+            Exception: there is not enough memory for longer rows. All rows stay if the largest
+                column fails, which is made first; otherwise all are discarded.
         """
         size = self._size.covering(size_of(rows))
         if size.steps > self._size.steps:
             self._lengthen(size)
-        elif size != self._size:  # rows stay where they are: these columns are little of the memory
+        elif size != self._size:  # rows keep their slots: these columns are small
             names = list(c.FINALS if size.finals > self._size.finals else ())
             names += c.SEGMENTS if size.segments > self._size.segments else ()
             slots = self.oldest_first()
-            self._remake(names, size, slots, slots, self.capacity)
+            self._rebuild(names, size, slots, slots, self.capacity)
         return super().insert(resized(rows, self._size, size_of(rows)))
 
     def prepare(self, state: Mapping[str, Any]) -> None:
@@ -514,15 +512,15 @@ class EpisodeTable(Table):
         """Make rows longer and fewer, moved to the first slots."""
         capacity, ordered = self._capacity_for(size), self.oldest_first()  # [size]
         excess = max(0, self.size - capacity)
-        gone, kept = ordered[:excess], ordered[excess:]  # [g], [n]
+        dropped, kept = ordered[:excess], ordered[excess:]  # [g], [n]
         slots = np.arange(len(kept))  # [n]
-        self._remake((), size, kept, slots, capacity)
-        self._leave(gone)
+        self._rebuild((), size, kept, slots, capacity)
+        self._leave(dropped)
         drawn, marks = self.drawn[kept], self.marks  # [n]
         weights = None if self._weights is None else self._weights[kept]  # [n]
         self._empty(capacity)
         self.size, self._next = len(kept), len(kept) % capacity
-        # Other numbers than before: what was drawn by then is in no slot any more.
+        # New numbers, so that priorities of earlier draws do not match any slot.
         self.generations[slots] = self._came + 1 + slots
         self._came += len(kept)
         self.drawn[slots] = drawn
@@ -531,31 +529,33 @@ class EpisodeTable(Table):
         if self._weights is not None and weights is not None:
             self._weights[slots] = weights
 
-    def _remake(
+    def _rebuild(
         self, names: Collection[str], size: Size, slots: Slots, places: Slots, capacity: int
     ) -> None:
         """Rebuild columns with another size, and move their rows.
 
-        Columns go one by one, the largest first if possible, so that no more than one is there
-        twice.
+        Columns are rebuilt one by one, the largest first if possible, so that at most one exists
+        twice at a time.
         """
         tree = {} if self._columns is None else self._columns.tree
         sizes = {name: _bytes_of(tree[name]) for name in (names or tree) if name in tree}
         begun = False
-        # Steps that are added need what was observed last.
+        # Added steps need the last observations.
         for name in sorted(sizes, key=lambda name: (name in WITHOUT_STEPS, -sizes[name])):
             if not sizes[name]:
                 continue
             try:
-                tree[name] = self._remade(name, size, slots, places, capacity)
+                tree[name] = self._rebuilt(name, size, slots, places, capacity)
             except BaseException:
                 if begun:
-                    self._lose_all()
+                    self._discard_all()
                 raise
             begun = True
         self._size = size
 
-    def _remade(self, name: str, size: Size, slots: Slots, places: Slots, capacity: int) -> Columns:
+    def _rebuilt(
+        self, name: str, size: Size, slots: Slots, places: Slots, capacity: int
+    ) -> Columns:
         columns, needed = self._columns, {name, LAST.get(name, name)}
         assert columns is not None
 
@@ -563,7 +563,7 @@ class EpisodeTable(Table):
             return {name: resized(columns.take(some, needed), size, self._size)[name]}
 
         made = Columns(rows(_NONE), capacity, self._directory)
-        for first in range(0, len(slots), _EPISODES_AT_ONCE):  # those on disk may be too many
+        for first in range(0, len(slots), _EPISODES_AT_ONCE):  # all of them may exceed the memory
             part = slice(first, first + _EPISODES_AT_ONCE)
             made.write(places[part], rows(slots[part]))
         found: Columns = made.tree[name]
@@ -571,21 +571,21 @@ class EpisodeTable(Table):
 
 
 def _in_order(generations: NDArray[np.int64]) -> Slots:
-    """Occupied slots [n], from the oldest row on."""
+    """Return occupied slots [n], the oldest row first."""
     slots = np.flatnonzero(generations)  # [n]
     return slots[np.argsort(generations[slots])]
 
 
 def _bytes_of(column: Any) -> int:
-    """Bytes of a row in a column or tree of them."""
+    """Return bytes of a row in a column or tree of them."""
     return sum(max(1, prod(x.shape) * x.dtype.itemsize) for _, x in tree_leaves(column))
 
 
 def _part(slots: Slots, device: torch.device, column: NDArray[Any]) -> Tensor:
-    """Rows of a column of a checkpoint, which torch may write to."""
+    """Copy rows of a checkpoint's column to a device."""
     return torch.from_numpy(column[slots]).to(device)
 
 
 def _chosen(index: Tensor, device: torch.device, frames: Tensor) -> Tensor:
-    """Some of the frames [P, ...], on a device."""
+    """Copy some of the frames [P, ...] to a device."""
     return frames.index_select(0, index.to(frames.device)).to(device)
