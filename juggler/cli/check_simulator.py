@@ -42,7 +42,7 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _FEW_STEPS = 20  # after a cut, or to check whether observations change
 _RESUME_SECONDS = 15.0
-_FEW, _FEW_SECONDS = 3, 10.0  # episodes, and how long to wait for them
+_FEW, _FEW_SECONDS = 3, 10.0  # episodes, and maximum time to wait for them
 _LINE_SECONDS = 5.0
 _LOOK_SECONDS = 0.1
 _END_SECONDS = 5.0
@@ -171,7 +171,7 @@ def _wait(work: Check, process: CommandProcess | None, seconds: float) -> None:
     began = shown = time.monotonic()
     while not work.over.wait(_LOOK_SECONDS) and (now := time.monotonic()) < began + seconds:
         if process is not None and not process.is_alive():
-            work.over.wait(1.0)  # for its last messages
+            work.over.wait(1.0)  # its last messages may be on the way
             return
         if now > shown + _LINE_SECONDS:
             shown = now
@@ -194,13 +194,13 @@ class Watched(Player):
     """A player that acts at random, and checks its simulators.
 
     Args:
-        name: of its agent, for people.
-        observation_space: the simulators'.
-        action_space: the simulators'.
+        name: name of its agent, for findings.
+        observation_space: the simulators' observation space.
+        action_space: the simulators' action space.
 
     Attributes:
         name: as given.
-        ends: numbers of terminated and of truncated episodes.
+        ends: numbers of terminated and truncated episodes.
         session: the first session that has sent steps.
     """
 
@@ -226,9 +226,9 @@ class Watched(Player):
             self.ends[1] += len(share.truncated)
             acting = np.delete(np.arange(len(share.slots)), share.paused)
             if len(acting):
-                self._look(take(shown, share.begin + acting), share, acting)
+                self._check_observations(take(shown, share.begin + acting), share, acting)
 
-    def _look(self, shown: Tree, share: Share, rows: NDArray[np.intp]) -> None:
+    def _check_observations(self, shown: Tree, share: Share, rows: NDArray[np.intp]) -> None:
         """Check the observations [R, ...] of some rows."""
         for path, array in flatten(shown):
             first = self._first.setdefault(path, array[0].copy())  # [...]
@@ -269,7 +269,7 @@ def _at(path: Path) -> str:
 
 
 class Guests(GuestBook):
-    """Remembers why simulators left, and why the first one was refused."""
+    """Records why simulators left, and why the first one was refused."""
 
     why_left = why_refused = ""
 
@@ -283,7 +283,7 @@ class Guests(GuestBook):
 
 
 class Check:
-    """The work of a gateway that answers all steps and records none.
+    """The `Work` of a gateway that records no steps.
 
     Args:
         steps: number of steps before the connection is cut.
@@ -359,7 +359,7 @@ class Check:
             self.over.set()
 
     def _is_over(self, counts: dict[str, float], now: float) -> bool:
-        """Cut the connection after enough steps, and watch the reaction."""
+        """Cut the connection after enough steps; return whether the check has ended."""
         if self.was_cut:
             new = {name: counts[name] - self._before[name] for name in counts}
             if new.get("sessions_begun"):
@@ -381,7 +381,7 @@ class Check:
     # -- findings, once the gateway has ended -------------------------------------------------
 
     def findings(self) -> Iterator[Finding]:
-        """All findings."""
+        """Yield all findings."""
         for player in self._players:
             yield from player.findings()
         if self._counts["steps"]:

@@ -1,4 +1,4 @@
-"""A simulator's end of a gateway, whose policies act in your environments.
+"""A client for simulators: a gateway's policies act in your environments.
 
     from juggler.client import box, connect, discrete
 
@@ -11,8 +11,8 @@
             else:
                 observation, reward, terminated, truncated = simulator.step(action)
 
-It needs only grpcio, protobuf and NumPy. With `mode="local"` this process acts by itself, and
-needs onnxruntime for that. Gymnasium spaces are accepted as well.
+It needs only grpcio, protobuf and NumPy. With `mode="local"` this process acts by itself, which
+needs onnxruntime. Gymnasium spaces are also accepted.
 """
 
 from __future__ import annotations

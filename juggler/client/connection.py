@@ -1,4 +1,4 @@
-"""The stream of a session, which is opened again when it breaks."""
+"""The stream of a session, which is reopened when it breaks."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ _MESSAGE_BYTES = 64 << 20
 _OPTIONS = [
     ("grpc.max_send_message_length", _MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
-    # A cut network is noticed within 30 s.
+    # A cut network is detected within 30 s.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_http_proxy", 0),
-    # A stream that breaks is opened again here. With grpcio 1.85.1, one that gRPC itself opens
-    # again, because the gateway has not taken it, may hang or lose a message.
+    # Broken streams are reopened here. With grpcio 1.85.1, a stream that gRPC itself reopens,
+    # because the gateway has not accepted it, may hang or lose a message.
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Each session of a process has a connection of its own.
+    # Each session of a process has its own connection.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 _RETRY_SECONDS = 0.2
-_GOODBYE_SECONDS = 5.0  # time for the gateway to take note
+_GOODBYE_SECONDS = 5.0  # for the gateway to process a goodbye
 _LINE_SECONDS = 10.0
 _TOO_LARGE = "message larger than max"  # in gRPC's words
 _LOG = logging.getLogger(__name__)
-#: Statuses that another attempt may get past.
+#: Statuses after which another attempt may succeed.
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
 
 
 class GatewayError(RuntimeError):
-    """A gateway's refusal, or its absence.
+    """A gateway refused a simulator, or did not answer.
 
-    The text says what to do.
+    The text includes the remedy.
 
     Attributes:
-        code: the name of an `Error.Code` of simulator.proto, or of a gRPC status.
+        code: name of an `Error.Code` of simulator.proto, or of a gRPC status.
         retryable: whether another session may succeed later.
     """
 
@@ -63,7 +63,7 @@ class GatewayError(RuntimeError):
 class Connection:
     """A session with a gateway, as a context manager.
 
-    If the stream breaks, the session continues over another one, provided that it is opened within
+    If the stream breaks, the session continues over a new stream, if that opens within
     `welcome.resume_seconds`.
 
     Args:
@@ -72,7 +72,7 @@ class Connection:
 
     Attributes:
         welcome: the stream's first message from the gateway, a `Welcome` of simulator.proto.
-        parameters: numbers by name, for episodes that begin now: the run's `simulator_parameters`.
+        parameters: the run's `simulator_parameters` for new episodes, by name.
 
     Raises:
         GatewayError: the gateway does not answer, or refuses this simulator.
@@ -100,7 +100,7 @@ class Connection:
     def next_seed(self, environment: int = 0) -> int | None:
         """Return the seed of an environment's next episode.
 
-        Each call is for another episode. None: the gateway is of an earlier version.
+        Each call is for another episode. None: the gateway has an earlier version.
         """
         if not self.welcome.HasField("seed"):
             return None
@@ -112,7 +112,7 @@ class Connection:
         """Say goodbye. Running episodes end as truncated."""
         self._send(pb.FromSimulator(goodbye=pb.Goodbye()))
         self._outgoing.put(None)
-        # The gateway may be gone already, or hang.
+        # The gateway may have ended, or may hang.
         with suppress(grpc.RpcError, ValueError), _within(_GOODBYE_SECONDS, self._answers):
             for _ in self._answers:
                 pass
@@ -135,7 +135,7 @@ class Connection:
             idle: rewards of agents that never acted in the episode that ends in environment 0.
 
         Raises:
-            GatewayError: the session is over.
+            GatewayError: the session has ended.
         """
         self._seq += 1
         steps = pb.StepBatch(seq=self._seq, agents=agents, continuing=continuing)
@@ -144,28 +144,28 @@ class Connection:
         message = pb.FromSimulator(steps=steps)
         self._send(message)
         while True:
-            answer = self._hear([message])
+            answer = self._receive([message])
             if answer.WhichOneof("message") == "actions" and answer.actions.seq == self._seq:
                 return answer.actions
 
     def _send(self, message: pb.FromSimulator) -> None:
         self._outgoing.put(message)
 
-    def _hear(self, unanswered: Iterable[pb.FromSimulator]) -> pb.ToSimulator:
+    def _receive(self, unanswered: Iterable[pb.FromSimulator]) -> pb.ToSimulator:
         """Wait for the next message.
 
         Args:
             unanswered: messages to send again if the stream breaks.
 
         Raises:
-            GatewayError: the session is over.
+            GatewayError: the session has ended.
         """
         while True:
             try:
                 return self._next()
             except grpc.RpcError as error:
                 if error.code() not in _BROKEN:
-                    raise _told(error, self._address) from None
+                    raise _as_failure(error, self._address) from None
             self.welcome = self._dial(self.welcome.resume_seconds)
             for message in unanswered:
                 self._send(message)
@@ -181,29 +181,29 @@ class Connection:
         if answer.HasField("error"):
             error = answer.error
             raise GatewayError(pb.Error.Code.Name(error.code), error.message, error.retryable)
-        for told in (answer.actions, answer.recorded, answer.welcome):
-            if told.parameters:  # another message has none
-                self.parameters = dict(told.parameters)
+        for part in (answer.actions, answer.recorded, answer.welcome):
+            if part.parameters:  # empty in messages of another kind
+                self.parameters = dict(part.parameters)
         return answer
 
     def _dial(self, seconds: float) -> pb.Welcome:
-        """Open a stream, with as many attempts as there is time for."""
-        said = time.monotonic()
-        deadline, told = said + seconds, None
+        """Open a stream, with repeated attempts for these seconds."""
+        logged = time.monotonic()
+        deadline, failure = logged + seconds, None
         try:
             while True:
                 try:
                     return self._open(deadline)
                 except grpc.RpcError as error:
-                    # An attempt that was cut off tells less than the one before it.
-                    if told is None or error.code() is not grpc.StatusCode.CANCELLED:
-                        told = _told(error, self._address)
+                    # The error of a cancelled attempt has no reason: keep the one before.
+                    if failure is None or error.code() is not grpc.StatusCode.CANCELLED:
+                        failure = _as_failure(error, self._address)
                     now = time.monotonic()
                     if error.code() not in _BROKEN or now >= deadline:
-                        raise told from None
-                if now - said > _LINE_SECONDS:
-                    said = now
-                    _LOG.warning("still trying, for another %.0f s: %s", deadline - now, told)
+                        raise failure from None
+                if now - logged > _LINE_SECONDS:
+                    logged = now
+                    _LOG.warning("still trying, for another %.0f s: %s", deadline - now, failure)
                 time.sleep(_RETRY_SECONDS)
         except BaseException:
             self._hang_up()
@@ -228,7 +228,7 @@ class Connection:
 
     def _hang_up(self) -> None:
         if self._channel is not None:
-            self._outgoing.put(None)  # else a thread of gRPC waits for more
+            self._outgoing.put(None)  # ends the thread of gRPC that sends
             self._channel.close()
 
 
@@ -254,7 +254,8 @@ def _within(seconds: float, call: Any) -> Iterator[None]:
         overdue.cancel()
 
 
-def _told(error: Any, address: str) -> GatewayError:
+def _as_failure(error: Any, address: str) -> GatewayError:
+    """Convert an error of gRPC to a GatewayError with a remedy."""
     code, text = error.code(), f"the gateway at {address}: {error.details()}"
     if code is grpc.StatusCode.CANCELLED:
         text = f"the gateway at {address} does not answer. Is the address right, or does it hang?"

@@ -28,19 +28,19 @@ def play(
 ) -> list[float]:
     """Play an environment at a gateway: `play("CartPole-v1", "127.0.0.1:5005")`.
 
-    If the gateway dies and another one takes its place within a minute, playing continues there
-    with a new episode.
+    If the gateway dies and another one replaces it within a minute, playing continues there with a
+    new episode.
 
     Args:
         env: a Gymnasium id, or an environment.
         address: address of the gateway.
-        episodes: how many to play; None: until the run ends.
-        seed: seed of the environment; None: one from the run. The run's `simulator_parameters` are
-            the options of each reset.
+        episodes: number of episodes to play; None: until the run ends.
+        seed: seed of the environment; None: a seed from the run. The run's `simulator_parameters`
+            are the options of each reset.
         env_kwargs: keyword arguments for making an environment by its id.
         mode: what acts, as in `connect`.
-        options: options of `connect`. Numbers that the environment puts into `info` reach the run's
-            metrics if `info_names` has their names.
+        options: options of `connect`. Numbers in the environment's `info` reach the run's metrics
+            if `info_names` has their names.
 
     Returns:
         The undiscounted return of each episode.
@@ -77,28 +77,28 @@ def play_agents(
 ) -> list[dict[str, float]]:
     """Play an environment with several agents at a gateway.
 
-    If the gateway dies and another one takes its place within a minute, playing continues there
-    with a new episode.
+    If the gateway dies and another one replaces it within a minute, playing continues there with a
+    new episode.
 
     Args:
         env: an environment with PettingZoo's Parallel or AEC interface.
         address: address of the gateway.
-        episodes: how many to play; None: until the run ends.
-        seed: seed of the environment; None: one from the run. The run's `simulator_parameters` are
-            the options of each reset.
-        options: options of `connect_agents`. Numbers that agents find in their infos reach the
-            run's metrics if `info_names` has their names.
+        episodes: number of episodes to play; None: until the run ends.
+        seed: seed of the environment; None: a seed from the run. The run's `simulator_parameters`
+            are the options of each reset.
+        options: options of `connect_agents`. Numbers in the agents' infos reach the run's metrics
+            if `info_names` has their names.
 
     Returns:
         For each episode, the undiscounted return of each agent, by the agent's id as a string.
 
     Raises:
         GatewayError: the session failed. The end of the run is not an error.
-        ValueError: an agent acts without an action mask, where the first infos had masks; or a
-            mask is not zeros and ones, one of them for each action.
+        ValueError: an agent acts without an action mask, although the first infos had masks; or a
+            mask is not a zero or one for each action.
     """
     in_turns = callable(getattr(env, "last", None))
-    begun = env.reset(seed=seed)  # to see whether there are masks; the first episode resets again
+    begun = env.reset(seed=seed)  # only to find masks; the first episode resets again
     masks = _Masks(env, getattr(env, "infos", {}) if in_turns else begun[1])
     agents = {
         str(agent): (masks.space(agent), env.action_space(agent)) for agent in env.possible_agents
@@ -172,7 +172,7 @@ class _Masks:
     def __init__(self, env: Any, infos: Mapping[Any, Any]) -> None:
         agents = env.possible_agents
         self._spaces = {agent: env.observation_space(agent) for agent in agents}
-        # In a game of turns, perhaps only the agent on turn has one.
+        # In a turn-based game, perhaps only the current agent has a mask.
         self._lengths = {
             agent: len(infos[masked][_MASK])
             for agent in agents
@@ -182,7 +182,7 @@ class _Masks:
         }
 
     def space(self, agent: Any) -> Any:
-        """Return the space of what the agent observes."""
+        """Return the space of the agent's observations, with its mask."""
         if agent not in self._lengths:
             return self._spaces[agent]
         message = as_message(self._spaces[agent])
@@ -194,10 +194,10 @@ class _Masks:
     def shown(self, agent: Any, observation: Any, infos: Any, over: bool) -> Any:
         """Return an observation with its mask.
 
-        The last observation of an episode gets no action. It may lack the mask, and gets ones.
+        The last observation of an episode gets no action. If it has no mask, it gets ones.
 
         Raises:
-            ValueError: there is no mask, or it is not one.
+            ValueError: the mask is missing or not valid.
         """
         if agent not in self._lengths:
             return observation
@@ -225,10 +225,12 @@ def _at_once(env: Any, session: AgentsSession, masks: _Masks, seed: int | None) 
         }
     )
     while env.agents:
-        observations, *told, infos = env.step({ids[name]: each for name, each in actions.items()})
+        observations, *results, infos = env.step(
+            {ids[name]: each for name, each in actions.items()}
+        )
         # Extra keys, such as "__all__", are ignored, as in a run without a gateway.
         rewards, terminated, truncated = (
-            {name: of[agent] for name, agent in ids.items() if agent in of} for of in told
+            {name: of[agent] for name, agent in ids.items() if agent in of} for of in results
         )
         for name, reward in rewards.items():
             returns[name] += float(reward)

@@ -50,20 +50,19 @@ def connect(
     Args:
         address: address of the gateway, "host:port".
         observation_space: of one environment; from `juggler.client` or Gymnasium.
-        action_space: likewise.
+        action_space: of one environment; from `juggler.client` or Gymnasium.
         mode: what acts: "remote", the gateway; "local", this process, with onnxruntime and policies
-            from the gateway; "logged", another policy has acted before.
+            from the gateway; "logged", another policy, earlier.
         environments: N, stepped together; None: one environment, without a dimension for it.
-        real_time: the simulator cannot wait. While no samples are requested, it gets actions all
-            the same, and their steps are not trained on.
+        real_time: the simulator cannot wait. While no samples are requested, it still gets actions,
+            but their steps are not trained on.
         pull: with "local", fetch newer policies between fragments; otherwise call `pull` yourself.
         seed: with "local", the seed for drawing actions.
-        token: token of the run; None: the one in JUGGLER_TOKEN, if there is one.
-        tls: a directory with ca.pem, cert.pem and key.pem; None: the one in JUGGLER_TLS, if there
-            is one.
-        timeout: how many seconds to wait for the gateway.
-        name: name of the simulator, for people.
-        info_names: names of numbers that steps may tell, which are in the run's metrics as
+        token: token of the run; None: the value of JUGGLER_TOKEN, if set.
+        tls: a directory with ca.pem, cert.pem and key.pem; None: the value of JUGGLER_TLS, if set.
+        timeout: maximum seconds to wait for the gateway.
+        name: name of the simulator, for logs.
+        info_names: names of numbers in the infos of steps, which are in the run's metrics as
             `info/NAME`: at most 32. Not with "logged".
 
     Raises:
@@ -98,11 +97,11 @@ def connect_agents(
 
     Args:
         address: address of the gateway, "host:port".
-        agents: by the id of each agent, its observation space and its action space. The table
-            `agents` of the run's configuration says which module acts for which agent.
+        agents: observation space and action space, by agent id. The table `agents` of the run's
+            configuration assigns modules to agents.
         real_time, token, tls, timeout, name: as in `connect`.
-        info_names: names of numbers that agents may be told of, which are in the run's metrics as
-            `info/AGENT/NAME`: at most 32, and of up to 32 agents at most 128 in all.
+        info_names: names of numbers in the infos of agents, which are in the run's metrics as
+            `info/AGENT/NAME`: at most 32, and at most 128 in all for up to 32 agents.
 
     Raises:
         GatewayError: the gateway does not answer, or refuses the simulator.
@@ -118,7 +117,7 @@ def _hello(
     agents: Mapping[str, tuple[Any, Any]], name: str, real_time: bool, info_names: Sequence[str]
 ) -> pb.Hello:
     """Describe a simulator with one environment that the gateway acts in."""
-    if isinstance(info_names, str):  # whose letters would be taken for the names
+    if isinstance(info_names, str):  # its letters would become the names
         raise TypeError(f"info_names must be a list of names, as in [{info_names!r}]")
     return pb.Hello(
         protocol_min=_PROTOCOL,
@@ -138,10 +137,10 @@ def _hello(
 class Session(Connection):
     """A session of a simulator with one agent, which `connect` begins.
 
-    With mode="remote", `step` asks the gateway for actions. With mode="local", it acts without a
-    round trip, and sends steps whenever every environment may have made `welcome.fragment_steps` of
-    them. With mode="logged", `record` sends episodes. At the end of a with statement, a session
-    waits until the gateway has accepted everything.
+    With mode="remote", `step` gets actions from the gateway. With mode="local", `step` acts without
+    a round trip, and sends steps after every `welcome.fragment_steps` calls. With mode="logged",
+    `record` sends episodes. At the end of a with statement, a session waits until the gateway has
+    accepted everything.
 
     Args:
         hello: as in `Connection`.
@@ -150,11 +149,11 @@ class Session(Connection):
         dialing: the other arguments of `Connection`.
 
     Attributes:
-        version: generation and update of the weights that acted last; with "local", that act.
+        version: generation and update of the last weights that acted; with "local", of the current
+            weights.
         newest: generation and update of the newest weights that the gateway has announced.
-        steps_recorded: number of accepted steps, of those in recordings.
-        steps_stale: number of steps in recordings that were too old, completely or from some step
-            on.
+        steps_recorded: number of accepted steps in recordings.
+        steps_stale: number of steps in recordings that were at least partly too old.
     """
 
     def __init__(
@@ -167,8 +166,8 @@ class Session(Connection):
         self.newest: Version = (0, 0)
         self.steps_recorded = self.steps_stale = 0
         self._unanswered: dict[int, pb.FromSimulator] = {}  # recordings, by seq
-        self._chunks = bytearray()  # what has arrived of a policy
-        self._due = False  # a policy was asked for
+        self._chunks = bytearray()  # received part of a policy
+        self._due = False  # a policy was requested
         self._pulls, self._calls = pull, 0
         local = hello.mode == pb.LOCAL_INFERENCE
         self._policy = LocalPolicy(hello.environments, seed) if local else None
@@ -190,33 +189,33 @@ class Session(Connection):
         environments: Sequence[int] | None = None,
         infos: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Report what the last action led to, and get the next action.
+        """Report the result of the last action, and get the next action.
 
         With one environment: at the end of an episode, give its last observation, and get None;
-        then give the first one of the next episode. Or save that round trip: give the first
-        observation of the next episode at once, and the last one as `final_observation`.
+        then give the first observation of the next episode. To save a round trip, give the first
+        observation of the next episode at once, and the last observation as `final_observation`.
 
         With N environments: all arguments are arrays [N, ...]. After the end of an episode, a row
-        has the next episode's first observation, and `final_observation` has the last one of the
-        episode that ended (Gymnasium's "same step" autoreset).
+        has the next episode's first observation, and `final_observation` has the ended episode's
+        last observation (Gymnasium's "same step" autoreset).
 
         Args:
-            observation: of the space that the session began with.
+            observation: in the observation space of the session.
             reward: of the last action; ignored for an environment's first step.
             terminated: whether the episode ended.
             truncated: whether it was cut off, as by a time limit.
             final_observation: see above; ignored in rows without an end.
-            environments: numbers of R environments, if only some of the N report; everything is [R,
-                ...] then.
+            environments: numbers of R environments, if only some of the N report; then all
+                arguments are [R, ...].
             infos: numbers of the last action, by the `info_names` that have one. Other names are
-                passed over.
+                ignored.
 
         Returns:
             The action, or actions [N, ...].
 
         Raises:
-            GatewayError: the session is over.
-            ValueError: something does not fit the spaces.
+            GatewayError: the session has ended.
+            ValueError: a value does not fit the spaces.
         """
         places: Sequence[int] = self._places
         if environments is not None:
@@ -241,7 +240,7 @@ class Session(Connection):
                 rows.paused.append(True)
             elif final_observation is None and cut.any():
                 raise ValueError("an episode was truncated: give its final_observation, too")
-            # A gateway passes over last observations of terminated episodes; recordings have them.
+            # A gateway ignores last observations of terminated episodes, but recordings need them.
             final_rows = np.flatnonzero(cut if self._policy is None else over | cut)  # [K]
             if len(final_rows):
                 rows.final_rows.extend(final_rows.tolist())
@@ -276,7 +275,7 @@ class Session(Connection):
     ) -> None:
         """Send an episode, or a part of one.
 
-        Waits if many are under way.
+        Waits if too many recordings have no answer.
 
         Args:
             observations: [L + 1, ...] before each step and after the last one.
@@ -285,13 +284,13 @@ class Session(Connection):
             action_logp: [L] log-probabilities of the actions, under the policy that chose them.
             terminated: the last step ended the episode.
             truncated: the last step cut the episode off, as a time limit does.
-            starts: the first step begins an episode; otherwise it continues the last one.
+            starts: the first step begins an episode; otherwise it continues the last episode.
             environment: number of the environment.
-            version: of the gateway's weights, if they acted.
+            version: version of the gateway's weights, if they acted.
 
         Raises:
-            GatewayError: the session is over.
-            ValueError: something does not fit the spaces.
+            GatewayError: the session has ended.
+            ValueError: a value does not fit the spaces.
         """
         rewards = np.asarray(rewards, np.float32)  # [L]
         count, most = len(rewards), self.welcome.fragment_steps
@@ -314,18 +313,18 @@ class Session(Connection):
             self._send_recording(recording)
 
     def pull(self) -> Version:
-        """Act with the newest weights from now on, and return their version.
+        """Load the newest weights, and return their version.
 
         Only with mode="local".
 
         Raises:
-            GatewayError: the session is over.
+            GatewayError: the session has ended.
         """
         self._hand_in()
         self._due = True
         self._send(_POLICY_REQUEST)
         while self._due:
-            self._take_answer()
+            self._process_answer()
         return self.version
 
     def flush(self) -> None:
@@ -341,7 +340,7 @@ class Session(Connection):
             self.close()
 
     def _end_fragment(self) -> None:
-        """Send a fragment once the one before has been accepted."""
+        """Send a complete fragment, once the last one has been accepted."""
         self._calls += 1
         if self._calls > self.welcome.fragment_steps:
             self._calls = 1
@@ -356,7 +355,7 @@ class Session(Connection):
 
     def _send_recording(self, recording: pb.Recording) -> None:
         while len(self._unanswered) >= self.welcome.batches_in_flight:
-            self._take_answer()
+            self._process_answer()
         self._seq += 1
         recording.seq = self._seq
         message = self._unanswered[self._seq] = pb.FromSimulator(recording=recording)
@@ -364,20 +363,20 @@ class Session(Connection):
 
     def _wait(self) -> None:
         while self._unanswered:
-            self._take_answer()
+            self._process_answer()
 
-    def _take_answer(self) -> None:
-        answer = self._hear([*self._unanswered.values(), *[_POLICY_REQUEST] * self._due])
+    def _process_answer(self) -> None:
+        answer = self._receive([*self._unanswered.values(), *[_POLICY_REQUEST] * self._due])
         kind = answer.WhichOneof("message")
         if kind == "recorded":
             self._announced(answer.recorded.newest)
-            message = self._unanswered.pop(answer.recorded.seq, None)  # it may come twice
+            message = self._unanswered.pop(answer.recorded.seq, None)  # an answer may come twice
             steps = 0 if message is None else len(message.recording.rewards)
             self.steps_recorded += steps
             self.steps_stale += steps if answer.recorded.stale else 0
         elif kind == "new_policy":
             self._announced(answer.new_policy.version)
-        elif kind == "policy" and self._due:  # it may come twice
+        elif kind == "policy" and self._due:  # a policy may come twice
             self._take_chunk(answer.policy)
 
     def _announced(self, version: pb.PolicyVersion) -> Version:
@@ -386,8 +385,8 @@ class Session(Connection):
         return announced
 
     def _take_chunk(self, chunk: pb.PolicyChunk) -> None:
-        """Add a piece of a policy, and use complete ones."""
-        if chunk.offset == 0:  # of another policy, after a connection broke
+        """Add a piece of a policy, and load complete policies."""
+        if chunk.offset == 0:  # a new policy, perhaps after a broken connection
             self._chunks.clear()
         self._chunks += chunk.data
         if len(self._chunks) < chunk.size:
@@ -401,7 +400,7 @@ class Session(Connection):
             self._policy.use(model, self.version)
 
 
-#: Names from when each mode had a class.
+#: Former names: each mode had a class.
 LocalSession = RecordingSession = Session
 
 
@@ -413,10 +412,10 @@ class _Agent:
     index: int  # in the hello
     observations: Values
     actions: Values
-    acted: bool = False  # it has had an action, and its part is not over
-    ended: bool = False  # its part is over
+    acted: bool = False  # it has had an action, and has not ended
+    ended: bool = False  # its part of the episode has ended
     reward: float = 0.0  # since its last action, or since the episode began
-    infos: dict[str, Any] = field(default_factory=dict)  # told since then, by name
+    infos: dict[str, Any] = field(default_factory=dict)  # since then, by name
 
 
 class AgentsSession(Connection):
@@ -426,10 +425,10 @@ class AgentsSession(Connection):
 
     Args:
         hello: as in `Connection`.
-        dialing: its other arguments.
+        dialing: the other arguments of `Connection`.
 
     Attributes:
-        versions: by agent, generation and update of the weights that acted last for it.
+        versions: generation and update of the last weights that acted, by agent.
     """
 
     def __init__(self, hello: pb.Hello, *dialing: Any) -> None:
@@ -438,7 +437,7 @@ class AgentsSession(Connection):
             for i, each in enumerate(hello.agents)
         }
         self.versions: dict[str, Version] = {}
-        self._idle = 0.0  # rewards of agents that have ended in the episode without an action
+        self._idle = 0.0  # rewards of agents that ended in the episode without an action
         self._held: dict[str, pb.Rows] = {}  # last rows of a continuing episode without an agent
         super().__init__(hello, *dialing)
 
@@ -451,41 +450,41 @@ class AgentsSession(Connection):
         infos: Mapping[str, Mapping[str, Any]] | None = None,
         continues: bool = False,
     ) -> dict[str, Any]:
-        """Report what happened, and get the actions of agents that act next.
+        """Report results, and get the actions of agents that act next.
 
         An agent acts next if it is among `observations` and does not end. In a turn-based game that
-        is the one on turn. An agent that has ended acts again in the next episode, which begins
-        when all have ended.
+        is the current agent. An agent that has ended acts again in the next episode, which begins
+        when all agents have ended.
 
         Args:
-            observations: by agent, what it observes: of all that act next, and of all that are
-                truncated.
-            rewards: by agent, since the last call. An agent's rewards between two of its actions
-                add up to the reward of the first one. Rewards before its first action are part of
-                its return, and no step has them; of an agent that never acts, they are part of the
-                environment's return alone. Rewards after its end, and rewards that come with
-                the beginning of an episode, are ignored.
-            terminated: by agent, whether its episode ended; true: of everyone.
-            truncated: by agent, whether its episode was cut off, as by a time limit; true: of
-                everyone.
+            observations: observations by agent, of all agents that act next or are truncated.
+            rewards: rewards by agent, since the last call. An agent's rewards between two of its
+                actions add up to the reward of the first action. Rewards before its first action
+                are part of its return, but of no step. If it never acts, they are only part of the
+                environment's return. Rewards after its end, and rewards at the start of an episode,
+                are ignored.
+            terminated: by agent, whether its episode ended; true: for all agents.
+            truncated: by agent, whether its episode was cut off, as by a time limit; true: for all
+                agents.
             infos: by agent, numbers of its last action, by the `info_names` that have one. Other
-                names are passed over. Of calls between two of its actions, the last number counts.
+                names are ignored. If several calls between two actions have a number, the last one
+                counts.
             continues: the episode continues with the agents that act next, in this call or a later
                 one, even if all agents that acted in it end now. If false, these agents begin the
-                next episode. An episode without an agent is over with the next end that is not
-                marked, even of an agent that never acted.
+                next episode. An episode without an agent ends with the next end that is not marked,
+                even of an agent that never acted.
 
         Returns:
-            By agent, the action of each that acts next.
+            The action of each agent that acts next, by agent.
 
         Raises:
-            GatewayError: the session is over.
-            ValueError: an agent is not known, or something does not fit its spaces. The call
-                counts nowhere then.
+            GatewayError: the session has ended.
+            ValueError: an agent is not known, or a value does not fit its spaces. The call then has
+                no effect.
         """
         shown = observations or {}
         self._check_known(shown, rewards, terminated, truncated, infos)
-        # The agents stay as they are if an argument is refused, so that the call may be repeated.
+        # A refused argument leaves the agents unchanged, so the call may be repeated.
         agents = {name: replace(agent) for name, agent in self._agents.items()}
         self._add(agents, rewards or {}, infos or {})
         parts: dict[str, pb.Rows] = {}
@@ -526,13 +525,13 @@ class AgentsSession(Connection):
     def close(self) -> None:
         """Say goodbye.
 
-        Ends that were held back are sent first; running episodes are truncated.
+        Delayed ends are sent first; running episodes are truncated.
         """
         held, self._held = self._held, {}
         idle = self._idle + sum(agent.reward for agent in self._agents.values())
         try:
             if held:
-                with suppress(GatewayError):  # then nothing is left to end
+                with suppress(GatewayError):  # the session has already ended
                     self._exchange(held.values(), idle=idle)
         finally:
             super().close()
@@ -553,7 +552,7 @@ class AgentsSession(Connection):
             agents[name].infos = agents[name].infos | known
 
     def _row(self, agent: _Agent, shown: Any, over: bool = False, cut: bool = False) -> pb.Rows:
-        """Make the row of an agent that ends, or acts next."""
+        """Make the row of an agent that ends or acts next."""
         if cut and shown is None:
             raise ValueError(f"agent {agent.name!r} was truncated: give its last observation, too")
         values, names, infos = agent.observations, self._hello.info_names, agent.infos
@@ -604,7 +603,7 @@ _Row = tuple[Arrays, int]  # one row of arrays [R, ...]
 class _Steps:
     """Unsent steps of an episode, all by one version of the weights.
 
-    There is one observation more than rewards. The last action may have no reward yet.
+    There is one more observation than rewards. The last action may have no reward yet.
     """
 
     version: Version
@@ -632,7 +631,7 @@ class LocalPolicy:
         self._finished: list[pb.Recording] = []
 
     def use(self, model: bytes, version: Version) -> None:
-        """Act with this model, a `PolicyChunk` of simulator.proto, from now on.
+        """Load a model, the data of `PolicyChunk` in simulator.proto.
 
         Raises:
             ModuleNotFoundError: onnxruntime is missing.
@@ -643,7 +642,7 @@ class LocalPolicy:
             text = "acting by oneself needs the package onnxruntime: pip install onnxruntime"
             raise ModuleNotFoundError(text) from error
         options = onnxruntime.SessionOptions()
-        # One step of a few environments is not worth a second thread.
+        # A second thread does not pay for one step of a few environments.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         providers = ["CPUExecutionProvider"]
         self._model = onnxruntime.InferenceSession(model, options, providers=providers)
@@ -656,25 +655,25 @@ class LocalPolicy:
                 self._states.setdefault(name, blank)
 
     def take(self, places: Sequence[int], rows: pb.Rows, seen: Arrays, last: Arrays) -> None:
-        """Record what the last actions led to.
+        """Record the results of the last actions.
 
         Args:
             places: [R] numbers of the environments.
             rows: the other columns.
-            seen: [R, ...] to act on.
-            last: [K, ...] last observations of the `rows.final_rows`, which are all that ended.
+            seen: [R, ...] observations to act on.
+            last: [K, ...] last observations of `rows.final_rows`, which are all ended episodes.
         """
         # The simulator may write the next observation into the same memory.
         self._seen = {path: array.copy() for path, array in seen.items()}
         final_of = {row: at for at, row in enumerate(rows.final_rows)}
-        told = len(rows.infos) // len(places) if places else 0
+        infos = len(rows.infos) // len(places) if places else 0
         for row, place in enumerate(places):
             steps = self._steps[place]
             if steps is None:
                 continue
             self._rewards[place] = rows.rewards[row]
             steps.rewards.append(rows.rewards[row])
-            steps.infos.extend(rows.infos[row * told : (row + 1) * told])
+            steps.infos.extend(rows.infos[row * infos : (row + 1) * infos])
             if row not in final_of:
                 steps.observations.append((self._seen, row))
                 continue
@@ -684,7 +683,7 @@ class LocalPolicy:
             self._steps[place] = None
 
     def act(self, places: Sequence[int]) -> Arrays:
-        """Choose actions [R, ...] for the environments taken last, and remember them."""
+        """Choose and remember actions [R, ...] for the last observations."""
         where, seen = list(places), self._seen
         first = np.array([self._steps[place] is None for place in where])  # [R]
         out = self._run(where, first)
@@ -724,7 +723,7 @@ class LocalPolicy:
         return dict(zip(self._outputs, self._model.run(None, given), strict=True))
 
     def _finish(self, place: int, steps: _Steps, **ends: bool) -> None:
-        """Turn steps with a reward, if there are any, into a recording."""
+        """Turn steps with a reward, if any, into a recording."""
         if not (count := len(steps.rewards)):
             return
         generation, update = steps.version
@@ -746,7 +745,7 @@ class LocalPolicy:
 
 
 def _dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype that ONNX Runtime names as in "tensor(float)"."""
+    """Return the dtype of an ONNX Runtime name, such as "tensor(float)"."""
     kind = name.removeprefix("tensor(").removesuffix(")")
     return np.dtype({"float": "float32", "double": "float64"}.get(kind, kind))
 

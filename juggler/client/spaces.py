@@ -36,16 +36,16 @@ _NUMBERS: dict[np.dtype[Any], Any] = {dtype: number for number, dtype in _DTYPES
 def box(
     shape: Sequence[int], low: Any = -np.inf, high: Any = np.inf, dtype: Any = np.float32
 ) -> Space:
-    """Arrays of a shape and dtype.
+    """Make a space of arrays of a shape and dtype.
 
     Args:
         shape: shape of one observation or action.
-        low: smallest values, one or as many as `shape` has; finite for integers.
-        high: largest values, likewise.
+        low: minimum, one number or an array of `shape`; finite for integers.
+        high: maximum, in the same form.
         dtype: NumPy dtype.
 
     Raises:
-        ValueError: no such arrays are possible.
+        ValueError: the shape, dtype or bounds are not valid.
     """
     if np.ndim(shape) != 1 or any(length < 0 for length in shape):
         raise ValueError(f"shape = {shape!r}: must be a list of lengths, as in [4] or [84, 84, 3]")
@@ -62,33 +62,33 @@ def box(
 
 
 def discrete(n: int, start: int = 0) -> Space:
-    """One of n integers."""
+    """Make a space of n integers."""
     return Space(discrete=DiscreteSpace(n=n, start=start, dtype=DType.DTYPE_INT64))
 
 
 def multi_discrete(nvec: Sequence[int]) -> Space:
-    """Several integers, each from 0 to below its number in `nvec`."""
+    """Make a space of integers, each from 0 to below its `nvec`."""
     start, shape, dtype = [0] * len(nvec), [len(nvec)], DType.DTYPE_INT64
     message = MultiDiscreteSpace(nvec=nvec, start=start, shape=shape, dtype=dtype)
     return Space(multi_discrete=message)
 
 
 def multi_binary(n: int) -> Space:
-    """n numbers, each 0 or 1, int8."""
+    """Make a space of n numbers, each 0 or 1, int8."""
     return Space(multi_binary=MultiBinarySpace(shape=[n]))
 
 
 def dict_of(spaces: Mapping[str, Space]) -> Space:
-    """Values by key.
+    """Make a space of values by key.
 
-    The key "action_mask", with `multi_binary(n)`, says which of n actions are legal.
+    The key "action_mask", with `multi_binary(n)`, marks the legal actions among n.
     """
     entries = [DictSpace.Entry(key=key, space=spaces[key]) for key in sorted(spaces)]
     return Space(dict=DictSpace(entries=entries))
 
 
 def tuple_of(spaces: Sequence[Space]) -> Space:
-    """Values in order."""
+    """Make a space of values in order."""
     return Space(tuple=TupleSpace(spaces=spaces))
 
 
@@ -96,7 +96,7 @@ def as_message(space: Any) -> Space:
     """Return a space of this module or of Gymnasium as a message.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: it is not a space.
     """
     if isinstance(space, Space):
         return space
@@ -137,10 +137,10 @@ class Values:
         """Return values as arrays by path, in the space's dtypes.
 
         Args:
-            values: dicts and tuples where the space is, of arrays [R, ...].
+            values: arrays [R, ...], in dicts and tuples as in the space.
             count: R; None: any number.
             one: they have no dimension R, and get one.
-            rows: [K] of which R to return copies; `values` may be an array of R objects then.
+            rows: [K] rows to return, as copies; then `values` may be an array of R objects.
 
         Raises:
             ValueError: they do not fit the space.
@@ -189,7 +189,7 @@ class Values:
         return self.from_arrays(arrays, one=one)
 
     def from_arrays(self, arrays: Arrays, *, one: bool = False) -> Any:
-        """Return the values [R, ...] of arrays by path, likewise."""
+        """Return the values [R, ...] of arrays by path, as `from_tensors` does."""
         if one:
             first = {path: each[0] for path, each in arrays.items()}
             arrays = {path: each if each.ndim else each.item() for path, each in first.items()}
@@ -210,8 +210,7 @@ def for_each(name: str, given: Any, count: int, dtype: Any) -> NDArray[Any]:
     """Return one value for each of R = `count` environments [R].
 
     Raises:
-        ValueError: `given` is neither [R] nor one value, or not true or false where the dtype is
-            bool.
+        ValueError: `given` is neither [R] nor one value, or not true or false for the dtype bool.
     """
     values = as_flags(name, given) if dtype is np.bool_ else np.asarray(given, dtype)
     if values.shape == (count,):
@@ -226,8 +225,8 @@ def numbers_of(names: Sequence[str], infos: Mapping[str, Any], count: int) -> li
     """Return the named numbers of `infos` as `Rows.infos` of simulator.proto.
 
     Raises:
-        TypeError: something is no number.
-        ValueError: something is no number, or there is not one for each of `count` environments.
+        TypeError: a value is not a number.
+        ValueError: a value is not a number, or its length is not `count`.
     """
     each = [for_each(name, infos.get(name, np.nan), count, np.float64) for name in names]
     return np.transpose(each).ravel().tolist() if each else []

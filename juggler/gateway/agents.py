@@ -1,4 +1,4 @@
-"""Which modules may act for which agent of a simulator."""
+"""Assigns modules of a run to the agents of simulators."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.nearest import listed, nearest
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
-#: What `juggler.client` calls the agent of a simulator that has one, and names none.
+#: Names that clients give the only agent of a simulator.
 _UNNAMED = ("", "0")
 
 
 class Casting:
-    """The table `agents` of a run, as a gateway has it.
+    """The run's table `agents`, as a gateway uses it.
 
-    A module has one player in a gateway, under its id. `random` fits any spaces: it has one for
-    each pattern, called random:PATTERN.
+    A module has one player in a gateway, under its id. `random` fits any spaces: it has one player
+    for each pattern, called random:PATTERN.
 
     Args:
-        table: modules by name or pattern of agents, the first that matches counts; {}: simulators
-            have one agent each.
+        table: modules by name or pattern of agents; the first match counts. {}: simulators have one
+            agent each.
         mapping: name of the function that draws line-ups; "": they are drawn uniformly.
         league: the driver assigns line-ups; the table has every agent, and no pattern.
-        own: functions of a script, by the names that stand for them.
-        seed: of line-ups.
+        own: a script's functions, by name.
+        seed: seed of the line-ups.
 
     Attributes:
         table: as given.
-        league: hands out the driver's line-ups; None: there is no league.
-        players: of a league, the ids of the modules that may play now.
+        league: hands out the driver's line-ups; None: no league.
+        players: ids of the league's modules that may play now.
         draws: several modules may play an agent.
 
     Raises:
@@ -52,17 +52,17 @@ class Casting:
         own: Mapping[str, Callable[..., Any]] | None = None,
         seed: int = 0,
     ) -> None:
-        self.table = {pattern: may_play(said) for pattern, said in (table or {}).items()}
+        self.table = {pattern: may_play(given) for pattern, given in (table or {}).items()}
         self.league = AssignedLineUps(tuple(self.table), self.table) if league else None
-        said = (each for ids in self.table.values() for each in ids)
-        self.players = list(dict.fromkeys(said)) if league else []
+        modules = (each for ids in self.table.values() for each in ids)
+        self.players = list(dict.fromkeys(modules)) if league else []
         self.draws = league or bool(mapping) or any(len(ids) > 1 for ids in self.table.values())
         self._mapping, self._own, self._seed = mapping, own, seed
-        line_ups_of((), {}, mapping, own)  # finds the function
+        line_ups_of((), {}, mapping, own)  # raises if the function is missing
         self._seated = 0  # environments of all sessions so far
 
     def cast(self, hello: pb.Hello) -> list[tuple[str, ...]]:
-        """The players that may act for each agent, in order.
+        """Return the players that may act for each agent, in order.
 
         Raises:
             SessionError: an agent has no module, a wrong name, or asks for another module.
@@ -98,12 +98,12 @@ class Casting:
     def episodes(
         self, names: Sequence[str], cast: Sequence[Sequence[str]], count: int
     ) -> SharedEpisodes:
-        """The episodes of a new session, with their line-ups.
+        """Make the episodes of a new session, with their line-ups.
 
         Args:
-            names: of its agents.
-            cast: what `cast` returned.
-            count: of environments.
+            names: names of its agents.
+            cast: result of `cast`.
+            count: number of environments.
         """
         played_by = {
             name: [module_of(each) for each in players]
@@ -151,12 +151,12 @@ def _check_names(names: list[str]) -> None:
 
 
 def module_of(player: str) -> str:
-    """The id of a player's module."""
-    return player.partition(":")[0]  # which has no colon
+    """Return the id of a player's module."""
+    return player.partition(":")[0]  # ids have no colon
 
 
 def _must_suit(agent: pb.Agent, modules: tuple[str, ...]) -> tuple[str, ...]:
-    """Return an agent's modules, if it asks for no other."""
+    """Return an agent's modules, unless it asks for another one."""
     if agent.policy == "" or modules == (agent.policy,):
         return modules
     has = repr(modules[0]) if len(modules) == 1 else f"{len(modules)} that take turns"

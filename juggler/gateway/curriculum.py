@@ -13,16 +13,16 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 
 class Curriculum:
-    """Decides the seeds of sessions, and the parameters of episodes that begin.
+    """Chooses the seeds of sessions, and the parameters of new episodes.
 
     Args:
-        seed: of the gateway.
+        seed: seed of the gateway.
         parameters: the key `simulator_parameters`.
-        steps: that the run has trained on.
+        steps: number of steps that the run has trained on.
 
     Attributes:
-        own: addresses that one simulator each dials, in the order of these.
-        parameters: numbers by name, at the present step.
+        own: ordered addresses that are each reserved for one simulator.
+        parameters: current numbers, by name.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Curriculum:
         self.own: Sequence[str] = ()
         self.parameters: dict[str, float] = {}
         self._seed, self._schedules = seed, parameters or {}
-        self._begun: Counter[int] = Counter()  # sessions, by place among the own addresses
+        self._begun: Counter[int] = Counter()  # number of sessions, by index of the address
         self._news = b""
         self.follow(steps)
 
@@ -46,23 +46,23 @@ class Curriculum:
             self._news = pb.ActionBatch(parameters=now).SerializeToString()
 
     def session_seed(self, dialed: str) -> int:
-        """The seed of a session that begins.
+        """Return the seed of a new session.
 
-        A simulator that dials an address of its own gets the same seeds in each run. Others get
-        them in the order in which they come.
+        A simulator with a reserved address gets the same seeds in each run. Other simulators get
+        them in order of arrival.
         """
         place = self.own.index(dialed) if dialed in self.own else -1
         self._begun[place] += 1
         return session_seed(self._seed, place + 1, self._begun[place])
 
     def news_for(self, session: Session) -> bytes:
-        """Parameters that a session does not have, for an ActionBatch.
+        """Return changed parameters for a session, as fields of an ActionBatch.
 
         Args:
-            session: that gets the answer.
+            session: the session that gets the answer.
 
         Returns:
-            Serialized fields; b"": it has them.
+            Serialized fields; b"": the session has the current parameters.
         """
         if session.parameters is self.parameters:
             return b""
@@ -71,7 +71,7 @@ class Curriculum:
 
 
 def _at(steps: int, points: float | Sequence[tuple[float, float]]) -> float:
-    """The value of a number or a schedule."""
+    """Return the value of a number or a schedule."""
     if isinstance(points, (int, float)):
         return float(points)
     return float(np.interp(steps, [step for step, _ in points], [each for _, each in points]))

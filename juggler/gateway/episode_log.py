@@ -1,4 +1,4 @@
-"""Whole episodes of simulators, and a thread that writes them."""
+"""Gathers whole episodes of simulators, and writes them in a thread."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from juggler.runtime.wire.trees import Tree
 
 
 class EpisodeLog:
-    """Gathers the episodes of environments, by their places.
+    """Gathers the episodes of environments, by place.
 
     Args:
         policy: turns chosen actions into the environments' actions.
-        action_space: of the latter.
-        take: gets each episode when it ends.
+        action_space: space of the environments' actions.
+        take: called with each episode when it ends.
     """
 
     def __init__(
@@ -33,15 +33,15 @@ class EpisodeLog:
     ) -> None:
         self._policy, self._action_space = policy, action_space
         self._under_way = EpisodesUnderWay(take)
-        self._shown: dict[int, Tree] = {}  # by place, what the next action is chosen for
-        self._acted: dict[int, tuple[Tree, Tree]] = {}  # by place, a step without its reward
+        self._shown: dict[int, Tree] = {}  # by place, the observation to act on
+        self._acted: dict[int, tuple[Tree, Tree]] = {}  # by place, a step that waits for its reward
 
     def arrive(self, shares: Sequence[Share], shown: Tree) -> None:
-        """Take the results of actions, and the next observations.
+        """Add the results of actions, and the next observations.
 
         Args:
-            shares: of different environments.
-            shown: [B, ...] what simulators observe, of all their rows in order.
+            shares: shares of different environments.
+            shown: [B, ...] observations of all their rows, in order.
         """
         row = 0
         for share in shares:
@@ -62,7 +62,7 @@ class EpisodeLog:
             row += len(share.slots)
 
     def act(self, places: NDArray[Any], actions: Tree) -> None:
-        """Hear of the actions [B, ...] that environments at places [B] get."""
+        """Add the actions [B, ...] of environments at places [B]."""
         for row, place in enumerate(places.tolist()):
             self._acted[place] = self._shown.pop(place), row_of(actions, row)
 
@@ -76,15 +76,16 @@ class EpisodeLog:
         starts: bool,
         terminated: bool | None,
     ) -> None:
-        """Hear of L steps that others took.
+        """Add L steps in which a simulator acted by itself.
 
         Args:
-            place: of the environment.
+            place: place of the environment.
             observations: [L + 1, ...] before each step, and after the last one.
-            actions: [L, ...] that were chosen.
+            actions: [L, ...] chosen actions.
             rewards: [L]
             starts: the first step begins an episode.
-            terminated: how the last step ended it; None: it did not.
+            terminated: true if the last step terminated the episode, false if it truncated it;
+                None: the episode continues.
         """
         sent = to_tree(self._action_space, self._policy.for_environments(actions))  # [L, ...]
         if starts:
@@ -96,14 +97,14 @@ class EpisodeLog:
             self._under_way.end(place, last, terminated=terminated)
 
     def drop(self, places: Iterable[int]) -> None:
-        """Forget the episodes of environments that are gone."""
+        """Drop the episodes of removed environments."""
         for place in places:
             self._under_way.drop(place)
             self._shown.pop(place, None)
             self._acted.pop(place, None)
 
 
-#: Maximum size of episodes that wait. When it is reached, the gateway waits for the disk.
+#: Maximum size of queued episodes. Beyond it, the gateway waits for the disk.
 _MOST_BYTES: Final = 256 << 20
 _LOOK_SECONDS: Final = 1.0
 #: How long to wait for the disk. The end of a run gives recordings 30 s.
@@ -114,14 +115,14 @@ class EpisodeWriter:
     """Writes episodes in its own thread, so simulators need not wait.
 
     Args:
-        episodes: the data set to write. Only that thread uses it, except for `end`.
+        episodes: the data set to write. Only the thread uses it, except for `end`.
     """
 
     def __init__(self, episodes: SampledEpisodes) -> None:
         self._episodes = episodes
         self._changed = threading.Condition()
         self._waiting: deque[RecordedEpisode] = deque()
-        self._bytes = 0  # of episodes that wait or are being written
+        self._bytes = 0  # of episodes that are queued or being written
         self._closing = False
         self._hung = False
         self._error: BaseException | None = None
@@ -131,7 +132,7 @@ class EpisodeWriter:
     def add(self, episode: RecordedEpisode) -> None:
         """Queue an episode.
 
-        A later call or `close` raises errors of the thread. A disk that hangs ends the recording,
+        A later call or `close` raises errors of the thread. If the disk hangs, the recording ends
         and the gateway continues.
         """
         with self._changed:
@@ -179,7 +180,7 @@ class EpisodeWriter:
                 self._changed.notify_all()
 
     def _write_next(self) -> bool:
-        """Write the next episode, or wait -> whether more may come."""
+        """Write the next episode; return False once closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing, _LOOK_SECONDS)
             if not self._waiting:

@@ -8,11 +8,13 @@ Code = pb.Error
 
 
 class SessionError(Exception):
-    """Ends a session, and says what to do.
+    """An error that ends a session.
+
+    The text includes the remedy.
 
     Attributes:
         code: one of `Error.Code`.
-        seq: of the batch concerned; 0: none.
+        seq: number of the batch concerned; 0: none.
         retryable: another session may succeed.
     """
 

@@ -1,4 +1,4 @@
-"""Whole episodes of simulators that a checkpoint plays without exploration."""
+"""Evaluates a checkpoint in whole episodes of simulators, without exploration."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from juggler.envrunner.evaluation import Goal
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.wire.trees import Tree
 
-#: What the episode of a place is for. An evaluation leaves one in the middle if it takes too long,
-#: or if the evaluation has ended: it counts nowhere.
+#: Purpose of the episode at a place. An evaluation leaves episodes that take too long, or that are
+#: running when it ends: they are not counted.
 TRAINING, EVALUATED, LEFT = 0, 1, 2
 
 
 class GreedyEpisodes:
     """The evaluation of a checkpoint in the environments of simulators.
 
-    It takes the episodes that begin first, since the first to end would be the short ones. They are
-    neither learned from nor counted in training.
+    It takes the first episodes to begin, because the first episodes to end would be the short ones.
+    They are neither trained on nor counted in training.
 
     Args:
-        actor: plays, with connectors, as the checkpoint has them.
-        episodes: how many.
-        most_steps: of an episode, which then counts as it is; 0: no limit.
-        goal: the evaluation ends once it is out of reach; None: there is none.
+        actor: the policy and connectors of the checkpoint.
+        episodes: number of episodes.
+        most_steps: maximum steps of an episode, which then counts with its return so far; 0: no
+            limit.
+        goal: the evaluation ends once it is out of reach; None: no goal.
 
     Attributes:
         returns: undiscounted returns of the episodes so far.
         lengths: their numbers of steps.
-        given_up: the driver wants no more of them.
+        given_up: the driver has cancelled the evaluation.
     """
 
     def __init__(self, actor: Actor, episodes: int, most_steps: int, goal: Goal | None) -> None:
@@ -44,7 +45,7 @@ class GreedyEpisodes:
 
     @property
     def is_over(self) -> bool:
-        """Whether all episodes have ended, or more are in vain."""
+        """Whether it is complete, cancelled, or cannot reach its goal."""
         returns, goal = self.returns, self._goal
         in_vain = goal is not None and returns and goal.out_of_reach(returns, self._episodes)
         return self.given_up or bool(in_vain) or len(returns) >= self._episodes
@@ -52,11 +53,11 @@ class GreedyEpisodes:
     def choose(
         self, places: NDArray[np.intp], of: dict[str, NDArray[Any]], most: int
     ) -> NDArray[np.bool_]:
-        """Choose episodes to play at places [B] -> [B] where it plays.
+        """Choose episodes to evaluate; return which places [B] it plays.
 
         Args:
-            places: where an action is due.
-            of: what is known of each place.
+            places: places where an action is due.
+            of: columns of `PacedSlots`, by name.
             most: maximum number of running episodes.
         """
         playing = of["playing"]
@@ -75,25 +76,25 @@ class GreedyEpisodes:
         return chosen
 
     def act(self, places: NDArray[np.intp], first: NDArray[np.bool_], shown: Tree) -> Any:
-        """Choose the best actions for observations [B, ...], as simulators show them."""
+        """Choose the best actions for observations [B, ...] of simulators."""
         connectors = self._actor.connectors
         assert connectors is not None
         return self._actor.act(connectors(shown), places, first, explore=False).sent
 
     def grow(self, places: int) -> None:
-        """Make room for more places."""
+        """Allocate more places."""
         self._actor.grow(places)
 
     def rewarded(self, places: NDArray[np.intp], rewards: NDArray[np.floating[Any]]) -> None:
-        """Take the rewards [B] of its last actions at places [B]."""
+        """Add the rewards [B] of its last actions at places [B]."""
         self._actor.rewarded(rewards, places)
 
     def lost(self) -> None:
-        """An episode is gone with its simulator: play another instead."""
+        """Note that an episode was lost with its simulator."""
         self._running -= 1
 
     def ended(self, returns: NDArray[np.float64], lengths: NDArray[np.int64]) -> None:
-        """Some of its episodes have ended."""
+        """Add the returns and lengths of ended episodes."""
         self.returns += returns.tolist()
         self.lengths += lengths.tolist()
         self._running -= len(returns)

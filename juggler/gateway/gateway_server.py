@@ -1,4 +1,4 @@
-"""The gateway's server, which answers messages of simulators."""
+"""The gateway's server, which answers simulators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.recordings import LocalInference, Recording
 from juggler.gateway.row_layout import Interface
-from juggler.gateway.session_episodes import MOST_UNTOLD
+from juggler.gateway.session_episodes import MOST_UNREPORTED
 from juggler.gateway.session_manager import GatewaySettings, SessionManager, Work
 from juggler.gateway.sessions import PROTOCOL_MAX, PROTOCOL_MIN, SERVED, Session
 from juggler.gateway.step_batches import (
@@ -34,30 +34,30 @@ from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _SWEEP_SECONDS = 0.25
-#: A simulator that waits longer than this for an action is told so.
-_TELL_SECONDS = 1.0
-#: Streams at once that have sent no hello yet.
+#: A simulator gets a notice if it waits longer than this for an action.
+_NOTICE_SECONDS = 1.0
+#: Maximum number of streams that have sent no hello yet.
 _MOST_SILENT = 1024
 
 
 class GatewayServer:
-    """Acts in turns.
+    """Processes messages of simulators in turns.
 
-    A turn takes everything that came since the last one, in a thread of the transport. A clock has
-    a turn when something is due and nothing came.
+    A turn processes everything received since the last turn, in a thread of the transport. A clock
+    starts a turn when something is due and no message comes.
 
     Args:
         transport: carries messages from and to simulators.
-        work: what the gateway acts for.
-        settings: of the gateway.
+        work: source of weights and of requests for samples.
+        settings: settings of the gateway.
         failed: called with the error that ended the gateway.
-        busy: a context around everything that may hang.
+        busy: a context around all code that may hang.
 
     Attributes:
-        manager: of the sessions.
-        seconds: where its time went.
-        counted: inferences, the rows and batches of steps in them, and the seconds that those
-            batches waited, summed up.
+        manager: opens and closes the sessions.
+        seconds: time spent, by activity.
+        counted: numbers of inferences, of their rows and of their batches of steps, and total
+            seconds that these batches waited.
     """
 
     def __init__(
@@ -76,49 +76,49 @@ class GatewayServer:
         self._clock = Clock(self._strikes)
         self._events: Counter[str] = Counter()
         self.manager = SessionManager(work, settings, self._events)
-        self._local: LocalInference | None = None  # there, once the player is
+        self._local: LocalInference | None = None  # made with the player
         self._arrivals: list[Batch] = []
         self._leaving: list[Session] = []
-        self._silent: dict[GatewayStream, None] = {}  # without a hello, the oldest first
+        self._silent: dict[GatewayStream, None] = {}  # without a hello, oldest first
         self._news = False
-        self._began = 0.0  # to take messages, seconds
+        self._began = 0.0  # when the current thread got the lock, in seconds
         self._next_sweep = 0.0
         self._over = False
 
     def start(self, address: str, tls: Tls | None, insecure: bool) -> str:
-        """As `Transport.start`."""
+        """Start as `Transport.start` does."""
         bound = self._transport.start(self, address, tls, insecure)
         self._clock.start()
         self.wake()
         return bound
 
     def wake(self) -> None:
-        """Call `Work.go_on` soon. May be called in any thread."""
+        """Have `Work.go_on` called soon. Any thread may call this."""
         self._clock.within(0.0)
 
     def close(self, reason: str) -> None:
-        """Tell all simulators, and end."""
+        """Send all simulators the reason, and stop."""
         self._clock.close()
         with self._lock:
             self._over = True
             for session in self.manager.sessions.by_id.values():
                 error = SessionError(Code.ENDED, f"the gateway leaves: {reason}", retryable=True)
-                self.manager.last_word(session, error)
+                self.manager.send_error(session, error)
         self._transport.close()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """One thread at a time. An error ends the gateway."""
+        """Hold the lock; an error ends the gateway."""
         with self._lock, self._busy():
             self._began = time.perf_counter()
             try:
                 yield
-            except BaseException as error:  # the process ends for it
+            except BaseException as error:  # ends the process
                 self._over = True
                 self._failed(error)
 
     def between_turns(self) -> AbstractContextManager[Any]:
-        """Hold turns up, for a command of the driver."""
+        """Hold the lock between turns, for a command of the driver."""
         return self._lock
 
     # -- turns ----------------------------------------------------------------------------------
@@ -134,11 +134,11 @@ class GatewayServer:
 
     def _strikes(self) -> None:
         with self.at_work():
-            self._news = True  # steps may be waiting for those of others
+            self._news = True  # steps may be waiting for other steps
             self.turn()
 
     def _worth_waiting(self) -> float:
-        """Seconds to wait for steps of other simulators."""
+        """Return the seconds to wait for steps of other simulators."""
         if not self._settings.max_wait:
             return 0.0
         enough = min(self._settings.max_batch, self.manager.sessions.asking)
@@ -149,17 +149,17 @@ class GatewayServer:
 
     def _take_turn(self) -> None:
         self._news = False
-        self._take_in()
+        self._process_arrivals()
         self._act()
         self._work.go_on()
-        self._act()  # for requests that have just come
+        self._act()  # for new requests
         if self._local is not None:
-            self._local.go_on(self._work.wanted(DEFAULT_MODULE))
+            self._local.advance(self._work.wanted(DEFAULT_MODULE))
             self._work.go_on()
         self._sweep()
         self._clock.within(min(_SWEEP_SECONDS, self._work.patience()))
 
-    def _take_in(self) -> None:
+    def _process_arrivals(self) -> None:
         began = time.perf_counter()
         arrivals, self._arrivals = self._arrivals, []
         if arrivals:
@@ -187,7 +187,7 @@ class GatewayServer:
         by_player: dict[str, list[Share]] = defaultdict(list)
         for batch in arrivals:
             if batch.session in errors:
-                continue  # what it sent before its mistake is taken
+                continue  # only batches before the error count
             try:
                 if batch in refused:
                     raise refused[batch]
@@ -201,7 +201,7 @@ class GatewayServer:
         for session, error in errors.items():
             self.manager.fail(session, error)
 
-    # -- what streams say -----------------------------------------------------------------------
+    # -- events of streams ----------------------------------------------------------------------
 
     def came(self, stream: GatewayStream) -> None:
         self._silent[stream] = None
@@ -213,7 +213,7 @@ class GatewayServer:
         error = SessionError(Code.EXPECTED_HELLO, text, retryable=True)
         self.manager.end(oldest, error, self._arrivals)
 
-    def said(self, stream: GatewayStream, message: bytes) -> None:
+    def received(self, stream: GatewayStream, message: bytes) -> None:
         if self._over:
             return
         self._silent.pop(stream, None)
@@ -227,7 +227,7 @@ class GatewayServer:
         self._silent.pop(stream, None)
         session = stream.session
         if session is None or session.stream is not stream or session in self._leaving:
-            return  # a simulator closes its stream behind a goodbye
+            return  # simulators close their streams after a goodbye
         self.manager.vanish(session)
 
     def refused(self, peer: str, why: str) -> None:
@@ -245,7 +245,7 @@ class GatewayServer:
             if kind != "hello":
                 text = f"the first message of a stream must be a hello, not {kind or 'empty'}"
                 raise SessionError(Code.EXPECTED_HELLO, text)
-            self._take_in()  # before a new session may get the places of one that is gone
+            self._process_arrivals()  # the new session may reuse places of a closed one
             self.manager.hello(stream, message.hello)
             if self._local is None and (player := self.manager.player) is not None:
                 curriculum = self._settings.curriculum
@@ -254,12 +254,12 @@ class GatewayServer:
                 self._local.resumed(stream.session)
             return None
         if session.stream is not stream:
-            return None  # another stream has resumed the session
+            return None  # another stream resumed the session
         match kind:
             case "steps":
                 self._steps(session, message.steps)
             case "goodbye":
-                self._leaving.append(session)  # once its last steps are taken
+                self._leaving.append(session)  # closed after its last steps
             case "hello":
                 text = "a second hello on one stream: open another stream for another session"
                 raise SessionError(Code.SECOND_HELLO, text)
@@ -283,7 +283,7 @@ class GatewayServer:
             steps.agent.asks(steps.environments)
         self._arrivals.append(batch)
 
-    # -- what they are told ---------------------------------------------------------------------
+    # -- answers --------------------------------------------------------------------------------
 
     def _act(self) -> None:
         for key, player in self.manager.players.items():
@@ -302,7 +302,7 @@ class GatewayServer:
                 self.counted["inferred_batches"] += len(answers)
 
     def _answer(self, share: Share, actions: list[bytes], version: Version) -> None:
-        """Answer a batch of steps that has its last actions."""
+        """Answer a batch of steps once it has all actions."""
         steps, batch = share.steps, share.steps.batch
         layout = steps.agent.interface.actions
         if not share.answer(actions, layout, version):
@@ -318,32 +318,32 @@ class GatewayServer:
             part.agent.acts(part.environments)
             for at in part.paused:
                 part.agent.acted[part.environments[at]] = 0
-        batch.session.told_to_wait = False
+        batch.session.notified_waiting = False
         parts = [batch.answers[part.index] for part in batch.parts]
         news = self._settings.curriculum.news_for(batch.session)
         batch.session.answers(batch.seq, action_batch(batch.seq, parts, news))
 
     def _sweep(self) -> None:
-        """Do what is due every now and then."""
+        """Do periodic work, if it is due."""
         now = time.monotonic()
         if now < self._next_sweep:
             return
         self._next_sweep = now + _SWEEP_SECONDS
-        self.manager.guests.look()
+        self.manager.guests.report_omitted()
         players = self.manager.players.values()
         for player in players:
             player.hand_in_stalled()
         for session in self.manager.sessions.overdue():
             self.manager.lose(session)
-        since = time.perf_counter() - _TELL_SECONDS
+        since = time.perf_counter() - _NOTICE_SECONDS
         waiting: list[Batch | Recording] = [*(() if self._local is None else self._local.waiting)]
         waiting += [share.steps.batch for player in players for share in player.waiting]
         late = {each.session for each in waiting if each.arrived < since}
-        tell_to_wait(late)
+        notify_waiting(late)
         if any(player.counts["episodes_untold"] for player in players):
-            tell_of_untold(self.manager.sessions.by_id.values())
+            notify_uncounted(self.manager.sessions.by_id.values())
 
-    # -- what it has, and has done ----------------------------------------------------------------
+    # -- information about the gateway ------------------------------------------------------------
 
     def info(self) -> bytes:
         info = pb.Info(
@@ -360,7 +360,7 @@ class GatewayServer:
         return info.SerializeToString()
 
     def counts(self) -> dict[str, float]:
-        """Counts of events so far and of what is here, by name."""
+        """Return counts of events, sessions and waiting steps, by name."""
         counts: dict[str, float] = defaultdict(float, {**self._events, **self.counted})
         sessions = self.manager.sessions.by_id.values()
         counts["sessions"] = len(sessions)
@@ -376,7 +376,7 @@ class GatewayServer:
 
 
 def rows_of(shares: Sequence[Share], shown: Tree) -> Tree:
-    """Observations [B, ...] of shares, in order, from all observations."""
+    """Select the observations [B, ...] of shares, in order."""
     whole = all(share.rows is None for share in shares)
     if whole and sum(share.steps.rows for share in shares) == len(first_leaf(shown)):
         return shown
@@ -391,10 +391,10 @@ _FAR = 1e9  # seconds: nothing is due
 
 
 class Clock:
-    """A thread that calls back when something is due.
+    """A thread with one adjustable alarm.
 
     Args:
-        strike: called in the clock's thread, once for everything that is due.
+        strike: called in the clock's thread when the alarm is due.
     """
 
     def __init__(self, strike: Callable[[], None]) -> None:
@@ -408,7 +408,7 @@ class Clock:
         self._thread.start()
 
     def within(self, seconds: float) -> None:
-        """Strike within these seconds. May be called in any thread."""
+        """Set the alarm to at most these seconds, from any thread."""
         due = time.monotonic() + seconds
         if due >= self._due:
             return
@@ -434,23 +434,23 @@ class Clock:
             self._strike()
 
 
-def tell_to_wait(waiting: Iterable[Session]) -> None:
-    """Tell simulators that have waited for long, each once per answer."""
+def notify_waiting(waiting: Iterable[Session]) -> None:
+    """Send notices to simulators that wait, once per answer."""
     message = _notice("no samples are requested now; answers come as soon as they are")
     for session in waiting:
-        if session.stream is not None and not session.told_to_wait:
+        if session.stream is not None and not session.notified_waiting:
             session.stream.send(message)
-            session.told_to_wait = True
+            session.notified_waiting = True
 
 
-def tell_of_untold(sessions: Iterable[Session]) -> None:
-    """Tell simulators, each once, that not all of their episodes are counted."""
-    text = f"no samples were requested for long: of the episodes that ended, {MOST_UNTOLD:,}"
+def notify_uncounted(sessions: Iterable[Session]) -> None:
+    """Send every simulator once a notice that old episodes are not counted."""
+    text = f"no samples were requested for long: of the episodes that ended, {MOST_UNREPORTED:,}"
     message = _notice(f"{text} are counted, the newest")
     for session in sessions:
-        if session.stream is not None and not session.told_of_untold:
+        if session.stream is not None and not session.notified_uncounted:
             session.stream.send(message)
-            session.told_of_untold = True
+            session.notified_uncounted = True
 
 
 def _notice(text: str) -> bytes:

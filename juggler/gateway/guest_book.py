@@ -1,4 +1,4 @@
-"""Tells people which simulators come, leave and are refused."""
+"""Logs which simulators connect, leave and are refused."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from juggler.gateway.agents import module_of
 from juggler.gateway.sessions import Session, Sessions
 from juggler.runtime.actors.hub import one_line
 
-#: Of more lines about one thing, only the number is told, once the time is over.
+#: Within this time, further lines of one kind are only counted.
 _SECONDS = 60.0
-_MOST_LINES = {"refused": 1}  # in that time
-_MOST = 10  # of others
+_MOST_LINES = {"refused": 1}  # in this time, by kind
+_MOST = 10  # lines of other kinds
 _LONGEST = 400  # characters of a reason
-_SHOWN = 4  # names of agents
+_SHOWN = 4  # names in a line
 
 
 class Tell(Protocol):
     def __call__(self, text: str, warning: bool, simulators: int, environments: int) -> None:
-        """Tell people something, and how many simulators and environments are connected."""
+        """Report a text and the numbers of connected simulators and environments."""
 
 
 @dataclass(slots=True)
 class _Lines:
-    """The lines about one thing, since a time in seconds."""
+    """Counts the lines of one kind since a time in seconds."""
 
     began: float
-    told: int = 1
-    untold: int = 0
-    last: str = ""  # of the latter
+    reported: int = 1
+    omitted: int = 0
+    last: str = ""  # newest omitted line
 
 
 class GuestBook:
-    """Logs simulators that come and go, in few lines.
+    """Logs simulators that connect and leave, in few lines.
 
     Args:
-        sessions: that are open.
-        tell: tells people.
-        rows: the most environments that fit a batch; 0: any number.
-        clock: seconds.
+        sessions: the open sessions.
+        tell: reports a line.
+        rows: maximum number of environments that fit a batch; 0: no maximum.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class GuestBook:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sessions, self._tell, self._rows, self._clock = sessions, tell, rows, clock
-        self._of: dict[str, _Lines] = {}  # about each thing
-        self._told_of_rows = False
+        self._of: dict[str, _Lines] = {}  # by kind of line
+        self._warned_of_rows = False
 
     def came(self, session: Session, *, back: bool) -> None:
-        """A simulator began a session, or is `back` in it."""
+        """Log a simulator that began a session, or is `back` in it."""
         modules = dict.fromkeys(module_of(each) for agent in session.agents for each in agent.seats)
         what = f"{_environments(session.environments)} for {_few('policy', modules)}"
         if names := [agent.name for agent in session.agents if agent.name]:
@@ -66,9 +66,9 @@ class GuestBook:
             "came", f"{'has again' if back else 'has'} the simulator at {session.peer}", what
         )
         _, environments = self.here()
-        if 0 < self._rows < environments and not self._told_of_rows:
-            self._told_of_rows = True
-            self._say(
+        if 0 < self._rows < environments and not self._warned_of_rows:
+            self._warned_of_rows = True
+            self._report(
                 f"has simulators with {environments:,} environments, and a batch has "
                 f"envs_per_runner = {self._rows:,} rows for each agent: the others wait meanwhile, "
                 "or become too old. Let envs_per_runner be the number of all environments",
@@ -76,54 +76,54 @@ class GuestBook:
             )
 
     def vanished(self, session: Session) -> None:
-        """The connection of a simulator broke."""
+        """Log a broken connection of a simulator."""
         waits = f"waits {self._sessions.resume_seconds:.0f} s for it"
         self._line("vanished", f"lost the connection of the simulator at {session.peer}", waits)
 
     def left(self, session: Session, why: str) -> None:
-        """A session is over."""
+        """Log the end of a session."""
         self._line("left", f"no longer has the simulator at {session.peer}", why)
 
     def refused(self, peer: str, why: str) -> None:
-        """A simulator was not let in."""
+        """Log a refused simulator."""
         self._line("refused", f"refused a simulator at {address_of(peer)}", why)
 
-    def look(self) -> None:
-        """Report how much was not told, if it is time."""
+    def report_omitted(self) -> None:
+        """Report the number of omitted lines, if it is time."""
         now = self._clock()
         for kind, lines in list(self._of.items()):
             if now - lines.began < _SECONDS:
                 continue
             del self._of[kind]
-            if lines.untold:
+            if lines.omitted:
                 self._of[kind] = _Lines(now)
                 more = (
-                    f" ({lines.untold:,} times in the last {_SECONDS:.0f} s; this is the last one)"
+                    f" ({lines.omitted:,} times in the last {_SECONDS:.0f} s; this is the last one)"
                 )
-                self._say(lines.last + (more if lines.untold > 1 else ""), kind == "refused")
+                self._report(lines.last + (more if lines.omitted > 1 else ""), kind == "refused")
 
     def _line(self, kind: str, what: str, why: str) -> None:
-        self.look()
+        self.report_omitted()
         text = f"{what}: {one_line(why, _LONGEST)}"
-        lines = self._of.setdefault(kind, _Lines(self._clock(), told=0))
-        if lines.told < _MOST_LINES.get(kind, _MOST):
-            lines.told += 1
-            self._say(text, kind == "refused")
+        lines = self._of.setdefault(kind, _Lines(self._clock(), reported=0))
+        if lines.reported < _MOST_LINES.get(kind, _MOST):
+            lines.reported += 1
+            self._report(text, kind == "refused")
         else:
-            lines.untold, lines.last = lines.untold + 1, text
+            lines.omitted, lines.last = lines.omitted + 1, text
 
-    def _say(self, text: str, warning: bool) -> None:
+    def _report(self, text: str, warning: bool) -> None:
         simulators, environments = self.here()
         self._tell(text, warning, simulators, environments)
 
     def here(self) -> tuple[int, int]:
-        """How many simulators are connected, and how many environments they have."""
+        """Return the number of connected simulators and of their environments."""
         here = [each for each in self._sessions.by_id.values() if each.stream is not None]
         return len(here), sum(each.environments for each in here)
 
 
 def address_of(peer: str) -> str:
-    """The address of a stream's other end, for people."""
+    """Return the address of a stream's other end, for messages."""
     kind, _, address = peer.partition(":")
     unknown = (
         "a Unix socket" if kind == "unix" else "an unknown address"

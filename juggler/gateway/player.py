@@ -1,4 +1,4 @@
-"""Acts for agents of simulators, and records their steps in rows."""
+"""Acts for agents of simulators, and records their steps."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.structures import first_leaf, put, take, to_tree, tree_leaves, tree_map
 from juggler.runtime.wire.trees import Tree
 
-#: A row whose simulator takes longer for a step is handed in short, so that no batch waits for it.
+#: If a simulator takes longer for a step, its row is handed in short: batches must not wait.
 STALL_SECONDS = 1.0
 
 
 class Player(PacedSlots):
     """Acts in environments that simulators step, one agent in each place.
 
-    A row begins only when samples are asked for: steps wait until then.
+    A row begins only when samples are requested: until then, steps wait.
 
     Args:
-        observation_space: the simulators'.
-        action_space: of the actions that simulators get.
-        policy: acts.
-        connectors: between the simulators and the policy.
+        observation_space: space of the simulators' observations.
+        action_space: space of the actions that simulators get.
+        policy: chooses the actions.
+        connectors: convert observations for the policy.
         steps: T.
         row_age: as in `PacedSlots`. A single step that takes this long is not trained on.
 
     Attributes:
-        spaces: of observations and of actions, as given.
+        spaces: the spaces of observations and of actions, as given.
         policy: as given.
         row_age: as given.
-        version: of the policy's weights.
+        version: version of the policy's weights.
         waiting: shares without actions.
-        episode_log: hears of every step, if episodes are recorded.
-        evaluation: plays some of the episodes; None: there is none now.
+        episode_log: gets every step; None: episodes are not recorded.
+        evaluation: plays some of the episodes; None: no evaluation is running.
         evaluates: episodes of an evaluation may be running.
     """
 
@@ -78,12 +78,12 @@ class Player(PacedSlots):
         self.of["playing"] = np.zeros(len(self.of["row"]), np.int8)  # as in `evaluation`
         self._connectors, self._leaves = connectors, Layout(action_space).leaves
         self._delta: State = {}
-        self._told: Counter[str] = Counter()  # counts that were asked for
-        self._parked = 0  # rows that stand still at their first step
+        self._reported: Counter[str] = Counter()  # counts at the last call of `new`
+        self._parked = 0  # rows whose simulators stall at the first step
 
     @property
     def rows_begun(self) -> int:
-        """Rows that will be complete before long."""
+        """Number of rows that will be complete soon."""
         return self.rows.begun - self._parked
 
     def seat(self, count: int) -> list[int]:
@@ -93,7 +93,7 @@ class Player(PacedSlots):
         return places
 
     def unseat(self, places: list[int]) -> None:
-        """Remove environments. Their running episodes end as truncated at the last step.
+        """Remove environments, and truncate their running episodes at the last step.
 
         These episodes count as cut, because their return is unknown.
         """
@@ -110,12 +110,12 @@ class Player(PacedSlots):
             self._places.give_back(place)
 
     def cut(self, place: int) -> None:
-        """Cut the running episode at a place off, and complete its row."""
+        """Cut off the running episode at a place, and complete its row."""
         row, step = int(self.of["row"][place]), int(self.of["step"][place])
         columns = self.rows.columns
         if row >= 0 and step:
             after = take(columns["observations"], (row, step))
-            # Otherwise the next episode has begun there, without a complete step.
+            # If one is set, the next episode has begun there, without a complete step.
             if not any(columns[name][row, step - 1] for name in ("terminated", "truncated")):
                 columns["truncated"][row, step - 1] = True
                 self.rows.ended_with(row, step - 1, after)
@@ -126,14 +126,14 @@ class Player(PacedSlots):
         self.counts["episodes_cut"] += int(self.of["length"][place] > 0)
         self._forget_episodes(np.array([place]))
 
-    # -- steps that come --------------------------------------------------------------------------
+    # -- incoming steps ---------------------------------------------------------------------------
 
     def take(self, shares: Sequence[Share], shown: Tree) -> None:
-        """Take the results of actions.
+        """Add the results of actions, and the next observations.
 
         Args:
-            shares: of different environments.
-            shown: [B, ...] what simulators observe, of all their rows in order.
+            shares: shares of different environments.
+            shown: [B, ...] observations of all their rows, in order.
         """
         slots = np.concatenate([share.slots for share in shares])  # [B]
         if self.episode_log is not None:
@@ -152,10 +152,10 @@ class Player(PacedSlots):
             self.waiting.append(share)
 
     def see(self, shown: Tree, live: Callable[[], NDArray[np.bool_]]) -> Tree:
-        """Observations [B, ...] of simulators, as batches hold them.
+        """Convert observations [B, ...] of simulators for batches.
 
         Args:
-            shown: [B, ...] what simulators observe.
+            shown: [B, ...] the simulators' observations.
             live: returns [B], the observations that connectors learn from.
         """
         observations: Tree = self._connectors.watch(shown)
@@ -167,12 +167,12 @@ class Player(PacedSlots):
     def _take_results(
         self, shares: Sequence[Share], slots: NDArray[np.intp], observations: Tree
     ) -> None:
-        """Take the results of the last actions.
+        """Record the results of the last actions.
 
         Args:
-            shares: of different environments.
+            shares: shares of different environments.
             slots: [B] the places of their rows, in order.
-            observations: [B, ...] after those actions, as batches hold them.
+            observations: [B, ...] after the actions, as batches have them.
         """
         acted = self.of["acted"][slots]  # [B]
         if acted.any():
@@ -194,7 +194,7 @@ class Player(PacedSlots):
         self.observe(slots, observations)
 
     def end_episodes(self, places: NDArray[np.intp], *, counted: bool) -> None:
-        """End the episodes at places [B], whose returns count or not."""
+        """End the episodes at places [B], with or without counting their returns."""
         (self._end_episodes if counted else self._forget_episodes)(places)
 
     def _end_episodes(self, places: NDArray[np.intp]) -> None:
@@ -209,20 +209,20 @@ class Player(PacedSlots):
         super()._end_episodes(places)
         self.counts["episodes_untold"] += forget_oldest(self.ended)
 
-    # -- actions that go --------------------------------------------------------------------------
+    # -- outgoing actions -------------------------------------------------------------------------
 
     def answer(
         self, wanted: int, most_rows: int, holds_up: bool
     ) -> list[tuple[Share, list[bytes]]]:
-        """Choose actions for waiting shares -> the shares, and bytes by leaf.
+        """Choose actions for waiting shares; return them with bytes by leaf.
 
-        The oldest come first.
+        The oldest shares come first.
 
         Args:
-            wanted: rows that may begin. A share that needs more begins all of its rows if at least
-                one may begin.
-            most_rows: of steps at once; a single share may have more.
-            holds_up: steps wait until their rows may begin; else they are not recorded.
+            wanted: number of rows that may begin. A share that needs more begins all of its rows if
+                at least one may begin.
+            most_rows: maximum rows of one inference; a single share may have more.
+            holds_up: steps wait until their rows may begin; otherwise they are not recorded.
         """
         # Steps that wait for a request would hold up an evaluation.
         holds_up = holds_up and self.evaluation is None
@@ -246,7 +246,7 @@ class Player(PacedSlots):
         answers, begin = [], 0
         for share in chosen:
             end = begin + len(share.acting)
-            pairs = zip(sent, self._leaves, strict=False)  # nothing is sent if none acts
+            pairs = zip(sent, self._leaves, strict=False)  # `sent` is empty if no row acts
             data = [each[begin * leaf.row_bytes : end * leaf.row_bytes] for each, leaf in pairs]
             answers.append((share, data))
             begin = end
@@ -267,7 +267,7 @@ class Player(PacedSlots):
     def _next(
         self, wanted: int, most_rows: int, holds_up: bool
     ) -> tuple[list[Share], NDArray[np.bool_]]:
-        """The shares to answer now, and which rows [B] are recorded."""
+        """Return the shares to answer now, and which rows [B] are recorded."""
         chosen: list[Share] = []
         recording: list[bool] = []
         everyone = sum(len(share.slots) for share in self.waiting)
@@ -292,7 +292,7 @@ class Player(PacedSlots):
             chosen.append(share)
             rows += len(share.acting)
         if not chosen and wanted + standing > 0:
-            # Some rows stand still because others of their batch wait for a row.
+            # Some rows cannot continue because other steps of their share wait for a row.
             chosen.append(later.popleft())
             recording = [True] * len(chosen[0].acting)
         later.extend(self.waiting)
@@ -302,12 +302,12 @@ class Player(PacedSlots):
     # -- evaluations ------------------------------------------------------------------------------
 
     def evaluate(self, evaluation: GreedyEpisodes) -> None:
-        """Let episodes that begin from now on be played without exploration."""
+        """Play new episodes without exploration, for an evaluation."""
         evaluation.grow(len(self.of["row"]))
         self.evaluation, self.evaluates = evaluation, True
 
     def take_evaluation(self, *, at_once: bool) -> GreedyEpisodes | None:
-        """The evaluation, if it is over or is to end."""
+        """Remove and return the evaluation, if it has ended or `at_once`."""
         evaluation = self.evaluation
         if evaluation is None or not (at_once or evaluation.is_over):
             return None
@@ -323,31 +323,31 @@ class Player(PacedSlots):
         recording: NDArray[np.bool_],
         seen: Tree,
     ) -> Tree:
-        """Actions [B, ...] for places [B], of which an evaluation chooses some."""
+        """Return actions [B, ...] for places [B], some chosen by the evaluation."""
         assert self.evaluation is not None
         first = self.of["first"][places]  # [B]
-        # In the other half, training goes on.
+        # Training continues in the other half.
         evaluated = self.evaluation.choose(places, self.of, max(1, len(self) // 2))  # [B]
-        self.pause(places[evaluated])  # what was recorded before ends with the episode
+        self.pause(places[evaluated])  # rows from before end with the last episode
         tree = to_tree(self.spaces[1], self.act(places, recording & ~evaluated, seen))  # [B, ...]
         if not evaluated.any():
             return tree
         shown = take(_gathered(chosen, "shown"), evaluated)
         greedy = self.evaluation.act(places[evaluated], first[evaluated], shown)
-        mixed: Tree = tree_map(np.array, tree)  # memory of its own, which can be written to
+        mixed: Tree = tree_map(np.array, tree)  # a writable copy
         put(mixed, np.flatnonzero(evaluated), to_tree(self.spaces[1], greedy))
         return mixed
 
     # -- weights and batches ----------------------------------------------------------------------
 
     def load(self, weights: Tree, version: Version) -> None:
-        """Act with other weights from now on, and hand in outdated rows."""
+        """Load weights, and hand in outdated rows."""
         self.policy.load(weights)
         self.version = version
         self.use(version)
 
     def hand_in_stalled(self) -> None:
-        """Hand in rows of slow simulators. Called now and then."""
+        """Hand in rows of slow simulators. Called periodically."""
         of, since = self.of, time.monotonic() - STALL_SECONDS
         stalled = of["acted_at"] < since
         self.hand_in(stalled)
@@ -355,11 +355,11 @@ class Player(PacedSlots):
         self._parked = int(np.count_nonzero(standing))
 
     def learn_from_others(self, state: State) -> None:
-        """Take over what connectors of all EnvRunners have learned."""
+        """Load the connector state of all EnvRunners."""
         self._connectors.set_state(state)
 
     def take_batch(self, most_rows: int) -> Recorded | NonFinite:
-        """A batch of the oldest complete rows, and ended episodes."""
+        """Return a batch of the oldest complete rows, and ended episodes."""
         stale, ended = self.new("steps_stale"), self.take_ended()
         rows = min(most_rows, len(self.rows.complete))
         if not rows:
@@ -373,13 +373,13 @@ class Player(PacedSlots):
         return Recorded(batch, oldest_version(batch), *ended, delta, stale)
 
     def new(self, name: str) -> int:
-        """A count's increase since the last call."""
-        before, self._told[name] = self._told[name], self.counts[name]
+        """Return a count's increase since the last call."""
+        before, self._reported[name] = self._reported[name], self.counts[name]
         return self.counts[name] - before
 
 
 def _shown(shares: Sequence[Share]) -> NDArray[np.bool_]:
-    """[B] the rows that show an observation."""
+    """Return which rows [B] have an observation."""
     shows = np.ones(sum(len(share.slots) for share in shares), np.bool_)
     begin = 0
     for share in shares:
@@ -390,7 +390,7 @@ def _shown(shares: Sequence[Share]) -> NDArray[np.bool_]:
 
 
 def _gathered(chosen: list[Share], name: str) -> Any:
-    """A tree [B, ...] of the rows that act, of several turns."""
+    """Gather a tree [B, ...] of the acting rows of several turns."""
     parts = [(getattr(share, name), share.shows) for share in chosen]
     same = parts[0][0]
     if all(tree is same and isinstance(places, slice) for tree, places in parts) and sum(

@@ -1,4 +1,4 @@
-"""Steps of simulators that act by themselves, and policies for them."""
+"""Serves simulators that act by themselves: recorded steps and policies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from juggler.runtime.wire.trees import Tree, flatten, path_name, unflatten
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _ROUNDED = 1e-3  # rounding of a log-probability of 0 in other programs
-#: The most bytes of recordings that wait for requests for samples.
+#: Maximum bytes of recordings that wait for requests.
 _MOST_WAITING_BYTES = 1 << 30
 
 
@@ -49,21 +49,21 @@ class Recording:
     """L steps of one environment, within one episode.
 
     Attributes:
-        session: of the simulator.
-        seq: of the message.
+        session: session of the simulator.
+        seq: number of the message.
         environment: its number in the session.
-        observations: a tree [L + 1, ...], as batches hold them.
-        actions: a tree [L, ...], as batches hold them.
+        observations: a tree [L + 1, ...], as in batches.
+        actions: a tree [L, ...], as in batches.
         rewards: [L]
         action_logp: [L]
         starts: the first step begins an episode.
         terminated: the last step ended it.
         truncated: the last step cut it off.
-        version: of the weights that acted; None: not known.
-        infos: [L, K] numbers that its simulator tells of each step; None: it tells none.
-        taken: how many of the steps were used.
-        stale: some of them were too old to be learned from.
-        bytes: of its message.
+        version: version of the weights that acted; None: not known.
+        infos: [L, K] numbers of each step; None: no numbers.
+        taken: number of used steps.
+        stale: some steps were too old for training.
+        bytes: size of its message.
         arrived: seconds of `time.perf_counter`.
     """
 
@@ -86,17 +86,17 @@ class Recording:
 
     @property
     def place(self) -> int:
-        """The place of its environment in the gateway."""
+        """Place of its environment in the gateway."""
         return int(self.session.alone.places[self.environment])
 
     @property
     def ends(self) -> bool:
-        """The last step ended its episode, or cut it off."""
+        """Whether the last step ended its episode, or cut it off."""
         return self.terminated or self.truncated
 
     @property
     def left(self) -> int:
-        """Steps that were not used yet."""
+        """Number of unused steps."""
         return len(self.rewards) - self.taken
 
 
@@ -104,8 +104,8 @@ class Reader:
     """Reads recordings, and checks them.
 
     Args:
-        observation_space: the simulators'.
-        action_space: of the actions that policies choose.
+        observation_space: space of the simulators' observations.
+        action_space: space of the actions that policies choose.
     """
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
@@ -117,9 +117,10 @@ class Reader:
         self._counts = not any(isinstance(space, spaces.Box) for _, space in self._leaves)
 
     def read(self, session: Session, message: pb.Recording) -> Recording:
-        """
+        """Read and check a recording.
+
         Raises:
-            SessionError: its session may not send that.
+            SessionError: the recording is not valid.
         """
         try:
             self._check_place(session, message)
@@ -172,7 +173,7 @@ class Reader:
         )
 
     def _check_observations(self, observations: Tree, ended: bool) -> None:
-        """The last observation of an episode need not allow any action."""
+        """Check observations; the last one of an episode may allow no action."""
         if ended:
             last = tree_map(lambda array: array[-1:], observations)  # [1, ...]
             observations = tree_map(lambda array: array[:-1], observations)  # [L, ...]
@@ -225,7 +226,7 @@ class Reader:
                 raise SessionError(Code.WRONG_SHAPE, text)
 
     def _as_chosen(self, actions: Tree) -> Tree:
-        """Actions in the dtypes that policies act in."""
+        """Return actions in the policy's dtypes."""
         return unflatten(
             [
                 (path, at(actions, path).astype(acted_dtype(space), copy=False))
@@ -235,7 +236,7 @@ class Reader:
 
 
 def steps_of(tree: Tree, begin: int, end: int) -> Tree:
-    """Some of a tree [L, ...]; a view."""
+    """Return steps from a tree [L, ...], as a view."""
     some: Tree = take(tree, slice(begin, end))
     return some
 
@@ -257,19 +258,19 @@ def _must_be_finite(array: NDArray[Any], what: str) -> None:
 
 
 class LocalInference:
-    """Makes rows of recordings, and hands out policies.
+    """Makes rows of recordings, and sends policies.
 
     A part of `GatewayServer`, used within its `at_work`.
 
     Args:
-        manager: of the sessions.
+        manager: opens and closes the sessions.
         player: has the rows to fill, and the policy.
-        curriculum: of the episodes.
-        wake: has `go_on` called soon; may be called in any thread.
+        curriculum: parameters of episodes.
+        wake: requests a turn soon; any thread may call it.
 
     Attributes:
-        waiting: recordings that were not used yet, the oldest first.
-        bytes_waiting: of their messages.
+        waiting: unused recordings, the oldest first.
+        bytes_waiting: size of their messages.
     """
 
     def __init__(
@@ -285,19 +286,20 @@ class LocalInference:
         self._curriculum = curriculum
         self._reader = Reader(player.spaces[0], player.policy.module_to_env.action_space)
         self._publisher = Publisher(player.policy, *player.spaces)
-        self._asking: list[Session] = []  # for a policy
-        self._told = Version(0, 0)  # to everybody
+        self._asking: list[Session] = []  # sessions that wait for a policy
+        self._announced = Version(0, 0)  # to all sessions
 
     @property
     def steps_waiting(self) -> int:
         return sum(recording.left for recording in self.waiting)
 
-    # -- what sessions say ------------------------------------------------------------------------
+    # -- messages of sessions ---------------------------------------------------------------------
 
     def recording(self, session: Session, message: pb.Recording) -> None:
-        """
+        """Check and queue a recording.
+
         Raises:
-            SessionError: its session may not say that.
+            SessionError: the recording is not valid, or does not fit this session.
         """
         session.must_be(pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
         if session.repeats(message.seq):
@@ -321,7 +323,7 @@ class LocalInference:
 
         def new() -> NDArray[np.bool_]:
             live = np.ones(len(recording.rewards) + 1, np.bool_)  # [L + 1]
-            live[0] = recording.starts  # else the recording before ended with it
+            live[0] = recording.starts  # otherwise the last recording ended with it
             return live
 
         recording.observations = player.see(recording.observations, new)  # [L + 1, ...]
@@ -330,16 +332,16 @@ class LocalInference:
         player.counts["steps_recorded"] += len(recording.rewards)
 
     def resumed(self, session: Session) -> None:
-        """Announce weights again, as a broken stream may have lost the news."""
+        """Announce weights again, because a broken stream may have lost the message."""
         if session.has_policy is not None:
             session.wants_news = True
             self._announce(session)
 
     def policy(self, session: Session, request: pb.PolicyRequest) -> None:
-        """Send a policy to a session that asks for it.
+        """Queue a session's request for a policy, and start the export.
 
         Raises:
-            SessionError: its session may not ask for one, or there is none of this name.
+            SessionError: its mode has no policies, or the run has no policy of this name.
         """
         session.must_be(pb.LOCAL_INFERENCE)
         if request.policy not in ("", DEFAULT_MODULE):
@@ -350,13 +352,13 @@ class LocalInference:
         if session not in self._asking:
             self._asking.append(session)
 
-    # -- what they are told -----------------------------------------------------------------------
+    # -- answers ----------------------------------------------------------------------------------
 
-    def go_on(self, wanted: int) -> None:
-        """Answer recordings that were used, and requests for policies.
+    def advance(self, wanted: int) -> None:
+        """Answer used recordings, and requests for policies.
 
         Args:
-            wanted: rows that may be begun.
+            wanted: number of rows that may begin.
         """
         player = self._player
         newest = to_message(player.version)
@@ -372,23 +374,23 @@ class LocalInference:
             if self._curriculum.news_for(recording.session):
                 recorded.parameters.update(self._curriculum.parameters)
             message = pb.ToSimulator(recorded=recorded).SerializeToString()
-            recording.session.told_to_wait = False
+            recording.session.notified_waiting = False
             recording.session.answers(recording.seq, message)
         if player.version == Version(0, 0):
-            return  # there are no weights yet
+            return  # no weights yet
         if self._asking and (self._publisher.ready or self._publisher.failure):
             asking, self._asking = self._asking, []
             for session in asking:
                 self._give_policy(session)
-        if player.version != self._told:
-            self._told = player.version
+        if player.version != self._announced:
+            self._announced = player.version
             for session in self._manager.sessions.by_id.values():
                 self._announce(session)
 
     def _give_policy(self, session: Session) -> None:
         stream, version = session.stream, self._player.version
         if stream is None:
-            return  # a simulator that comes back asks again
+            return  # the simulator will request it again
         if self._publisher.failure:
             text = f"the policy cannot be handed out: {self._publisher.failure}"
             return self._manager.fail(session, SessionError(Code.NOT_EXPORTED, text))
@@ -405,10 +407,10 @@ class LocalInference:
         session.stream.send(pb.ToSimulator(new_policy=news).SerializeToString())
 
     def _must_be_known(self, recording: Recording) -> None:
-        """Check that its weights came from here, in order.
+        """Check that its weights were sent from here, and are in order.
 
         Raises:
-            SessionError: they did not, or are.
+            SessionError: they were not, or are out of order.
         """
         version, versions = recording.version, recording.session.alone.versions
         if version is None:
@@ -427,10 +429,10 @@ class LocalInference:
     # -- rows of recordings -----------------------------------------------------------------------
 
     def _use_waiting(self, wanted: int) -> list[Recording]:
-        """Make rows of waiting recordings -> the recordings that are used up.
+        """Make rows of waiting recordings; return the used recordings.
 
         Args:
-            wanted: rows that may begin.
+            wanted: number of rows that may begin.
         """
         done: list[Recording] = []
         later: deque[Recording] = deque()
@@ -454,7 +456,7 @@ class LocalInference:
         return done
 
     def _use(self, recording: Recording, wanted: int) -> int:
-        """Use a recording as far as rows are wanted -> new rows."""
+        """Use steps while rows are wanted; return the number of new rows."""
         player, place, begun = self._player, recording.place, 0
         if recording.starts and not recording.taken and player.of["length"][place]:
             player.cut(place)  # another episode was running there
@@ -517,7 +519,7 @@ class LocalInference:
             of["row"][place] = -1
 
     def _follow(self, recording: Recording, count: int) -> dict[str, Tree]:
-        """Let the policy follow the next steps -> its states before them."""
+        """Let the policy follow the next steps; return its states before them."""
         player, place = self._player, recording.place
         begin, end = recording.taken, recording.taken + count
         if not player.of["length"][place]:
@@ -540,28 +542,28 @@ class LocalInference:
         if recording.left or not recording.ends:
             return
         player.counts["episodes"] += 1
-        # Without a version another policy acted, and its return says nothing of ours.
+        # Without a version, another policy acted: its return is not the return of this policy.
         player.end_episodes(places, counted=recording.version is not None)
 
 
 _CHUNK = 1 << 20
-#: Versions that were handed out and are remembered. Older ones are long stale.
+#: Maximum number of sent versions to remember. Older versions are stale.
 _MOST_GIVEN = 4096
-_MODULE = "module."  # begins the names of a module's values in a graph
+_MODULE = "module."  # prefix of the names of a module's values in a graph
 
 
 class Publisher:
-    """Exports the policy once, in a thread, as it takes seconds.
+    """Exports the policy once, in a thread, because it takes seconds.
 
-    The models of other versions have the same graph with other weights.
+    Models of other versions have the same graph with other weights.
 
     Args:
-        policy: to export.
-        observation_space: of the simulators.
-        action_space: of the simulators.
+        policy: the policy to export.
+        observation_space: the simulators' observation space.
+        action_space: the simulators' action space.
 
     Attributes:
-        failure: why there is no model; "": there is one, or will be.
+        failure: why the export failed; "": it has not failed.
     """
 
     def __init__(
@@ -572,7 +574,7 @@ class Publisher:
         self._spaces = observation_space, action_space
         self._begun = False
         self._without_weights: Any = None  # an onnx.ModelProto
-        self._names: list[str] = []  # of weights in it
+        self._names: list[str] = []  # of its weights
         self._given: dict[Version, None] = {}
         self._model: tuple[Version, bytes] | None = None
 
@@ -581,20 +583,20 @@ class Publisher:
         return self._without_weights is not None
 
     def begin(self, done: Callable[[], None]) -> None:
-        """Export the policy once in another thread, and call `done` there."""
+        """Start the export once in another thread, which then calls `done`."""
         if self._begun:
             return
         self._begun = True
         try:
             graph = self._graph()
         except Exception as error:  # of user modules and connectors
-            self.failure = _said(error)
+            self.failure = _error_text(error)
             return
         arguments = graph, done
         threading.Thread(target=self._export, args=arguments, name="export", daemon=True).start()
 
     def _graph(self) -> ActingGraph:
-        """Return a copy of the policy, with the spaces of simulators."""
+        """Return the graph of a copied policy, for the simulators' spaces."""
         policy = self._policy
         assert policy.connectors is not None
         assert isinstance(policy.module, RLModule)
@@ -611,14 +613,14 @@ class Publisher:
         return {**weights, **policy.connectors.numbers()}
 
     def gave(self, version: Version) -> bool:
-        """Whether these weights were handed out."""
+        """Return whether these weights were sent."""
         return version in self._given
 
     def chunks(self, version: Version) -> Iterator[pb.ToSimulator]:
-        """Messages with the current policy.
+        """Yield messages with the current policy.
 
         Args:
-            version: of its weights.
+            version: version of its weights.
         """
         if self._model is None or self._model[0] != version:
             self._model = version, self._with_weights()
@@ -656,13 +658,13 @@ class Publisher:
                 model.graph.initializer.remove(mine[name])
             self._without_weights = model
         except Exception as error:  # of user modules and connectors
-            self.failure = _said(error)
+            self.failure = _error_text(error)
         finally:
             done()
 
     def _with_weights(self) -> bytes:
-        """The whole model."""
-        from onnx import numpy_helper  # installed, as the export used it
+        """Return the model with the current weights."""
+        from onnx import numpy_helper  # installed: the export used it
 
         model, constants = type(self._without_weights)(), self._constants()
         model.CopyFrom(self._without_weights)
@@ -672,7 +674,7 @@ class Publisher:
         return whole
 
 
-def _said(error: Exception) -> str:
-    """The text of an error, with its class if that helps."""
-    told = isinstance(error, ValueError | NotImplementedError) and str(error)
-    return told or f"{type(error).__name__}: {error}"
+def _error_text(error: Exception) -> str:
+    """Return the text of an error, with its class if that helps."""
+    text = isinstance(error, ValueError | NotImplementedError) and str(error)
+    return text or f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Rows of observations and actions as bytes of arrays."""
+"""Converts rows of observations and actions between bytes and arrays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Layout:
     """The arrays of a space on the wire.
 
     Args:
-        space: of observations or of actions.
+        space: space of observations or actions.
 
     Raises:
         UnsupportedSpace: it cannot be sent as arrays.
@@ -51,15 +51,15 @@ class Layout:
         self._skeleton = Skeleton([leaf.path for leaf in self.leaves])
 
     def raw(self, tensors: Sequence[pb.NamedTensor], rows: int, what: str) -> list[bytes]:
-        """The bytes of each leaf, in order.
+        """Return the bytes of each leaf, in order.
 
         Args:
             tensors: from the network.
-            rows: how many they must have.
-            what: their name for people.
+            rows: required number of rows.
+            what: their name in error messages.
 
         Raises:
-            SessionError: an array is missing, unknown, or not what the space says.
+            SessionError: an array is missing, unknown, or does not fit the space.
         """
         found: list[bytes | None] = [None] * len(self.leaves)
         if len(tensors) != len(self.leaves):
@@ -93,7 +93,7 @@ class Layout:
         return [data for data in found if data is not None]
 
     def tree(self, raws: Sequence[list[bytes]], rows: int) -> Tree:
-        """Arrays [rows, ...] of several batches in order, in new memory."""
+        """Join several batches to arrays [rows, ...], in new memory."""
         arrays = []
         for place, leaf in enumerate(self.leaves):
             joined = bytearray().join([raw[place] for raw in raws])
@@ -106,11 +106,11 @@ class Layout:
 
 
 class ValueChecks:
-    """Checks that observations would break neither the policy nor the learner.
+    """Checks that policies and learners can use observations.
 
     Args:
-        observation_space: of one observation, with its action mask where there is one.
-        action_space: of one action.
+        observation_space: space of one observation, with its action mask if it has one.
+        action_space: space of one action.
 
     Raises:
         ValueError: masks do not fit the actions.
@@ -121,7 +121,7 @@ class ValueChecks:
         self._legal = LegalActions.of(observation_space, action_space, "a session")
 
     def first_bad(self, observations: Tree, masks: bool = True) -> tuple[int, SessionError] | None:
-        """The first bad row and its error; None: all are good.
+        """Return the first bad row and its error, or None.
 
         Args:
             observations: a tree of arrays.
@@ -148,18 +148,18 @@ class ValueChecks:
 
 
 class Interface:
-    """What agents with equal spaces show and do.
+    """The observations and actions of agents with equal spaces.
 
     Args:
-        observation_space: of one agent.
-        action_space: of one agent.
+        observation_space: space of one agent's observations.
+        action_space: space of one agent's actions.
 
     Attributes:
-        spaces: of observations and of actions.
-        observations: their arrays.
-        actions: their arrays.
-        checks: of observations.
-        nothing: [1, ...] stands for an observation that is not shown.
+        spaces: the spaces of observations and of actions.
+        observations: arrays of the observations.
+        actions: arrays of the actions.
+        checks: checks observations.
+        nothing: [1, ...] placeholder of a missing observation.
 
     Raises:
         UnsupportedSpace: a space cannot be sent as arrays.
@@ -181,7 +181,7 @@ def check_rewards(rewards: Sequence[float], whose: Callable[[int], str]) -> None
 
     Args:
         rewards: from the network.
-        whose: says where a reward was given, by its place among these.
+        whose: returns the origin of a reward for messages, by its index.
 
     Raises:
         SessionError: a reward is too large, or no number.
@@ -201,16 +201,16 @@ def check_rewards(rewards: Sequence[float], whose: Callable[[int], str]) -> None
 def read_infos(
     given: Sequence[float], count: int, names: int, what: str
 ) -> NDArray[np.float64] | None:
-    """Numbers [count, K] of rows or steps; None: there are none.
+    """Return numbers [count, K] of rows or steps; None: no numbers.
 
     Args:
         given: from the network.
-        count: how many rows or steps there are.
-        names: K, how many `info_names` the hello has.
+        count: number of rows or steps.
+        names: K, number of `info_names` of the hello.
         what: "rows" or "steps".
 
     Raises:
-        SessionError: there are not as many as there must be.
+        SessionError: the number of numbers is wrong.
     """
     if not given:
         return None
@@ -222,14 +222,14 @@ def read_infos(
 
 
 def _is_float32(array: NDArray[Any]) -> NDArray[np.bool_]:
-    """Where numbers [...] are finite in float32, in which policies compute."""
+    """Return which numbers [...] are finite in float32, the dtype of policies."""
     is_wide = array.dtype.itemsize > 4
     good = np.abs(array) <= np.finfo(np.float32).max if is_wide else np.isfinite(array)
     return np.asarray(good)
 
 
 def _first(good: NDArray[np.bool_]) -> int:
-    """The first row [rows, ...] that is not all good."""
+    """Return the first row of [rows, ...] that is not all good."""
     return int(good.reshape(len(good), -1).all(1).argmin())
 
 

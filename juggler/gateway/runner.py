@@ -1,4 +1,4 @@
-"""An EnvRunner whose environments are those of simulators that dial it."""
+"""An EnvRunner whose environments belong to simulators that dial it."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
-#: How often to look for weights that a request waits for.
+#: How often to check for weights that a request waits for.
 _LOOK_SECONDS = 0.005
-#: Rows that may begin: as many as there are agents.
+#: Number of rows that may begin: one per agent, without a limit.
 _ANY = 1 << 40
 
 
 def main(program: EnvRunnerProgram) -> None:
-    """Attach and take simulators until told to stop."""
+    """Attach, and serve simulators until a stop command."""
     own_code, contact = prepare_process(program), program.contact
     gateway = program.gateway
     assert gateway is not None
@@ -72,10 +72,10 @@ class AskedRound:
     """The requests of a round, and when it ends.
 
     Attributes:
-        requests: by command id, one for each module.
-        at: when it came, in seconds of `time.monotonic`.
-        until: steps of environments; None: it ends with its batches. Line-ups may leave out one of
-            its modules, for which it would wait in vain.
+        requests: requests by command id, one for each module.
+        at: arrival, in seconds of `time.monotonic`.
+        until: environment steps at which it ends, because line-ups may leave out one of its
+            modules; None: it ends with its batches.
     """
 
     requests: dict[int, training_pb2.SampleRequest]
@@ -84,22 +84,22 @@ class AskedRound:
 
     @property
     def modules(self) -> list[str]:
-        """The ids of its modules."""
+        """Ids of its modules."""
         return [each.module_id for each in self.requests.values()]
 
 
 class GatewayRunner(SamplingWorker):
-    """Takes part in a run, once simulators have told all spaces.
+    """An EnvRunner that is ready once simulators have reported all spaces.
 
     Commands come in the process's first thread. Requests are carried out in the gateway's turns.
 
-    Where simulators may have several agents, no row of one waits for rows of another: while any
-    round is open, the agents of all its modules begin rows as they like. A round is over when every
-    module has a batch, or one has two; or, where line-ups are drawn, with as many steps as a round
-    of an EnvRunner has. Then each hands over what it has.
+    If simulators may have several agents, no row of one agent waits for rows of another: while any
+    round is open, the agents of all its modules may begin rows. A round ends when every module has
+    a batch, or one module has two. If line-ups are drawn, it also ends with as many steps as a
+    round of an EnvRunner has. Then each module hands over its complete rows.
 
     Attributes:
-        slow_seconds: after which people are told how full a batch is.
+        slow_seconds: time after which the gateway reports how full a batch is.
     """
 
     slow_seconds = 30.0
@@ -118,34 +118,35 @@ class GatewayRunner(SamplingWorker):
         )
         self._inbox, self._gateway_address = inbox, gateway
         self._server: GatewayServer
-        self._simulators: Simulators | None = None  # that it has started
+        self._simulators: Simulators | None = None  # copies that it started
         self._curriculum = Curriculum()
         self._casting = Casting()
-        # By the driver: the command's id, and the setup.
-        self._told: tuple[int, EnvRunnerSetup]
+        # The id of the Setup command, and the setup.
+        self._setup_command: tuple[int, EnvRunnerSetup]
         self._is_ready = False
-        self._seed, self._added = 0, 0  # players, with former ones
-        self._left: dict[str, Played] = {}  # of players that have left, not reported yet
-        # By the key of a player, as in `Casting`: what it is built from, with its seed.
+        self._seed, self._added = 0, 0  # the latter counts players, with former ones
+        self._left: dict[str, Played] = {}  # results of former players, not reported yet
+        # By the key of a player, as in `Casting`: its setup and its seed.
         self._setups: dict[str, tuple[ActingSetup, int]] = {}
-        self._players: dict[str, ServedPlayer] = {}  # whose spaces are known
-        self._new: deque[AskedRound] = deque()  # from the first thread
-        self._asked: deque[AskedRound] = deque()  # whose weights are here
-        # The round that is waited for, since when, and after how long people are told next.
+        self._players: dict[str, ServedPlayer] = {}  # players whose spaces are known
+        self._new: deque[AskedRound] = deque()  # rounds from the first thread
+        self._asked: deque[AskedRound] = deque()  # rounds whose weights are here
+        # The current round, its start, and the seconds after which to report it next.
         self._slow: tuple[AskedRound | None, float, float] = (None, 0.0, 0.0)
-        self._asked_at = 0.0  # when a simulator was last here that lets the gateway act, seconds
-        # Commands with their ids, and what is to be played.
+        self._asked_at = 0.0  # when a simulator that lets the gateway act was last here, in seconds
+        # Ids of commands, the commands and their evaluations.
         self._evaluations: deque[tuple[int, training_pb2.Evaluate, GreedyEpisodes]] = deque()
         self._loop.on(training_pb2.Evaluate, self._evaluate)
 
     def close(self) -> None:
-        with ExitStack() as stack:  # an error of one module leaves no recording of another open
+        # After an error of one module, the recordings of all other modules are still closed.
+        with ExitStack() as stack:
             for streams in self._streams.values():
                 stack.callback(streams.close)
             for player in self._players.values():
                 stack.callback(player.close)
             if self._simulators is not None:
-                stack.callback(self._simulators.close)  # once they were told
+                stack.callback(self._simulators.close)  # after the server has sent them the end
             if hasattr(self, "_server"):
                 self._server.close("the run is over, or lost this gateway")
             if self._contact.health is not None:
@@ -157,23 +158,23 @@ class GatewayRunner(SamplingWorker):
         self._steps_trained = setup.steps_trained
         return super()._setup(command_id, setup)
 
-    def _begin(self, command_id: int, told: EnvRunnerSetup, seed: int) -> None:
-        """Listen. The reply follows when simulators have told the spaces."""
-        config, self._seed = told.env_runner, seed
+    def _begin(self, command_id: int, setup: EnvRunnerSetup, seed: int) -> None:
+        """Listen. The reply follows when simulators have reported their spaces."""
+        config, self._seed = setup.env_runner, seed
         self._casting = Casting(
-            told.agents,
-            mapping=told.mapping,
-            league=told.league,
+            setup.agents,
+            mapping=setup.mapping,
+            league=setup.league,
             own=self._own_code.classes,
             seed=seed,
         )
-        for module_id, own_seed in self._seeds(told, seed).items():
-            self._setups[module_id] = told.modules[module_id], own_seed
-        self._told = command_id, told
+        for module_id, own_seed in self._seeds(setup, seed).items():
+            self._setups[module_id] = setup.modules[module_id], own_seed
+        self._setup_command = command_id, setup
         self._curriculum = Curriculum(seed, config.simulator_parameters, self._steps_trained)
         tls = read_tls(None) if self._contact.local else self._contact.tls
         token = read_token(None, tls) if self._contact.local else self._contact.token
-        first = next(iter(told.modules.values()))
+        first = next(iter(setup.modules.values()))
         settings = GatewaySettings(
             max_batch=config.gateway_max_batch,
             max_wait=config.gateway_max_wait_ms / 1000,
@@ -184,7 +185,8 @@ class GatewayRunner(SamplingWorker):
             rows=config.envs_per_runner,
             curriculum=self._curriculum,
         )
-        busy = self._attachment.busy  # a policy that hangs shows itself as an environment does
+        # A policy that hangs is detected like an environment that hangs.
+        busy = self._attachment.busy
         transport = Transport(token, config.simulators_per_runner if config.simulator else 0)
         self._server = GatewayServer(transport, self, settings, self._failed, busy)
         address = self._server.start(self._address(), tls, self._gateway_address.insecure)
@@ -207,13 +209,13 @@ class GatewayRunner(SamplingWorker):
             )
 
     @staticmethod
-    def _seeds(told: EnvRunnerSetup, seed: int) -> dict[str, int]:
-        """By module, the seed of its noise."""
-        seeds = module_seeds(seed, len(told.modules)) if told.agents else [seed]
-        return dict(zip(told.modules, seeds, strict=True))
+    def _seeds(setup: EnvRunnerSetup, seed: int) -> dict[str, int]:
+        """Return the seed of each module's noise."""
+        seeds = module_seeds(seed, len(setup.modules)) if setup.agents else [seed]
+        return dict(zip(setup.modules, seeds, strict=True))
 
     def _next_seed(self) -> int:
-        """The seed of a player that the Setup did not name."""
+        """Return the seed of a player that the Setup did not name."""
         self._added += 1
         return player_seed(self._seed, self._added - 1)
 
@@ -224,7 +226,7 @@ class GatewayRunner(SamplingWorker):
         with self._server.between_turns():
             self._setups[module_id] = acting, self._next_seed()
             self._casting.players.append(module_id)
-            self._server.manager.let_in(module_id)
+            self._server.manager.add_player(module_id)
 
     def _let_go(self, module_id: str) -> None:
         league = self._of_league()
@@ -247,16 +249,16 @@ class GatewayRunner(SamplingWorker):
         return self._casting.league
 
     def _forget_left(self, league: AssignedLineUps) -> None:
-        """Forget players that were let go and that no running episode has."""
+        """Delete removed players that no running episode has."""
         for module_id in league.take_left():
             del self._setups[module_id]
             left = self._players.pop(module_id, None)
             if left is not None and left.streams is None:
                 self._left.setdefault(left.module_id, Played()).add(left.played())
-            self._server.manager.let_go(module_id)
+            self._server.manager.remove_player(module_id)
 
     def _address(self) -> str:
-        """The gateway's address. Each local gateway has its own port or path."""
+        """Return its address, separate for each local gateway."""
         address, number = self._gateway_address.address, self._index * self._contact.local
         if address.startswith("unix:"):
             return f"{address}-{number}" if number else address
@@ -274,7 +276,7 @@ class GatewayRunner(SamplingWorker):
     def _evaluate(
         self, command_id: int, command: training_pb2.Evaluate
     ) -> training_pb2.Evaluation | None:
-        """Have a checkpoint play episodes, or give one up."""
+        """Start or cancel the evaluation of a checkpoint."""
         if not command.episodes:
             with self._server.between_turns():
                 for _, other, evaluation in self._evaluations:
@@ -284,7 +286,7 @@ class GatewayRunner(SamplingWorker):
         trees, version = self._checkpoint(command)
         command.version.CopyFrom(version.message())
         goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
-        # Here, as no simulator is to wait until a module is built.
+        # Built in this thread, because simulators must not wait for it.
         actor = self._players[DEFAULT_MODULE].greedy_actor(trees[DEFAULT_MODULE])
         evaluation = GreedyEpisodes(actor, command.episodes, command.most_steps, goal)
         with self._server.between_turns():
@@ -292,8 +294,8 @@ class GatewayRunner(SamplingWorker):
         self._server.wake()
         return None
 
-    def _go_on_evaluating(self) -> None:
-        """Begin with the next evaluation, or answer the one that is over."""
+    def _continue_evaluation(self) -> None:
+        """Start the next evaluation, or report a finished one."""
         player, now = self._players[DEFAULT_MODULE], time.monotonic()
         command_id, command, evaluation = self._evaluations[0]
         if self._server.manager.sessions.asking or player.evaluation is None:
@@ -318,19 +320,20 @@ class GatewayRunner(SamplingWorker):
     def prepare(
         self, key: str, agents: int, observation_space: Space[Any], action_space: Space[Any]
     ) -> ServedPlayer:
-        """Build a player. With the last one, tell the driver the spaces."""
-        command_id, told = self._told
-        config = told.env_runner
+        """Build a player; after the last one, report to the driver."""
+        command_id, setup = self._setup_command
+        config = setup.env_runner
+        acting: ActingSetup | None
         if key in self._setups:
-            module_id, (setup, seed) = key, self._setups[key]
+            module_id, (acting, seed) = key, self._setups[key]
         else:
             assert key.startswith(f"{RANDOM}:"), f"no module is set up for {key}"
-            module_id, setup, seed = RANDOM, None, self._next_seed()
+            module_id, acting, seed = RANDOM, None, self._next_seed()
         spaces = observation_space, action_space
         player = self._players[key] = ServedPlayer(
             module_id,
             *spaces,
-            setup=setup,
+            setup=acting,
             streams=self._streams.get(key),
             seed=seed,
             rows=config.envs_per_runner * agents,
@@ -339,7 +342,7 @@ class GatewayRunner(SamplingWorker):
             frozen=self._frozen,
             episodes=self._recorded(config, *spaces),
         )
-        trained = [each for each in told.modules if each in self._streams]
+        trained = [each for each in setup.modules if each in self._streams]
         missing = [each for each in trained if each not in self._players]
         if missing:
             self._note(f"has agents of module {module_id}; waits for those of {', '.join(missing)}")
@@ -355,7 +358,7 @@ class GatewayRunner(SamplingWorker):
     def _recorded(
         self, config: EnvRunnerConfig, observation_space: Space[Any], action_space: Space[Any]
     ) -> SampledEpisodes | None:
-        """What takes the episodes that are recorded, if the configuration says so."""
+        """Return the data set for recorded episodes, if they are recorded."""
         if not config.record:
             return None
         worker = self._attachment.worker_id
@@ -369,7 +372,7 @@ class GatewayRunner(SamplingWorker):
         return asked * player.most_rows - len(player.rows.complete) - player.rows_begun
 
     def holds_up(self, key: str) -> bool:
-        """Whether steps wait for a request; with several agents, only between rounds."""
+        """Return whether steps wait; with several agents, only between rounds."""
         return not (self._casting.table and self._asked)
 
     def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
@@ -381,9 +384,9 @@ class GatewayRunner(SamplingWorker):
         for player in self._players.values():
             player.take_weights()
         if self._evaluations:
-            self._go_on_evaluating()
+            self._continue_evaluation()
         if self._simulators is not None:
-            for session in self._simulators.look(self._server.manager.sessions.by_id.values()):
+            for session in self._simulators.check(self._server.manager.sessions.by_id.values()):
                 self._server.manager.lose(session)
         while self._new and self._can_begin(self._new[0]):
             self._begin_round(self._new.popleft())
@@ -391,7 +394,7 @@ class GatewayRunner(SamplingWorker):
             self._finish(self._asked.popleft())
         if self._casting.league is not None:
             self._forget_left(self._casting.league)
-        self._look_whether_slow()
+        self._report_slow_batch()
 
     def patience(self) -> float:
         return _LOOK_SECONDS if self._new else 1.0
@@ -399,10 +402,10 @@ class GatewayRunner(SamplingWorker):
     # -- rounds -----------------------------------------------------------------------------------
 
     def _can_begin(self, asked: AskedRound) -> bool:
-        """Whether the weights of its requests are here, or have no learner.
+        """Return whether its requests have their weights, or have no learner.
 
         Raises:
-            LearnerOutOfReach: no weights came for long.
+            LearnerOutOfReach: no weights came for too long.
         """
         for request in asked.requests.values():
             player = self._players.get(request.module_id)
@@ -419,8 +422,8 @@ class GatewayRunner(SamplingWorker):
         return True
 
     def _begin_round(self, asked: AskedRound) -> None:
-        """Begin to record for the requests that have a learner."""
-        config, until = self._told[1].env_runner, None
+        """Start to record for the requests that have a learner."""
+        config, until = self._setup_command[1].env_runner, None
         left: dict[int, training_pb2.SampleRequest] = {}
         for command_id, request in asked.requests.items():
             if self._streams[request.module_id].sender(request.learner) is None:
@@ -430,7 +433,7 @@ class GatewayRunner(SamplingWorker):
             if request.connector_state:
                 player.learn_from_others(from_bytes(request.connector_state))
             if request.HasField("seed"):
-                seeds = self._seeds(self._told[1], request.seed)
+                seeds = self._seeds(self._setup_command[1], request.seed)
                 player.policy.seed(seeds[request.module_id])
             self._curriculum.follow(request.steps_trained)
             left[command_id] = request
@@ -442,7 +445,7 @@ class GatewayRunner(SamplingWorker):
             self._asked.append(AskedRound(left, asked.at, until))
 
     def _is_over(self, asked: AskedRound) -> bool:
-        """Whether its batches are complete, or its steps are taken."""
+        """Return whether its batches are complete, or its steps are done."""
         if asked.until is not None and self._server.manager.env_steps >= asked.until:
             return True
         batches = [self._players[each].complete_batches for each in asked.modules]
@@ -455,14 +458,14 @@ class GatewayRunner(SamplingWorker):
             NonFinite: steps of a module are lost. All requests are answered.
         """
         started = time.perf_counter()
-        self._tell_notes()
+        self._report_notes()
         results = {each: self._players[each].result() for each in asked.modules}
         others, self._left = self._left, {}
         for module_id, player in self._players.items():
             if player.streams is None:
                 others.setdefault(player.module_id, Played()).add(player.played())
             elif module_id not in results:
-                player.take_ended()  # in no receipt: they are not counted
+                player.take_ended()  # not in this round: dropped
         league = self._casting.league
         matches = [] if league is None else league.take_ended()
         played = replace(
@@ -481,22 +484,22 @@ class GatewayRunner(SamplingWorker):
         here.connected, here.environments = self._server.manager.guests.here()
         return receipt
 
-    def _tell_notes(self) -> None:
-        """Report how modules act, once for each class and all gateways."""
+    def _report_notes(self) -> None:
+        """Report how modules act, once per class, from the first gateway."""
         notes: list[training_pb2.Note] = []
         for player in self._players.values():
             notes.extend(each for each in player.policy.take_notes() if each not in notes)
         for note in notes if self._index == 0 else ():
             self._attachment.report(note)
 
-    def _look_whether_slow(self) -> None:
+    def _report_slow_batch(self) -> None:
         """Report how full a slow batch is, at growing intervals."""
         asked = self._asked[0] if self._asked else None
-        before, since, tell_after = self._slow
+        before, since, report_after = self._slow
         now = time.monotonic()
         if asked is None or asked is not before:
             self._slow = asked, now, self.slow_seconds
-        elif (waited := now - since) >= tell_after:
+        elif (waited := now - since) >= report_after:
             self._slow = asked, since, 2 * waited
             parts = []
             for module_id in asked.modules:
@@ -508,19 +511,19 @@ class GatewayRunner(SamplingWorker):
             self.tell(f"{text}; environments of simulators: {here[1]:,}", False, *here)
 
 
-def _why_not_logged(told: ActingSetup) -> str:
-    """Why recordings of other policies are not learned from, for simulators."""
-    if told.off_policy:
+def _why_not_logged(setup: ActingSetup) -> str:
+    """Return why recordings of other policies are refused, for simulators."""
+    if setup.off_policy:
         return ""
     return (
-        f"algorithm = {told.algorithm!r} learns from what its own newest policies did, and "
+        f"algorithm = {setup.algorithm!r} learns from what its own newest policies did, and "
         "from nothing that another policy did: train with impala or appo, whose V-trace makes up "
         "for the difference, or act with this run's policy"
     )
 
 
 def policy_in(frame: FrameType | None) -> str:
-    """Return what a gateway's thread does, from its innermost frame."""
+    """Describe what a gateway's thread does, from its innermost frame."""
     while frame is not None:
         if frame.f_code is Actor.act.__code__:
             return f"inference by {type(frame.f_locals['self'].module).__name__}"
@@ -532,26 +535,26 @@ class ServedPlayer(Player):
     """Plays with a module of the run, trained or not.
 
     Args:
-        module_id: of the module; `random` draws its actions.
-        observation_space: of its agents.
-        action_space: of its agents.
-        setup: what the module is built from; None: of `random`.
-        streams: to and from the learners of the module; None: it is not trained.
-        seed: of its noise.
-        rows: of a batch, one for each of its agents in each environment.
+        module_id: id of the module; `random` draws its actions.
+        observation_space: space of its agents' observations.
+        action_space: space of its agents' actions.
+        setup: setup of the module; None: of `random`.
+        streams: streams to and from the module's learners; None: it is not trained.
+        seed: seed of its noise.
+        rows: rows of a batch, one for each of its agents in each environment.
         steps: T.
-        own_code: may be used in the setup.
-        frozen: what it plays with if it is not trained.
-        episodes: take the episodes that are recorded, if they are.
+        own_code: a script's code that the setup may use.
+        frozen: weights of modules that are not trained.
+        episodes: the data set for recorded episodes; None: they are not recorded.
 
     Attributes:
         module_id: as given.
         streams: as given.
-        most_rows: of a batch.
-        has_weights: weights of a learner have come.
+        most_rows: maximum rows of a batch.
+        has_weights: weights of a learner have arrived.
 
     Raises:
-        ValueError: what it plays with is not what the setup says.
+        ValueError: the frozen weights do not fit the setup.
     """
 
     def __init__(
@@ -590,18 +593,18 @@ class ServedPlayer(Player):
             self.episode_log = EpisodeLog(policy, action_space, self._writer.add)
 
     def close(self) -> None:
-        """Complete what was recorded."""
+        """Complete the recorded data set."""
         if self._writer is not None:
             self._writer.close()
 
     def greedy_actor(self, tree: Tree) -> Actor:
-        """An actor that plays a checkpoint in the same spaces.
+        """Return an actor that plays a checkpoint in the same spaces.
 
         Args:
-            tree: the part of the module.
+            tree: the module's part of the checkpoint.
 
         Raises:
-            ValueError: it is of another module.
+            ValueError: the tree does not fit the module.
         """
         parts = self._build()
         actor = Actor(parts.module, 1, 0, 0, parts.module_to_env, parts.connectors)
@@ -610,23 +613,23 @@ class ServedPlayer(Player):
 
     @property
     def ready(self) -> training_pb2.Ready.Module:
-        """What the driver is told of a trained module."""
+        """Message that reports a trained module to the driver."""
         return self._parts.ready(self.module_id, self.most_rows, self.rows.steps)
 
     @property
     def complete_batches(self) -> int:
-        """Batches whose rows are complete."""
+        """Number of complete batches."""
         return len(self.rows.complete) // self.most_rows
 
     def fullness(self) -> tuple[int, int]:
-        """Steps that are here for the next batch, and its size."""
+        """Return the number of steps for the next batch, and its size."""
         whole = self.most_rows * self.rows.steps
         complete = self.rows.columns["lengths"][self.rows.complete]
         filling = self.of["step"][self.of["row"] >= 0]
         return min(int(complete.sum() + filling.sum()), whole), whole
 
     def take_weights(self) -> None:
-        """Act with the newest weights that have come."""
+        """Load the newest weights that have arrived."""
         weights = None if self.streams is None else self.streams.newest
         if weights is None:
             return
@@ -636,10 +639,10 @@ class ServedPlayer(Player):
             self.has_weights = True
 
     def result(self) -> Recorded | NonFinite:
-        """The batch of a round: the oldest complete rows."""
+        """Return the batch of a round: the oldest complete rows."""
         self.drop_stale()
         return self.take_batch(self.most_rows)
 
     def played(self) -> Played:
-        """What an untrained module has done since the last call."""
+        """Return an untrained module's steps and episodes since the last call."""
         return Played(self.new("steps"), *self.take_ended())

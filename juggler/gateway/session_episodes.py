@@ -1,4 +1,4 @@
-"""Episodes of a session's environments, with their line-ups, returns and numbers."""
+"""Episodes of a session's environments: line-ups, returns and infos."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from juggler.envrunner.multi_agent.line_up import LineUp, LineUps, Players
 _OUT, _ACTS, _ENDED = 0, 1, 2
 _NONE, _NONE_LONG = np.zeros(0), np.zeros(0, np.intp)
 
-#: Of more episodes that ended since the driver last heard of them, the newest are kept. It takes so
-#: many with a batch of any size.
-MOST_UNTOLD = 1 << 16
+#: Maximum number of ended episodes until the next report; the oldest are dropped. The driver
+#: accepts this many with a batch of any size.
+MOST_UNREPORTED = 1 << 16
 
 
 def forget_oldest(ended: list[Any]) -> int:
-    """Forget the oldest of too many episodes -> how many."""
-    many = max(0, len(ended) - MOST_UNTOLD)
+    """Drop the oldest of too many episodes; return the number dropped."""
+    many = max(0, len(ended) - MOST_UNREPORTED)
     del ended[:many]
     return many
 
 
 class AgentRows(Protocol):
-    """What a batch of steps says of one agent, in R rows.
+    """R rows of one agent in a batch of steps.
 
     Attributes:
         environments: [R] their numbers.
-        paused: places among the rows that want no action.
-        rewarded: places whose rewards are those of an action.
+        paused: indices of rows that need no action.
+        rewarded: indices of rows whose reward follows an action.
         rewards: [R]
-        early: rewards from before an agent's first action, with their places.
-        infos: [R, K]; None: no row has any.
+        early: rewards from before an agent's first action, with their indices.
+        infos: [R, K]; None: no numbers.
     """
 
     environments: list[int]
@@ -48,27 +48,27 @@ class AgentRows(Protocol):
 
     @property
     def index(self) -> int:
-        """Of the agent, in its session."""
+        """Index of the agent in its session."""
 
     @property
     def ended(self) -> list[int]:
-        """Places where the agent's episode ended."""
+        """Indices of rows where the agent's episode ended."""
 
 
 def _acting(part: AgentRows) -> list[int]:
-    """The environments where an agent acts next."""
+    """Return the environments where an agent acts next."""
     out = set(part.paused)
     return [each for at, each in enumerate(part.environments) if at not in out]
 
 
 class Followed(NamedTuple):
-    """What a batch of steps means for the episodes of environments.
+    """Ends and starts of environments' episodes in a batch of steps.
 
     Attributes:
-        over: environments whose episodes are over with it.
-        began: those whose next episodes begin with it, where line-ups are drawn.
-        early: the first agent and environment where the agent shall act though it has ended; None:
-            there is none.
+        over: environments whose episodes end.
+        began: environments whose next episodes begin, if line-ups are drawn.
+        early: the first agent and environment where the agent would act although it has ended;
+            None: no error.
     """
 
     over: list[int]
@@ -77,13 +77,13 @@ class Followed(NamedTuple):
 
 
 class BookedBatch(NamedTuple):
-    """What a batch of steps means for the books.
+    """Results of environments in a batch of steps.
 
     Attributes:
-        env_returns: [L] of the episodes that are over.
+        env_returns: [L] returns of ended episodes.
         env_lengths: [L] their environment steps.
-        agent_returns: [L, A] each agent's return in these; NaN if it did not act.
-        steps: of environments.
+        agent_returns: [L, A] each agent's return in them; NaN if it did not act.
+        steps: number of environment steps.
     """
 
     env_returns: NDArray[np.float64]
@@ -95,17 +95,17 @@ class BookedBatch(NamedTuple):
 class SharedEpisodes:
     """The episodes of N environments with A agents, and their line-ups.
 
-    An agent takes part from its first observation until its end. The episode of an environment is
-    over when no agent takes part in it any more. Until then, an agent that has ended stays away.
+    An agent takes part from its first observation until its end. The episode of an environment ends
+    when no agent takes part in it. Until then, an agent that has ended cannot act.
 
     Args:
-        line_ups: decides for each episode; None: the same modules act in all of them.
-        played_by: by name of each agent, the modules that may act.
-        order: the names in the order of the line-ups.
-        numbers: of the N environments among those of all sessions of this gateway.
+        line_ups: draws a line-up for each episode; None: the same modules act in all episodes.
+        played_by: modules that may act, by name of the agent.
+        order: names of agents, in the order of the line-ups.
+        numbers: numbers of the N environments among the environments of all sessions.
 
     Attributes:
-        names: of the agents.
+        names: names of the agents.
         drawn: line-ups are drawn.
     """
 
@@ -131,7 +131,7 @@ class SharedEpisodes:
         """Follow which agents end and which act next.
 
         Args:
-            parts: of different agents.
+            parts: rows of different agents.
             continuing: environments whose episodes continue with the agents that act next, even if
                 all earlier agents have ended.
         """
@@ -163,12 +163,13 @@ class SharedEpisodes:
     ) -> BookedBatch:
         """Add the rewards of a batch of steps.
 
-        A length is a number of environment steps: each batch with rewards for it is one.
+        A length is a number of environment steps: each batch with rewards for an environment is one
+        step.
 
         Args:
-            parts: of different agents.
+            parts: rows of different agents.
             over: as `follow` returned it.
-            idle: by environment, rewards of agents that never acted in an episode that is over.
+            idle: by environment, rewards of agents that never acted in an ended episode.
         """
         stepped: set[int] = set()
         for part in parts:
@@ -178,13 +179,13 @@ class SharedEpisodes:
             stepped.update(rewarded)
         self._lengths[list(stepped)] += 1
         booked = self._ended(over, len(stepped), idle)
-        for part in parts:  # these may be of the next episode
+        for part in parts:  # these may belong to the next episode
             for at, reward in part.early:
                 self._returns[part.index, part.environments[at]] += reward
         return booked
 
     def _ended(self, over: list[int], steps: int, idle: Mapping[int, float]) -> BookedBatch:
-        if not over:  # as most batches
+        if not over:  # most batches
             return BookedBatch(_NONE, _NONE_LONG, _NONE[:, None], steps)
         returns, lengths = self._returns[:, over], self._lengths[over]  # [A, L], [L]
         of_agents = np.where(self._acted[:, over], returns, np.nan)  # [A, L]
@@ -195,14 +196,14 @@ class SharedEpisodes:
     # -- line-ups ---------------------------------------------------------------------------------
 
     def players(self, environments: Sequence[int]) -> NDArray[np.object_]:
-        """The ids of modules [K, A] in environments [K]."""
+        """Return the ids of modules [K, A] in environments [K]."""
         return self._players.of(np.array(environments, np.intp))
 
     def begin(self, environments: Sequence[int]) -> None:
-        """Draw line-ups for the episodes that begin in environments [K].
+        """Draw line-ups for new episodes in environments [K].
 
         Raises:
-            LineUpError: there is no line-up for one.
+            LineUpError: an environment gets no line-up.
         """
         assert self._line_ups is not None
         began = np.array(environments, np.intp)
@@ -211,28 +212,28 @@ class SharedEpisodes:
         slots = began[:, None] * len(self.names) + np.arange(len(self.names))  # [K, A]
         self._players.line_up(LineUp(slots.ravel(), ours.ravel()))
 
-    def tell_ended(self, environments: Sequence[int], booked: BookedBatch) -> None:
-        """Report episodes of environments [L] to what draws line-ups."""
+    def report_ended(self, environments: Sequence[int], booked: BookedBatch) -> None:
+        """Report ended episodes of environments [L] to the line-ups."""
         if self._line_ups is not None:
             in_order = np.empty_like(booked.agent_returns)  # [L, A]
             in_order[:, self._column] = booked.agent_returns
             self._line_ups.ended(self._numbers[list(environments)], in_order, booked.env_lengths)
 
     def leave(self) -> None:
-        """Drop running episodes: a league's matches are played by others."""
+        """Drop running episodes: other environments play a league's matches."""
         if self._line_ups is not None:
             self._line_ups.abandon(self._numbers.tolist())
 
 
 class SessionInfos:
-    """Sums up the numbers of a session's steps over episodes.
+    """Sums up the infos of a session's steps over episodes.
 
     Args:
-        names: of the K numbers of a step.
-        agents: how many act in each environment, A.
-        apart: their names; (): their numbers are not told apart.
+        names: names of the K numbers of a step.
+        agents: A, number of agents in each environment.
+        apart: names of agents with separate numbers; (): numbers are not separate.
         environments: N.
-        newest: takes the numbers of episodes, by name.
+        newest: gets the numbers of episodes, by name.
     """
 
     def __init__(
@@ -253,11 +254,11 @@ class SessionInfos:
         self._least, self._most = np.full(shape, np.inf), np.full(shape, -np.inf)
 
     def see(self, parts: Iterable[AgentRows], over: Sequence[int]) -> None:
-        """Take what a batch of steps tells.
+        """Add the numbers of a batch of steps.
 
         Args:
-            parts: of different agents.
-            over: the environments whose episodes end with it.
+            parts: rows of different agents.
+            over: environments whose episodes end.
         """
         for part in parts:
             if part.infos is not None and part.rewarded:
@@ -268,16 +269,16 @@ class SessionInfos:
     def record(
         self, environment: int, infos: NDArray[np.float64] | None, *, starts: bool, ends: bool
     ) -> None:
-        """Take the numbers of the L steps of a recording.
+        """Add the numbers of the L steps of a recording.
 
         Args:
             environment: its number.
-            infos: [L, K]; None: no step has any.
+            infos: [L, K]; None: no numbers.
             starts: the first step begins an episode.
             ends: the last step ended it.
         """
         if starts:
-            self._end([environment])  # one that is running
+            self._end([environment])  # the previous episode
         if infos is not None:
             self._add([environment], 0, infos[None])
         if ends:
@@ -285,10 +286,10 @@ class SessionInfos:
 
     def _add(self, environments: list[int], agent: int, infos: NDArray[np.float64]) -> None:
         """Add numbers [R, L, K] of steps in environments [R]."""
-        at, told = (environments, agent), np.abs(infos) <= LARGEST  # false with a NaN
-        self._sums[at] += np.where(told, infos, 0.0).sum(1)
-        self._counts[at] += told.sum(1)
-        least, most = np.where(told, infos, np.inf).min(1), np.where(told, infos, -np.inf).max(1)
+        at, valid = (environments, agent), np.abs(infos) <= LARGEST  # false with a NaN
+        self._sums[at] += np.where(valid, infos, 0.0).sum(1)
+        self._counts[at] += valid.sum(1)
+        least, most = np.where(valid, infos, np.inf).min(1), np.where(valid, infos, -np.inf).max(1)
         self._least[at] = np.minimum(self._least[at], least)
         self._most[at] = np.maximum(self._most[at], most)
 

@@ -1,4 +1,4 @@
-"""Open, resume and close the sessions of a gateway."""
+"""Opens, resumes and closes the sessions of a gateway."""
 
 from __future__ import annotations
 
@@ -40,36 +40,36 @@ from juggler.runtime.wire.spaces import space_from_message, space_to_message
 from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
-#: Why a session was closed, if its simulator stayed away.
+#: Reason of a session that closed because its simulator did not return.
 LOST = "it did not come back"
 
 
 class Work(Protocol):
-    """What a gateway acts for: it asks for samples and brings weights."""
+    """The part of a worker that requests samples and provides weights."""
 
     def prepare(
         self, key: str, agents: int, observation_space: Space[Any], action_space: Space[Any]
     ) -> Player:
-        """Make a player, by its key: see `Casting`.
+        """Make the player of a key: see `Casting`.
 
-        Called once for each, with the spaces of the first agents that it may act for, and how many
-        of them one environment has.
+        Called once per key, with the spaces of the first agents that it may act for, and the number
+        of these agents in one environment.
         """
 
     def wanted(self, key: str) -> int:
-        """Rows of a player that may be begun now."""
+        """Return the number of rows that a player may begin now."""
 
     def holds_up(self, key: str) -> bool:
-        """Whether its agents wait until their rows may begin."""
+        """Return whether its agents wait until their rows may begin."""
 
     def patience(self) -> float:
-        """Seconds to wait for events before `go_on` is called again."""
+        """Return the maximum seconds until the next call of `go_on`."""
 
     def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
-        """As `guest_book.Tell`."""
+        """Report as `guest_book.Tell` does."""
 
     def go_on(self) -> None:
-        """Hand in batches, and take weights and requests, after each turn."""
+        """Hand in batches, load weights and start requests, after each turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +77,15 @@ class GatewaySettings:
     """Settings of a gateway.
 
     Attributes:
-        max_batch: the most rows of one inference; a batch of steps of one simulator stays whole.
-        max_wait: seconds that a step waits for others, to be inferred together with them.
-        run_id: told to simulators.
+        max_batch: maximum rows of one inference; a batch of steps of one simulator stays whole.
+        max_wait: seconds that a step waits for other steps, for a common inference.
+        run_id: id of the run, for simulators.
         fragment_steps: T.
         resume_seconds: how long a session waits for a simulator that vanished.
-        refuses_logged: why data of other policies is not learned from; "": it is learned from.
-        casting: which modules may act for which agents.
-        rows: of a batch, for each agent of its module; 0: too few of them are not reported.
-        curriculum: of the episodes.
+        refuses_logged: why data of other policies is refused; "": it is accepted.
+        casting: assigns modules to agents.
+        rows: rows of a batch, for each agent of its module; 0: do not report too few rows.
+        curriculum: seeds and parameters of episodes.
     """
 
     max_batch: int
@@ -103,20 +103,20 @@ class SessionManager:
     """Opens sessions for simulators, and closes them.
 
     Args:
-        work: what the gateway acts for.
-        settings: of the gateway.
-        counts: of events, by name.
+        work: makes players, and requests samples.
+        settings: settings of the gateway.
+        counts: counts of events, by name.
 
     Attributes:
-        sessions: all of them.
-        guests: tells people of them.
-        players: act for them; each is made once a simulator has told its spaces.
-        agents: with those spaces, by player.
-        interfaces: of those spaces, by player; equal ones are the same.
-        answers: write actions, by player.
-        env_ended: return and length of the environments' episodes that ended, of all their agents
-            together. Empty where simulators have one agent each.
-        env_steps: of these environments so far.
+        sessions: all sessions.
+        guests: logs simulators that connect and leave.
+        players: players by key, each made when a simulator has reported its spaces.
+        agents: agents with these spaces, by player.
+        interfaces: interfaces of these spaces, by player; equal spaces share one.
+        answers: writers of actions, by player.
+        env_ended: return and length of environments' ended episodes, summed over the agents. Empty
+            if simulators have one agent each.
+        env_steps: steps of these environments so far.
     """
 
     def __init__(self, work: Work, settings: GatewaySettings, counts: Counter[str]) -> None:
@@ -131,20 +131,20 @@ class SessionManager:
         self.env_ended: list[tuple[float, int]] = []
         self.env_steps = 0
         self._agent_returns: AgentReturns = {}
-        self._names = dict.fromkeys(settings.casting.table)  # of all agents, with patterns
+        self._names = dict.fromkeys(settings.casting.table)  # of all agents, and patterns
         self._infos: dict[str, deque[InfoNumber]] = {}  # of episodes that ended
         self._load = load_of()  # of all sessions
 
     @property
     def player(self) -> Player | None:
-        """The player of simulators with one agent, if it is there."""
+        """The player of simulators with one agent, once it exists."""
         return None if self._casting.table else self.players.get(DEFAULT_MODULE)
 
     def hello(self, stream: GatewayStream, hello: pb.Hello) -> None:
-        """Begin a session, or let it go on.
+        """Begin or resume a session.
 
         Raises:
-            SessionError: it cannot.
+            SessionError: the hello is refused.
         """
         check_hello(hello, self._casting.table)
         cast = self._casting.cast(hello)
@@ -157,7 +157,7 @@ class SessionManager:
                 self._must_have(self.agents[agent.player], given)
             if session.stream is not None:
                 text = "another stream goes on with this session"
-                self.last_word(session, SessionError(Code.SUPERSEDED, text))
+                self.send_error(session, SessionError(Code.SUPERSEDED, text))
             session.stream = stream
         else:
             session = self._begun(stream, hello, cast)
@@ -182,14 +182,14 @@ class SessionManager:
             seed=session.seed,
             parameters=self._settings.curriculum.parameters,
         )
-        # Answers from before a break come behind this, with older ones.
+        # Answers from before a break may follow this message, with older parameters.
         session.parameters = None if resumed else self._settings.curriculum.parameters
         stream.send(pb.ToSimulator(welcome=welcome).SerializeToString())
 
     def _begun(
         self, stream: GatewayStream, hello: pb.Hello, cast: list[tuple[str, ...]]
     ) -> Session:
-        """A new session, once its agents have players."""
+        """Return a new session, whose agents have players."""
         fresh: dict[str, tuple[pb.Agent, Interface]] = {}
         for given, players in zip(hello.agents, cast, strict=True):
             for key in players:
@@ -236,10 +236,10 @@ class SessionManager:
         self.players[key], self.agents[key], self.interfaces[key] = player, agent, interface
         self.answers[key] = Answers(interface.actions, module_of(key))
 
-    def let_in(self, module_id: str) -> None:
-        """Let another player of a league act from now on."""
+    def add_player(self, module_id: str) -> None:
+        """Add a player to a league."""
         if not self.players:
-            return  # no simulator has told them
+            return  # no simulator has reported its spaces
         agent = pb.Agent()  # all agents of a league have equal spaces
         agent.CopyFrom(next(iter(self.agents.values())))
         agent.policy = module_id
@@ -249,8 +249,8 @@ class SessionManager:
             for each in session.agents:
                 each.seat(module_id, self.players[module_id].seat(session.environments))
 
-    def let_go(self, module_id: str) -> None:
-        """Forget a player of a league that no running episode has."""
+    def remove_player(self, module_id: str) -> None:
+        """Remove a league's player that no running episode has."""
         for session in self.sessions.by_id.values():
             for each in session.agents:
                 each.unseat(module_id)
@@ -262,7 +262,7 @@ class SessionManager:
     def _make_room(self, hello: pb.Hello) -> None:
         """Close sessions of vanished simulators to make room for a new one.
 
-        A simulator that keeps crashing would fill the gateway with them.
+        Otherwise a simulator that keeps crashing would fill the gateway.
 
         Raises:
             SessionError: other sessions leave no room for it.
@@ -274,10 +274,10 @@ class SessionManager:
             self.lose(gone.pop(0))
 
     def _read(self, given: pb.Agent, key: str) -> tuple[pb.Agent, Interface]:
-        """What all agents of a player have in common.
+        """Read the spaces that all agents of a player have.
 
         Raises:
-            SessionError: no policy can learn in its spaces.
+            SessionError: policies do not support the spaces.
         """
         observation_space = read_space(given, "observation_space")
         action_space = read_space(given, "action_space")
@@ -294,9 +294,10 @@ class SessionManager:
         return agent, interface
 
     def _must_have(self, ours: pb.Agent, given: pb.Agent) -> None:
-        """
+        """Check that an agent has the spaces of earlier agents.
+
         Raises:
-            SessionError: an agent has other spaces than those before it.
+            SessionError: a space differs.
         """
         for name in ("observation_space", "action_space"):
             our, its = getattr(ours, name), getattr(given, name)
@@ -311,7 +312,7 @@ class SessionManager:
             raise SessionError(Code.WRONG_SPACES, f"{whose(given)}{what}: {rule}")
 
     def end(self, stream: GatewayStream, error: SessionError, arrivals: list[Batch]) -> None:
-        """End the session of a stream that sent something wrong."""
+        """End the session of a stream that sent a wrong message."""
         session = stream.session
         if session is None:
             stream.send(error.message().SerializeToString())
@@ -323,11 +324,11 @@ class SessionManager:
             self.fail(session, error)
 
     def fail(self, session: Session, error: SessionError) -> None:
-        self.last_word(session, error)
+        self.send_error(session, error)
         self.close(session, f"{Code.Code.Name(error.code)}: {error}")
         self._counts["sessions_failed"] += 1
 
-    def last_word(self, session: Session, error: SessionError) -> None:
+    def send_error(self, session: Session, error: SessionError) -> None:
         stream, session.stream = session.stream, None
         if stream is not None:
             stream.send(error.message().SerializeToString())
@@ -344,7 +345,7 @@ class SessionManager:
         self.guests.vanished(session)
 
     def close(self, session: Session, why: str) -> None:
-        """Close a session; people are told why."""
+        """Close a session, and log the reason."""
         if session.id not in self.sessions.by_id:
             return  # it sent two wrong messages at once
         places: dict[str, list[int]] = defaultdict(list)
@@ -360,13 +361,13 @@ class SessionManager:
         session.stream = None
         self.guests.left(session, why)
 
-    # -- what becomes of episodes -----------------------------------------------------------------
+    # -- episodes ---------------------------------------------------------------------------------
 
     def shares(self, batch: Batch) -> list[Share]:
-        """Book a batch of steps, and give its rows to players.
+        """Book a batch of steps, and split its rows among players.
 
         Raises:
-            SessionError: there is no line-up.
+            SessionError: an episode gets no line-up.
         """
         episodes = batch.session.episodes
         if episodes is None or not episodes.drawn:
@@ -386,14 +387,14 @@ class SessionManager:
         return [share for part, *players in parts for share in split(part, *players)]
 
     def _players_of(self, part: Steps) -> list[str]:
-        """[R] the player that acts in each row now."""
+        """Return the player [R] that acts in each row now."""
         episodes = part.batch.session.episodes
         assert episodes is not None
         ids = episodes.players(part.environments)[:, part.index]
         return [part.agent.player_of(each) for each in ids.tolist()]
 
     def _book(self, batch: Batch) -> None:
-        """Account for a batch of steps."""
+        """Add the returns, lengths and numbers of a batch of steps."""
         session, over = batch.session, batch.over
         if (episodes := session.episodes) is not None:
             booked = episodes.book(batch.parts, over, batch.idle)
@@ -407,20 +408,19 @@ class SessionManager:
                     add_returns(into, episodes.names, players, booked.agent_returns)
                     for each in into.values():
                         forget_oldest(each)
-                episodes.tell_ended(over, booked)
+                episodes.report_ended(over, booked)
         if session.infos is not None:
             if (player := self.player) is not None and player.evaluates:
-                for part in batch.parts:  # numbers of evaluations are not those of training
+                for part in batch.parts:  # evaluations do not count in training
                     playing = player.of["playing"][part.agent.places]  # [N]
                     here = part.environments
                     part.rewarded = [at for at in part.rewarded if playing[here[at]] == TRAINING]
             session.infos.see(batch.parts, over)
 
     def take_played(self) -> PlayedRound:
-        """What came of environments' episodes since the last call.
+        """Return results of environments' episodes since the last call.
 
-        Returns are there where simulators may have several agents, and of each agent if there are
-        few.
+        It has returns if simulators may have several agents, and returns by agent if these are few.
         """
         ended, self.env_ended = self.env_ended, []
         of_agents, self._agent_returns = self._agent_returns, {}
@@ -437,15 +437,15 @@ class SessionManager:
 
 
 _MOST_ROW_BYTES = 256 << 20
-#: In an observation or an action, with choices encoded one-hot.
+#: Maximum numbers in an observation or an action, with choices encoded one-hot.
 _MOST_NUMBERS = 1 << 22
 
 
 def fitting(observation_space: Space[Any], action_space: Space[Any], steps: int) -> Interface:
-    """The interface of spaces, if rows of them fit the memory.
+    """Return the interface of spaces, if their rows fit the memory.
 
     Raises:
-        SessionError: they are too large.
+        SessionError: the spaces are too large.
         ValueError: masks do not fit the actions.
     """
     for name, space in (("observation", observation_space), ("action", action_space)):
@@ -461,10 +461,10 @@ def fitting(observation_space: Space[Any], action_space: Space[Any], steps: int)
 
 
 def read_space(agent: pb.Agent, name: str) -> Space[Any]:
-    """One of the spaces of an agent.
+    """Read a space of an agent.
 
     Raises:
-        SessionError: it is none.
+        SessionError: it is not a valid space.
     """
     try:
         return space_from_message(getattr(agent, name))
@@ -473,13 +473,13 @@ def read_space(agent: pb.Agent, name: str) -> Space[Any]:
 
 
 def difference(one: Space[Any], other: Space[Any], its_name: str, other_name: str) -> str:
-    """Describe how two spaces differ, for people.
+    """Describe how two spaces differ.
 
     Args:
         one: a space.
-        other: the space that it should be.
-        its_name: what to call the first.
-        other_name: what to call the second.
+        other: the expected space.
+        its_name: name of the first.
+        other_name: name of the second.
     """
     if type(one) is type(other) and isinstance(one, spaces.Dict | spaces.Tuple):
         its, others = _parts(one), _parts(other)
@@ -510,12 +510,12 @@ def _few(parts: Mapping[str, Space[Any]]) -> str:
 
 
 def _one_line(space: Space[Any]) -> str:
-    # NumPy leaves out most of many numbers; the text of a message would have them all.
+    # NumPy abbreviates long arrays; the text of a protobuf message does not.
     return " ".join(str(space).split())[:200]
 
 
 def _numbers(space: Space[Any]) -> int:
-    """How many numbers a policy sees, with choices encoded one-hot."""
+    """Count the numbers of a space, with choices encoded one-hot."""
     numbers = 0
     for _, leaf in space_leaves(space):
         if isinstance(leaf, spaces.Discrete):
@@ -528,18 +528,18 @@ def _numbers(space: Space[Any]) -> int:
 
 
 def whose(agent: pb.Agent) -> str:
-    """For people: how an error about an agent begins."""
+    """Return the beginning of an error about an agent."""
     return f"agent {agent.id!r}: " if agent.id else ""
 
 
 MOST_SESSIONS = 4096
-MOST_ENVIRONMENTS = 1 << 16  # once for each agent
-#: Numbers that all sessions together may tell of one step. Each takes 32 bytes, so all 8 MB.
+MOST_ENVIRONMENTS = 1 << 16  # counted once per agent
+#: Maximum infos of one step of all sessions. Each takes 32 bytes, so 8 MB in all.
 MOST_NUMBERS = 1 << 18
 
 
 def load_of(*sessions: Session | pb.Hello) -> NDArray[np.int64]:
-    """The room that sessions take, as `no_room` counts it [3]."""
+    """Return the load [3] of sessions, as `no_room` counts it."""
     load = np.zeros(3, np.int64)
     for each in sessions:
         environments = each.environments * len(each.agents)
@@ -548,12 +548,12 @@ def load_of(*sessions: Session | pb.Hello) -> NDArray[np.int64]:
 
 
 def no_room(more: NDArray[np.int64], here: NDArray[np.int64]) -> SessionError | None:
-    """The error of a new session without room; None: there is room.
+    """Return the error of a new session without room, or None.
 
     Args:
-        more: [3] of the new one: sessions; their environments, once for each agent; numbers that
-            they tell of a step of all of these.
-        here: [3] of the other sessions.
+        more: [3] load of the new session: sessions; their environments, once per agent; infos of
+            one step of all these environments.
+        here: [3] load of the other sessions.
     """
     _, its_environments, its_numbers = more.tolist()
     sessions_here, environments_here, numbers_here = here.tolist()

@@ -1,4 +1,4 @@
-"""Sessions of simulators, with agents and unanswered messages."""
+"""Sessions of simulators, with their agents and unanswered messages."""
 
 from __future__ import annotations
 
@@ -37,38 +37,38 @@ class Stream(Protocol):
     """A connection of a simulator."""
 
     def send(self, message: bytes) -> None:
-        """Never waits."""
+        """Queue a message, without waiting."""
 
     def close(self) -> None:
-        """End it once everything is sent."""
+        """End the stream once everything is sent."""
 
     @property
     def peer(self) -> str:
-        """The address of its other end, as gRPC has it."""
+        """Address of the other end, in gRPC's format."""
 
     @property
     def dialed(self) -> str:
-        """The address that its other end has dialed."""
+        """Address that the other end dialed."""
 
 
 class SessionAgent:
     """One agent of a simulator, in each of its N environments.
 
     Args:
-        index: in the hello.
-        name: its id, for people; "": the simulator has one agent.
-        seats: by player that may act for it, [N] its places there.
+        index: its index in the hello.
+        name: its id; "": the simulator has one agent.
+        seats: [N] its places in each player that may act for it, by player.
         interface: its spaces.
 
     Attributes:
         interface: as given.
         seats: as given, as arrays.
-        player: the first of these, all of which have the same spaces.
-        places: [N] its places there.
-        everyone: the numbers of the environments, in order.
-        waiting: 1 for each environment, by number, where its action is due.
-        acted: 1 for each environment where it has had an action in its episode.
-        versions: the last weights in each environment, if its simulator acts.
+        player: the first of these players; all have the same spaces.
+        places: [N] its places in this player.
+        everyone: numbers of all environments, in order.
+        waiting: 1 for each environment where its action is due, by number.
+        acted: 1 for each environment where it has had an action in the episode.
+        versions: version of the last weights in each environment, if its simulator acts.
     """
 
     def __init__(
@@ -100,18 +100,18 @@ class SessionAgent:
         self.player, self.places = next(iter(self.seats.items()))
 
     def player_of(self, module_id: str) -> str:
-        """The player of a module; any, if that module has left."""
+        """Return a module's player, or any player if it has left."""
         if module_id in self.seats:
             return module_id
         own = (each for each in self.seats if each.startswith(f"{module_id}:"))
         return next(own, self.player)
 
     def at(self, environment: int) -> str:
-        """For people: where something happened."""
+        """Name an environment of this agent, for messages."""
         return f"{self.of_whom}environment {environment}"
 
     def asks(self, environments: list[int]) -> None:
-        """The actions in these environments are due."""
+        """Note that actions in these environments are due."""
         if environments is self.everyone:
             self.waiting = bytearray(self._ones)
         else:
@@ -119,7 +119,7 @@ class SessionAgent:
                 self.waiting[environment] = 1
 
     def acts(self, environments: list[int]) -> None:
-        """It has had its actions in these environments."""
+        """Note that it got its actions in these environments."""
         if environments is self.everyone:
             self.waiting, self.acted = bytearray(len(self._ones)), bytearray(self._ones)
         else:
@@ -128,35 +128,35 @@ class SessionAgent:
 
 
 class Session:
-    """One simulator.
+    """A session of one simulator.
 
     Args:
-        agents: that act in each of its environments.
+        agents: agents in each of its environments.
         hello: its first message.
         stream: its connection.
-        episodes: of its environments, with their players; None: it has one agent.
-        infos: numbers of its steps; None: it tells none.
+        episodes: episodes of its environments, with their players; None: it has one agent.
+        infos: numbers of its steps; None: no numbers.
 
     Attributes:
         hello: as given.
-        id: for people.
-        token: that its simulator shows to go on with it.
+        id: id for logs.
+        token: token with which its simulator resumes it.
         mode: whether the gateway acts.
         environments: N.
-        info_names: of the K numbers of a step.
-        batches_in_flight: the most batches of steps, or recordings, without an answer.
-        has_policy: the version of the policy that it got last; None: it has asked for none.
-        wants_news: it is to be told of the next version.
+        info_names: names of the K numbers of a step.
+        batches_in_flight: maximum batches of steps, or recordings, without an answer.
+        has_policy: version of the policy that it got last; None: it has requested no policy.
+        wants_news: the next version must be announced to it.
         real_time: its environments do not wait for actions.
-        last_seq: the highest that has arrived.
+        last_seq: highest number that has arrived.
         stream: its connection; None: its simulator has vanished.
-        peer: the address of its simulator, for people; set by the manager.
-        dialed: the address that its simulator has dialed; set by the manager.
-        seed: of its episodes; set by the manager.
-        parameters: that its simulator has, by name; None: they are unknown.
+        peer: address of its simulator, for logs; set by the manager.
+        dialed: address that its simulator dialed; set by the manager.
+        seed: seed of its episodes; set by the manager.
+        parameters: parameters that its simulator has, by name; None: unknown.
         lost_at: when it vanished, in seconds of `time.monotonic`.
-        told_to_wait: it knows that no samples are requested.
-        told_of_untold: it knows that episodes are not counted.
+        notified_waiting: it got the notice that no samples are requested.
+        notified_uncounted: it got the notice that episodes are not counted.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Session:
         self.mode = hello.mode
         self.environments = hello.environments
         remote = hello.mode == pb.REMOTE_INFERENCE
-        # Episodes end at any time, so there may be many recordings of one environment.
+        # Episodes end at any time, so one environment may have many recordings.
         self.batches_in_flight = BATCHES_IN_FLIGHT * (1 if remote else hello.environments)
         self.has_policy: Version | None = None
         self.wants_news = False
@@ -186,14 +186,15 @@ class Session:
         self.seed = 0
         self.parameters: Mapping[str, float] | None = None
         self.lost_at = 0.0
-        self.told_to_wait = self.told_of_untold = False
+        self.notified_waiting = self.notified_uncounted = False
         self._unanswered: set[int] = set()
         self._answers: OrderedDict[int, bytes] = OrderedDict()
 
     def must_be(self, *modes: pb.Mode) -> None:
-        """
+        """Check the mode of this session.
+
         Raises:
-            SessionError: a message is not for the mode of this session.
+            SessionError: a message is for another mode.
         """
         if self.mode not in modes:
             names = one_of(pb.Mode.Name(mode) for mode in modes)
@@ -201,12 +202,12 @@ class Session:
             raise SessionError(Code.WRONG_MODE, text)
 
     def repeats(self, seq: int) -> bool:
-        """Note that a batch has come -> whether it came before.
+        """Note an incoming batch; return whether it came before.
 
-        If it has an answer, that is sent again.
+        If it has an answer, the answer is sent again.
 
         Raises:
-            SessionError: it came before its turn, or too late.
+            SessionError: it is out of order, or exceeds the limit in flight.
         """
         if seq == self.last_seq + 1:
             if len(self._unanswered) >= self.batches_in_flight:
@@ -242,7 +243,7 @@ class Session:
 
     @property
     def alone(self) -> SessionAgent:
-        """The agent of a session that has one."""
+        """The agent of a session with one agent."""
         (agent,) = self.agents
         return agent
 
@@ -251,13 +252,13 @@ class Session:
 
 
 class Sessions:
-    """All sessions.
+    """The open sessions of a gateway.
 
     Args:
-        resume_seconds: how long one waits for a simulator that vanished.
+        resume_seconds: how long a session waits for a simulator that vanished.
 
     Attributes:
-        by_id: the open ones, whether or not their simulators are connected.
+        by_id: open sessions, whether or not their simulators are connected.
         resume_seconds: as given.
     """
 
@@ -304,32 +305,32 @@ class Sessions:
 
     @property
     def asking(self) -> int:
-        """How many have a simulator that gets its actions here."""
+        """Number of connected simulators that get their actions here."""
         return sum(
             each.mode == pb.REMOTE_INFERENCE and each.stream is not None
             for each in self.by_id.values()
         )
 
     def vanished(self) -> list[Session]:
-        """Sessions that wait for their simulators, the longest first."""
+        """Return sessions without a simulator, the longest without one first."""
         waiting = [each for each in self.by_id.values() if each.stream is None]
         return sorted(waiting, key=lambda each: each.lost_at)
 
     def overdue(self) -> list[Session]:
-        """Sessions that have waited for their simulators long enough."""
+        """Return sessions that have waited too long for their simulators."""
         since = time.monotonic() - self.resume_seconds
         return [each for each in self.vanished() if each.lost_at < since]
 
 
 def check_hello(hello: pb.Hello, known: Collection[str]) -> None:
-    """Check what does not depend on the run's spaces.
+    """Check the parts of a hello other than spaces.
 
     Args:
-        hello: of a new session, or of one that resumes.
-        known: names of agents that the run has, in this session or in another one.
+        hello: of a new or a resumed session.
+        known: names of the run's agents, in this session or in another one.
 
     Raises:
-        SessionError: it cannot take part.
+        SessionError: the hello is refused.
     """
     if not hello.protocol_min <= PROTOCOL_MAX or not hello.protocol_max >= PROTOCOL_MIN:
         raise SessionError(

@@ -15,7 +15,7 @@ from juggler.runtime.actors.supervisor import Exited, RestartPolicy, Supervisor
 from juggler.runtime.actors.tls import TLS_VARIABLE
 
 INDEX = "{index}"
-#: A simulator that ends again and again before its first step is broken.
+#: A simulator that keeps ending before its first step is broken.
 _POLICY = RestartPolicy(longest_delay=5.0, quarantine_after=3, most_in_window=1 << 10)
 _LOOK_SECONDS = 1.0
 _LEAVE_SECONDS = 2.0
@@ -26,8 +26,8 @@ class SimulatorFailed(RuntimeError):
     """A simulator keeps ending.
 
     Attributes:
-        lasting: it would do so again.
-        traceback: always "", since the message says all.
+        lasting: always true, because it would fail again.
+        traceback: always "", because the message is complete.
     """
 
     lasting, traceback = True, ""
@@ -38,12 +38,12 @@ class _Copy:
     """A copy of the simulator.
 
     Attributes:
-        name: for people.
-        address: that it alone dials.
-        pid: of its process.
-        seen: what its sessions have sent and wait for, by their ids.
-        silent: seconds for which it has owed a message.
-        made_by: the process that made each of its sessions, by the sessions' ids.
+        name: name for logs.
+        address: address that only this copy dials.
+        pid: id of its process.
+        seen: last number sent and whether an answer is due, by session id.
+        silent: seconds since it last sent or awaited a message.
+        made_by: pid of the process that began each of its sessions, by session id.
     """
 
     name: str
@@ -57,16 +57,16 @@ class _Copy:
 class Simulators:
     """Keeps copies of a simulator running.
 
-    Each dials an address of its own, which tells the sessions of one from those of another.
+    Each copy dials its own address, which identifies its sessions.
 
     Args:
         command: the key `simulator`.
-        addresses: of the copies.
+        addresses: addresses of the copies.
         first: number of the first copy in the run.
-        logs: the directory for what they print; "": it goes where this process's output goes.
-        token: that they have to show.
-        deadline: seconds after which a copy that owes a message hangs.
-        report: called with a text for people, in any thread.
+        logs: directory for their output; "": they share this process's output.
+        token: token that they must send.
+        deadline: seconds without a message after which a copy counts as hanging.
+        report: called with lines for the log, in any thread.
         failed: called with the error of a copy that keeps ending.
     """
 
@@ -100,13 +100,13 @@ class Simulators:
     def restarts(self) -> int:
         return self._supervisor.restarts
 
-    def look(self, sessions: Iterable[Session]) -> list[Session]:
-        """Kill copies that hang -> sessions of copies that have ended.
+    def check(self, sessions: Iterable[Session]) -> list[Session]:
+        """Kill copies that hang; return sessions of copies that have ended.
 
-        Called again and again.
+        Called periodically.
 
         Args:
-            sessions: of the gateway.
+            sessions: sessions of the gateway.
         """
         now = time.monotonic()
         if (passed := now - self._looked_at) < _LOOK_SECONDS:
@@ -115,16 +115,16 @@ class Simulators:
         of_copies: dict[str, list[Session]] = {copy.address: [] for copy in self._copies}
         for session in sessions:
             of_copies.get(session.dialed, []).append(session)
-        pids, over = self._supervisor.pids(), []
+        pids, ended = self._supervisor.pids(), []
         for copy in self._copies:
             of_copy, pid = of_copies[copy.address], pids.get(copy.name, 0)
             if any(each.last_seq for each in of_copy):
                 self._supervisor.of_use(copy.name)
             copy.made_by = {each.id: copy.made_by.get(each.id, pid) for each in of_copy}
             gone = (each for each in of_copy if copy.made_by[each.id] != pid)
-            over += [each for each in gone if each.stream is None]
+            ended += [each for each in gone if each.stream is None]
             seen = (pid, {each.id: (each.last_seq, each.is_owed) for each in of_copy})
-            # While this process stood still, a copy may have waited for it.
+            # While this process was stopped, a copy may have waited for it.
             copy.silent += min(passed, 2 * _LOOK_SECONDS)
             if seen != (copy.pid, copy.seen) or any(each.is_owed for each in of_copy):
                 copy.silent = 0.0
@@ -135,7 +135,7 @@ class Simulators:
                     f"step_deadline_seconds = {self._deadline:g}: it hangs, and is killed"
                 )
                 self._supervisor.kill(copy.name, pid)
-        return over
+        return ended
 
     def put(self, exited: Exited) -> None:
         """Report the end of a process, in the supervisor's thread."""
@@ -149,7 +149,7 @@ class Simulators:
         return self._failed(SimulatorFailed(text))
 
     def close(self) -> None:
-        """Let them leave, for a moment, and kill the others."""
+        """Give copies a moment to leave, then kill the rest."""
         self._closing = True
         self._supervisor.stop_restarting()
         end = time.monotonic() + _LEAVE_SECONDS

@@ -1,4 +1,4 @@
-"""Read and check a simulator's batches of steps, and write the answers."""
+"""Reads and checks batches of steps, and writes the answers."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 class Steps:
     """R rows of one agent of a session.
 
-    Most are lists, as the rows of many sessions become arrays together.
+    Most columns are lists, because arrays are built for the rows of many sessions at once.
 
     Attributes:
-        agent: of the session.
-        batch: that they came in.
+        agent: the agent.
+        batch: the batch that they came in.
         environments: [R] their numbers in the session.
         rewards: [R]
-        rewarded: places among the R rows whose rewards are those of an action, if the session
-            counts episodes or tells infos.
-        terminated: places where the episode ended.
-        truncated: places where the episode was cut off.
-        paused: places that want no action.
-        raw: the bytes of each leaf of the observations.
-        final_raw: the bytes of each leaf of the final observations.
-        final_rows: their places.
-        infos: [R, K] numbers that the simulator tells of the last step; None: it tells none.
-        early: rewards from before the first action in an episode, with their places.
-        begin: where its rows begin among all that were read together.
+        rewarded: indices of rows whose reward follows an action, if the session counts episodes or
+            has infos.
+        terminated: indices of rows where the episode ended.
+        truncated: indices of rows where the episode was cut off.
+        paused: indices of rows that need no action.
+        raw: bytes of each leaf of the observations.
+        final_raw: bytes of each leaf of the final observations.
+        final_rows: row indices of the final observations.
+        infos: [R, K] numbers of the last step; None: no numbers.
+        early: rewards from before the first action in an episode, with their indices.
+        begin: index of the first row among all rows that were read together.
         finals: [K, ...] the last observations of the K truncated rows.
-        actions: the bytes of each leaf of the actions so far.
+        actions: bytes of each leaf of the actions so far.
         acted: players and versions of the weights that chose them.
         due: shares that have no actions yet.
     """
@@ -70,36 +70,36 @@ class Steps:
 
     @property
     def rows(self) -> int:
-        """R."""
+        """Number of rows, R."""
         return len(self.environments)
 
     @property
     def index(self) -> int:
-        """Of the agent."""
+        """Index of the agent."""
         return self.agent.index
 
     @property
     def ended(self) -> list[int]:
-        """Places where the episode ended or was cut off."""
+        """Indices of rows where the episode ended or was cut off."""
         return [*self.terminated, *self.truncated]
 
 
 @dataclass(slots=True, eq=False)
 class Share:
-    """What one player has of the rows of an agent.
+    """The rows of an agent that belong to one player.
 
     Attributes:
         steps: all rows of the agent.
-        player: the player.
-        rows: [S] which of the rows; None: all, in order.
+        player: key of the player.
+        rows: [S] indices of its rows; None: all rows, in order.
         slots: [S] their places in the player.
-        terminated: places among the S rows where the episode ended.
-        truncated: places where it was cut off.
-        paused: places where the player does not act next.
-        acting: its places where it does.
-        begin: where its rows begin in `observations`.
-        observations: [B, ...] of all rows that came to the player at once; set by it.
-        shown: likewise, as simulators show them.
+        terminated: indices among the S rows where the episode ended.
+        truncated: indices where it was cut off.
+        paused: indices where the player does not act next.
+        acting: places where the player acts next.
+        begin: index of its first row in `observations`.
+        observations: [B, ...] converted observations of the player's turn; set by the player.
+        shown: [B, ...] the same before connectors.
     """
 
     steps: Steps
@@ -120,13 +120,13 @@ class Share:
 
     @property
     def rewards(self) -> list[float]:
-        """[S] of the last actions."""
+        """Rewards [S] of the last actions."""
         given = self.steps.rewards
         return given if self.rows is None else [given[row] for row in self.rows]
 
     @property
     def finals(self) -> Any:
-        """[K, ...] the last observations of its K truncated rows."""
+        """Last observations [K, ...] of its K truncated rows."""
         if self.rows is None:
             return self.steps.finals
         places = {row: place for place, row in enumerate(self.steps.truncated)}
@@ -134,19 +134,19 @@ class Share:
 
     @property
     def shows(self) -> slice | list[int]:
-        """The places of its acting rows in `observations`."""
+        """Indices of its acting rows in `observations`."""
         if not self.paused:
             return slice(self.begin, self.begin + len(self.slots))
         out = set(self.paused)
         return [self.begin + at for at in range(len(self.slots)) if at not in out]
 
     def answer(self, actions: list[bytes], layout: Layout, version: Version) -> bool:
-        """Take actions of its acting rows -> whether the rows are complete.
+        """Set actions of its acting rows; return whether all rows have theirs.
 
         Args:
             actions: bytes of each leaf.
-            layout: of the leaves.
-            version: of the weights that chose them.
+            layout: layout of the leaves.
+            version: version of the weights that chose them.
         """
         steps = self.steps
         steps.due -= 1
@@ -168,17 +168,16 @@ class Share:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What one message says of a session's agents.
+    """A batch of steps of a session's agents, from one message.
 
     Attributes:
-        session: of the simulator.
-        seq: of the message.
-        parts: of different agents.
-        over: the environments whose episodes are over with it, if the session counts them or tells
-            infos.
-        idle: by environment, rewards of agents that never acted in an episode that is over.
-        began: those whose next episodes begin with it, where line-ups are drawn.
-        answers: the actions of each part, by the index of its agent.
+        session: session of the simulator.
+        seq: number of the message.
+        parts: rows of different agents.
+        over: environments whose episodes end, if the session counts episodes or has infos.
+        idle: by environment, rewards of agents that never acted in an ended episode.
+        began: environments whose next episodes begin, if line-ups are drawn.
+        answers: actions of each part, by the index of its agent.
         arrived: seconds of `time.perf_counter`.
     """
 
@@ -196,11 +195,11 @@ def read_steps(session: Session, message: pb.StepBatch) -> Batch:
     """Read and check a batch of steps.
 
     Args:
-        session: that it came from.
+        session: the sender's session.
         message: from the network.
 
     Raises:
-        SessionError: its session may not send that.
+        SessionError: the batch is not valid.
     """
     batch = Batch(session, message.seq)
     try:
@@ -230,7 +229,7 @@ def read_steps(session: Session, message: pb.StepBatch) -> Batch:
 
 def _check_agents(session: Session, parts: Sequence[pb.Rows]) -> None:
     known = len(session.agents)
-    given = [rows.agent for rows in parts[: known + 1]]  # more are wrong, however many
+    given = [rows.agent for rows in parts[: known + 1]]  # more are always wrong
     if given and max(given) < known and len(set(given)) == len(given):
         return
     has = "agent 0 alone" if known == 1 else f"the agents 0 to {known - 1}"
@@ -278,7 +277,7 @@ def _read_rows(session: Session, agent: SessionAgent, batch: Batch, rows: pb.Row
 def _early(
     rows: pb.Rows, count: int, agent: SessionAgent, environments: list[int]
 ) -> list[tuple[int, float]]:
-    """Rewards from before the first action in an episode, with their places."""
+    """Return rewards from before the first action in an episode, by row."""
     given = list(rows.early_rewards)
     _must_have(len(given), count, "early rewards")
     check_rewards(given, lambda row: agent.at(environments[row]))
@@ -289,11 +288,11 @@ def _early(
 def read_observations(
     interface: Interface, arrivals: Sequence[Steps]
 ) -> tuple[Tree, list[tuple[Steps, SessionError]]]:
-    """Observations [B, ...] of all rows, and which cannot be used.
+    """Return observations [B, ...] of all rows, and refused steps.
 
     Args:
-        interface: of their agents.
-        arrivals: of different agents or sessions.
+        interface: interface of their agents.
+        arrivals: rows of different agents or sessions.
     """
     count = sum(steps.rows for steps in arrivals)
     shown = interface.observations.tree([steps.raw for steps in arrivals], count)  # [B, ...]
@@ -306,7 +305,7 @@ def read_observations(
     while found := interface.checks.first_bad(shown):
         row, error = found
         steps = next(each for each in arrivals if row < each.begin + each.rows)
-        refused.append((steps, _said(error, steps, row - steps.begin)))
+        refused.append((steps, _located(error, steps, row - steps.begin)))
         put(shown, slice(steps.begin, steps.begin + steps.rows), interface.nothing)
     for steps in arrivals:
         if steps.truncated:
@@ -314,35 +313,35 @@ def read_observations(
             places = {row: place for place, row in enumerate(steps.final_rows)}
             steps.finals = take(finals, [places[row] for row in steps.truncated])  # [K, ...]
             if found := interface.checks.first_bad(steps.finals, masks=False):
-                refused.append((steps, _said(found[1], steps, steps.truncated[found[0]])))
+                refused.append((steps, _located(found[1], steps, steps.truncated[found[0]])))
     return shown, refused
 
 
-def _said(error: SessionError, steps: Steps, at: int) -> SessionError:
+def _located(error: SessionError, steps: Steps, at: int) -> SessionError:
     text = f"{steps.agent.at(steps.environments[at])}: {error}"
     return SessionError(error.code, text, steps.batch.seq, error.retryable)
 
 
 def whole(part: Steps, player: str) -> Share:
-    """All rows of an agent, for one player."""
+    """Give all rows of an agent to one player."""
     seats = part.agent.seats[player]
     slots = seats if part.environments is part.agent.everyone else seats[part.environments]
     return Share(part, player, None, slots, part.terminated, part.truncated, part.paused)
 
 
 def split(part: Steps, before: Sequence[str], after: Sequence[str]) -> list[Share]:
-    """Give the rows of an agent to their players.
+    """Split the rows of an agent among players.
 
-    What a row says of the last action is for the player that acted; the observation to act on is
-    for the one that plays the episode which begins.
+    The result of the last action belongs to the player that acted. The observation to act on
+    belongs to the player of the new episode.
 
     Args:
-        part: the rows, R of them.
-        before: [R] the players that have acted.
-        after: [R] the players that act next.
+        part: R rows.
+        before: [R] players of the last actions.
+        after: [R] players that act next.
     """
     ended, paused = set(part.ended), set(part.paused)
-    taken: dict[str, list[tuple[int, bool, bool]]] = {}  # rows, that end and that act next
+    taken: dict[str, list[tuple[int, bool, bool]]] = {}  # by player: row, ends, acts next
     for row, (old, new) in enumerate(zip(before, after, strict=True)):
         ends, acts = row in ended, row not in paused
         if ends and acts and old != new:
@@ -376,7 +375,7 @@ def _environments_of(session: Session, given: Sequence[int]) -> list[int]:
         SessionError: the session has no such environments, or one is named twice.
     """
     known = session.environments
-    named = list(given[: known + 1])  # more are wrong, however many
+    named = list(given[: known + 1])  # more are always wrong
     if named and (max(named) >= known or len(set(named)) != len(named)):
         text = (
             f"environments {named[:20]}: name each at most once, from 0 to {known - 1}, as many "
@@ -401,7 +400,7 @@ def _environments(agent: SessionAgent, given: list[int]) -> list[int]:
 
 
 def _flagged(flags: Any, count: int, name: str) -> list[int]:
-    """The places of the set flags [R], which may be left out."""
+    """Return the indices of set flags [R], which may be left out."""
     if not flags:
         return []
     _must_have(len(flags), count, name)
@@ -430,10 +429,10 @@ def _check_ends(
 def _finals(
     rows: pb.Rows, count: int, truncated: list[int], layout: Layout
 ) -> tuple[list[bytes], list[int]]:
-    places = rows.final_rows[: count + 1]  # more are wrong, however many
-    if lacking := set(truncated) - set(places):
+    places = rows.final_rows[: count + 1]  # more are always wrong
+    if missing := set(truncated) - set(places):
         text = (
-            f"row {min(lacking)} was truncated and is not among final_rows: send the last "
+            f"row {min(missing)} was truncated and is not among final_rows: send the last "
             "observation of its episode, from which its return is estimated"
         )
         raise SessionError(Code.NO_FINAL_OBSERVATION, text)
@@ -453,12 +452,12 @@ _TENSOR_DATA = b"\x22"
 
 
 def action_batch(seq: int, parts: Sequence[bytes], more: bytes) -> bytes:
-    """A ToSimulator with an ActionBatch.
+    """Write a ToSimulator with an ActionBatch.
 
     Args:
-        seq: of the batch of steps.
-        parts: of its agents, as `Answers.part` writes them.
-        more: other fields of the ActionBatch.
+        seq: number of the batch of steps.
+        parts: parts of its agents, as `Answers.part` writes them.
+        more: serialized further fields of the ActionBatch.
     """
     content = b"".join([_BATCH_SEQ, write_varint(seq), *parts, more])
     return b"".join([_TO_SIMULATOR_ACTIONS, write_varint(len(content)), content])
@@ -468,14 +467,14 @@ class Answers:
     """Writes the actions of a policy.
 
     Args:
-        layout: of actions.
-        policy: the name of the policy.
+        layout: layout of the actions.
+        policy: name of the policy.
     """
 
     def __init__(self, layout: Layout, policy: str) -> None:
         self._leaves, self._policy = layout.leaves, policy
         self._version: Version | None = None
-        # By agent and rows, the bytes before each leaf, of that version.
+        # Bytes before each leaf, by agent and number of rows, for this version.
         self._beginnings: dict[tuple[int, int], list[bytes]] = {}
 
     def part(self, agent: int, rows: int, data: Sequence[bytes], version: Version) -> bytes:
@@ -484,8 +483,8 @@ class Answers:
         Args:
             agent: its index in the session.
             rows: R.
-            data: of each leaf, R rows.
-            version: of the weights that acted.
+            data: bytes of each leaf, R rows.
+            version: version of the weights that acted.
         """
         if version != self._version:
             self._version, self._beginnings = version, {}
@@ -510,5 +509,5 @@ class Answers:
 
 
 def to_message(version: Version) -> pb.PolicyVersion:
-    """The version of a policy as simulators are told it."""
+    """Convert a policy's version to a message for simulators."""
     return pb.PolicyVersion(generation=version.generation, update=version.update)

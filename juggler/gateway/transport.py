@@ -1,9 +1,9 @@
 """The gateway's server on gRPC's core, with a single thread.
 
 `grpc.server` has a thread for each stream, and `grpc.aio` passes every message through several
-wake-ups of an event loop. With either of them, a gateway of 64 simulators takes a quarter to two
-thirds fewer steps a second. The core's names are not public; those used here have been the same
-from grpcio 1.66 to 1.85.
+wake-ups of an event loop. With either one, a gateway of 64 simulators processes a quarter to
+two thirds fewer steps per second. The core's names are not public, but the names used here have
+been the same from grpcio 1.66 to 1.85.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SERVICE = "juggler.simulator.v1.Simulator"
 
 #: The size limit of one message.
 MESSAGE_BYTES = 64 << 20
-#: Bytes of unread answers that end a stream; a policy has to fit.
+#: Maximum bytes of unread answers; more end the stream. A policy must fit.
 MOST_UNREAD = 4 * MESSAGE_BYTES
 
-_GRACE_SECONDS = 0.5  # between a goodbye and the end of the server
-_MOST_AT_ONCE = 4096  # events that are taken before the listener has its turn
+_GRACE_SECONDS = 0.5  # between the last messages and the end of the server
+_MOST_AT_ONCE = 4096  # maximum events per turn of the listener
 
 _REPLACED = {
     # Simulators of one process may share a connection.
@@ -54,42 +54,42 @@ _NAMES = (
 
 
 class Listener(Protocol):
-    """Acts on what simulators say. Its methods are called within `at_work` alone."""
+    """Handles events of streams. All methods are called within `at_work`."""
 
     def at_work(self) -> AbstractContextManager[None]:
-        """Other threads have to wait meanwhile."""
+        """Return a context that only one thread enters at a time."""
 
     def came(self, stream: GatewayStream) -> None:
-        """A stream was let in."""
+        """Handle a new stream."""
 
-    def said(self, stream: GatewayStream, message: bytes) -> None:
-        """A message came."""
+    def received(self, stream: GatewayStream, message: bytes) -> None:
+        """Handle a message."""
 
     def gone(self, stream: GatewayStream) -> None:
-        """Nothing more comes or goes on a stream. May be called twice."""
+        """Handle the end of a stream. May be called twice."""
 
     def refused(self, peer: str, why: str) -> None:
-        """A call from this peer was not let in."""
+        """Handle a refused call from this peer."""
 
     def info(self) -> bytes:
-        """An `Info` of simulator.proto, for any caller."""
+        """Return an `Info` of simulator.proto, for any caller."""
 
     def turn(self) -> None:
-        """All messages that have come by now were told."""
+        """Process all messages received so far."""
 
 
 class GatewayStream:
-    """One stream of a simulator, to be used within `Listener.at_work`.
+    """A stream of a simulator, used within `Listener.at_work`.
 
     Args:
-        call: gRPC's.
-        transport: that it belongs to.
-        dialed: the address that the other end has dialed, as it says.
+        call: the call of gRPC's core.
+        transport: the transport that it belongs to.
+        dialed: address that the other end dialed, as reported by it.
 
     Attributes:
-        peer: the address of the other end, as gRPC has it.
+        peer: address of the other end, in gRPC's format.
         dialed: as given.
-        session: a place where the listener may keep the stream's session.
+        session: the stream's session, set by the listener.
     """
 
     def __init__(self, call: Any, transport: Transport, dialed: str) -> None:
@@ -103,7 +103,7 @@ class GatewayStream:
         self._over = False
 
     def send(self, message: bytes) -> None:
-        """Never waits."""
+        """Queue a message, without waiting."""
         if self._closing:
             return
         self._unsent.append(message)
@@ -115,7 +115,7 @@ class GatewayStream:
             self._transport.listener.gone(self)
 
     def cut(self, code: Any = cygrpc.StatusCode.unavailable, text: str = "cut, as a check") -> None:
-        """End it at once, as a broken network does."""
+        """End the stream at once, as a broken network does."""
         self._unsent.clear()
         self._closing = True
         if not self._over:
@@ -127,7 +127,7 @@ class GatewayStream:
         self._wake()
 
     def begin(self) -> None:
-        """Take messages from now on."""
+        """Start to receive messages."""
         self._start(self._ended, cygrpc.ReceiveCloseOnServerOperation(_PLAIN))
         self._start(_nothing, cygrpc.SendInitialMetadataOperation(None, _PLAIN))
         self._receive()
@@ -137,11 +137,11 @@ class GatewayStream:
 
     def _received(self, event: Any) -> None:
         message = event.batch_operations[0].message()
-        if message is None:  # the simulator says nothing more, or has vanished
+        if message is None:  # the simulator has finished or vanished
             self._transport.listener.gone(self)
             self.close()
         elif not self._closing:
-            self._transport.listener.said(self, message)
+            self._transport.listener.received(self, message)
             self._receive()
 
     def _wake(self) -> None:
@@ -176,12 +176,12 @@ class Transport:
     """A gRPC server for streams of simulators, and its thread.
 
     Args:
-        token: that calls must show; "": none.
+        token: token that calls must send; "": no token.
         loopbacks: number of further addresses, for processes of this host.
 
     Attributes:
-        listener: of its streams.
-        loopbacks: these addresses, once it has started. They have no TLS.
+        listener: handles events of its streams.
+        loopbacks: these addresses after the start. They have no TLS.
     """
 
     def __init__(self, token: str, loopbacks: int = 0) -> None:
@@ -190,7 +190,7 @@ class Transport:
         self._token = token
         self._queue: Any = None
         self._server: Any = None
-        self._due = 0  # events
+        self._due = 0  # number of expected events
         self._leaving = False
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
 
@@ -198,13 +198,13 @@ class Transport:
         """Listen, and return the bound address.
 
         Args:
-            listener: acts on what simulators say, in threads of the transport.
+            listener: handles events of streams, in threads of the transport.
             address: "host:port".
-            tls: of this host; None: connections are plain.
+            tls: files of this host; None: connections are plain.
             insecure: listen beyond loopback even without TLS or without a token.
 
         Raises:
-            EndpointError: it cannot listen there, or this version of grpcio lacks a name.
+            EndpointError: the address cannot be used, or this grpcio has other names.
         """
         if missing := [name for name in _NAMES if not hasattr(cygrpc, name)]:
             raise EndpointError(
@@ -225,7 +225,7 @@ class Transport:
         return bound
 
     def close(self) -> None:
-        """Let messages that were sent arrive, for a moment, and end."""
+        """Give sent messages a moment to arrive, and stop."""
         if self._server is None:
             return
         with self.listener.at_work():
@@ -239,10 +239,10 @@ class Transport:
         self._server.destroy()
 
     def start_batch(self, call: Any, then: Callable[[Any], None], *operations: Any) -> None:
-        """Start operations, whose event is given to `then`.
+        """Start operations; their event is passed to `then`.
 
         Raises:
-            RuntimeError: the core does not take them now.
+            RuntimeError: the core refuses them.
         """
         error = call.start_server_batch(operations, then)
         if error:
@@ -269,14 +269,14 @@ class Transport:
                 else:
                     self._happens(event)
                 self.listener.turn()
-            del event  # it holds on to its call
+            del event  # releases its call
 
     def _happens(self, event: Any) -> None:
         self._due -= 1
         event.tag(event)
 
     def _expect(self) -> None:
-        """Ask for the next call."""
+        """Request the next call."""
         self._due += 1
         self._server.request_call(self._queue, self._queue, self._begins)
 

@@ -118,7 +118,7 @@ class _TooLarge(grpc.RpcError):
 
 
 def test_a_message_that_is_too_large_is_refused_with_advice() -> None:
-    refused = connection._told(_TooLarge(), "127.0.0.1:9")
+    refused = connection._as_failure(_TooLarge(), "127.0.0.1:9")
     assert refused.code == "RESOURCE_EXHAUSTED"
     assert "fewer environments or steps" in str(refused)
 

@@ -12,7 +12,7 @@ from support.gateway_world import GatewayWorld, eventually
 
 from juggler.driver.workers.worker_events import read
 from juggler.gateway import session_episodes
-from juggler.gateway.session_episodes import MOST_UNTOLD
+from juggler.gateway.session_episodes import MOST_UNREPORTED
 from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -38,9 +38,9 @@ def test_of_more_episodes_than_a_driver_takes_the_newest_are_told_and_the_simula
         GatewayWorld(rows=1, steps=1) as world,
         world.connect(environments=MANY, real_time=True) as session,
     ):
-        for step in range(2 + MOST_UNTOLD // MANY):
+        for step in range(2 + MOST_UNREPORTED // MANY):
             session.step(shown, np.full(MANY, step), over if step else ~over, False, shown)
-        assert world.count("episodes") == MOST_UNTOLD + MANY
+        assert world.count("episodes") == MOST_UNREPORTED + MANY
         assert world.count("episodes_untold") == MANY
 
         def heard() -> bool:
@@ -54,12 +54,12 @@ def test_of_more_episodes_than_a_driver_takes_the_newest_are_told_and_the_simula
         world.wait_for(1)
         _, ended = world.batches[0]
     receipt = taken(ended)
-    assert len(receipt.episode_returns) == MOST_UNTOLD
+    assert len(receipt.episode_returns) == MOST_UNREPORTED
     assert min(receipt.episode_returns) == 2  # those of return 1 ended first
 
 
 def test_episodes_of_several_agents_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_episodes, "MOST_UNTOLD", 3)
+    monkeypatch.setattr(session_episodes, "MOST_UNREPORTED", 3)
     ended = [(float(k), 1) for k in range(5)]
     assert session_episodes.forget_oldest(ended) == 2
     assert ended == [(2.0, 1), (3.0, 1), (4.0, 1)]

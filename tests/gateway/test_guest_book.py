@@ -99,18 +99,18 @@ def test_of_those_who_are_refused_one_line_a_minute_is_told_with_their_number(
         clock.now += 0.05
     assert lines == [("refused a simulator at 10.0.0.1:0: no token at all", True)]
     clock.now = 60.0
-    book.look()
-    book.look()
+    book.report_omitted()
+    book.report_omitted()
     more = "refused a simulator at 10.0.0.1:999: no token at all (999 times in the last 60 s; this "
     assert lines[1:] == [(f"{more}is the last one)", True)]
     clock.now = 61.0
     book.refused("ipv4:10.0.0.1:5", "again")
     assert len(lines) == 2, "one line a minute"
     clock.now = 300.0
-    book.look()
+    book.report_omitted()
     assert lines[2][0] == "refused a simulator at 10.0.0.1:5: again"
     clock.now = 600.0
-    book.look()
+    book.report_omitted()
     book.refused("ipv4:10.0.0.1:6", "again")
     assert lines[3:] == [("refused a simulator at 10.0.0.1:6: again", True)]
 

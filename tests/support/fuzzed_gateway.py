@@ -330,7 +330,7 @@ class FuzzedGateway(Books):
                     self.server.gone(stream)  # type: ignore[arg-type]
                 elif not stream.closed:
                     self.messages += 1
-                    self.server.said(stream, message)  # type: ignore[arg-type]
+                    self.server.received(stream, message)  # type: ignore[arg-type]
             self.server.turn()
         self.wait(0.0)
 

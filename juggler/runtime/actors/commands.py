@@ -1,4 +1,4 @@
-"""Commands as processes of a supervisor."""
+"""Runs commands as processes of a supervisor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from juggler.runtime.actors.processes import process_descriptor
 
 _LAST_LINES = 5
 _LAST_BYTES = 2000
-#: Becomes the command, after the kernel was asked to kill it when the thread that started it ends.
+#: Asks the kernel to kill the process with the thread that started it, then executes the command.
 _TIED = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
     "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
@@ -28,7 +28,7 @@ def must_be_there(words: Sequence[str]) -> None:
     """Check that the program of a command can be found.
 
     Raises:
-        FileNotFoundError: it cannot.
+        FileNotFoundError: it cannot be found.
     """
     if shutil.which(words[0]) is None:
         raise FileNotFoundError(f"there is no program {words[0]!r} that can be run")
@@ -39,9 +39,9 @@ class Command:
     """A program and its arguments, as a `Program` of a supervisor.
 
     Attributes:
-        words: of the command line; there is no shell.
-        log: the file that its output is appended to; None: it goes where this process's goes.
-        environment: variables with other values than here; None: a variable is not there.
+        words: words of the command line; no shell is used.
+        log: file to append its output to; None: it shares this process's output.
+        environment: changed environment variables; None: a variable is removed.
     """
 
     words: list[str]
@@ -49,19 +49,19 @@ class Command:
     environment: Mapping[str, str | None] = field(default_factory=dict)
 
     def start(self, title: str = "") -> CommandProcess:
-        """Start the program in a process group of its own.
+        """Start the program in its own process group.
 
         It dies with the calling thread.
 
         Raises:
-            OSError: there is no such program, or the log cannot be written.
+            OSError: the program is not found, or the log cannot be written.
         """
         must_be_there(self.words)
         variables = {**os.environ, **self.environment}
         if self.log is not None:
             self.log.parent.mkdir(exist_ok=True)
         with open(self.log or os.devnull, "ab") as log:
-            # Before the program writes: it shares this file's position.
+            # Read before the program writes, because it shares this file's position.
             output, begin = None if self.log is None else log, log.tell()
             process = subprocess.Popen(
                 [sys.executable, "-ISc", _TIED, str(os.getpid()), *self.words],
@@ -74,7 +74,7 @@ class Command:
             return CommandProcess(process, self.log, begin)
 
     def ended(self, process: CommandProcess) -> str:
-        """Kill what a command has started; return its last output."""
+        """Kill the command's process group; return its last output."""
         process.kill()
         return process.last_lines()
 
@@ -83,9 +83,9 @@ class CommandProcess:
     """A running command, with the methods of multiprocessing's processes.
 
     Args:
-        process: leads a process group.
-        log: the file with its output, if there is one.
-        begin: where its output begins there.
+        process: leader of a process group.
+        log: file with its output; None: no file.
+        begin: position of its output in this file.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path | None, begin: int) -> None:
@@ -106,12 +106,12 @@ class CommandProcess:
             self._process.wait(timeout)
 
     def kill(self) -> None:
-        """Kill it, with what it has started."""
+        """Kill its process group."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def last_lines(self) -> str:
-        """Return the end of its output, in one line."""
+        """Return its last lines of output, as one line."""
         if self._log is None:
             return ""
         with suppress(OSError), self._log.open("rb") as log:
