@@ -489,7 +489,7 @@ def record(
         config: RunConfig, where: Path, envs: VectorEnv[Any, Any, Any]
     ) -> Iterator[VectorEnv[Any, Any, Any]]:
         from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
-        from juggler.envrunner.datasets.writing import spec_of, words_of, writing
+        from juggler.envrunner.datasets.writing import name_for_minari, spec_of, writing
         from juggler.envrunner.evaluation import shares
 
         place = Path(to).expanduser() if to is not None else run_of(where) / DEMONSTRATIONS
@@ -500,7 +500,7 @@ def record(
         }
         spaces = envs.single_observation_space, envs.single_action_space
         spec = spec_of(config.env_runner, env if callable(env) else None)
-        dataset_id = f"juggler/{words_of(config.env_runner.env)}-v0"
+        dataset_id = f"juggler/{name_for_minari(config.env_runner.env)}-v0"
         with writing(place, dataset_id, *spaces, spec, about) as writer:
             yield EpisodeRecorder(envs, writer.add, shares(episodes, envs.num_envs))
         places.append(place)

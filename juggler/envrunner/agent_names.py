@@ -1,4 +1,4 @@
-"""Names of agents, and patterns of them, without torch."""
+"""Names of agents, and patterns that match them. No torch here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ LONGEST_NAME: Final = 128
 
 
 def matches(agent: str, pattern: str) -> bool:
-    """Whether a pattern (`*`, `?`, `[...]`) or a name matches this agent."""
+    """Return whether a pattern (`*`, `?`, `[...]`) or name matches this agent."""
     # An agent's own name may have characters that mean something in a pattern, as in agent[0].
     return agent == pattern or fnmatchcase(agent, pattern)

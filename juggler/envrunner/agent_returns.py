@@ -13,12 +13,12 @@ from juggler.runtime.wire.v1 import training_pb2
 #: Undiscounted returns by agent and the module that played it, of the episodes in which it acted.
 AgentReturns = dict[tuple[str, str], list[float]]
 
-#: With more agents, a run has no metrics of each.
+#: With more agents, a run has no metrics by agent.
 MOST_WITH_METRICS: Final = 32
 
 
 def has_metrics_by_agent(agents: Collection[str]) -> bool:
-    """Whether there are few enough agents for metrics by agent."""
+    """Return whether there are few enough agents for metrics by agent."""
     return 0 < len(agents) <= MOST_WITH_METRICS
 
 
@@ -31,7 +31,7 @@ def add_returns(
     """Add the returns of more episodes.
 
     Args:
-        into: has those of earlier ones.
+        into: returns of earlier episodes.
         agents: A names.
         players: [L, A] the ids of the modules that played.
         returns: [L, A]; NaN where an agent did not act.
@@ -49,5 +49,5 @@ def to_messages(returns: AgentReturns) -> list[training_pb2.AgentReturns]:
 
 
 def from_messages(messages: Sequence[training_pb2.AgentReturns]) -> AgentReturns:
-    """What `to_messages` was given."""
+    """Reverse `to_messages`."""
     return {(each.agent, each.module_id): list(each.returns) for each in messages}

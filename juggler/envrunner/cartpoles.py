@@ -15,10 +15,10 @@ Bools = NDArray[np.bool_]
 
 
 class CartPoles(MultiAgentVectorEnv):
-    """Each agent balances a pole of its own, as in Gymnasium's CartPole-v1.
+    """Each agent balances its own pole, as in Gymnasium's CartPole-v1.
 
     An agent gets 1 for each step. It is terminated when its pole falls or its cart leaves the
-    track, and truncated after `max_episode_steps`. The episode is over when no agent is left.
+    track, and truncated after `max_episode_steps`. The episode ends when no agent is left.
 
     Args:
         num_envs: N.
@@ -93,5 +93,5 @@ class CartPoles(MultiAgentVectorEnv):
         return VectorStep(self._observations(), rewards, terminated, truncated, self._there)
 
     def _observations(self) -> NDArray[np.float32]:
-        """Return what all agents see: [N, A, 4]."""
+        """Return the observations of all agents: [N, A, 4]."""
         return self._state.transpose(1, 2, 0).astype(np.float32, order="C")

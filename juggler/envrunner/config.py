@@ -1,4 +1,4 @@
-"""How an EnvRunner samples, as a config."""
+"""Configuration of environments and of EnvRunners."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Vectorize = Literal["auto", "native", "sync", "async"]
 Autoreset = Literal["auto", "next_step", "same_step", "disabled"]
 
 ADDRESS = "{address}"
-#: Where gateways listen that start their simulators themselves: at any free port.
+#: Address of gateways that start their own simulators: any free port.
 _OWN_GATEWAY = "127.0.0.1:0"
 
 
@@ -53,8 +53,8 @@ def _check_points(name: str, points: Any) -> None:
     steps = [step for step, _ in numbers]
     rises = bool(steps) and all(a < b for a, b in pairwise([-1.0, *steps]))
     if not rises or not all(math.isfinite(each) for pair in numbers for each in pair):
-        said = "expected a number, or [step, value] pairs by rising step"
-        raise ValueError(f"simulator_parameters.{name} = {points!r}: {said}")
+        text = "expected a number, or [step, value] pairs by rising step"
+        raise ValueError(f"simulator_parameters.{name} = {points!r}: {text}")
 
 
 @dataclass(kw_only=True)
@@ -148,7 +148,7 @@ class EnvRunnerConfig:
                 "MyEnv(...) instead, which makes the value itself",
             ) from error
         if self.env_wrappers:
-            from juggler.envrunner.environments.wrappers import wrapper_specs  # it brings Gymnasium
+            from juggler.envrunner.environments.wrappers import wrapper_specs  # imports Gymnasium
 
             with wrong_where("env_wrappers"):
                 wrapper_specs(self.env_wrappers)
@@ -156,29 +156,29 @@ class EnvRunnerConfig:
             raise WrongValue("record", f"record must be a directory, not {self.record!r}")
         most = self.record_gb
         if most is not None and not (type(most) in (int, float) and 0 < most < float("inf")):
-            said = f"record_gb must be a number of gigabytes above 0, not {most!r}"
-            raise WrongValue("record_gb", said)
+            text = f"record_gb must be a number of gigabytes above 0, not {most!r}"
+            raise WrongValue("record_gb", text)
         counts = ("envs_per_runner", "fragment_steps", "gateway_max_batch", "simulators_per_runner")
         for name in ("max_episode_steps", *counts):
             value = getattr(self, name)
             optional = name == "max_episode_steps"
             if not (optional and value is None) and (type(value) is not int or value < 1):
-                said = f"{name} must be an integer of at least 1, not {value!r}"
-                raise WrongValue(name, said)
+                text = f"{name} must be an integer of at least 1, not {value!r}"
+                raise WrongValue(name, text)
         for name, kind in (("vectorize", Vectorize), ("autoreset", Autoreset)):
             value = getattr(self, name)
             if value not in get_args(kind):
-                said = f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}"
-                raise WrongValue(name, said)
+                text = f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}"
+                raise WrongValue(name, text)
         if not 0 <= (wait := self.gateway_max_wait_ms) <= 1000:
-            said = f"gateway_max_wait_ms must be from 0 to 1000, not {wait}"
-            raise WrongValue("gateway_max_wait_ms", said)
+            text = f"gateway_max_wait_ms must be from 0 to 1000, not {wait}"
+            raise WrongValue("gateway_max_wait_ms", text)
         host, colon, port = self.gateway.rpartition(":")
         is_unix = self.gateway.startswith("unix:") and bool(port)
         is_tcp = host and colon and port.isdigit() and int(port) < 65536
         if self.gateway and not (is_unix or is_tcp):
-            said = f'gateway must be "HOST:PORT", "unix:PATH" or "", not {self.gateway!r}'
-            raise WrongValue("gateway", said)
+            text = f'gateway must be "HOST:PORT", "unix:PATH" or "", not {self.gateway!r}'
+            raise WrongValue("gateway", text)
         if self.simulator:
             with wrong_where("simulator"):
                 words_of(self.simulator)
@@ -187,8 +187,8 @@ class EnvRunnerConfig:
                 _check_points(name, points)
         seconds = self.step_deadline_seconds
         if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):
-            said = f"step_deadline_seconds must be a number of seconds above 0, not {seconds!r}"
-            raise WrongValue("step_deadline_seconds", said)
+            text = f"step_deadline_seconds must be a number of seconds above 0, not {seconds!r}"
+            raise WrongValue("step_deadline_seconds", text)
         self._must_go_together()
 
     def _must_go_together(self) -> None:

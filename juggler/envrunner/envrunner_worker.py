@@ -28,7 +28,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 def main(program: EnvRunnerProgram) -> None:
-    """Attach and work until told to stop."""
+    """Attach to the driver, and carry out its commands."""
     own_code, contact = prepare_process(program), program.contact
     attach_and_run(
         contact,
@@ -38,10 +38,7 @@ def main(program: EnvRunnerProgram) -> None:
 
 
 class EnvRunner(SamplingWorker):
-    """Environments, the modules that act in them, and where batches go.
-
-    It is built by the driver's Setup command.
-    """
+    """Samples with its own environments, built by the driver's Setup command."""
 
     def __init__(
         self,
@@ -56,9 +53,9 @@ class EnvRunner(SamplingWorker):
         super().__init__(attachment, inbox, contact, own_code, environment_in)
         self._env_factory = env_factory
         self._loop.on(training_pb2.Evaluate, self._evaluate)
-        self._told: EnvRunnerSetup | None = None
+        self._setup_received: EnvRunnerSetup | None = None
         self._stage: Stage | None = None
-        self._tells_agents = False  # what each of them got
+        self._by_agent = False  # returns are reported by agent
         self._rounds = 0  # played so far
         self._idle_since = time.perf_counter()
 
@@ -72,30 +69,30 @@ class EnvRunner(SamplingWorker):
 
     # -- commands -------------------------------------------------------------------------------
 
-    def _begin(self, command_id: int, told: EnvRunnerSetup, seed: int) -> training_pb2.Ready:
-        if told.env_runner.simulator:
+    def _begin(self, command_id: int, setup: EnvRunnerSetup, seed: int) -> training_pb2.Ready:
+        if setup.env_runner.simulator:
             raise ValueError(
                 f"the environments of this run are simulators, which gateways start: run `juggler "
-                f"envrunner --gateway {told.env_runner.gateway}`"
+                f"envrunner --gateway {setup.env_runner.gateway}`"
             )
         own = self._env_factory, self._own_code, self._frozen
         worker = self._attachment.worker_id, self._index, self._warn
-        self._told, self._stage = told, build_stage(told, seed, *own, *worker)
-        self._tells_agents = has_metrics_by_agent(told.agents)
+        self._setup_received, self._stage = setup, build_stage(setup, seed, *own, *worker)
+        self._by_agent = has_metrics_by_agent(setup.agents)
         if self._contact.health is not None:
             self._contact.health.ready(True)
         return training_pb2.Ready(modules=self._stage.ready())
 
-    def _let_in(self, module_id: str, acting: ActingSetup) -> None:
+    def _admit_player(self, module_id: str, acting: ActingSetup) -> None:
         assert self._stage is not None
         self._stage.add_player(module_id, acting)
 
-    def _let_go(self, module_id: str) -> None:
+    def _drop_player(self, module_id: str) -> None:
         assert self._stage is not None
         self._stage.remove_player(module_id)
 
     def _play(self, requests: Mapping[int, training_pb2.SampleRequest]) -> None:
-        """Play a round, and hand over what was recorded.
+        """Play a round, and send what was recorded.
 
         Args:
             requests: by command id.
@@ -147,7 +144,7 @@ class EnvRunner(SamplingWorker):
         if self._index == 0:  # all EnvRunners have the same environments and modules
             for note in played.notes:
                 self._attachment.report(note)
-        self._hand_over(recorded, played, by_agent=self._tells_agents)
+        self._deliver(recorded, played, by_agent=self._by_agent)
         self._deliveries.spent({"frames": time.perf_counter() - encoding})
 
     def _can_record(self, command_id: int, request: training_pb2.SampleRequest) -> bool:
@@ -160,7 +157,7 @@ class EnvRunner(SamplingWorker):
         return False
 
     def _update_others(self, recorded: set[str]) -> None:
-        """Give unrecorded modules the newest weights at hand."""
+        """Load the newest received weights into unrecorded modules."""
         for module_id, streams in self._streams.items():
             if module_id not in recorded and streams.subscribed:
                 self._act_on(streams, Version(0, 0))
@@ -172,7 +169,7 @@ class EnvRunner(SamplingWorker):
             trees, version = self._checkpoint(command)
             self._stage.load_trees(trees)
             for streams in self._streams.values():
-                streams.version = None  # what the learner publishes has to be loaded again
+                streams.version = None  # the learner's weights have to be loaded again
         else:
             version = self._use_newest(command.connector_state)
         seed_process(command.seed)
@@ -185,9 +182,9 @@ class EnvRunner(SamplingWorker):
             goal=goal,
         )
         if command.video:
-            assert self._told is not None
+            assert self._setup_received is not None
             own = self._env_factory, self._own_code, self._warn
-            film(command, trees, self._told, *own, self._attachment.progresses)
+            film(command, trees, self._setup_received, *own, self._attachment.progresses)
         return training_pb2.Evaluation(
             version=version.message(),
             episode_returns=played.returns,
@@ -198,20 +195,17 @@ class EnvRunner(SamplingWorker):
     # -- parts ----------------------------------------------------------------------------------
 
     def _act_on(self, streams: LearnerStreams, at_least: Version) -> bool:
-        """Let a module act with its newest weights; False: none can come."""
+        """Let a module act with its newest weights; False: no learner."""
 
-        # A learner that leaves meanwhile will never send weights.
-        told = (training_pb2.Learners, training_pb2.RemovePlayer)
-        gone = partial(self._is_told, streams, *told)
+        # A learner that leaves during the wait will never send weights.
+        changes = (training_pb2.Learners, training_pb2.RemovePlayer)
+        gone = partial(self._is_waiting, streams, *changes)
         return streams.act_on(at_least, gone, partial(self._load, streams.module_id))
 
-    def _is_told(self, streams: LearnerStreams, *kinds: type[Any]) -> bool:
-        """Whether the loop ends, or one of these commands waits.
-
-        It must be about the streams' module.
-        """
+    def _is_waiting(self, streams: LearnerStreams, *kinds: type[Any]) -> bool:
+        """Return whether the loop ends, or a command about this module waits."""
         mine = streams.module_id
-        return any(self._loop.waits(kind, lambda said: said.module_id == mine) for kind in kinds)
+        return any(self._loop.waits(kind, lambda each: each.module_id == mine) for kind in kinds)
 
     def _load(self, module_id: str, weights: Tree) -> None:
         assert self._stage is not None
@@ -224,14 +218,14 @@ class EnvRunner(SamplingWorker):
             connector_state: of an Evaluate command.
 
         Raises:
-            RuntimeError: there is no learner.
+            RuntimeError: no module has a learner.
         """
         assert self._stage is not None
         versions = []
         for module_id, streams in self._streams.items():
             load = partial(self._load, module_id)
-            let_go = partial(self._is_told, streams, training_pb2.RemovePlayer)
-            if streams.act_on(Version(0, 0), let_go, load) and streams.version:
+            removed = partial(self._is_waiting, streams, training_pb2.RemovePlayer)
+            if streams.act_on(Version(0, 0), removed, load) and streams.version:
                 versions.append(streams.version)
         if not versions:
             raise RuntimeError("no weights to evaluate: this run has no learner")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The mean return that an evaluation is to reach.
+    """The mean return that an evaluation must reach.
 
     Attributes:
         mean: the goal.
@@ -42,7 +42,7 @@ class Goal:
     best: float
 
     def out_of_reach(self, returns: Sequence[float], episodes: int) -> bool:
-        """Whether the mean stays below the goal in any case."""
+        """Return whether the mean will stay below the goal in any case."""
         best = max((self.best, *returns))
         return sum(returns) + (episodes - len(returns)) * best < self.mean * episodes
 
@@ -51,10 +51,10 @@ class PlayedEpisodes(NamedTuple):
     """Whole episodes that were played.
 
     Attributes:
-        returns: undiscounted returns, by environment and then by time; with several agents, the
-            sums over them.
+        returns: undiscounted returns, by environment and then by time; with several agents, summed
+            over the agents.
         lengths: numbers of environment steps, in the same order.
-        agent_returns: what each of several agents got; {}: there is one.
+        agent_returns: returns of each of several agents; {}: there is one agent.
     """
 
     returns: list[float]
@@ -66,21 +66,21 @@ def load_trees(
     trees: Mapping[str, Tree],
     into: Mapping[str, tuple[Actor, EnvToModule]],
     *,
-    may_lack: bool = False,
+    missing_ok: bool = False,
 ) -> None:
     """Load a checkpoint of this run into policies and their connectors.
 
     Args:
-        trees: as `playing_trees` gives them.
+        trees: as `playing_trees` returns them.
         into: by module id.
-        may_lack: modules that the checkpoint does not have stay as they are.
+        missing_ok: modules that are not in the checkpoint stay as they are.
 
-    Raises:
-        ValueError: it lacks a module, or has something else than what a module plays with.
+        Raises:
+            ValueError: a module is missing, or its part does not fit.
     """
     for module_id, (policy, connectors) in into.items():
         tree: Any = trees.get(module_id)
-        if tree is None and may_lack:
+        if tree is None and missing_ok:
             continue
         if tree is None:
             raise ValueError(f"the checkpoint to play has no weights of module {module_id!r}")
@@ -91,7 +91,7 @@ def load_tree(module_id: str, tree: Any, policy: Actor, connectors: EnvToModule)
     """Load a module's part of a checkpoint into policy and connectors.
 
     Raises:
-        ValueError: it lacks weights that the module has, or they do not fit.
+        ValueError: weights of the module are missing, or do not fit.
     """
     weights = tree[WEIGHTS]
     if missing := [name for name in policy.names if name not in weights]:
@@ -109,11 +109,11 @@ class Episode(NamedTuple):
 
     Attributes:
         env: its environment.
-        number: counts the episodes of its environment, or of all if the first that begin are
-            played.
-        total: undiscounted return, the sum over all agents.
+        number: of the episode in its environment, or among all if the episodes that begin first
+            are played.
+        total: undiscounted return, summed over all agents.
         length: number of environment steps.
-        returns: [A] undiscounted return of each agent; NaN for one that did not act.
+        returns: [A] undiscounted return of each agent; NaN if it did not act.
         steps: [A] number of actions of each agent.
     """
 
@@ -126,7 +126,7 @@ class Episode(NamedTuple):
 
 
 def shares(episodes: int, num_envs: int) -> NDArray[np.intp]:
-    """The number of episodes that each environment plays [N]."""
+    """Return the number of episodes that each environment plays [N]."""
     return np.array([len(range(i, episodes, num_envs)) for i in range(num_envs)])
 
 
@@ -142,17 +142,17 @@ def whole_episodes(
 ) -> Iterator[list[Episode]]:
     """Play episodes from fresh seeds, and yield the ended ones by step.
 
-    Each environment plays a fixed share of the episodes, or those are played that begin first:
-    taking the first that end would favour short ones.
+    Each environment plays a fixed share of the episodes, or the episodes that begin first are
+    played. To take the episodes that end first would favour short ones.
 
     Args:
         envs: N environments. A sampler that uses them must be reset afterwards.
-        act: chooses the actions of a turn, as `MultiAgentEnvs.step` takes them.
+        act: chooses the actions of a turn, for `MultiAgentEnvs.step`.
         episodes: at least 1.
         seed: of the environments.
         watch: called after each step with the number of finished episodes and of steps so far.
-        most_steps: limit of an episode's environment steps; an episode that reaches it counts as it
-            is, with all rewards by then, and the steps after it count as another. 0: no limit.
+        most_steps: maximum environment steps of an episode; an episode that reaches it counts with
+            its rewards so far, and later steps count as another episode. 0: no limit.
         first_that_begin: play the episodes that begin first, instead of shares.
 
     Raises:
@@ -162,10 +162,10 @@ def whole_episodes(
     limit = np.full(count, episodes) if first_that_begin else shares(episodes, count)  # [N]
     numbers = np.zeros(count, np.intp)  # [N] of the running episodes
     counted = np.zeros(count)  # [N] of the running episode's return
-    counted_of = np.zeros((count, agents))  # [N, A] likewise, of each agent's
+    counted_of = np.zeros((count, agents))  # [N, A] the same, of each agent's
     steps = np.zeros((count, agents), np.intp)  # [N, A] actions that are not counted yet
     of_slots = steps.reshape(-1)  # [N * A] the same memory
-    lengths = np.zeros(count, np.intp)  # [N] likewise, of environment steps
+    lengths = np.zeros(count, np.intp)  # [N] environment steps that are not counted yet
     running = np.zeros(count, np.bool_)  # [N]
     begun = done = step = 0
     turn = envs.reset(seed)
@@ -204,10 +204,10 @@ def whole_episodes(
                         check_return(row, each)
             if not first_that_begin:
                 numbers[rows] += 1
-            goes_on = ~np.isin(rows, turn.over) if most_steps else False  # [L]
-            counted[rows] = np.where(goes_on, so_far, 0)
+            continues = ~np.isin(rows, turn.over) if most_steps else False  # [L]
+            counted[rows] = np.where(continues, so_far, 0)
             kept = np.where(acted, so_far_of, counted_of[rows])  # [L, A]
-            counted_of[rows] = np.where(goes_on, kept.T, 0).T
+            counted_of[rows] = np.where(continues, kept.T, 0).T
             steps[rows], lengths[rows] = 0, 0
         done += len(found)
         if watch is not None:
@@ -222,7 +222,7 @@ def _played(
     goal: Goal | None,
     see: Callable[[Episode], None] = lambda _: None,
 ) -> PlayedEpisodes:
-    """The episodes of an evaluation, until its goal is out of reach."""
+    """Collect an evaluation's episodes, until its goal is out of reach."""
     every: list[Episode] = []
     for found in ended:
         every += found
@@ -230,7 +230,7 @@ def _played(
             see(episode)
         if goal is not None and goal.out_of_reach([each.total for each in every], episodes):
             break
-    every.sort(key=lambda each: each.env)  # and in time there, as they came
+    every.sort(key=lambda each: each.env)  # stable, so by time in each environment
     return PlayedEpisodes([each.total for each in every], [each.length for each in every], {})
 
 
@@ -249,13 +249,10 @@ def evaluate(
     Args:
         env: with any autoreset mode. A sampler that uses it must be reset afterwards.
         policy: has as many rows as `env`; its connectors learn nothing here.
-        episodes: as in `whole_episodes`; so are the next three.
-        seed: of the environments.
-        watch: called after each step.
-        most_steps: of an episode; 0: no limit.
+        episodes, seed, watch, most_steps: as in `whole_episodes`.
         goal: stop as soon as it is out of reach.
 
-    Raises:
+        Raises:
         EnvironmentFailed: as `whole_episodes`.
     """
     connectors = policy.connectors or EnvToModule({}, {}, env.single_observation_space)
@@ -300,13 +297,10 @@ def play_whole_episodes(
     Args:
         envs: N environments. A sampler that uses them must be reset afterwards.
         modules: play all agents.
-        episodes: as in `whole_episodes`; so are the next three.
-        seed: of the environments.
-        watch: called after each step.
-        most_steps: of an episode; 0: no limit.
+        episodes, seed, watch, most_steps: as in `whole_episodes`.
         goal: stop as soon as it is out of reach.
         line_ups: decides which modules play each episode, from the same seed; None: each module
-            plays all of its agents. A sampler that uses it must be reset afterwards.
+            always plays its agents. A sampler that uses it must be reset afterwards.
 
     Raises:
         EnvironmentFailed: as `whole_episodes`.

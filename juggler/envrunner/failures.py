@@ -1,4 +1,4 @@
-"""The exception that an environment's failure becomes."""
+"""The exception for failures of environments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from juggler.runtime.own_frames import place_of_readers, traceback_of
 
-#: What Python says of arguments that a function does not take.
+#: Python's errors about arguments that a function does not take.
 _MISCALLED: Final = re.compile(r"\(\) (got an unexpected|got multiple|missing \d+|takes )")
 
 _OLD_RESET: Final = re.compile(r"reset\(\) got an unexpected keyword argument '(seed|options)'")
@@ -24,7 +24,7 @@ class EnvironmentFailed(Exception):
         environment: its name, such as "environment 3 (CartPole-v1)".
         call: the call that failed: "constructor", "reset" or "step".
         reason: one line.
-        traceback: of the environment's exception, from its own process; empty if there is none.
+        traceback: of the environment's exception, from its own process; "": none.
         lasting: it would fail again, because it broke a rule or raised at a known time.
         when: text that names the EnvRunner's round at the failure; "": unknown.
     """
@@ -50,14 +50,14 @@ class EnvironmentFailed(Exception):
 
     @classmethod
     def during(cls, environment: str, call: str, error: Exception) -> EnvironmentFailed:
-        """Make one from the exception that is being handled.
+        """Convert the exception that is being handled.
 
         Raises:
-            FilmFailed: it is this, and the environment is not at fault.
+            FilmFailed: it is one of these, and the environment is not at fault.
         """
         if isinstance(error, FilmFailed):
             raise error
-        return cls(environment, call, *_told(call, error))
+        return cls(environment, call, *_explained(call, error))
 
     def __str__(self) -> str:
         return f"{self.environment} failed in {self.call}: {self.reason}{self.when}"
@@ -69,19 +69,19 @@ class EnvironmentFailed(Exception):
             self.lasting = self.lasting or bool(self.traceback)
 
 
-def _told(call: str, error: Exception) -> tuple[str, str]:
-    """The reason and traceback of a failure, for the environment's author."""
+def _explained(call: str, error: Exception) -> tuple[str, str]:
+    """Return the reason and traceback of a failure, for the environment's author."""
     reason, place = f"{type(error).__name__}: {error}".partition("\n")[0], place_of_readers(error)
     if call == "reset" and isinstance(error, TypeError) and _OLD_RESET.search(reason):
         place += "; write reset(self, *, seed=None, options=None), as Gymnasium has it"
-    # Where a constructor does not take its arguments, the reason says all.
+    # If a constructor does not take its arguments, the reason is enough.
     refused = call == "constructor" and isinstance(error, TypeError) and _MISCALLED.search(reason)
     was_called = place or not refused
     return reason + place, traceback_of(error) if was_called else ""
 
 
 class _Failures:
-    """A context; a generator would take longer than many steps."""
+    """The context of `failures_of`; a generator would take longer than many steps."""
 
     __slots__ = ("_call", "_environment")
 

@@ -34,10 +34,10 @@ class NonFinite(Exception):
             "action_logp" if the policy is broken, although all observations are finite.
         live_steps: of the batch, all of which are lost.
         why: the reason, if known; else "".
-        agent: its name, where environments have several; else "".
-        value: the number; None: it is not known, as where a connector has clipped it.
-        episode_step: of its episode, counted from 0 as `step` is; None: it is not known.
-        traceback: always "", since the message names the place.
+        agent: its name, if environments have several; else "".
+        value: the number; None: unknown, as when a connector has clipped it.
+        episode_step: of its episode, counted from 0 like `step`; None: unknown.
+        traceback: always "", because the message names the place.
     """
 
     traceback = ""
@@ -81,7 +81,7 @@ class NonFinite(Exception):
 
 
 def rule_for(value: float | None) -> str:
-    """The rule that a number breaks; None: it is not finite."""
+    """Return the rule that a number breaks; None: it is not finite."""
     if value is not None and math.isfinite(value):
         return TOO_LARGE
     return "the environment must give finite numbers"
@@ -90,10 +90,9 @@ def rule_for(value: float | None) -> str:
 def check_finite(batch: EpisodeBatch) -> None:
     """Refuse a batch with a number that is infinite or too large.
 
-    Refuse a batch that holds NaN or infinity in a live step, or a reward beyond `MOST_REWARD`.
-
-    In other steps, these numbers are set to 0, since a masked NaN is still NaN. A simulator may
-    have ended an episode because of them.
+    This is NaN or infinity in a live step, or a reward beyond `MOST_REWARD`. In other steps, NaN
+    and infinity become 0, because a masked NaN is still NaN: a simulator may have ended an
+    episode because of them.
 
     Raises:
         NonFinite: names the first in time.
@@ -109,7 +108,7 @@ def check_finite(batch: EpisodeBatch) -> None:
 
 
 def _lost(batch: EpisodeBatch, row: int, step: int, column: str, value: float | None) -> NonFinite:
-    """The loss of a batch by one number."""
+    """Make the error for a batch that one number spoils."""
     starts = batch.segment_starts  # [S]
     within = (starts <= step) & (step < starts + batch.segment_lengths)  # [S]
     segments = np.flatnonzero((batch.segment_rows == row) & within)
@@ -125,8 +124,7 @@ def check_return(environment: int, total: float) -> None:
     """Check the return of an episode.
 
     Raises:
-        EnvironmentFailed: the return of an episode is no number, or messages to the driver have no
-            place for it.
+        EnvironmentFailed: it is NaN, or too large for messages to the driver.
     """
     if abs(total) <= _MOST_RETURN:  # false with a NaN
         return

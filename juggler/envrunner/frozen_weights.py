@@ -1,6 +1,6 @@
-"""Weights of modules that only play, as the driver sends them.
+"""Weights that the driver sends for modules that only play.
 
-Those of untrained modules come before the Setup, those of a checkpoint before an evaluation.
+Weights of untrained modules come before the Setup, weights of a checkpoint before an evaluation.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class FrozenWeights:
         self._trees: dict[str, tuple[Tree, str]] = {}  # with its digest, by module id
 
     def take(self, part: training_pb2.Restore) -> None:
-        """The next part of a module.
+        """Add the next part of a module.
 
         Raises:
             WireError: it was damaged, or is too large.
-            ValueError: it is the last one, and parts are missing.
+            ValueError: it is the last part, and others are missing.
         """
         frame = self._reader.feed(part.chunk)
         if frame is not None:
@@ -36,22 +36,22 @@ class FrozenWeights:
             raise ValueError(f"the weights of module {part.module_id!r} ended in the middle")
 
     def take_all(self) -> dict[str, Tree]:
-        """What came of a checkpoint since the last call, by module id."""
+        """Return the modules of a checkpoint, received since the last call."""
         trees = {module_id: tree for module_id, (tree, _) in self._trees.items()}
         self._trees.clear()
         return trees
 
     def load(self, module_id: str, digest: str, policy: Actor, connectors: EnvToModule) -> None:
-        """Give a module what it is to play with.
+        """Load received weights into a module.
 
         Args:
             module_id: of the module.
-            digest: of what it is to play with.
-            policy: takes the weights.
-            connectors: take what they had learned.
+            digest: of the expected weights.
+            policy: receives the weights.
+            connectors: receive their learned state.
 
         Raises:
-            ValueError: it did not come, is something else, or does not fit the module.
+            ValueError: the weights are missing, have another digest, or do not fit the module.
         """
         tree, found = self._trees.pop(module_id, ({}, "none"))
         if found != digest:

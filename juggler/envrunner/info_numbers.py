@@ -1,4 +1,4 @@
-"""Numbers that environments put into `info`, summed up over episodes."""
+"""Numbers in environments' infos, aggregated over episodes."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from juggler.envrunner.agent_returns import has_metrics_by_agent
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.v1 import training_pb2
 
-#: Of more numbers, the first ones are reported.
+#: Maximum number of reported numbers; later ones are dropped.
 MOST_NUMBERS: Final = 128
-#: Of more names of numbers, likewise. Each of several agents may give a number of one name.
+#: Maximum number of names; each of several agents may give a number of the same name.
 MOST_NAMES: Final = 32
 LONGEST_NAME: Final = 100  # characters, of a number or of its agent
-#: Of more episodes of a fragment, the newest are reported.
+#: Maximum number of reported episodes of a fragment, the newest.
 MOST_EPISODES: Final = 100
 
-#: Types of what is a number here.
+#: Types that count as numbers.
 NUMBERS: Final = (float, int, np.floating, np.integer, np.bool_)
 LARGEST = 1e300  # so that sums are finite
-_MOST_OTHERS = 1000  # names that are remembered to be none
+_MOST_OTHERS = 1000  # remembered names of values that are not numbers
 _NOT_OF_THE_ENVIRONMENT = (ACTION_MASK, "final_obs", "final_info")
 
 
 class InfoNumber(NamedTuple):
-    """A number over the steps of an episode that gave it."""
+    """Statistics of a number over the steps of an episode."""
 
     mean: float
     least: float
     most: float
 
 
-#: By name, of each episode that gave it, by their last steps. A number of one of several agents is
-#: named "AGENT/NAME".
+#: By name, one per episode that gave it, in the order of their last steps. A number of one of
+#: several agents is named "AGENT/NAME".
 InfoNumbers = dict[str, list[InfoNumber]]
 
 
 def keep_numbers(infos: dict[str, Any], info: Mapping[Any, Any], row: int, rows: int) -> None:
     """Put one row's numbers into the infos of a step.
 
-    They are arrays [rows], NaN where a row gave none. It is much faster than Gymnasium's way, and
-    is called in each step of each row.
+    They are arrays [rows], NaN where a row gave no number. It runs in each step of each row, and is
+    much faster than Gymnasium's way.
     """
     for name, value in info.items():
         if isinstance(value, NUMBERS) and type(name) is str:
@@ -58,7 +58,7 @@ def keep_numbers(infos: dict[str, Any], info: Mapping[Any, Any], row: int, rows:
                 array = infos[name] = np.full(rows, np.nan)
             try:
                 array[row] = value
-            except OverflowError:  # an integer that no float has
+            except OverflowError:  # an integer too large for a float
                 pass
 
 
@@ -75,7 +75,7 @@ def to_messages(numbers: InfoNumbers) -> list[training_pb2.InfoNumber]:
 
 
 def from_messages(messages: Iterable[training_pb2.InfoNumber]) -> InfoNumbers:
-    """What `to_messages` was given."""
+    """Reverse `to_messages`."""
     return {
         message.name: [
             InfoNumber(*each)
@@ -89,7 +89,7 @@ def from_messages(messages: Iterable[training_pb2.InfoNumber]) -> InfoNumbers:
 class _Number:
     """One number by step, and its sums over running episodes."""
 
-    values: NDArray[np.float64]  # [N, T]; NaN where a step gave none
+    values: NDArray[np.float64]  # [N, T]; NaN where a step gave no number
     sums: NDArray[np.float64]  # [N]
     counts: NDArray[np.int64]  # [N]
     least: NDArray[np.float64]  # [N]; infinite before the first one
@@ -100,10 +100,10 @@ class InfoWatch:
     """Collects numbers in the infos of N rows, if they are finite.
 
     Args:
-        rows: N, environments with one agent, or the agents of environments with several.
+        rows: N, environments with one agent, or agents of environments with several.
         steps: T of a fragment.
         autoreset: of the environments.
-        agents: the rows' A agents, in turn; (): they are not told apart.
+        agents: the rows' A agents, in turn; (): numbers are not reported by agent.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class InfoWatch:
         self._before_names = [f"{agent}/" for agent in agents] or [""]
         self._most_names = most_names(agents)
         self._numbers: dict[str, _Number] = {}
-        self._others: set[str] = set()  # names of what is no number
+        self._others: set[str] = set()  # names of values that are not numbers
 
     def restart(self) -> None:
         """Drop all running episodes."""
@@ -127,7 +127,7 @@ class InfoWatch:
         Args:
             infos: of the vector of environments.
             t: of the fragment.
-            done: [N] where an episode ended. Under SAME_STEP autoreset, its last info is apart.
+            done: [N] where an episode ended. Under SAME_STEP autoreset, its last info is separate.
         """
         self.take(infos, t, ~done if self._same_step else None)
         if self._same_step and isinstance(final := infos.get("final_info"), Mapping):
@@ -159,7 +159,7 @@ class InfoWatch:
                 np.copyto(column, given, where=there, casting="unsafe")
 
     def _are_numbers(self, given: Any) -> bool:
-        """Whether it has a number for each environment."""
+        """Return whether it has a number for each environment."""
         rows = self._shape[0]
         return (
             isinstance(given, np.ndarray) and given.shape == (rows,) and given.dtype.kind in "biuf"
@@ -194,7 +194,7 @@ class InfoWatch:
         )
 
     def advance(self, live: NDArray[np.bool_] | None, done: NDArray[np.bool_]) -> InfoNumbers:
-        """Account for one fragment, of which all steps were seen.
+        """Aggregate one fragment, after all its steps were recorded.
 
         Args:
             live: [N, T]; false where a step only resets; None: nowhere.
@@ -246,14 +246,14 @@ class InfoWatch:
 
 
 def is_name(name: str) -> bool:
-    """Whether a number or an agent may have this name."""
+    """Return whether a number or an agent may have this name."""
     return 0 < len(name) <= LONGEST_NAME and name.isprintable()
 
 
 def names_another(name: str, agents: Sequence[str], others: Collection[str]) -> bool:
-    """Whether this name could be another agent's number.
+    """Return whether this name could be another agent's number.
 
-    "b/x" of an agent "a" is named as "x" of an agent "a/b" is.
+    "b/x" of an agent "a" has the same name as "x" of an agent "a/b".
     """
     return "/" in name and any(
         len(agent) < len(other) and f"{agent}/{name}".startswith(f"{other}/")
@@ -262,18 +262,18 @@ def names_another(name: str, agents: Sequence[str], others: Collection[str]) -> 
     )
 
 
-def told_apart(agents: Sequence[str]) -> Sequence[str]:
-    """The agents, if each one's numbers can be reported; else ()."""
+def reported_agents(agents: Sequence[str]) -> Sequence[str]:
+    """Return the agents, if numbers can be reported by agent; else ()."""
     return agents if has_metrics_by_agent(agents) and all(map(is_name, agents)) else ()
 
 
 def most_names(agents: Sequence[str]) -> int:
-    """The maximum number of names for these agents."""
+    """Return the maximum number of names for these agents."""
     return min(MOST_NAMES, MOST_NUMBERS // max(1, len(agents)))
 
 
 def keep_newest(kept: dict[str, deque[InfoNumber]], numbers: InfoNumbers) -> None:
-    """Keep numbers of more episodes, of the first names."""
+    """Add numbers of more episodes, and keep the newest of each name."""
     for name, episodes in numbers.items():
         if name in kept or len(kept) < MOST_NUMBERS:
             kept.setdefault(name, deque(maxlen=MOST_EPISODES)).extend(episodes)

@@ -33,7 +33,7 @@ FIRST_WEIGHTS_SECONDS = 30.0
 
 
 class LearnerOutOfReach(ValueError):
-    """No weights came from where the learner is said to be."""
+    """No weights came from the learner's address."""
 
 
 class LearnerStreams:
@@ -41,18 +41,18 @@ class LearnerStreams:
 
     Args:
         module_id: the module.
-        index: of this EnvRunner. Every learner of a group has the same weights: readers are spread
-            over them.
+        index: of this EnvRunner. All learners of a group have the same weights, so EnvRunners are
+            spread over the learners.
         attachment: of this EnvRunner.
         contact: of this EnvRunner.
-        settled: called in another thread when it is known what became of a batch, with the module,
-            the batch id, "" or the reason why it is lost, and an explanation.
-        said: what this EnvRunner has told its driver, by the streams of any module.
+        settled: called in another thread when a batch has arrived or is lost, with the module, the
+            batch id, "" or the reason for its loss, and an explanation.
+        reported: notes that this EnvRunner has reported, shared by the streams of all modules.
 
     Attributes:
         module_id: as given.
-        senders: by worker id of a learner, its incarnation, and what sends batches to it.
-        version: of the weights that the module acts with; None: those it was built with.
+        senders: by worker id of a learner, its incarnation, and the sender of batches.
+        version: of the weights that the module acts with; None: its initial weights.
     """
 
     def __init__(
@@ -62,20 +62,20 @@ class LearnerStreams:
         attachment: Attachment,
         contact: Contact,
         settled: Callable[[str, int, str, str], None],
-        said: set[str],
+        reported: set[str],
     ) -> None:
         self.module_id = module_id
         self.senders: dict[str, tuple[str, EpisodeSender]] = {}
         self.version: Version | None = None
         self._index, self._contact, self._settled = index, contact, settled
         self._attachment = attachment
-        self._said = said
+        self._reported = reported
         self._worker_id = attachment.worker_id
         self._metadata = call_metadata(contact.token, attachment.run_id, attachment.incarnation)
         self._subscription: WeightsSubscription | None = None
         self._subscribed_to = ""  # the learner's incarnation
 
-    # -- the learners there are -----------------------------------------------------------------
+    # -- learners -------------------------------------------------------------------------------
 
     def connect(self, learners: Sequence[training_pb2.Learners.Learner]) -> None:
         """Connect to the module's present learners, and drop former ones.
@@ -103,7 +103,7 @@ class LearnerStreams:
         self._subscribe(learners[self._index % len(learners)] if learners else None)
 
     def sender(self, learner: str) -> EpisodeSender | None:
-        """The sender to a learner; None: it is not there now."""
+        """Return the sender to a learner; None: the learner is gone."""
         return self.senders.get(learner, ("", None))[1]
 
     def close_senders(self) -> None:
@@ -120,20 +120,20 @@ class LearnerStreams:
 
     def _stream_ended(self, end: End) -> None:
         if end.code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            self._say_once(f"connects to a learner again: {end.why}")
+            self._report_once(f"connects to a learner again: {end.why}")
 
     def _shares_nothing(self, why: str) -> None:
-        """Log once why no memory is shared, for all of this host."""
+        """Report why no memory is shared, once for this host."""
         if self._index == 0:
-            self._say_once(why)
+            self._report_once(why)
 
-    def _say_once(self, why: str) -> None:
-        if why not in self._said:
-            self._said.add(why)
+    def _report_once(self, why: str) -> None:
+        if why not in self._reported:
+            self._reported.add(why)
             self._attachment.report(training_pb2.Note(text=why))
 
     def _reachable(self, learner: training_pb2.Learners.Learner) -> str:
-        """The first usable address; Unix sockets count on the driver's host."""
+        """Return the first usable address; Unix sockets only on the driver's host."""
         for address in learner.addresses:
             if self._contact.local or not address.startswith("unix:"):
                 return address
@@ -143,16 +143,16 @@ class LearnerStreams:
         )
 
     def _memory_of(self, learner: training_pb2.Learners.Learner) -> str:
-        """The address of a learner's socket in the shared directory.
+        """Return the address of a learner's socket in the shared directory.
 
-        "": it has none there, or can be reached without it.
+        "": it has no socket there, or can be reached without it.
         """
         if self._reachable(learner).startswith("unix:") or least_bytes() is None:
             return ""
         secret = self._contact.token, self._attachment.run_id, learner.incarnation
         try:
             found = learner_socket(*secret)
-        except EndpointError as error:  # since this worker started
+        except EndpointError as error:  # the directory has changed since this worker started
             self._shares_nothing(f"shares no memory: {error}")
             return ""
         if not found or is_there(found):
@@ -187,50 +187,50 @@ class LearnerStreams:
                     learner.incarnation,
                     self.module_id,
                 ),
-                alone=self._say_once,
+                alone=self._report_once,
             )
 
     # -- weights --------------------------------------------------------------------------------
 
     @property
     def subscribed(self) -> bool:
-        """Whether there is a learner that sends weights."""
+        """Whether a learner sends weights."""
         return self._subscription is not None
 
     @property
     def newest(self) -> Weights | None:
-        """The learner's newest weights; None: it has sent none yet."""
+        """The learner's newest weights; None: not yet received."""
         subscription = self._subscription  # another thread may replace it
         return None if subscription is None else subscription.newest
 
     def act_on(
-        self, at_least: Version, over: Callable[[], object], load: Callable[[Tree], None]
+        self, at_least: Version, cancelled: Callable[[], object], load: Callable[[Tree], None]
     ) -> bool:
         """Swap to the newest weights.
 
         Args:
             at_least: wait for weights of this version.
-            over: asked while it waits; gives up where this says something.
+            cancelled: called during the wait; a true result ends it.
             load: makes the module act with other weights.
 
-        Returns:
-            False: there is no learner, or it gave up.
+            Returns:
+                False: there is no learner, or the wait was cancelled.
 
-        Raises:
-            LearnerOutOfReach: the learner's first weights do not come.
+            Raises:
+                LearnerOutOfReach: the learner's first weights do not come.
         """
         if self._subscription is None:
             return False
         deadline = time.monotonic() + FIRST_WEIGHTS_SECONDS
         weights = self._subscription.newest
         while weights is None or weights.version < at_least:
-            if over():
+            if cancelled():
                 return False
             try:
                 weights = self._subscription.wait_for(at_least, timeout=0.5)
             except TimeoutError as error:
-                # A learner that answers may be long at a large state of its group, and weights on a
-                # slow network: the driver's hang_seconds is their deadline.
+                # A learner that answers may be slow to load a large state, or to send its weights:
+                # the driver's hang_seconds is the deadline.
                 weights, answered = self._subscription.newest, self._subscription.answered
                 if weights is None and not answered and time.monotonic() > deadline:
                     raise self.out_of_reach(error) from None
@@ -240,7 +240,7 @@ class LearnerStreams:
         return True
 
     def out_of_reach(self, error: TimeoutError) -> LearnerOutOfReach:
-        """The error for people when no weights come."""
+        """Make the error for weights that do not come."""
         assert self._subscription is not None
         address = self._subscription.address
         if refused := why_not_secure(address, "learner", self._contact.tls):

@@ -16,10 +16,7 @@ Floats = NDArray[np.float32]
 
 
 class MemoryCartPole(CartPoleEnv):
-    """CartPole that shows positions [2] but no velocities.
-
-    A policy must remember how positions change.
-    """
+    """CartPole that shows positions [2] but no velocities: a policy needs memory."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -16,7 +16,7 @@ from juggler.envrunner.program import EnvRunnerProgram
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.resources import keep_freed_memory
 
-#: OpenBLAS's own name of this function, and its names in NumPy's wheels.
+#: Names of this function in OpenBLAS, and in NumPy's wheels.
 _SET_THREADS = (
     "openblas_set_num_threads",
     "openblas_set_num_threads64_",
@@ -26,7 +26,7 @@ _SET_THREADS = (
 
 
 def prepare_process(program: EnvRunnerProgram) -> tuple[Any, Any, Any]:
-    """Set what holds for a whole process -> the program's own code."""
+    """Configure the whole process -> the program's own code."""
     keep_freed_memory()
     # Small forward passes gain nothing from more threads, and runners share the cores.
     torch.set_num_threads(1)
@@ -38,10 +38,10 @@ def prepare_process(program: EnvRunnerProgram) -> tuple[Any, Any, Any]:
 
 
 def numpy_in_one_thread() -> None:
-    """Let NumPy multiply matrices in the calling thread alone.
+    """Let NumPy multiply matrices only in the calling thread.
 
-    This works where its library is OpenBLAS, as in its wheels. By default, OpenBLAS takes as many
-    threads as there are cores.
+    This works if its library is OpenBLAS, as in its wheels. By default, OpenBLAS has one thread per
+    core.
     """
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     for path in sorted(each for each in mapped if "openblas" in each):
@@ -52,12 +52,10 @@ def numpy_in_one_thread() -> None:
 
 
 def step_back(env: VectorEnv[Any, Any, Any] | None = None) -> None:
-    """Lower this process's priority, so that the learner goes first.
+    """Lower the priority of the calling thread and of environments' processes.
 
-    All runners wait for the learner when it waits for a processor.
-
-    For the calling thread, and processes of environments, once they are set up, since the run waits
-    for the setup. Heartbeats go first, too.
+    The learner goes first, because all EnvRunners wait when it waits for a processor. Heartbeats go
+    first, too. It is called after the setup, which the run waits for.
     """
     niceness = os.nice(10)
     for process in getattr(None if env is None else env.unwrapped, "processes", ()):
@@ -66,5 +64,5 @@ def step_back(env: VectorEnv[Any, Any, Any] | None = None) -> None:
 
 
 def index_of(attachment: Attachment) -> int:
-    """The number of a worker among those of its role."""
+    """Return the number of a worker among the workers of its role."""
     return int(attachment.worker_id.rpartition("-")[2])

@@ -1,4 +1,4 @@
-"""What an EnvRunner process is started with, without torch."""
+"""Arguments of an EnvRunner process. No torch here."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ EVALUATOR = "evaluator"
 
 @dataclass(frozen=True, slots=True)
 class GatewayAddress:
-    """Where a gateway listens for simulators.
+    """The address at which a gateway listens for simulators.
 
     Attributes:
         address: "host:port"; gateway i of a driver has port + i; port 0: any.
         insecure: whether to listen beyond loopback even without TLS or a token.
-        logs: the directory for what simulators print that it starts; "": it goes where the output
-            of the EnvRunner goes.
+        logs: the directory for the output of simulators that it starts; "": together with the
+            output of the EnvRunner.
     """
 
     address: str
@@ -28,15 +28,15 @@ class GatewayAddress:
 
 @dataclass(frozen=True, slots=True)
 class EnvRunnerProgram:
-    """What an EnvRunner process is started with.
+    """Arguments of an EnvRunner process.
 
     Attributes:
-        contact: how it finds its driver.
-        role: "envrunner", or "evaluator" for one that only plays whole episodes.
+        contact: address and credentials of its driver.
+        role: "envrunner", or "evaluator" if it only plays whole episodes.
         own_code: cloudpickled (environment factory or None, module factory or None, connector
-            classes by the names that stand for them): of a notebook or script. Only from a parent
-            process through its own pipe, never from the network.
-        gateway: where it listens for simulators; None: it has environments of its own.
+            classes by name): of a notebook or script. Only from a parent process through its own
+            pipe, never from the network.
+        gateway: the address for simulators; None: it has its own environments.
     """
 
     contact: Contact

@@ -15,7 +15,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 class RequestedRound:
-    """Gathers the requests of a round, which follow each other.
+    """Collects the requests of a round.
 
     Attributes:
         requests: received so far, by command id.
@@ -25,10 +25,10 @@ class RequestedRound:
         self.requests: dict[int, training_pb2.SampleRequest] = {}
 
     def add(self, command_id: int, request: training_pb2.SampleRequest) -> bool:
-        """Take the next request. True: the round is complete.
+        """Add the next request. True: the round is complete.
 
         Raises:
-            ValueError: it does not belong to the requests before.
+            ValueError: it does not belong to the earlier requests.
         """
         for other in self.requests.values():
             if (other.round, other.requests_in_round) != (request.round, request.requests_in_round):
@@ -46,7 +46,7 @@ class RequestedRound:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What one module did in a round.
+    """Results of a trained module in a round.
 
     Attributes:
         batch: of its rows; None: no row is complete.
@@ -56,7 +56,7 @@ class Recorded:
             steps in earlier rounds.
         episode_lengths: their numbers of steps.
         connector_delta: what connectors have learned since the last batch; {}: nothing.
-        stale_steps: steps that were dropped because they are too old for a batch.
+        stale_steps: steps that were dropped because they were too old for a batch.
     """
 
     batch: EpisodeBatch | None
@@ -69,7 +69,7 @@ class Recorded:
 
 @dataclass(slots=True)
 class Played:
-    """What a module that is not trained did in a round.
+    """Results of a module that is not trained in a round.
 
     Attributes:
         steps: actions of its agents whose rewards are known.
@@ -82,7 +82,7 @@ class Played:
     episode_lengths: list[int] = field(default_factory=list)
 
     def add(self, other: Played) -> None:
-        """Add what it did for other agents."""
+        """Add its results for other agents."""
         self.steps += other.steps
         self.episode_returns += other.episode_returns
         self.episode_lengths += other.episode_lengths
@@ -90,11 +90,11 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class EndedMatch:
-    """What came of a match of a league.
+    """Outcome of a match of a league.
 
     Attributes:
         match_id: from the driver.
-        attempt: how often its line-up was drawn again.
+        attempt: number of times that its line-up was drawn again.
         returns: of each agent, in the order of the Setup's agents; NaN: it never acted.
         length: environment steps.
     """
@@ -107,20 +107,20 @@ class EndedMatch:
 
 @dataclass(frozen=True, slots=True)
 class PlayedRound:
-    """What came of fragment_steps steps of each environment.
+    """Results of fragment_steps steps of each environment.
 
     Attributes:
-        modules: by id of each module that was to be recorded, what it did; or why that is lost.
+        modules: results by id of a recorded module; or the reason why they are lost.
         seconds: time spent in "environment", in "inference", in "frames" (making batches), and in
             "connectors" (everything else).
         env_returns: with several agents, of the environments' episodes that ended, the sum of all
             agents' returns.
         env_lengths: their numbers of environment steps.
-        others: by id, what modules did that are not trained.
-        agent_returns: what each agent got in them.
+        others: results by id of a module that is not trained.
+        agent_returns: returns of each agent in these episodes.
         matches: of a league, that ended.
-        notes: for people, each of them once: how modules act, and which agent does not end.
-        infos: numbers that the environments put into their infos, of the episodes that ended.
+        notes: to log once: how modules act, and which agent does not end.
+        infos: numbers in the environments' infos, of the episodes that ended.
     """
 
     modules: Mapping[str, Recorded | NonFinite]

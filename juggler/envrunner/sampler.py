@@ -127,14 +127,14 @@ class Fragment:
     """T steps of each of N environments.
 
     Attributes:
-        batch: has memory of its own, so that it can be sent while the next one is sampled.
+        batch: in its own memory, so that it can be sent while the next one is sampled.
         episode_returns: undiscounted returns of the episodes that ended in this fragment, with
             their steps in earlier fragments.
         episode_lengths: their numbers of steps.
         seconds: time spent in "environment", in "inference", in "frames" (allocating memory), and
             in "connectors" (everything else).
         connector_delta: what connectors have learned from the live steps; {}: nothing.
-        infos: numbers that the environments put into their infos, of the episodes that ended.
+        infos: numbers in the environments' infos, of the episodes that ended.
     """
 
     batch: EpisodeBatch
@@ -152,8 +152,8 @@ class Sampler:
 
     Args:
         env: N environments, with any autoreset mode.
-        policy: acts for N rows and T steps, behind its connectors; in a data set, the actions are
-            those recorded there.
+        policy: acts for N rows and T steps, behind its connectors; with a data set, the recorded
+            actions are used.
         steps: T.
         seed: of the environments and of the policy's noise.
 
@@ -206,12 +206,12 @@ class Sampler:
         """Sample one fragment.
 
         Args:
-            version: (generation, update) of the policy's weights, which every step is stamped with.
+            version: (generation, update) of the policy's weights, stored with every step.
 
         Raises:
             NonFinite: an observation, a reward or a log-probability was not finite.
             EnvironmentFailed: an environment failed.
-            RuntimeError: the last call raised, and `reset` has not been called since.
+            RuntimeError: the last call raised, and `reset` was not called.
         """
         started = time.perf_counter()
         if self._observation is None:
@@ -226,7 +226,7 @@ class Sampler:
             seen = tree_map(lambda column: column[:, : self._step + 1], self._observations)
             self._choices.require(seen, lambda row, step, *_: (row, step))
             raise
-        observation, self._observation = self._observation, None  # None until all is checked
+        observation, self._observation = self._observation, None  # None until everything is checked
         self._choices.require(self._observations, lambda row, step, *_: (row, step))
         self._choices.require(self._last_observations, lambda row, *_: (row, self._steps))
         live = self._set_live()
@@ -362,7 +362,7 @@ class Sampler:
         return finals
 
     def _actions(self) -> tuple[Tree, NDArray[np.float32]]:
-        """Chosen actions [N, T, ...], and log-probabilities [N, T] or zeros."""
+        """Return chosen actions [N, T, ...], and log-probabilities [N, T] or zeros."""
         actions = tree_map(_over_steps, *self._chosen)  # [N, T, ...]
         logp = np.zeros((self._rows, self._steps), np.float32)
         if self._inputs:
@@ -378,7 +378,7 @@ class Sampler:
         return self._states
 
     def _delta(self, batch: EpisodeBatch) -> State:
-        """Take what the connectors have learned from a fragment."""
+        """Collect what the connectors have learned from a fragment."""
         try:
             return self._connectors.take_delta(batch.live)
         except NotFinite as error:
@@ -409,7 +409,7 @@ class Sampler:
     def _final_observations(
         self, finals: list[tuple[int, int, Any]]
     ) -> tuple[NDArray[np.intp], NDArray[np.intp], Tree]:
-        """Rows [K], steps [K], last observations [K, ...] of truncated episodes."""
+        """Return rows [K], steps [K], last observations [K, ...] of truncated episodes."""
         if self._autoreset is not AutoresetMode.NEXT_STEP:
             at = np.array([final[:2] for final in finals], np.intp).reshape(-1, 2)  # [K, 2]
             shown = zeros(self._space, (len(finals),))  # [K, ...]
@@ -435,7 +435,7 @@ def refuse_late_mask(infos: Mapping[str, Any]) -> None:
     """Refuse action masks that come after the first reset.
 
     Raises:
-        EnvironmentFailed: there is an action mask, which would have had to be in observations.
+        EnvironmentFailed: there is an action mask, which observations have no place for.
     """
     if ACTION_MASK in infos:
         reason = "it gives an action mask in its info, but gave none at its first reset"

@@ -1,4 +1,4 @@
-"""What workers of EnvRunners and gateways share: commands, batches, receipts."""
+"""Commands, batches and receipts of workers that sample: EnvRunners and gateways."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class _HeldUpBy(Protocol):
 
 
 class SamplingWorker(ABC):
-    """Carries out the driver's commands to a worker that samples.
+    """Base class of workers that sample by the driver's commands.
 
     Args:
         attachment: to the driver.
         inbox: has the commands.
         contact: of this worker.
         own_code: of the run.
-        held_up_by: names what a thread does, for people, from its innermost frame.
+        held_up_by: describes the call that a thread is in, from its innermost frame.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class SamplingWorker(ABC):
         attachment.held_up_by = held_up_by
         self._attachment, self._contact, self._own_code = attachment, contact, own_code
         self._index = index_of(attachment)
-        self._said: set[str] = set()  # to the driver, by the streams of any module
+        self._reported: set[str] = set()  # notes of the streams of all modules
         self._frozen = FrozenWeights()
         self._streams: dict[str, LearnerStreams] = {}  # by module that is trained
         self._deliveries = Deliveries(attachment)
@@ -75,34 +75,36 @@ class SamplingWorker(ABC):
             return self._loop.run()
         finally:
             for command_id, request in self._round.requests.items():
-                self._deliveries.no_learner(command_id, request)  # the others will not come
+                self._deliveries.no_learner(command_id, request)  # the round stays incomplete
             self._deliveries.settle(self._streams.values())
 
-    # -- what workers do differently --------------------------------------------------------------
+    # -- differences between workers --------------------------------------------------------------
 
     @abstractmethod
-    def _begin(self, command_id: int, told: EnvRunnerSetup, seed: int) -> training_pb2.Ready | None:
-        """Build what the setup names. None: the reply follows."""
+    def _begin(
+        self, command_id: int, setup: EnvRunnerSetup, seed: int
+    ) -> training_pb2.Ready | None:
+        """Build environments and modules from the setup. None: the reply follows."""
 
     @abstractmethod
     def _play(self, requests: Mapping[int, training_pb2.SampleRequest]) -> None:
         """Sample for the requests of a round, by command id."""
 
     @abstractmethod
-    def _let_in(self, module_id: str, acting: ActingSetup) -> None:
+    def _admit_player(self, module_id: str, acting: ActingSetup) -> None:
         """Let a player of a league be in line-ups from now on."""
 
     @abstractmethod
-    def _let_go(self, module_id: str) -> None:
-        """Forget a player, once no running episode has it."""
+    def _drop_player(self, module_id: str) -> None:
+        """Remove a player, once no running episode has it."""
 
     def _receipt(self, request: training_pb2.SampleRequest) -> training_pb2.Receipt:
-        """An empty receipt for a request."""
+        """Make an empty receipt for a request."""
         return receipt_for(request)
 
-    # -- what came of a round ---------------------------------------------------------------------
+    # -- results of a round -----------------------------------------------------------------------
 
-    def _hand_over(
+    def _deliver(
         self,
         requests: Mapping[int, training_pb2.SampleRequest],
         played: PlayedRound,
@@ -120,7 +122,7 @@ class SamplingWorker(ABC):
             NonFinite: steps of a module are lost. All requests are answered.
         """
         broken: NonFinite | None = None
-        told = False  # what came of the round itself is in one of its receipts
+        reported = False  # one of the receipts has the results of the round itself
         for command_id, request in requests.items():
             result, receipt = played.modules[request.module_id], self._receipt(request)
             if isinstance(result, NonFinite):
@@ -134,9 +136,9 @@ class SamplingWorker(ABC):
             receipt.stale_steps = result.stale_steps
             if result.connector_delta:
                 receipt.connector_delta = to_bytes(result.connector_delta)
-            if not told:
-                tell_round(receipt, played, by_agent=by_agent)
-                told = True
+            if not reported:
+                report_round(receipt, played, by_agent=by_agent)
+                reported = True
             sender = self._streams[request.module_id].sender(request.learner)
             if result.batch is not None:
                 receipt.live_steps = result.batch.live_steps
@@ -153,31 +155,31 @@ class SamplingWorker(ABC):
     # -- commands ---------------------------------------------------------------------------------
 
     def _restore(self, _: int, part: training_pb2.Restore) -> attach_pb2.Done:
-        """Take a part of what a module plays with."""
+        """Receive a part of a module's weights."""
         self._frozen.take(part)
         return attach_pb2.Done()
 
-    def _setup(self, command_id: int, setup: training_pb2.Setup) -> training_pb2.Ready | None:
-        told = from_json(setup.config, EnvRunnerSetup)
-        seed_process(setup.seed)
-        for module_id, acting in told.modules.items():
+    def _setup(self, command_id: int, command: training_pb2.Setup) -> training_pb2.Ready | None:
+        setup = from_json(command.config, EnvRunnerSetup)
+        seed_process(command.seed)
+        for module_id, acting in setup.modules.items():
             self._acts_with(module_id, acting)
-        return self._begin(command_id, told, setup.seed)
+        return self._begin(command_id, setup, command.seed)
 
     def _add_player(self, _: int, command: training_pb2.AddPlayer) -> attach_pb2.Done:
         acting = from_json(command.config, ActingSetup)
         self._acts_with(command.module_id, acting)
-        self._let_in(command.module_id, acting)
+        self._admit_player(command.module_id, acting)
         return attach_pb2.Done()
 
     def _remove_player(self, _: int, command: training_pb2.RemovePlayer) -> attach_pb2.Done:
-        self._let_go(command.module_id)
+        self._drop_player(command.module_id)
         if (streams := self._streams.pop(command.module_id, None)) is not None:
             streams.close()
         return attach_pb2.Done()
 
     def _learners(self, _: int, message: training_pb2.Learners) -> attach_pb2.Done:
-        """Dial the learners that train a module now, and no others."""
+        """Connect to exactly the present learners of a module."""
         if streams := self._streams.get(message.module_id):
             streams.connect(message.learners)
         return attach_pb2.Done()
@@ -188,38 +190,37 @@ class SamplingWorker(ABC):
                 f"asked for a batch of module {request.module_id!r}, and acts with "
                 f"{', '.join(map(repr, self._streams))}"
             )
-        if self._round.add(command_id, request):  # else others of the round follow
+        if self._round.add(command_id, request):  # else more requests of the round follow
             requests, self._round = self._round.requests, RequestedRound()
             self._play(requests)
 
     def _checkpoint(self, command: training_pb2.Evaluate) -> tuple[Mapping[str, Tree], Version]:
-        """What the modules of a checkpoint play with, and its version."""
+        """Return weights and connectors of a checkpoint's modules, and its version."""
         if command.HasField("version"):
             return self._frozen.take_all(), Version.of(command.version)
         saved = read(command.checkpoint)
         return playing_trees(saved), Version(*saved.version)
 
     def _acts_with(self, module_id: str, acting: ActingSetup) -> None:
-        if not acting.digest:  # the others have no learner
+        if not acting.digest:  # it has a learner
             self._streams[module_id] = LearnerStreams(
                 module_id,
                 self._index,
                 self._attachment,
                 self._contact,
                 self._deliveries.settled,
-                self._said,
+                self._reported,
             )
 
     def _note(self, text: str, *, warning: bool = False) -> None:
-        """Report a note."""
         self._attachment.report(training_pb2.Note(text=text, warning=warning))
 
     def _warn(self, text: str) -> None:
         self._note(text, warning=True)
 
 
-_ACKNOWLEDGED_SECONDS = 2.0  # for learners to take what was sent when this worker leaves
-_CLOSED_SECONDS = 0.5  # for streams to give it up
+_ACKNOWLEDGED_SECONDS = 2.0  # for learners to acknowledge batches when this worker leaves
+_CLOSED_SECONDS = 0.5  # for streams to give them up
 
 
 class Deliveries:
@@ -228,7 +229,7 @@ class Deliveries:
     Batches are settled in the threads of streams, while the worker continues.
 
     Args:
-        attachment: takes the receipts.
+        attachment: sends the receipts.
     """
 
     def __init__(self, attachment: Attachment) -> None:
@@ -236,16 +237,16 @@ class Deliveries:
         self._lock = threading.Condition()
         # Unsettled batches by module and batch id: the command, and its receipt.
         self._open: dict[tuple[str, int], tuple[int, training_pb2.Receipt]] = {}
-        self._seconds: dict[str, float] = defaultdict(float)  # where the time went
+        self._seconds: dict[str, float] = defaultdict(float)  # spent so far, by name
 
     def spent(self, seconds: Mapping[str, float]) -> None:
-        """Add to the seconds that were spent on something, by its name."""
+        """Add seconds spent, by name."""
         with self._lock:
             for name, spent in seconds.items():
                 self._seconds[name] += spent
 
     def has_spent(self, seconds: Mapping[str, float]) -> None:
-        """Set the seconds spent on something since this worker began."""
+        """Set the seconds spent since this worker began, by name."""
         with self._lock:
             self._seconds.update(seconds)
 
@@ -273,7 +274,7 @@ class Deliveries:
     def answer(
         self, command_id: int, receipt: training_pb2.Receipt, dropped: str = "", why: str = ""
     ) -> None:
-        """Answer a request for which there is no batch.
+        """Answer a request without a batch.
 
         Args:
             command_id: the request's.
@@ -292,7 +293,7 @@ class Deliveries:
         self.answer(command_id, receipt_for(request), "learner_lost", why)
 
     def settled(self, module_id: str, batch_id: int, dropped: str, explanation: str) -> None:
-        """A batch is with its learner, or lost: send its receipt."""
+        """Send the receipt of a batch that has arrived or is lost."""
         with self._lock:
             command_id, receipt = self._open[module_id, batch_id]
             receipt.seconds.update(self._seconds)
@@ -302,10 +303,7 @@ class Deliveries:
             self._lock.notify_all()
 
     def settle(self, streams: Iterable[LearnerStreams]) -> None:
-        """Wait until every batch that was sent has its receipt.
-
-        The driver must get it before this process ends.
-        """
+        """Wait until the driver has the receipts of all sent batches."""
         with self._lock:
             sent = set(self._open)
             if self._lock.wait_for(lambda: sent.isdisjoint(self._open), _ACKNOWLEDGED_SECONDS):
@@ -317,14 +315,14 @@ class Deliveries:
 
 
 def receipt_for(request: training_pb2.SampleRequest) -> training_pb2.Receipt:
-    """An empty receipt for a request."""
+    """Make an empty receipt for a request."""
     return training_pb2.Receipt(
         module_id=request.module_id, batch_id=request.batch_id, learner=request.learner
     )
 
 
-def tell_round(receipt: training_pb2.Receipt, played: PlayedRound, *, by_agent: bool) -> None:
-    """Report a round's results besides its batches in a receipt.
+def report_round(receipt: training_pb2.Receipt, played: PlayedRound, *, by_agent: bool) -> None:
+    """Write a round's results, other than its batches, into a receipt.
 
     Args:
         receipt: of one request of the round.

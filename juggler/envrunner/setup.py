@@ -1,4 +1,4 @@
-"""What an EnvRunner is set up with, without torch."""
+"""Setups of EnvRunners, which the driver sends. No torch here."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ RANDOM: Final = "random"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActingSetup:
-    """What an EnvRunner knows of one module that it acts with.
+    """Setup of one module that an EnvRunner acts with.
 
     Attributes:
         module: what the module is built from.
         connectors: the table `connectors` of a configuration.
-        algorithm: the name of the algorithm that learns from its steps, for people.
-        off_policy: that algorithm can learn from what another policy did.
-        row_age: the most updates by which the weights of a row's first step may be older than the
-            newest ones, where rows fill at a pace of their own.
-        exploration_exponents: by which powers of the learner's number the module explores: one for
-            each environment, or for all of them; (): it is as it comes.
-        digest: of what a module plays with that is not trained, and which came before this setup;
-            "": it is trained, and its weights come from learners.
+        algorithm: the name of the algorithm that learns from its steps, for messages.
+        off_policy: the algorithm can learn from another policy's steps.
+        row_age: maximum number of updates that the weights of a row's first step may be behind the
+            newest weights, if rows fill at their own pace.
+        exploration_exponents: powers of the learner's exploration that the module explores with:
+            one for each environment, or one for all; (): exploration is used as it is.
+        digest: of the weights of a module that is not trained, sent before this setup; "": it is
+            trained, and its weights come from learners.
     """
 
     module: ModuleConfig
@@ -45,13 +45,12 @@ class EnvRunnerSetup:
 
     Attributes:
         env_runner: its environments, and how it steps them.
-        modules: what it acts with, by module id.
+        modules: that it acts with, by module id.
         agents: by agent, the module that plays it, or a list of the modules that may play it; {}:
             the environments have one agent, which the only module plays.
-        mapping: the name of the function that chooses among those in each episode; "": they are
-            drawn uniformly.
-        league: requests bring the line-ups of episodes, and modules that are not trained come and
-            go.
+        mapping: the name of the function that chooses among these modules in each episode; "":
+            they are drawn uniformly.
+        league: requests bring the line-ups of episodes, and players are added and removed.
     """
 
     env_runner: EnvRunnerConfig
@@ -62,15 +61,12 @@ class EnvRunnerSetup:
 
     @property
     def critics_see(self) -> tuple[str, ...]:
-        """What trained value functions see beyond their agents' observations.
-
-        Values of `critic_sees`, without "observation".
-        """
+        """Values of `critic_sees` of trained modules, without "observation"."""
         trained = (acting for acting in self.modules.values() if not acting.digest)
         seen = {acting.module.critic_sees for acting in trained}
         return tuple(sorted(seen - {"observation"}))
 
 
-def may_play(said: str | Sequence[str]) -> tuple[str, ...]:
-    """The modules that may play an agent, from the table `agents`."""
-    return (said,) if isinstance(said, str) else tuple(said)
+def may_play(ids: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the modules that may play an agent, from the table `agents`."""
+    return (ids,) if isinstance(ids, str) else tuple(ids)

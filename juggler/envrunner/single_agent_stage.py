@@ -86,7 +86,7 @@ class SingleAgentStage(Stage):
             fragment = self._sampler.sample(version)
         except NonFinite as error:
             return PlayedRound({self._module_id: error}, {})
-        # Returns in a data set say nothing of the policy that is trained.
+        # Returns in a data set are not returns of the trained policy.
         plays = not isinstance(self._env, RecordedEnvs)
         result = Recorded(
             fragment.batch,

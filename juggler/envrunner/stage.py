@@ -1,4 +1,4 @@
-"""The environments of an EnvRunner, and the modules that act in them."""
+"""The environments of an EnvRunner, with the modules that act in them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 class Stage(Protocol):
-    """What an EnvRunner plays with. By itself, it has no league."""
+    """Environments, and modules that act in them; by default, without a league."""
 
     def ready(self) -> list[training_pb2.Ready.Module]:
-        """What there is of each module."""
+        """Report the spaces and the batch size of each module."""
 
     def load(self, module_id: str, weights: Tree) -> None:
         """Let a module act with other weights."""
@@ -41,14 +41,14 @@ class Stage(Protocol):
         """Use what the connectors of all EnvRunners have learned."""
 
     def load_trees(self, trees: Mapping[str, Tree]) -> None:
-        """Load the weights and connectors of every module, as `playing_trees` gives them.
+        """Load the weights and connectors of every module, from `playing_trees`.
 
         Raises:
             ValueError: a module is missing.
         """
 
     def reset(self, seed: int) -> None:
-        """Restart, as a process does whose Setup has this seed."""
+        """Restart, like a new process whose Setup has this seed."""
 
     def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
         """Play fragment_steps steps of each environment.
@@ -73,14 +73,12 @@ class Stage(Protocol):
         """Let another module be in line-ups from now on, trained or not.
 
         Raises:
-            ValueError: there is no league, or what it plays with is not what the setup says.
+            ValueError: there is no league, or its weights are not the ones in the setup.
         """
         refuse_league()
 
     def remove_player(self, module_id: str) -> None:
-        """Forget a module once no running episode has it.
-
-        No requests are about it any more.
+        """Remove a module once no running episode has it.
 
         Raises:
             ValueError: there is no league.
@@ -107,8 +105,8 @@ class OwnCode:
     """Code of a notebook or script.
 
     Attributes:
-        module_factory: what the key `module` of the run was given; None: a name, or nothing.
-        classes: other classes, by the names that stand for them; None: there are none.
+        module_factory: the value of the run's key `module`; None: a name, or nothing.
+        classes: other classes, by name; None: no classes.
     """
 
     module_factory: Any = None
@@ -117,7 +115,7 @@ class OwnCode:
 
 @dataclass(frozen=True, slots=True)
 class ActingParts:
-    """A module for acting, with the connectors on both sides of it.
+    """A module for acting, and its connectors.
 
     Attributes:
         connectors: from the environments to the module.
@@ -165,33 +163,33 @@ class ActingParts:
             distribution=setup.module.distribution,
             check_specs=setup.module.check_specs,
         )
-        strip_to_acting(module)  # the rest is not sent here
+        strip_to_acting(module)  # learners do not send the rest
         if len(exponents := setup.exploration_exponents) > 1:
             with_own_exploration(module, len(exponents))
         spaces = observation_space, action_space
         return cls(connectors, module_to_env, module, *spaces, exponents)
 
     def as_here(self, weights: Tree) -> Tree:
-        """A learner's weights, in the form in which the module acts here."""
+        """Convert a learner's weights to this module's form."""
         if not self.exploration_exponents:
             return weights
         sent: Any = weights
         name = exploration_of(self.module)
-        said = np.asarray(sent[name], np.float32)  # []
+        exploration = np.asarray(sent[name], np.float32)  # []
         powers = np.array(self.exploration_exponents, np.float32)  # [B], or [1]
         shape = self.module.get_buffer(name).shape  # (B, 1), (B, 1, 1) or ()
-        return {**sent, name: (said**powers).reshape(shape)}
+        return {**sent, name: (exploration**powers).reshape(shape)}
 
     def ready(
         self, module_id: str, rows: int, steps: int, critic_space: Space[Any] | None = None
     ) -> training_pb2.Ready.Module:
-        """The driver's report of a module: batches of N x T steps.
+        """Report a module to the driver: batches of N x T steps.
 
         Args:
             module_id: of the module.
             rows: N.
             steps: T.
-            critic_space: of "critic_observations" in its batches; None: they have none.
+            critic_space: of "critic_observations" in its batches; None: no such column.
         """
         ready = training_pb2.Ready.Module(
             module_id=module_id,
@@ -209,5 +207,5 @@ class ActingParts:
 
 
 def refuse_league() -> NoReturn:
-    """Raise ValueError, since there is no league."""
+    """Raise ValueError, because there is no league."""
     raise ValueError("this run has no league, where line-ups and players come and go")

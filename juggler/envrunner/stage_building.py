@@ -1,4 +1,4 @@
-"""Builds what an EnvRunner plays with, from what the driver tells it."""
+"""Builds the stage of an EnvRunner from the driver's setup."""
 
 from __future__ import annotations
 
@@ -24,47 +24,49 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 def build_stage(
-    told: EnvRunnerSetup,
+    setup: EnvRunnerSetup,
     seed: int,
     env_factory: Any,
     own_code: OwnCode,
     frozen: FrozenWeights,
     worker_id: str,
     index: int,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Stage:
     """Make the environments, and the modules that act in them.
 
     Args:
-        told: by the driver.
+        setup: from the driver.
         seed: of the worker.
-        env_factory: makes the environments instead of the name in `told`; None: that does.
+        env_factory: makes the environments; None: the name in `setup` does.
         own_code: may be used in the setup.
-        frozen: what modules play with that are not trained.
+        frozen: weights of modules that are not trained.
         worker_id: of the worker.
         index: of the worker.
-        tell: people, of a problem with what it records.
+        report: logs a problem with the recorded data set.
     """
     with ExitStack() as undo:
         stage: Stage
-        if told.agents:
-            # A run of environments with one agent needs none of it.
+        if setup.agents:
+            # Imported here, because a run of environments with one agent does not need it.
             from juggler.envrunner.multi_agent.making import make_multi_agent_envs
             from juggler.envrunner.multi_agent.multi_agent_stage import MultiAgentStage
 
-            envs = make_multi_agent_envs(told.env_runner, env_factory, critics_see=told.critics_see)
+            envs = make_multi_agent_envs(
+                setup.env_runner, env_factory, critics_see=setup.critics_see
+            )
             undo.callback(envs.close)
-            stage = MultiAgentStage(told, envs, seed, own_code, frozen)
+            stage = MultiAgentStage(setup, envs, seed, own_code, frozen)
             step_back()
         else:
             env: VectorEnvironment
-            if told.env_runner.dataset:
-                env = RecordedEnvs.of(told.env_runner)
+            if setup.env_runner.dataset:
+                env = RecordedEnvs.of(setup.env_runner)
             else:
-                env = make_vector_env(told.env_runner, env_factory, index)
-                env = recorded_while_played(env, told.env_runner, worker_id, env_factory, tell)
+                env = make_vector_env(setup.env_runner, env_factory, index)
+                env = recorded_while_played(env, setup.env_runner, worker_id, env_factory, report)
             undo.callback(env.close)
-            stage = SingleAgentStage(told, env, seed, own_code)
+            stage = SingleAgentStage(setup, env, seed, own_code)
             step_back(env)
         undo.pop_all()
         return stage
@@ -76,7 +78,7 @@ _MOST_STEPS = 3000  # of an episode
 def film(
     command: training_pb2.Evaluate,
     trees: Mapping[str, Tree],
-    told: EnvRunnerSetup,
+    setup: EnvRunnerSetup,
     env_factory: Any,
     own_code: OwnCode,
     warn: Callable[[str], None],
@@ -84,30 +86,30 @@ def film(
 ) -> None:
     """Record an episode of the evaluated checkpoint.
 
-    A problem is logged, and the evaluation counts all the same.
+    A problem is logged, and the evaluation still counts.
 
     Args:
         command: asks for the evaluation.
-        trees: what the modules of the checkpoint play with.
-        told: the setup of the evaluator.
-        env_factory: as in `EnvRunnerProgram`.
-        own_code: likewise.
-        warn: shows a warning.
+        trees: weights and connectors of the checkpoint's modules.
+        setup: of the evaluator.
+        env_factory: as in `build_stage`.
+        own_code: may be used in the setup.
+        warn: logs a warning.
         progresses: called after each step.
     """
-    directory, seed, several = Path(command.video), command.seed, bool(told.agents)
-    config = replace(told.env_runner, envs_per_runner=1, vectorize="sync", record="")
+    directory, seed, several = Path(command.video), command.seed, bool(setup.agents)
+    config = replace(setup.env_runner, envs_per_runner=1, vectorize="sync", record="")
     try:
         paths = [directory / "episode.mp4"]
         factory = record_videos(config, env_factory, [paths], several_agents=several)
-        alone = replace(told, env_runner=config)
+        alone = replace(setup, env_runner=config)
         stage = build_stage(alone, seed, factory, own_code, FrozenWeights(), "", 0, warn)
         try:
             stage.load_trees(trees)
             most = min(command.most_steps or _MOST_STEPS, _MOST_STEPS)
             stage.evaluate(1, seed, lambda *_: progresses(), most_steps=most, goal=None)
         finally:
-            stage.close()  # which finishes the video
-    # It cannot be drawn, the disk or the program that writes videos fails, or the game itself does.
+            stage.close()  # finishes the video
+    # It cannot be rendered, the disk or ffmpeg fails, or the environment itself does.
     except (ValueError, OSError, EnvironmentFailed) as error:
         warn(f"could not record {directory.name}: {error}")

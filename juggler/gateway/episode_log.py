@@ -172,7 +172,7 @@ class EpisodeWriter:
     def _work(self) -> None:
         try:
             while self._write_next():
-                self._episodes.look_at_the_clock()
+                self._episodes.complete_if_old()
             self._episodes.complete()
         except BaseException as error:
             with self._changed:

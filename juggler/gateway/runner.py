@@ -219,7 +219,7 @@ class GatewayRunner(SamplingWorker):
         self._added += 1
         return player_seed(self._seed, self._added - 1)
 
-    def _let_in(self, module_id: str, acting: ActingSetup) -> None:
+    def _admit_player(self, module_id: str, acting: ActingSetup) -> None:
         self._of_league()
         if module_id in self._setups:
             raise ValueError(f"a player {module_id!r} is here already")
@@ -228,7 +228,7 @@ class GatewayRunner(SamplingWorker):
             self._casting.players.append(module_id)
             self._server.manager.add_player(module_id)
 
-    def _let_go(self, module_id: str) -> None:
+    def _drop_player(self, module_id: str) -> None:
         league = self._of_league()
         if module_id not in self._casting.players:
             return
@@ -473,7 +473,7 @@ class GatewayRunner(SamplingWorker):
         )
         self._deliveries.has_spent(self._server.seconds)
         self._deliveries.spent({"frames": time.perf_counter() - started})
-        self._hand_over(asked.requests, played, by_agent=True)
+        self._deliver(asked.requests, played, by_agent=True)
 
     def _receipt(self, request: training_pb2.SampleRequest) -> training_pb2.Receipt:
         receipt = super()._receipt(request)

@@ -13,7 +13,7 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
 from juggler.envrunner.agent_returns import AgentReturns, add_returns, has_metrics_by_agent
-from juggler.envrunner.info_numbers import InfoNumber, told_apart
+from juggler.envrunner.info_numbers import InfoNumber, reported_agents
 from juggler.envrunner.multi_agent.line_up import LineUpError
 from juggler.envrunner.rounds import PlayedRound
 from juggler.gateway.agents import Casting, module_of
@@ -219,7 +219,7 @@ class SessionManager:
             if has_metrics_by_agent(self._names):
                 self._names.update(dict.fromkeys(names))
         if hello.info_names:
-            apart = told_apart(names) if several else ()
+            apart = reported_agents(names) if several else ()
             counts = len(agents), apart, hello.environments
             infos = SessionInfos(list(hello.info_names), *counts, self._infos)
         return Session(agents, hello, stream, episodes, infos)

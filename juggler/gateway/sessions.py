@@ -17,7 +17,7 @@ from juggler.envrunner.info_numbers import (
     is_name,
     most_names,
     names_another,
-    told_apart,
+    reported_agents,
 )
 from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.row_layout import Interface
@@ -353,7 +353,7 @@ def check_hello(hello: pb.Hello, known: Collection[str]) -> None:
 
 def _check_info_names(hello: pb.Hello, known: Collection[str]) -> None:
     names, agents = hello.info_names, [agent.id for agent in hello.agents]
-    apart = told_apart(agents)
+    apart = reported_agents(agents)
     most = most_names(apart)
     if hello.mode == pb.LOGGED_DATA:
         text = "the mode LOGGED_DATA has no info_names: another policy acted, and the run's metrics"

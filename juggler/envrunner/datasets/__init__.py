@@ -1,1 +1,1 @@
-"""Data sets of episodes: found, read, played again, and written."""
+"""Recording, writing and replay of data sets of episodes."""

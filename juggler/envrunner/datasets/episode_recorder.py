@@ -15,10 +15,10 @@ from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.wire.structures import to_tree, tree_map
 from juggler.runtime.wire.trees import Tree, flatten
 
-#: When all episodes under way take more, the longest is cut: some environments never end one.
+#: When all running episodes need more, the longest is cut: some environments never end one.
 MOST_BYTES = 512 * 1024 * 1024
-#: What Python takes for each array of a step besides its numbers, and for what holds them.
-BESIDE = 256
+#: Bytes that Python needs per array of a step, in addition to its numbers.
+OVERHEAD_BYTES = 256
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class _Running:
     """The steps of an episode so far.
 
     Attributes:
-        step_bytes: what a step takes.
+        step_bytes: size of one step.
     """
 
     step_bytes: int
@@ -40,12 +40,12 @@ class _Running:
 
 
 class EpisodesUnderWay:
-    """The episodes under way, each at a place of its own.
+    """Collects the running episodes, one per place.
 
     Args:
-        take: gets each episode when it ends.
+        take: called with each episode when it ends.
         most_bytes: when all episodes together have more, the longest is cut before its last step,
-            as if it were truncated; that step begins another one. Those with a single step stay.
+            as if it were truncated; that step begins a new episode. A single step is not cut.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class EpisodesUnderWay:
     ) -> None:
         self._take, self._most_bytes = take, most_bytes
         self._running: dict[int, _Running] = {}
-        self._bytes = 0  # of all of them
+        self._bytes = 0  # of all running episodes
 
     def step(self, place: int, observation: Tree, action: Tree, reward: float) -> None:
         """Add a step. Nothing else may write to its arrays.
@@ -90,7 +90,7 @@ class EpisodesUnderWay:
         self._take(episode)
 
     def drop(self, place: int) -> _Running | None:
-        """Forget the episode at a place, if there is one."""
+        """Drop the episode at a place, if any."""
         running = self._running.pop(place, None)
         self._bytes -= running.nbytes if running else 0
         return running
@@ -106,9 +106,9 @@ class EpisodesUnderWay:
         self._bytes += running.step_bytes
 
     def _cut(self, place: int) -> None:
-        """Begin another episode with the last step of this one.
+        """Move an episode's last step to a new one.
 
-        Nothing happens if it is the only step.
+        Does nothing if it is the only step.
         """
         running = self._running[place]
         if len(running.rewards) < 2:
@@ -124,8 +124,8 @@ class EpisodeRecorder(VectorWrapper):
 
     Args:
         env: N environments, with any autoreset mode.
-        take: gets each episode when it ends.
-        shares: [N] the number of episodes to record of each environment; None: all.
+        take: called with each episode when it ends.
+        shares: [N] number of episodes to record per environment; None: all.
     """
 
     def __init__(
@@ -179,10 +179,7 @@ class EpisodeRecorder(VectorWrapper):
     def _last(
         self, observations: Any, infos: dict[str, Any], row: int, *, terminated: bool
     ) -> Tree | None:
-        """The last observation [...] of an episode, or None.
-
-        Only a terminated episode may have none that fits.
-        """
+        """Return an episode's last observation [...]; None if it terminated without one."""
         if self._mode is AutoresetMode.SAME_STEP:
             last = last_observation(self._observed, infos, row, terminated=terminated)
             return None if last is None else tree_map(np.array, last)
@@ -190,13 +187,13 @@ class EpisodeRecorder(VectorWrapper):
 
 
 def row_of(batch: Tree, row: int) -> Tree:
-    """A copy of one row [...] of a batch [N, ...]."""
+    """Copy one row [...] of a batch [N, ...]."""
     copied: Tree = tree_map(lambda leaf: np.array(leaf[row]), batch)
     return copied
 
 
 def _bytes_of(tree: Tree) -> int:
-    return sum(leaf.nbytes + BESIDE for _, leaf in flatten(tree))
+    return sum(leaf.nbytes + OVERHEAD_BYTES for _, leaf in flatten(tree))
 
 
 def _over_steps(*leaves: NDArray[Any]) -> NDArray[Any]:

@@ -20,15 +20,15 @@ from juggler.runtime.wire.trees import Tree
 class RecordedEnvs(VectorEnv[Any, Any, Any]):
     """N environments that replay a data set and ignore their actions.
 
-    `actions` are the recorded ones for the observations of the last `reset` or `step`. Each
-    pass over the episodes is in a random order, and whichever environment ends one takes the next.
+    `actions` are the recorded actions for the observations of the last `reset` or `step`. Each
+    pass over the episodes is in a random order. An environment that ends an episode takes the next.
 
     Args:
         dataset: the episodes.
         num_envs: N.
 
     Attributes:
-        actions: a tree of arrays [N, ...], as the environment got them; new at each step.
+        actions: a tree of arrays [N, ...], as recorded; new at each step.
     """
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
@@ -48,7 +48,7 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
 
     @classmethod
     def of(cls, config: EnvRunnerConfig) -> RecordedEnvs:
-        """Recorded environments of one EnvRunner.
+        """Make the recorded environments of one EnvRunner.
 
         Raises:
             DatasetError: as `Dataset`.
@@ -58,7 +58,7 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin the next episodes: where options["reset_mask"] [N] says so, or everywhere.
+        """Begin the next episodes where options["reset_mask"] [N] is true, or everywhere.
 
         Raises:
             EnvironmentFailed: an episode is damaged.
@@ -77,7 +77,7 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
     def step(
         self, actions: Any
     ) -> tuple[Any, NDArray[Any], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """The next step of each episode; `actions` change nothing."""
+        """Replay the next step of each episode; `actions` are ignored."""
         rewards = np.array(
             [each.rewards[at] for each, at in zip(self._playing, self._at, strict=True)]
         )  # [N]
@@ -87,17 +87,14 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
         return self._seen(), rewards, terminated, over & ~terminated, {}
 
     def _seen(self) -> Any:
-        """The observations, as a vector of Gymnasium gives them.
-
-        Sets `actions` too.
-        """
+        """Set `actions`, and return the observations in Gymnasium's form."""
         at = self._at.tolist()
         observations = zeros(self.single_observation_space, (self.num_envs,))  # [N, ...]
         actions = zeros(self.single_action_space, (self.num_envs,))  # [N, ...]
         for row, (episode, step) in enumerate(zip(self._playing, at, strict=True)):
-            _put(observations, row, episode.observations, step)
-            if step < len(episode):  # else it is over
-                _put(actions, row, episode.actions, step)
+            _copy_step(observations, row, episode.observations, step)
+            if step < len(episode):  # else it has ended
+                _copy_step(actions, row, episode.actions, step)
         self.actions = actions
         return from_tree(self.single_observation_space, observations)
 
@@ -108,12 +105,12 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
             # Connectors may mend observations, which are checked after them.
             return self.dataset.episode(self._order.pop(), finite=("actions", "rewards"))
         except DatasetError as error:
-            # It would be as damaged for this EnvRunner's successor.
+            # A restarted EnvRunner would read the same damage.
             where = f"data set {self.dataset.name!r}"
             raise EnvironmentFailed(where, "reading", str(error), lasting=True) from error
 
 
-def _put(tree: Any, row: int, episode: Any, step: int) -> None:
+def _copy_step(tree: Any, row: int, episode: Any, step: int) -> None:
     """Copy a step of an episode into a row of a batch."""
 
     def put(target: NDArray[Any], source: NDArray[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Writes what a run samples, while it samples."""
+"""Records a run's sampled episodes while it runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from juggler.runtime.datasets.finding import DatasetError
 #: loses the part that is not complete.
 _PART_BYTES: Final = 64 * 1024 * 1024
 _PART_SECONDS: Final = 60.0
-#: Episodes are written together: one by one they take twice as long.
+#: Episodes are written in groups: one by one takes twice as long.
 _TOGETHER: Final = 64
 _TOGETHER_BYTES: Final = 8 * 1024 * 1024
 _GB: Final = 1e9
@@ -40,15 +40,15 @@ class SampledEpisodes:
 
     The part is a series of data sets, each of which is complete or absent.
 
-    A disk that refuses one ends the recording, and nothing else.
+    A failed write ends the recording, but not the run.
 
     Args:
-        config: says where, and how much.
+        config: has the directory and the limit of the recording.
         worker: the EnvRunner's name.
         observation_space: of the environments.
         action_space: of the environments.
         env_spec: of the environments, if Gymnasium can make them again.
-        tell: people, that nothing more is recorded, and why.
+        report: logs why the recording has ended.
         part_seconds: the age at which a part is complete, from its first episode on.
 
     Raises:
@@ -62,19 +62,19 @@ class SampledEpisodes:
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         env_spec: EnvSpec | None,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         part_seconds: float = _PART_SECONDS,
     ) -> None:
         must_be_recordable(observation_space, action_space)
         self._directory, self._worker = Path(config.record).expanduser().absolute(), worker
         self._about = observation_space, action_space, env_spec
         self._most_bytes = None if config.record_gb is None else config.record_gb * _GB
-        self._tell, self._part_seconds = tell, part_seconds
+        self._report, self._part_seconds = report, part_seconds
         self._bytes = bytes_of(self._directory.glob(f"{worker}-part-*-v0/data/*"))  # of all parts
         self._part = ExitStack()
         self._writer: DatasetWriter | None = None
         self._began: float | None = None  # of the part's first episode, written or not
-        self._part_bytes = 0  # of the files of the part that is being written
+        self._part_bytes = 0  # of the files of the current part
         self._waiting: list[RecordedEpisode] = []
         self._waiting_bytes = 0
         self._ended = False
@@ -97,26 +97,20 @@ class SampledEpisodes:
         if self._part_bytes >= _PART_BYTES:
             self.complete()
 
-    def look_at_the_clock(self) -> None:
-        """Complete the part if it is old.
-
-        Episodes need not come any more.
-        """
+    def complete_if_old(self) -> None:
+        """Complete an old part, even if no further episode comes."""
         if self._began is not None and time.monotonic() - self._began >= self._part_seconds:
             self.complete()
 
     def complete(self) -> None:
-        """Complete the part that is being written.
-
-        The next episode begins another one.
-        """
+        """Complete the current part. The next episode begins another."""
         self._write()
         self._attempt(self._part.close)
         self._bytes += self._part_bytes
         self._writer, self._part_bytes, self._began = None, 0, None
 
     def _write(self) -> None:
-        """Write what waits."""
+        """Write the waiting episodes."""
         episodes, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not episodes or self._ended:
             return
@@ -136,7 +130,7 @@ class SampledEpisodes:
         self._attempt(write)
 
     def _next_number(self) -> int:
-        """One more than that of the last part."""
+        """Return the number after the last part's."""
         pattern = re.compile(rf"{re.escape(self._worker)}-part-(\d+)-v0")
         found = (pattern.fullmatch(place.name) for place in self._directory.glob("*-part-*"))
         return max((int(each[1]) for each in found if each), default=0) + 1
@@ -149,13 +143,10 @@ class SampledEpisodes:
             self.end(str(error))
 
     def end(self, why: str) -> None:
-        """Stop recording, and report the reason.
-
-        May be called in any thread.
-        """
+        """Stop recording, and report the reason. Any thread may call it."""
         if not self._ended:
             self._ended = True
-            self._tell(f"records no more episodes, and samples on: {why}")
+            self._report(f"records no more episodes, and samples on: {why}")
 
 
 class RecordedWhilePlayed(EpisodeRecorder):
@@ -163,7 +154,7 @@ class RecordedWhilePlayed(EpisodeRecorder):
 
     Args:
         env: N environments, with any autoreset mode.
-        episodes: take the episodes.
+        episodes: receives the episodes.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], episodes: SampledEpisodes) -> None:
@@ -172,7 +163,7 @@ class RecordedWhilePlayed(EpisodeRecorder):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         result = super().step(actions)
-        self._episodes.look_at_the_clock()
+        self._episodes.complete_if_old()
         return result
 
     def close(self, **kwargs: Any) -> Any:
@@ -186,16 +177,16 @@ def recorded_while_played(
     config: EnvRunnerConfig,
     worker: str,
     factory: Callable[..., Any] | None,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> VectorEnv[Any, Any, Any]:
-    """Environments whose episodes are recorded, if the configuration says so.
+    """Let environments record their episodes, if the configuration has `record`.
 
     Args:
         env: N environments.
-        config: says where.
+        config: has the directory.
         worker: the EnvRunner's name.
-        factory: made the environments instead of the name in `config`; None: that did.
-        tell: as in `SampledEpisodes`.
+        factory: made the environments; None: the name in `config` did.
+        report: as in `SampledEpisodes`.
 
     Raises:
         DatasetError: as `SampledEpisodes`.
@@ -204,4 +195,4 @@ def recorded_while_played(
         return env
     spaces = env.single_observation_space, env.single_action_space
     spec = spec_of(config, factory)
-    return RecordedWhilePlayed(env, SampledEpisodes(config, worker, *spaces, spec, tell))
+    return RecordedWhilePlayed(env, SampledEpisodes(config, worker, *spaces, spec, report))

@@ -27,12 +27,12 @@ from juggler.runtime.modules.by_name import SCRIPT
 from juggler.runtime.plain_files import try_lock
 from juggler.runtime.wire.structures import from_tree, space_leaves
 
-#: What writing to a full disk has been seen to raise.
+#: Exceptions seen when writing to a full disk.
 _REFUSED = (OSError, RuntimeError)
 #: Where Minari keeps the episodes of a data set.
 _EPISODES = "main_data.hdf5"
-#: What HDF5 needs besides the numbers: at most this for each of its small files and episodes.
-_BESIDE = 1 << 16
+#: Maximum overhead of HDF5 in bytes, per write and per episode.
+_OVERHEAD_BYTES = 1 << 16
 
 
 class DatasetWriter:
@@ -67,7 +67,7 @@ class DatasetWriter:
             self.nbytes = bytes_of(Path(self._storage.data_path).iterdir())
 
     def _buffer(self, episode: RecordedEpisode) -> Any:
-        """An episode as Minari takes it."""
+        """Convert an episode to Minari's buffer."""
         from minari.data_collector import EpisodeBuffer
 
         observed, acted = self._spaces
@@ -92,7 +92,7 @@ def writing(
 ) -> Iterator[DatasetWriter]:
     """Write a data set, which appears once the context ends well.
 
-    If it does not, or the process is killed, there is none.
+    Otherwise, or if the process is killed, no data set is left.
 
     Args:
         place: its directory, which must not exist.
@@ -121,12 +121,12 @@ def writing(
                 observation_space,
                 action_space,
                 env_spec,
-                jpeg_encoding=False,  # images as they were seen
+                jpeg_encoding=False,  # images without loss
             )
             (partial / DATA / _EPISODES).write_bytes(_empty_file())
         yield DatasetWriter(place, storage, observation_space, action_space)
         with _refusals(place):
-            # Readers take none without a name.
+            # Readers reject a data set without a name.
             named = {"dataset_id": dataset_id, "minari_version": version("minari"), **about}
             storage.update_metadata(named)
             for file in (partial / DATA).iterdir():
@@ -147,7 +147,7 @@ def must_be_recordable(
     for what, space in (("observations", observation_space), ("actions", action_space)):
         for path, _ in space_leaves(space):
             for key in path:
-                if key in ("", ".") or "/" in key:  # which HDF5 takes for paths of its own
+                if key in ("", ".") or "/" in key:  # HDF5 would read it as a path
                     raise DatasetError(
                         f"a data set cannot hold {what} with the key {key!r}: choose a key "
                         "without '/' that is neither empty nor '.'"
@@ -173,11 +173,11 @@ def _held_directory(place: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(place: Path) -> None:
-    """Remove what killed processes have left of this data set.
+    """Remove partial copies of this data set that killed processes left.
 
-    What a process holds stays, and so does what cannot be told.
+    Directories that a process holds, or that cannot be opened, stay.
     """
-    # One without data has been made this moment, and is not locked yet.
+    # A directory without data may be new, and not locked yet.
     for data in place.parent.glob(f"{partial_of(place.name)}/{DATA}"):
         with suppress(OSError):
             descriptor = os.open(data.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -189,15 +189,14 @@ def _remove_abandoned(place: Path) -> None:
 
 
 def bytes_of(files: Iterable[Path]) -> int:
-    """What files take."""
+    """Return the total size of files."""
     return sum(file.stat().st_size for file in files)
 
 
 def _reserve(file: Path, episodes: Sequence[RecordedEpisode]) -> None:
-    """Let the disk reserve room for episodes.
+    """Reserve disk space for episodes.
 
-    HDF5 crashes if a disk becomes full while it writes; room that it does not need is returned when
-    the file is closed.
+    HDF5 crashes if the disk fills up while it writes. Closing the file releases unused space.
 
     Raises:
         OSError: there is no room.
@@ -205,11 +204,11 @@ def _reserve(file: Path, episodes: Sequence[RecordedEpisode]) -> None:
     numbers = sum(2 * each.nbytes + 16 * len(each) for each in episodes)
     with file.open("r+b") as opened:
         end = opened.seek(0, os.SEEK_END)
-        os.posix_fallocate(opened.fileno(), end, numbers + _BESIDE * (1 + len(episodes)))
+        os.posix_fallocate(opened.fileno(), end, numbers + _OVERHEAD_BYTES * (1 + len(episodes)))
 
 
 def _empty_file() -> bytes:
-    """An HDF5 file without episodes."""
+    """Make an HDF5 file without episodes."""
     import h5py
 
     content = io.BytesIO()
@@ -223,7 +222,7 @@ def _refusals(place: Path) -> Iterator[None]:
     try:
         yield
     except _REFUSED as error:
-        code = getattr(error, "errno", None)  # HDF5 says much more, over several lines
+        code = getattr(error, "errno", None)  # HDF5's own message has several lines
         why = os.strerror(code) if code else str(error).partition("\n")[0]
         raise DatasetError(
             f"cannot write the data set {place}, of which nothing is kept: {why}"
@@ -240,13 +239,13 @@ def _to_disk(path: Path) -> None:
 
 
 def spec_of(config: EnvRunnerConfig, factory: Callable[..., Any] | None) -> EnvSpec | None:
-    """Gymnasium's spec to make an environment again.
+    """Return Gymnasium's spec that makes an environment again.
 
-    Its id is the value of `env`. None: it has no name, or cannot be written down.
+    Its id is the value of `env`. None: the environment has no name, or its spec is not JSON.
 
     Args:
         config: names the environment.
-        factory: makes the environments instead of the name; None: the name does.
+        factory: makes the environments; None: the name does.
     """
     if config.gateway or config.is_elsewhere or config.env_wrappers:
         return None
@@ -263,7 +262,7 @@ def spec_of(config: EnvRunnerConfig, factory: Callable[..., Any] | None) -> EnvS
     try:
         spec = replace(spec, id=config.env)
     except gymnasium.error.Error:
-        pass  # Gymnasium takes no module with a dot before a namespace: the id alone remains
+        pass  # Gymnasium rejects a dotted module before a namespace: the spec keeps its id
     try:
         spec.to_json()
     except (TypeError, ValueError):
@@ -272,9 +271,9 @@ def spec_of(config: EnvRunnerConfig, factory: Callable[..., Any] | None) -> EnvS
 
 
 def _found_as(name: str, factory: Callable[..., Any]) -> EnvironmentFactory | None:
-    """What makes the environments, if another process finds it by name.
+    """Return the factory, if another process can import it by name.
 
-    Code of a script, or made within a function, is not found.
+    A script's code, or a function within a function, cannot be imported.
     """
     if name.startswith(SCRIPT):
         return None
@@ -284,7 +283,7 @@ def _found_as(name: str, factory: Callable[..., Any]) -> EnvironmentFactory | No
         return None
 
 
-def words_of(env: str) -> str:
-    """The name of an environment, as Minari allows it."""
+def name_for_minari(env: str) -> str:
+    """Reduce an environment's name to the characters that Minari allows."""
     name = re.sub(r"-v\d+$", "", env.rpartition(":")[2])
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "env"

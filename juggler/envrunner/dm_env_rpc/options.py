@@ -13,18 +13,18 @@ class SimulatorOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown
     """Options for making and joining worlds, and for their tensors.
 
     Attributes:
-        create_world: settings of the world that each environment has.
-        world: join this existing one instead; {index} stands for the number of the environment, and
-            {runner} for that of its EnvRunner.
+        create_world: settings of the world that each environment creates.
+        world: existing world to join instead; {index} stands for the number of the environment, and
+            {runner} for the number of its EnvRunner.
         join_world: settings of joining.
-        observations: names of those to learn from; none: all but reward and discount.
-        actions: names of those to choose; none: all. The simulator chooses the others.
+        observations: names of the observations to learn from; none: all but reward and discount.
+        actions: names of the actions to choose; none: all. The simulator chooses the rest.
         reward: the observation that is the reward.
-        discount: the observation that is the discount. It is in infos; gamma is the run's own.
+        discount: the observation that is the discount. It is only in infos; the run has its gamma.
         seed_setting: the setting of a reset that takes a seed; "": the simulator gets none.
         connect_seconds: how long to try to reach a simulator that does not answer.
-        tls: a directory as `juggler certs` makes it; "": without TLS.
-        token_file: with a token to show; "": the one in `tls`, if there is one.
+        tls: a directory made by `juggler certs`; "": without TLS.
+        token_file: file with the token to send; "": the token in `tls`, if any.
     """
 
     create_world: dict[str, Any] = {}
@@ -57,13 +57,13 @@ class SimulatorOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown
         return options
 
     def of_runner(self, runner: int) -> SimulatorOptions:
-        """Options with an EnvRunner's number in the name of the world."""
+        """Fill an EnvRunner's number into the name of the world."""
         world = None if self.world is None else self.world.replace("{runner}", str(runner))
         return msgspec.structs.replace(self, world=world)
 
 
 def addresses(env: str) -> list[str]:
-    """The addresses in `env`, as "host:port" or "unix:path".
+    """Return the addresses in `env`, as "host:port" or "unix:path".
 
     Raises:
         ValueError: it is not of the form dm_env_rpc://HOST:PORT[,HOST:PORT…].

@@ -18,11 +18,11 @@ from juggler.runtime.wire.trees import Path
 
 Space = gymnasium.Space[Any]
 
-#: Bytes of one message: observations may be images.
+#: Maximum bytes of one message: observations may be images.
 MAX_MESSAGE_BYTES: Final = 256 << 20
-#: Elements of one tensor.
+#: Maximum elements of one tensor.
 MAX_ELEMENTS: Final = 1 << 25
-#: An integer of more values than this is a number, and not a choice.
+#: An integer with more values is a number instead of a choice.
 _MOST_CHOICES: Final = 1 << 16
 
 #: By DataType: the field of a Tensor that has its numbers, and their dtype.
@@ -37,17 +37,17 @@ _NUMBERS: Final[dict[pb.DataType, tuple[str, np.dtype[Any]]]] = {
     pb.UINT64: ("uint64s", np.dtype("<u8")),
     pb.BOOL: ("bools", np.dtype(np.bool_)),
 }
-#: Fields whose numbers are bytes; those of the others are varints.
+#: Fields whose numbers are bytes; the other fields have varints.
 _IN_BYTES: Final = {"floats", "doubles", "int8s", "uint8s"}
 _UNPACKED: Final[dict[str, Any]] = {"floats": pb.UnpackedFloats, "doubles": pb.UnpackedDoubles}
 
 
 class SimulatorError(Exception):
-    """A simulator did not do as requested; the message says why.
+    """A simulator failed or refused a request; the message has the reason.
 
     Attributes:
-        unavailable: it was not there, or is gone; dialling again may help.
-        refused: it answered with an error of its own.
+        unavailable: it cannot be reached, or has disconnected; dialling again may help.
+        refused: it answered with an error.
     """
 
     def __init__(self, message: str, *, unavailable: bool = False, refused: bool = False) -> None:
@@ -60,13 +60,13 @@ class Spec:
     """The shape, dtype and bounds of the tensors of one name.
 
     Attributes:
-        uid: stands for the name in every step.
-        name: for people and settings, with periods between levels.
+        uid: number of the tensor in every step.
+        name: in messages and settings, with periods between levels.
         shape: of every tensor.
         field: of a Tensor message, which has its elements.
         dtype: of its elements.
         low: the lower bound, [] or [*shape]; None: no bound.
-        high: the upper bound, likewise.
+        high: the upper bound, in the same form.
     """
 
     uid: int
@@ -86,9 +86,9 @@ class Spec:
         """
         name, shape, kind = message.name, tuple(message.shape), message.dtype
         if kind not in _NUMBERS:
-            said = pb.DataType.Name(kind) if kind in pb.DataType.values() else str(kind)
+            known = pb.DataType.Name(kind) if kind in pb.DataType.values() else str(kind)
             raise SimulatorError(
-                f"{name!r} is of type {said}, and only numbers can be learned from"
+                f"{name!r} is of type {known}, and only numbers can be learned from"
             )
         if any(length < 0 for length in shape):
             raise SimulatorError(f"{name!r} has the shape {list(shape)}, which varies")
@@ -110,7 +110,7 @@ class Spec:
         return math.prod(self.shape)
 
     def range(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Min and max, [] or [*shape]; without bounds those of the dtype."""
+        """Return min and max, [] or [*shape]; without bounds, the dtype's limits."""
         least: Any = -np.inf
         most: Any = np.inf
         if self.dtype.kind == "b":
@@ -123,7 +123,7 @@ class Spec:
         return low, high
 
     def space(self, what: str) -> Space:
-        """The space of a tensor's values.
+        """Return the space of a tensor's values.
 
         Args:
             what: "action" or "observation".
@@ -137,7 +137,7 @@ class Spec:
         low, high = self.range()
         choices: NDArray[Any] | None = None  # [] or [*shape]
         if kind != "f" and self.low is not None and self.high is not None:
-            # Python's integers: a range may have more values than the largest number says.
+            # Python's integers, because the number of values may overflow the dtype.
             choices = np.asarray(np.subtract(high, low, dtype=object) + 1)
             if np.any(choices > _MOST_CHOICES):
                 choices = None
@@ -155,7 +155,7 @@ class Spec:
         return spaces.Box(*bounds, shape, self.dtype.type)
 
     def decode(self, tensor: pb.Tensor) -> NDArray[Any]:
-        """A tensor's array [*shape]; a view of the message's bytes is read-only.
+        """Return a tensor's array [*shape]; views of the message are read-only.
 
         One element fills the whole shape, and one dimension may be left open, as in the protocol.
 
@@ -181,7 +181,7 @@ class Spec:
         _write(tensor, self.field, array)
 
     def _is_meant_by(self, given: tuple[int, ...]) -> bool:
-        """Whether a shape with one open dimension fits the spec."""
+        """Return whether a shape with one open dimension fits the spec."""
         return (
             len(given) == len(self.shape)
             and sum(length < 0 for length in given) <= 1
@@ -200,7 +200,7 @@ class Spec:
         return numbers.reshape(() if len(numbers) == 1 else self.shape)
 
     def _numbers(self, payload: Any) -> NDArray[Any]:
-        """The elements in a message: all, or one that stands for all."""
+        """Return the elements in a message: all, or one for all."""
         content, itemsize = payload.array, 1
         if self.field in _IN_BYTES:
             itemsize = self.dtype.itemsize
@@ -218,14 +218,14 @@ class Spec:
 
 
 def setting(value: Any) -> pb.Tensor:
-    """A setting of a configuration as a tensor.
+    """Convert a setting of a configuration to a tensor.
 
     Args:
         value: a number, text, true or false, or an array of these. Integers are sent as int64 and
-            others as double; {dtype = "int32", value = 3} says what else.
+            other numbers as double; {dtype = "int32", value = 3} sets another dtype.
 
     Raises:
-        SimulatorError: it is none of these.
+        SimulatorError: it is something else.
     """
     dtype = None
     if isinstance(value, Mapping):
@@ -246,7 +246,7 @@ def setting(value: Any) -> pb.Tensor:
 def _write(tensor: pb.Tensor, field: str, array: NDArray[Any]) -> None:
     tensor.shape.extend(array.shape)
     payload = getattr(tensor, field)
-    payload.SetInParent()  # even if there is nothing in it
+    payload.SetInParent()  # even if it is empty
     if field in _IN_BYTES:
         payload.array = array.tobytes()
     else:
@@ -255,13 +255,13 @@ def _write(tensor: pb.Tensor, field: str, array: NDArray[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Tensors, and where they are in the trees of a space.
+    """Tensors, and their paths in the trees of a space.
 
     Attributes:
         what: "action" or "observation".
-        space: a Dict by names, with a level for each period in them; one tensor alone is its space.
+        space: a Dict by names, with a level for each period in them; for one tensor, its own space.
         specs: of the tensors.
-        paths: in trees of the space, of each.
+        paths: of the tensors in trees of the space, in the same order.
     """
 
     what: str
@@ -308,7 +308,7 @@ class Layout:
                 raise SimulatorError(f"the {self.what} {before.name!r} is gone")
             now = Spec.read(*by_name[before.name])
             fits = (now.shape, now.dtype) == (before.shape, before.dtype)
-            if fits:  # the simulator may show less than before, and must take all that it took
+            if fits:  # the range of an observation may shrink, and the range of an action may grow
                 inner, outer = (before, now) if self.what == "action" else (now, before)
                 (low, high), (least, most) = inner.range(), outer.range()
                 fits = bool(np.all(least <= low) and np.all(high <= most))
@@ -330,16 +330,16 @@ def chosen(
     without: Iterable[str],
     what: str,
 ) -> list[Spec]:
-    """The specs to use, in order of their ids or of `names`.
+    """Return the specs to use, in order of ids or of `names`.
 
     Args:
         offered: by unique id.
-        names: of those to use; None: all.
-        without: names to leave out then.
+        names: of the specs to use; None: all but `without`.
+        without: names to leave out.
         what: "action" or "observation".
 
     Raises:
-        SimulatorError: one cannot be used, is not there, or two have the same name.
+        SimulatorError: a spec is missing or cannot be used, or two have the same name.
     """
     by_name = {message.name: uid for uid, message in sorted(offered.items())}
     known = ", ".join(sorted(message.name for message in offered.values()))
@@ -365,7 +365,7 @@ class Interface:
     Attributes:
         observations: to learn from.
         actions: to choose.
-        signals: reward and, if there is one, discount.
+        signals: the reward and, if there is one, the discount.
     """
 
     observations: Layout
@@ -377,7 +377,7 @@ class Interface:
         """Read the specs of a simulator.
 
         Raises:
-            SimulatorError: nothing can be learned from it; names the tensor, and what to do.
+            SimulatorError: nothing can be learned from it; names the tensor and a remedy.
         """
         signals = [options.reward]
         if any(spec.name == options.discount for spec in specs.observations.values()):
@@ -415,7 +415,7 @@ class Interface:
     ) -> None:
         """Fill a request with one environment's actions and wanted observations.
 
-        Floats are clipped to the bounds, which simulators check: those of a policy may exceed them
+        Floats are clipped to the bounds, which simulators check: a policy's actions may exceed them
         by rounding, or by far if no connector clips them.
 
         Args:
@@ -439,7 +439,7 @@ class Interface:
         Returns the reward and, if the simulator has one, the discount.
 
         Raises:
-            SimulatorError: something is missing, or not what its spec says.
+            SimulatorError: an observation is missing, or does not fit its spec.
         """
         for path, spec in zip(self.observations.paths, self.observations.specs, strict=True):
             into[path][row] = _given(step, spec)

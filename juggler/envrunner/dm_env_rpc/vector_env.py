@@ -45,14 +45,14 @@ OPTIONS: Final = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 ]
-_BACKOFF_SECONDS: Final = (0.1, 2.0)  # the first, which doubles, and the longest
+_BACKOFF_SECONDS: Final = (0.1, 2.0)  # the first, which doubles, and the maximum
 _PROGRESS_SECONDS: Final = 5.0
 _FAREWELL_SECONDS: Final = 2.0
 _CLOSING_SECONDS: Final = 10.0
-#: Replies in a row that end a sequence before it has begun.
+#: Maximum number of sequences in a row that end in their first reply.
 _MOST_EMPTY: Final = 8
-#: Of closed vectors. gRPC has events for a loop even after all its calls are over; a closed loop
-#: would raise in the loop that reads them.
+#: Loops of closed vectors, for reuse. gRPC has events for a loop even after its calls have ended; a
+#: closed loop would raise in the loop that reads them.
 _idle_loops: list[asyncio.AbstractEventLoop] = []
 
 
@@ -63,11 +63,11 @@ class Agent:
 
     Args:
         index: of the environment in its EnvRunner.
-        address: where the simulator is, as "host:port" or "unix:path".
-        options: how to join, and what to use there.
+        address: of the simulator, as "host:port" or "unix:path".
+        options: of joining, and of the tensors to use.
         deadline: seconds that a reply may take.
         tls: of this host; None: without.
-        metadata: what the stream shows.
+        metadata: of the stream, with a token.
 
     Attributes:
         interface: the specs in use; set by `join`.
@@ -86,8 +86,8 @@ class Agent:
         self._deadline, self._tls, self._metadata = deadline, tls, metadata
         self._channel: grpc.aio.Channel | None = None
         self._call: Any = None
-        self._created: str | None = None  # a world of its own
-        self._over = True  # the next step begins a sequence, without actions
+        self._created: str | None = None  # name of the world that this agent has created
+        self._ended = True  # the next step begins a sequence, without actions
         self.interface: Interface
 
     async def join(self) -> None:
@@ -97,7 +97,7 @@ class Agent:
             SimulatorError: it did not answer for connect_seconds, refused, or has specs that cannot
                 be used.
         """
-        started = said = time.monotonic()
+        started = reported = time.monotonic()
         pause, longest = _BACKOFF_SECONDS
         while True:
             try:
@@ -109,9 +109,9 @@ class Agent:
                 spent = time.monotonic() - started
                 if spent + pause > self._options.connect_seconds:
                     raise await self._out_of_reach(error, spent) from None
-                late = spent < pause or time.monotonic() - said > _PROGRESS_SECONDS
-                if late and self._index == 0:  # one line for all of an EnvRunner's
-                    said = time.monotonic()
+                late = spent < pause or time.monotonic() - reported > _PROGRESS_SECONDS
+                if late and self._index == 0:  # one line for all agents of an EnvRunner
+                    reported = time.monotonic()
                     print(
                         f"juggler: no simulator at {self.address} yet: {error}; trying for "
                         f"{self._options.connect_seconds - spent:.0f} s",
@@ -124,30 +124,30 @@ class Agent:
         """Begin a sequence, and copy its first observations into this agent's row.
 
         Args:
-            seed: for the setting of the simulator that takes one; None: there is none.
+            seed: value of the simulator's seed setting; None: no seed.
             into: arrays [N, ...] by their paths.
 
         Raises:
             SimulatorError: the simulator failed, or its reply does not fit its specs.
         """
-        if seed is not None or not self._over:
+        if seed is not None or not self._ended:
             request = pb.EnvironmentRequest()
             request.reset.SetInParent()
             if seed is not None:
                 _settle(request.reset.settings, {self._options.seed_setting: seed}, "seed_setting")
             response = await self._ask(request)
             self.interface = self.interface.adopt(response.reset.specs)
-            self._over = True
+            self._ended = True
         await self.step({}, into)
 
     async def step(
         self, actions: Mapping[Path, Any], into: Mapping[Path, Any]
     ) -> tuple[bool, bool, list[float]]:
-        """One step, the first of a sequence after `join` or an end.
+        """Take a step; it begins a sequence after `join` or an end.
 
         Args:
             actions: of all environments [N, ...], by their paths; not used in a first step.
-            into: where observations go, likewise.
+            into: arrays [N, ...] for observations, by their paths.
 
         Returns:
             terminated, truncated, and the signals: reward, and discount if there is one.
@@ -155,7 +155,7 @@ class Agent:
         Raises:
             SimulatorError: the simulator failed, or its reply does not fit its specs.
         """
-        first = self._over
+        first = self._ended
         for _ in range(_MOST_EMPTY):
             request = pb.EnvironmentRequest()
             self.interface.write_request(None if first else actions, self._index, request.step)
@@ -163,8 +163,8 @@ class Agent:
             if step.state not in (pb.RUNNING, pb.TERMINATED, pb.INTERRUPTED):
                 raise SimulatorError(f"its reply to step has the state {step.state}, which is none")
             if first and step.state != pb.RUNNING:
-                continue  # the sequence was over before an action was possible
-            self._over = step.state != pb.RUNNING
+                continue  # the sequence ended before an action was possible
+            self._ended = step.state != pb.RUNNING
             signals = self.interface.read_reply(step, self._index, into)
             return step.state == pb.TERMINATED, step.state == pb.INTERRUPTED, signals
         raise SimulatorError(f"{_MOST_EMPTY} sequences in a row ended in their first reply")
@@ -193,7 +193,7 @@ class Agent:
         else:
             credentials = self._tls.channel_credentials()
             self._channel = grpc.aio.secure_channel(self.address, credentials, options=OPTIONS)
-        # Bytes, which are parsed here: what is no message is then an error of ours.
+        # Bytes are parsed here, so that an invalid message raises our own error.
         self._call = self._channel.stream_stream(METHOD)(metadata=self._metadata or None)
         world = self._options.world
         if world is None:
@@ -203,7 +203,7 @@ class Agent:
         _settle(join.join_world.settings, self._options.join_world, "join_world")
         response = await self._ask(join)
         self.interface = Interface.of(response.join_world.specs, self._options)
-        self._over = True
+        self._ended = True
 
     async def _create(self) -> str:
         create = pb.EnvironmentRequest()
@@ -222,7 +222,7 @@ class Agent:
     async def _ask(
         self, request: pb.EnvironmentRequest, deadline: float | None = None
     ) -> pb.EnvironmentResponse:
-        """The reply to a request.
+        """Send a request, and return the reply.
 
         Raises:
             SimulatorError: there is no valid reply in time, or it is an error.
@@ -264,16 +264,16 @@ class Agent:
         return response
 
     async def _lost(self) -> SimulatorError:
-        """The error that the stream ended with."""
+        """Return the error that ended the stream."""
         if not self._call.done():
             self._call.cancel()
         code, details = await self._call.code(), await self._call.details()
         text = (details or "").partition("\n")[0][:500]
         if code is grpc.StatusCode.OK:
             return SimulatorError("the simulator hung up", unavailable=True)
-        # gRPC does not know how a stream ended that is written to afterwards.
+        # gRPC does not know how a stream ended if it is written to afterwards.
         unknown = code is grpc.StatusCode.INTERNAL and text == "Internal error from Core"
-        if "message larger than max" in text:  # in gRPC's words
+        if "message larger than max" in text:  # gRPC's wording
             text += (
                 ". Leave tensors out with env_kwargs.observations, or raise the limit of the "
                 "simulator's gRPC server (grpc.max_receive_message_length and "
@@ -285,7 +285,7 @@ class Agent:
         )
 
     async def _out_of_reach(self, error: SimulatorError, spent: float) -> SimulatorError:
-        # It dials once more, in a thread of its own.
+        # It dials once more and blocks, so it runs in a thread.
         refused = await asyncio.to_thread(why_not_secure, self.address, "simulator", self._tls)
         return SimulatorError(
             refused
@@ -304,17 +304,17 @@ def _settle(settings: Any, values: Mapping[str, Any], key: str) -> None:
 
 
 class SimulatorVector(VectorEnv[Any, Any, Any]):
-    """N agents, each on a stream of its own.
+    """N agents, each on its own stream.
 
-    All requests are out before any reply is read.
+    All requests are sent before any reply is read.
 
     The step after the end of an episode begins the next one (NEXT_STEP), as in the protocol, so
-    that every step takes one round trip. Observations are its own memory, valid until the next
-    step. Reset with a seed, agent i gets seed + i, if simulators take seeds (seed_setting).
+    that every step takes one round trip. Observations share memory, and are valid until the next
+    step. `reset` with a seed gives agent i seed + i, if simulators take seeds (seed_setting).
 
     Args:
         where: "host:port" or "unix:path" of each server; all EnvRunners together dial them in turn.
-        options: how worlds are made and joined, and what of them is used.
+        options: of worlds, and of the tensors to use.
         count: N.
         deadline: seconds that a reply may take.
         runner: number of this EnvRunner.
@@ -333,7 +333,7 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
         deadline: float,
         runner: int = 0,
     ) -> None:
-        # The run's own are for its own processes: a simulator gets the ones that are named for it.
+        # The run's own credentials are for its own processes. Simulators have separate ones.
         tls = read_tls(options.tls) if options.tls else None
         token = read_token(options.token_file or None, tls) if tls or options.token_file else ""
         metadata = bearer(token) if token else ()
@@ -342,7 +342,7 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
             for i in range(count)
         ]
         self._seeded = bool(options.seed_setting)
-        # Runs while something is waited for.
+        # Runs only while a reply is awaited.
         self._loop = _idle_loops.pop() if _idle_loops else asyncio.new_event_loop()
         self.num_envs = count
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
@@ -370,7 +370,7 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
         seed: int | list[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin a sequence in every environment. Running ones are given up."""
+        """Begin a sequence in every environment, and abandon running ones."""
         if not self._seeded or seed is None:
             seeds: list[int | None] = [None] * self.num_envs
         elif isinstance(seed, int):
@@ -391,7 +391,7 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
         return self._observations, self._signals[:, 0], ends[:, 0], ends[:, 1], infos
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Leave all worlds, and destroy own ones, within a few seconds."""
+        """Leave all worlds, and destroy created ones, within a few seconds."""
 
         async def leave() -> None:
             async with asyncio.timeout(_CLOSING_SECONDS):
@@ -403,7 +403,7 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
         _idle_loops.append(self._loop)
 
     def _together(self, call: str, ask: Callable[[Agent], Coroutine[Any, Any, T]]) -> list[T]:
-        """The answers of all agents, which all work at the same time."""
+        """Call all agents at the same time, and return their answers."""
 
         async def all_of_them() -> list[T | BaseException]:
             return await asyncio.gather(*map(ask, self._agents), return_exceptions=True)
@@ -422,7 +422,7 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
             asyncio.get_running_loop()
         except RuntimeError:
             return self._loop.run_until_complete(work)
-        # The caller is in an event loop, as a notebook is, and a thread runs one at a time.
+        # The caller is in an event loop, as in a notebook, and a thread runs one at a time.
         with ThreadPoolExecutor(1) as other_thread:
             return other_thread.submit(self._loop.run_until_complete, work).result()
 
@@ -445,7 +445,7 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
 
 
 def simulators(config: EnvRunnerConfig, runner: int = 0) -> SimulatorVector:
-    """The environments of a configuration whose `env` is dm_env_rpc://…
+    """Make the environments of a configuration whose `env` is dm_env_rpc://…
 
     Raises:
         EnvironmentFailed: a simulator cannot be used.

@@ -1,1 +1,1 @@
-"""Environments, one or many at once."""
+"""Environments with one agent, and vectors of them."""

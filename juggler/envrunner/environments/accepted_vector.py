@@ -1,7 +1,4 @@
-"""A vector of environments with its own way to step and reset.
-
-It gives arrays or tensors.
-"""
+"""Checks the results of a vector with its own `step` and `reset`."""
 
 from __future__ import annotations
 
@@ -21,20 +18,17 @@ from juggler.runtime.wire.trees import path_name
 
 
 class AcceptedVector(ReportsFailures, VectorWrapper):
-    """Reports failures and misfits of a vector, and gives arrays.
+    """Reports failures and misfits of a vector.
 
-    The environments may compute in tensors.
-
-    Environments that are computed on a device take tensors and give tensors. A step with arrays
-    copies them in both directions. A step with tensors is the environments' own: everything stays
-    on their device.
+    Environments on a device take and return tensors. A step with arrays copies them in both
+    directions. In a step with tensors, everything stays on the device.
 
     Args:
         env: the vector.
         where: its name in errors.
 
     Attributes:
-        device: of the tensors that the last reset gave; None: it gave arrays.
+        device: of the tensors that the last reset returned; None: it returned arrays.
     """
 
     def __init__(self, env: Any, where: str) -> None:
@@ -56,7 +50,7 @@ class AcceptedVector(ReportsFailures, VectorWrapper):
     def step(self, actions: Any) -> Any:
         device = self.device
         if device is not None and holds_tensors(actions):
-            device = None  # they are where they belong
+            device = None  # they are on the device already
         *given, infos = super().step(actions if device is None else on_device(actions, device))
         self._check("step", *given)
         results = *given[:2], *map(_flags, given[2:]), infos
@@ -68,10 +62,10 @@ class AcceptedVector(ReportsFailures, VectorWrapper):
 
 
 class _Form:
-    """What the results of N environments must look like.
+    """Checks the dtypes and shapes of the results of N environments.
 
-    They are written into arrays [N, ...], where NumPy would repeat a single row for all of them,
-    and cut numbers off.
+    Results are written into arrays [N, ...], where NumPy would repeat a single row for all
+    environments, and truncate numbers.
 
     Args:
         space: of one environment's observations.
@@ -80,10 +74,10 @@ class _Form:
 
     def __init__(self, space: gymnasium.Space[Any], rows: int) -> None:
         self._space, self._rows = space, rows
-        self._fitted: dict[int, list[Any]] = {}  # what results of the last call fitted, by number
+        self._fitted: dict[int, list[Any]] = {}  # last dtypes and shapes, by number of results
 
     def misfit(self, observations: Any, *results: Any) -> str:
-        """Explain what the results of a call lack; "" if nothing.
+        """Explain why results of a call do not fit; "": they do.
 
         Args:
             observations: a structure of the space, [N, ...].
@@ -114,7 +108,7 @@ class _Form:
         return ""
 
     def _observed(self) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
-        """Name, shape and dtype of each leaf of the observations."""
+        """Yield name, shape and dtype of each leaf of the observations."""
         for path, leaf in space_leaves(self._space):
             at = f" at {path_name(path)}" if path else ""
             shape: tuple[int, ...] = leaf.shape or ()
@@ -125,7 +119,7 @@ class _Form:
 
 
 def _becomes(given: Any, due: np.dtype[Any]) -> bool:
-    """Whether numbers of a dtype become another without loss of kind.
+    """Return whether numbers of a dtype become another without loss of kind.
 
     The dtypes are NumPy's or torch's. Flags may be numbers or objects.
     """
@@ -138,12 +132,12 @@ def _becomes(given: Any, due: np.dtype[Any]) -> bool:
 
 
 def _flags(given: Any) -> Any:
-    """Flags [N] as bools; bools are returned as they are."""
+    """Convert flags [N] to bools; bools are returned as they are."""
     return given.bool() if isinstance(given, Tensor) else np.asarray(given, np.bool_)
 
 
 def tensors_on(env: VectorEnv[Any, Any, Any]) -> torch.device | None:
-    """The device of the environments' tensors; None: arrays, or no reset yet."""
+    """Return the device of environments' tensors; None: arrays, or no reset yet."""
     while isinstance(env, VectorWrapper):
         if isinstance(env, AcceptedVector):
             return env.device
@@ -152,20 +146,20 @@ def tensors_on(env: VectorEnv[Any, Any, Any]) -> torch.device | None:
 
 
 def device_of(space: gymnasium.Space[Any], observations: Any) -> torch.device | None:
-    """The device of observations that are tensors; None if they are arrays."""
+    """Return the device of observations; None if they are arrays."""
     _, first = next(tree_leaves(to_tree(space, observations)))
     return first.device if isinstance(first, Tensor) else None
 
 
 def holds_tensors(value: Any) -> bool:
-    """Whether actions, a structure of a space, are tensors."""
+    """Return whether actions, a structure of a space, are tensors."""
     while isinstance(value, Mapping | tuple):
         value = next(iter(value.values() if isinstance(value, Mapping) else value))
     return isinstance(value, Tensor)
 
 
 def on_host(value: Any) -> Any:
-    """A structure of dicts and tuples, with arrays instead of tensors."""
+    """Replace tensors by arrays in a structure of dicts and tuples."""
 
     def moved(each: Any) -> Any:
         return each.detach().cpu().numpy() if isinstance(each, Tensor) else each
@@ -174,7 +168,7 @@ def on_host(value: Any) -> Any:
 
 
 def on_device(value: Any, device: torch.device) -> Any:
-    """A structure of dicts and tuples, with tensors instead of arrays."""
+    """Replace arrays by tensors in a structure of dicts and tuples."""
 
     def moved(each: Any) -> Any:
         return torch.as_tensor(each, device=device) if isinstance(each, np.ndarray) else each

@@ -28,7 +28,7 @@ Space = gymnasium.Space[Any]
 def observe_masks(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
     """Put a vector's action masks, if any, into its observations.
 
-    The environments are reset once to see whether they do, and where they compute.
+    The environments are reset once to find out whether they have masks, and their device.
 
     Raises:
         EnvironmentFailed: a reset failed, or a mask does not fit the actions.
@@ -45,8 +45,8 @@ class ObservedMasks(VectorWrapper):
     A Dict observation gets the key "action_mask". Any other becomes a Dict with the keys
     "observation" and "action_mask". Every reset must give a mask, and so must every step that does
     not end an episode. The last observation of a truncated episode has the mask that came with it,
-    or else all ones. That of a terminated one has all ones: it is not acted on, and it may have
-    come with anything.
+    or else all ones. The last observation of a terminated episode has all ones: no action
+    follows it, and its mask may be anything.
 
     The mask of a Discrete(n) action has the shape [n]. The mask of a MultiDiscrete action has the
     shape [sum(nvec)], or is a tuple of one mask for each number. The masks of Dict and Tuple
@@ -64,8 +64,8 @@ class ObservedMasks(VectorWrapper):
         super().__init__(env)
         self._plain_space: Space = env.single_observation_space
         self._same_step = autoreset_mode(env) is AutoresetMode.SAME_STEP
-        self._everyone = np.ones(env.num_envs, np.bool_)  # [N]
-        self._require(infos, self._everyone, "reset")
+        self._all_rows = np.ones(env.num_envs, np.bool_)  # [N]
+        self._require(infos, self._all_rows, "reset")
         try:
             actions = env.single_action_space
             space = mask_space(read_masks(actions, infos[ACTION_MASK], np.arange(1)))  # of [1, n]
@@ -82,7 +82,7 @@ class ObservedMasks(VectorWrapper):
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        rows = (options or {}).get("reset_mask", self._everyone)  # [N]; the vector may pop it
+        rows = (options or {}).get("reset_mask", self._all_rows)  # [N]; the vector may pop it
         observations, infos = self.env.reset(seed=seed, options=options)
         self._require(infos, rows, "reset")
         self._keep(infos, self._given(infos), "reset")
@@ -92,7 +92,7 @@ class ObservedMasks(VectorWrapper):
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         over = terminated | truncated  # [N]
         read = self._given(infos)  # [N]
-        self._require(infos, self._everyone if self._same_step else ~over, "step")
+        self._require(infos, self._all_rows if self._same_step else ~over, "step")
         if over.any():
             if self._same_step:
                 infos = {**infos, "final_obs": self._finals(infos, over, terminated)}
@@ -110,11 +110,11 @@ class ObservedMasks(VectorWrapper):
 
     def _given(self, infos: Mapping[str, Any]) -> NDArray[np.bool_]:
         """Mask of environments that gave action masks [N]; all if unmarked."""
-        given: NDArray[np.bool_] = infos.get(f"_{ACTION_MASK}", self._everyone)
-        return given if ACTION_MASK in infos else ~self._everyone
+        given: NDArray[np.bool_] = infos.get(f"_{ACTION_MASK}", self._all_rows)
+        return given if ACTION_MASK in infos else ~self._all_rows
 
     def _keep(self, infos: dict[str, Any], given: NDArray[np.bool_], call: str) -> None:
-        """Store the masks of environments that have `given` [N] one."""
+        """Store the masks of the environments in `given` [N]."""
         rows = np.flatnonzero(given)
         if len(rows):
             _fill(self._masks, rows, self._read(infos, rows, call))
@@ -139,10 +139,10 @@ class ObservedMasks(VectorWrapper):
     def _finals(
         self, infos: dict[str, Any], over: NDArray[np.bool_], terminated: NDArray[np.bool_]
     ) -> NDArray[Any]:
-        """Give the last observations of episodes that are `over` [N] their masks.
+        """Return the last observations of ended episodes [N], with masks.
 
-        Returns an array [N] of observations, with None where no episode ended, or where one has
-        `terminated` [N] and the vector does not give a last observation that fits.
+        None where no episode ended, or where one has terminated and the vector gives no last
+        observation that fits.
         """
         finals = np.full(self.num_envs, None, object)
         final_infos = infos.get("final_info", {})
@@ -187,13 +187,13 @@ def read_masks(space: Space, given: Any, rows: NDArray[np.intp]) -> Any:
 def _mask(space: Space, given: Any, row: int) -> Any:
     """Read the masks of one environment; None: no mask.
 
-    A vector gives dicts of arrays [N, ...] where its environments give dicts.
+    If environments give dicts, their vector gives dicts of arrays [N, ...].
     """
     if not isinstance(given, Mapping):
         return flat_mask(space, given[row])
     children = space.spaces if isinstance(space, spaces.Dict) else {}
     for key in given.keys() - children.keys():
-        if not str(key).startswith("_"):  # keys with "_" tell which environments gave one
+        if not str(key).startswith("_"):  # keys with "_" mark the environments that gave one
             raise ValueError(f"there is no action {key!r} in {space}")
     return _branch({key: _mask(children[key], given[key], row) for key in children if key in given})
 
@@ -223,7 +223,7 @@ def _branch(masks: dict[str, Any]) -> Any:
 
 
 def mask_space(masks: Any) -> Space:
-    """The space of flat masks, from a tree of masks [..., n]."""
+    """Return the space of flat masks [..., n] in a tree."""
     if isinstance(masks, Mapping):
         return spaces.Dict({key: mask_space(branch) for key, branch in masks.items()})
     return spaces.MultiBinary(masks.shape[-1])

@@ -1,4 +1,4 @@
-"""When a vector resets its environments, and the last observations of episodes."""
+"""Autoreset modes of vectors, and the last observations of episodes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from juggler.runtime.wire.trees import Tree
 
 
 def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """Return when a vector resets its environments.
+    """Return a vector's autoreset mode.
 
     Raises:
-        ValueError: its metadata does not say.
+        ValueError: its metadata has no mode.
     """
     try:
         return AutoresetMode(env.metadata.get("autoreset_mode"))
@@ -30,9 +30,7 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
 
 
 def final_observation(space: gymnasium.Space[Any], infos: dict[str, Any], row: int) -> Tree:
-    """The last observation of an episode that a SAME_STEP vector truncated.
-
-    Other ended episodes may have one, too.
+    """Return the last observation of an episode that a SAME_STEP vector truncated.
 
     Args:
         space: of one environment's observations.
@@ -41,7 +39,7 @@ def final_observation(space: gymnasium.Space[Any], infos: dict[str, Any], row: i
         row: the environment's index.
 
     Raises:
-        EnvironmentFailed: the infos do not have it, or it is not of the space.
+        EnvironmentFailed: the infos do not have it, or it does not fit the space.
     """
     if not _has_final_observation(infos, row):
         raise EnvironmentFailed(
@@ -60,9 +58,9 @@ def final_observation(space: gymnasium.Space[Any], infos: dict[str, Any], row: i
 def last_observation(
     space: gymnasium.Space[Any], infos: dict[str, Any], row: int, *, terminated: bool
 ) -> Tree | None:
-    """The last observation of an episode that a SAME_STEP vector reset.
+    """Return the last observation of an episode that a SAME_STEP vector reset.
 
-    None: the episode has terminated, and the vector gives none, or one that is not of the space.
+    None: the episode has terminated, and the observation is missing or does not fit the space.
 
     Raises:
         EnvironmentFailed: as `final_observation`, for an episode that was truncated.
@@ -77,12 +75,12 @@ def _has_final_observation(infos: Mapping[str, Any], row: int) -> bool:
     if finals is None or isinstance(finals, (Mapping, tuple)):
         return finals is not None
     if not hasattr(finals, "__len__"):
-        return True  # one number, say, which `_final_of` finds not to fit
+        return True  # such as one number, which `_final_of` rejects
     return row < len(finals) and finals[row] is not None
 
 
 def _final_of(space: gymnasium.Space[Any], infos: Mapping[str, Any], row: int) -> tuple[Any, str]:
-    """An environment's part of "final_obs", and what is wrong, or ""."""
+    """Return an environment's part of "final_obs", and its error or ""."""
     shown = infos["final_obs"]
     try:
         if isinstance(shown, (Mapping, tuple)):

@@ -1,4 +1,4 @@
-"""Environments in processes of their own.
+"""Environments in separate processes.
 
 No torch here: every process would import it.
 """
@@ -29,7 +29,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from juggler.envrunner.environments.misfits import SpaceLeaves, misfit, must_return, no_reward
-from juggler.envrunner.environments.step_infos import BadMask, NoInfo, add_told, mask_in, told
+from juggler.envrunner.environments.step_infos import BadMask, NoInfo, add_kept, kept_of, mask_in
 from juggler.envrunner.failures import EnvironmentFailed, ReportsFailures, failures_of
 from juggler.runtime.actors.processes import die_with, hidden_main, set_title, start_forkserver
 from juggler.runtime.actors.stop_signals import ignore_stop_signals
@@ -41,7 +41,7 @@ _STEP, _STEPPED, _STEPPED_WITH = b"\0", b"\1", b"\2"  # no pickle begins with on
 
 
 class StepMemory:
-    """The actions of N environments, and what becomes of them.
+    """Shared memory with the actions and the results of N environments.
 
     Attributes:
         actions: [N, ...], of a space that is one array; None: they are pickled.
@@ -124,7 +124,7 @@ class StepPipe:
         memory, index = self._memory, self._index
         memory.rewards[index] = reward
         memory.terminated[index], memory.truncated[index] = terminated, truncated
-        part = told(info, terminated=bool(terminated)) if info else None
+        part = kept_of(info, terminated=bool(terminated)) if info else None
         self._pipe.send_bytes(_STEPPED_WITH + ForkingPickler.dumps(part) if part else _STEPPED)
 
 
@@ -140,7 +140,7 @@ class EnvironmentFunction:
         make: makes it from `arguments`.
         arguments: keywords.
         where: its name in errors.
-        separate: when the vector resets environments in processes of their own; None: this one is
+        separate: autoreset mode of environments in separate processes; None: this environment is
             in the vector's process.
     """
 
@@ -162,14 +162,14 @@ class EnvironmentFunction:
         return self.prepared(env)
 
     def prepared(self, env: Env) -> Env:
-        """An environment as this function returns it."""
+        """Prepare an environment for its vector."""
         # A copy, since vectors write into it and it may belong to the class.
         env.metadata = dict(env.metadata)
         return env if self.separate is None else _ReportingEnv(env, self.where, self.separate)
 
 
 class _ReportingEnv(ReportsFailures, gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Checks what Gymnasium's worker would write into shared memory unseen."""
+    """Checks results before Gymnasium's worker writes them into shared memory."""
 
     def __init__(self, env: Env, where: str, mode: AutoresetMode) -> None:
         super().__init__(env)
@@ -194,11 +194,11 @@ class _ReportingEnv(ReportsFailures, gymnasium.Wrapper[Any, Any, Any, Any]):
             ends = as_flag("terminated", terminated), as_flag("truncated", truncated)
         except NoFlag as error:
             raise EnvironmentFailed(self.where, "step", str(error)) from None
-        # The first observation of the next episode takes its place, and it is not learned from.
+        # The next episode's first observation replaces it, and nothing learns from it.
         self._check("step", observation, info, unread=self._same_step and ends[0])
         if self._same_step and any(ends):
             # Gymnasium's worker resets first, which may write into the same memory.
-            observation, info = deepcopy((observation, told(info, terminated=ends[0])))
+            observation, info = deepcopy((observation, kept_of(info, terminated=ends[0])))
         return observation, reward, *ends, info
 
     def _check(self, call: str, observation: Any, info: Any, *, unread: bool = False) -> None:
@@ -213,7 +213,7 @@ class _ReportingEnv(ReportsFailures, gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class MadeFirst:
-    """Returns an environment that was made already, and makes others after it."""
+    """Returns an environment that was made already, and later makes new ones."""
 
     def __init__(self, env: Env, make: Callable[[], Env]) -> None:
         self._env: Env | None = env
@@ -227,11 +227,9 @@ class MadeFirst:
 class EnvironmentProcesses(AsyncVectorEnv):
     """Gymnasium's AsyncVectorEnv with shared memory and reports of failures.
 
-    It reports environments that die or hang.
-
-    A forkserver starts the processes, because this one has threads that a fork would break. They
-    die with this process, and `close` ends them in any state. Observations are views
-    of shared memory, valid until the next step.
+    A forkserver starts the processes, because a fork would break the threads of this process. They
+    die with this process, and `close` ends them in any state. Observations are views of shared
+    memory, valid until the next step.
 
     Args:
         functions: make one environment each; cloudpickle must be able to pickle them.
@@ -277,8 +275,8 @@ class EnvironmentProcesses(AsyncVectorEnv):
             self.close_extras(terminate=True)
             self.closed = True
             raise failure or error from None
-        # Errors come through pipes, so the queue is not needed. Its named semaphores would remain
-        # if this process was killed.
+        # Errors come through pipes. The queue's named semaphores would remain if this process was
+        # killed.
         del self.error_queue
         self._answers = select.poll()
         for pipe in self.parent_pipes:
@@ -326,7 +324,7 @@ class EnvironmentProcesses(AsyncVectorEnv):
         infos: dict[str, Any] = {}
         for index, part in enumerate(self._answers_to_step(timeout)):
             try:
-                infos = add_told(self, infos, part, index) if part else infos
+                infos = add_kept(self, infos, part, index) if part else infos
             except BadMask as error:
                 raise EnvironmentFailed(self._names([index]), "step", str(error)) from None
         self._state = AsyncState.DEFAULT
@@ -335,25 +333,25 @@ class EnvironmentProcesses(AsyncVectorEnv):
         return self.observations, rewards, *ends, infos
 
     def _answers_to_step(self, timeout: float | None) -> list[dict[str, Any]]:
-        """The infos of a step, in the order of environments."""
-        told: dict[int, dict[str, Any]] = {}
+        """Return the infos of a step, in the order of environments."""
+        answered: dict[int, dict[str, Any]] = {}
         pipes = {pipe.fileno(): pipe for pipe in self.parent_pipes}
         seconds = self._deadline if timeout is None else timeout
         until = time.monotonic() + seconds
-        while len(told) < len(pipes):
+        while len(answered) < len(pipes):
             ready = self._answers.poll(max(0.0, until - time.monotonic()) * 1000)
             if not ready:
                 self._state = AsyncState.DEFAULT
-                late = (i for i, each in enumerate(pipes) if each not in told)
+                late = (i for i, each in enumerate(pipes) if each not in answered)
                 raise self._late(late, "step", seconds)
             for descriptor, _ in ready:
-                answer, success, told[descriptor] = pipes[descriptor].recv_bytes(), True, {}
+                answer, success, answered[descriptor] = pipes[descriptor].recv_bytes(), True, {}
                 if answer.startswith(_STEPPED_WITH):
-                    told[descriptor] = ForkingPickler.loads(answer[1:])
+                    answered[descriptor] = ForkingPickler.loads(answer[1:])
                 elif answer != _STEPPED:
                     success = ForkingPickler.loads(answer)[1]
                 self._raise_if_errors([success], [pipes[descriptor]])  # before its process ends
-        return [told[descriptor] for descriptor in pipes]
+        return [answered[descriptor] for descriptor in pipes]
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Let environments close, and kill the rest after `timeout` seconds."""

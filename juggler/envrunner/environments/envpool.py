@@ -17,7 +17,7 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.extras import check_extra
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.failures import failures_of
-from juggler.envrunner.multi_agent.slot_books import Overdue, told_overdue
+from juggler.envrunner.multi_agent.slot_books import Overdue, overdue_message
 from juggler.envrunner.multi_agent.turns import AgentGroup, GroupTurn, Turn
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv, VectorStep
 from juggler.runtime.nearest import closest
@@ -26,11 +26,11 @@ from juggler.runtime.wire.trees import Tree
 
 #: The prefix of their names in `env`.
 SCHEME: Final = "envpool:"
-#: The option of EnvPool with which environments run at their own pace.
+#: EnvPool's option that lets environments run at their own pace.
 AT_OWN_PACE: Final = "batch_size"
 #: The only agent of each environment at its own pace.
 _AGENT: Final = "agent"
-#: What EnvPool itself puts into infos, besides what its environments do.
+#: Keys that EnvPool itself adds to infos.
 _OF_ENVPOOL: Final = frozenset({"env_id", "id", "elapsed_step", "current_player"})
 
 Bools = NDArray[np.bool_]
@@ -71,7 +71,7 @@ class EnvPoolVector(VectorWrapper):
     def __init__(self, name: str, count: int, options: dict[str, Any]) -> None:
         self._pool, self._count = _Pool(name, count, options), count
         super().__init__(self._pool.made)
-        # EnvPool's spaces are those of one environment.
+        # EnvPool only has the spaces of one environment.
         self.observation_space = batch_space(self.single_observation_space, count)
         self.action_space = batch_space(self.single_action_space, count)
 
@@ -94,7 +94,7 @@ def make_envpool_vector(config: EnvRunnerConfig) -> EnvPoolVector:
 
     Raises:
         EnvironmentFailed: EnvPool cannot make them.
-        ValueError: EnvPool is not installed, has no such environment, or lacks an option.
+        ValueError: EnvPool is not installed or has no such environment, or an option is invalid.
     """
     check_extra(config.env)
     if config.vectorize not in ("auto", "native"):
@@ -112,7 +112,7 @@ def make_envpool_vector(config: EnvRunnerConfig) -> EnvPoolVector:
 
 
 def find_game(name: str) -> Callable[..., EnvPoolGame]:
-    """Find what makes a game of EnvPool.
+    """Return a function that makes a game of EnvPool.
 
     Args:
         name: "envpool:GAME-vN", such as "envpool:ConnectFour-v1".
@@ -127,9 +127,9 @@ def find_game(name: str) -> Callable[..., EnvPoolGame]:
 class EnvPoolGame(MultiAgentVectorEnv):
     """N games of EnvPool with the agents "player_0", "player_1", and so on.
 
-    In a game of turns, the one on turn sees {"observation": ..., "action_mask": int8 [n]}, or its
-    observation alone if the game has no mask. In other games, all players act in every step.
-    A game begins with the step after its end, as EnvPool has it.
+    In a game of turns, the player on turn observes {"observation": ..., "action_mask": int8 [n]},
+    or only the observation if the game has no mask. In other games, all players act in every step.
+    The step after the end of a game begins the next one, as in EnvPool.
 
     Args:
         name: of the game, such as "ConnectFour-v1".
@@ -179,7 +179,7 @@ class EnvPoolGame(MultiAgentVectorEnv):
         self._pool.made.close()
 
     def _sent(self, actions: NDArray[Any]) -> Any:
-        """What EnvPool takes of the choices [N, A] of all players."""
+        """Convert the actions [N, A] of all players for EnvPool."""
         actions = actions.astype(np.int32)
         if self._in_turns:
             return actions[self._envs, self._on_turn]  # [N]
@@ -187,7 +187,7 @@ class EnvPoolGame(MultiAgentVectorEnv):
         return {"env_id": self._envs, "players.env_id": of_env, "players.action": actions.ravel()}
 
     def _read(self, observations: Any, info: dict[str, Any]) -> tuple[Tree, Bools]:
-        """Observations [N, A, ...], and the agents on turn [N, A]."""
+        """Return observations [N, A, ...], and the agents on turn [N, A]."""
         seen = self._by_agent(observations, info)  # [N, A, ...]
         self._in_turns = "current_player" in info
         acting = np.full(self._shape, not self._in_turns)
@@ -204,7 +204,7 @@ class EnvPoolGame(MultiAgentVectorEnv):
         return {"observation": seen, "action_mask": masks}, acting
 
     def _numbers(self, info: dict[str, Any]) -> dict[str, NDArray[Any]]:
-        """Numbers [N, A] of an info, each player's and its game's."""
+        """Return the numbers [N, A] in an info, of players and games."""
         games, agents = self._shape
         of_games = _given_numbers(info, games)
         of_players = _given_numbers(info["players"], games * agents)
@@ -251,10 +251,10 @@ def make_envpool_rows(
 
 
 class EnvPoolRows:
-    """N environments of EnvPool; each step carries on the M ready first.
+    """N environments of EnvPool; each step serves the first M ready ones.
 
-    They are `MultiAgentEnvs` with one agent each, whose rows fill at their own pace. So a slow one
-    holds no other up.
+    They are `MultiAgentEnvs` with one agent each, whose rows fill at their own pace: a slow
+    environment does not delay the others.
 
     Args:
         name: of the environment, such as "Pong-v5".
@@ -278,13 +278,13 @@ class EnvPoolRows:
         self._actions: Space[Any] = self._pool.made.action_space
         self.groups: tuple[AgentGroup, ...] = (AgentGroup(self.agents, self._space, self._actions),)
         self.critic_spaces = {}
-        self._longest = 0  # of the episodes that are over
+        self._longest = 0  # steps of the longest ended episode
         self._begin()
 
     def _begin(self) -> None:
         self._acting = np.zeros(0, np.intp)  # [B] environments
-        self._over = np.zeros(0, np.intp)  # [E] those whose next step begins an episode
-        self._begins = np.ones(self.num_envs, np.bool_)  # [N] likewise
+        self._over = np.zeros(0, np.intp)  # [E] environments whose next step begins an episode
+        self._begins = np.ones(self.num_envs, np.bool_)  # [N] the same, as flags
         self._returns = np.zeros(self.num_envs)  # [N] of the running episodes
         self._lengths = np.zeros(self.num_envs, np.intp)  # [N]
 
@@ -314,7 +314,7 @@ class EnvPoolRows:
         truncated: NDArray[np.bool_],
         info: dict[str, Any],
     ) -> Turn:
-        """What M environments say, in the order in which they were ready."""
+        """Assemble the turn of M environments, from their results in any order."""
         order = info["env_id"].argsort()  # [M]
         envs = info["env_id"][order].astype(np.intp)  # [M]
         seen: Tree = take(to_tree(self._space, observations), order)  # [M, ...]
@@ -356,7 +356,7 @@ class EnvPoolRows:
         if self._lengths[env] < steps:
             return ""
         remedy = "it has to truncate its episodes, perhaps with max_episode_steps in env_kwargs"
-        return told_overdue(Overdue(env, _AGENT, steps, idle=False), self._name, remedy)
+        return overdue_message(Overdue(env, _AGENT, steps, idle=False), self._name, remedy)
 
     def close(self) -> None:
         self._pool.made.close()
@@ -375,7 +375,7 @@ def number_of_agents(name: str) -> int:
 
 
 def _envpool_with(name: str) -> Any:
-    """The package, if it has an environment of this name."""
+    """Return the package, if it has an environment of this name."""
     envpool = importlib.import_module("envpool")
     if name not in (known := envpool.list_all_envs()):
         near = closest(name, known)
@@ -387,7 +387,7 @@ def _envpool_with(name: str) -> Any:
 
 
 def _given_numbers(info: Mapping[str, Any], rows: int) -> dict[str, NDArray[Any]]:
-    """The numbers [rows] that environments have put into their info, by name."""
+    """Return the numbers [rows] in the environments' info, by name."""
     return {
         name: given
         for name, given in info.items()

@@ -21,12 +21,12 @@ EXTRAS: Final = {
     "pettingzoo": "pettingzoo",
 }
 
-#: What Gymnasium's own environments import, by extra.
+#: Packages that Gymnasium's own environments import, by extra.
 _IMPORTED: Final = {"box2d": ("Box2D", "pygame"), "mujoco": ("mujoco",)}
 
 
 def extra_for(env: str) -> str | None:
-    """The extra that an environment needs by its name, or None."""
+    """Return the extra that an environment needs by its name, or None."""
     module = _module_of(env)
     needed = (extra for package, extra in EXTRAS.items() if f"{module}.".startswith(f"{package}."))
     return next(needed, None)
@@ -48,7 +48,7 @@ def check_extra(env: str) -> None:
 
 
 def check_extra_there(env: str) -> None:
-    """Look for the packages that an environment needs, without importing them.
+    """Find the packages that an environment needs, without importing them.
 
     Raises:
         ValueError: the environment's extra is not installed.
@@ -67,7 +67,7 @@ def _needs(env: str, package: str, extra: str) -> str:
 
 
 def _module_of(env: str) -> str:
-    """The module that registers or makes an environment; "": unknown."""
+    """Return the module that registers or makes an environment; "": unknown."""
     module, colon, _ = env.rpartition(":")
     if colon:
         return module

@@ -20,7 +20,7 @@ from juggler.runtime.wire.trees import Tree
 class GymnasiumTurns:
     """N environments with one agent each, as `MultiAgentEnvs`.
 
-    All slots are `acting` at every turn. Under NEXT_STEP autoreset, those whose next step only
+    All slots are `acting` at every turn. Under NEXT_STEP autoreset, slots whose next step only
     resets are `idle`.
 
     Args:
@@ -50,7 +50,7 @@ class GymnasiumTurns:
         self._begin()
 
     def _begin(self) -> None:
-        self._idle: NDArray[np.bool_] | None = None  # [N] whose next step only resets
+        self._idle: NDArray[np.bool_] | None = None  # [N] environments whose next step only resets
         self._returns = np.zeros(self.num_envs)  # [N] of the running episodes
         self._steps = 0  # since the reset
         self._began = np.zeros(self.num_envs, np.intp)  # [N] the step with which they began
@@ -67,7 +67,7 @@ class GymnasiumTurns:
         done = np.logical_or(terminated, truncated)  # [N]
         began, idle = self._none, self._idle
         self._steps += 1
-        if idle is not None:  # these episodes have begun, and the step's results do not count
+        if idle is not None:  # their episodes have begun, and the step's results do not count
             rewards[idle] = 0
             done &= ~idle
             began = idle.nonzero()[0]  # [K]
@@ -110,7 +110,7 @@ class GymnasiumTurns:
         """Assemble a turn.
 
         Args:
-            shown: observations [N, ...], as Gymnasium has them.
+            shown: observations [N, ...], in Gymnasium's form.
             rewards: [N] float64, 0 where an episode has just ended or begun.
             first: [N]
             began: [K]
@@ -142,12 +142,12 @@ class GymnasiumTurns:
         over: NDArray[np.intp],
         terminated: NDArray[np.bool_],
     ) -> Tree:
-        """Copies [L, ...] of what environments showed at the end.
+        """Copy the last observations [L, ...] of ended episodes.
 
-        Under SAME_STEP autoreset, that of a terminated episode may be missing, and is zeros then.
+        Under SAME_STEP autoreset, a terminated episode may have no last observation: it is zeros.
 
         Raises:
-            EnvironmentFailed: that of a truncated episode is missing, or is not of the space.
+            EnvironmentFailed: a truncated episode's observation is missing, or does not fit.
         """
         if self._autoreset is not AutoresetMode.SAME_STEP:
             found: Tree = take(to_tree(self._space, shown), over)

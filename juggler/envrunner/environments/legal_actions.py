@@ -25,7 +25,7 @@ class LegalActions:
     Args:
         mask_space: of one environment's masks.
         action_space: of one environment's actions.
-        during: what errors count steps in: "a fragment".
+        during: the period in which errors count steps, such as "a fragment".
 
     Raises:
         ValueError: the masks do not fit the actions.
@@ -63,7 +63,7 @@ class LegalActions:
         Args:
             masks: [N, n] each.
             step: of the fragment, for the error.
-            over: [N] environments whose episode has ended, which need none.
+            over: [N] environments whose episode has ended, which need no legal action.
 
         Raises:
             EnvironmentFailed: a mask has no legal action.
@@ -107,9 +107,9 @@ class LegalActions:
 
 
 def find_non_binary(masks: Any) -> tuple[tuple[int, ...], str] | None:
-    """The index of the first non-binary number in masks [N, ...].
+    """Find the first non-binary number in masks [N, ...].
 
-    It comes with an error text; None: there is none.
+    Returns its index and the text of an error, or None.
     """
     for path, mask in flatten(masks):
         other = (mask != 0) & (mask != 1)  # [N, ...]
@@ -121,7 +121,7 @@ def find_non_binary(masks: Any) -> tuple[tuple[int, ...], str] | None:
 
 
 def _choices(space: Space) -> list[int] | None:
-    """The numbers of choices of each discrete action; None: there are none."""
+    """Return the number of choices of each discrete action; None: not discrete."""
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
     if isinstance(space, spaces.MultiDiscrete):

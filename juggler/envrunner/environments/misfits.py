@@ -23,12 +23,12 @@ _RETURNED = {
 
 
 def must_return(call: str, found: str) -> str:
-    """Explain what "reset" or "step" must return, where something else was found."""
+    """Explain what "reset" or "step" must return instead of what was found."""
     return f"it must return {_RETURNED[call]}, as Gymnasium has it ({found})"
 
 
 def no_reward(found: str) -> str:
-    """Explain that a reward is no number, where something else was found."""
+    """Explain that a reward must be a number."""
     return f"it must return a number as the reward ({found})"
 
 
@@ -38,16 +38,16 @@ def misfit(
     what: str = "observation",
     leaves: SpaceLeaves | None = None,
 ) -> str:
-    """Explain why a value is not of its space; "": unexplained.
+    """Explain why a value does not fit its space; "": it fits.
 
     Args:
         space: of the observation.
         observation: a structure.
         what: its name in the explanation.
-        leaves: of the space, for a caller that asks often.
+        leaves: of the space; None: computed here.
     """
     if isinstance(observation, np.ndarray) and (
-        (observation.shape, observation.dtype) == (space.shape, space.dtype)  # as of most
+        (observation.shape, observation.dtype) == (space.shape, space.dtype)  # the usual case
     ):
         return ""
     if observation is None:

@@ -1,4 +1,4 @@
-"""Finds what makes an environment by its name. No torch here."""
+"""Finds environments by name. No torch here."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def check_name(name: str) -> None:
 
 
 def is_name(name: str) -> bool:
-    """Whether `check_name` accepts a name."""
+    """Return whether `check_name` accepts a name."""
     try:
         check_name(name)
     except ValueError:
@@ -111,7 +111,7 @@ def registered_in_script(name: str) -> ScriptEnvironment | None:
     entry = spec.entry_point or spec.vector_entry_point
     module = entry if isinstance(entry, str) else str(getattr(entry, "__module__", ""))
     plugins = {each.module.partition(".")[0] for each in entry_points(group="gymnasium.envs")}
-    # A script may register a class of Gymnasium's own under another id.
+    # A script may register one of Gymnasium's own classes under another id.
     known = f'"{name}"' in inspect.getsource(gymnasium.envs)
     return None if known or module.partition(".")[0] in plugins else ScriptEnvironment(spec)
 
@@ -135,14 +135,14 @@ def _unknown(name: str, callables: list[str]) -> str:
 
 
 def _environments_in(module: str) -> list[str]:
-    """Names of classes in a module that look like environments.
+    """List classes in a module that look like environments.
 
     The module is not imported; only packages around it are.
     """
     try:
         spec = importlib.util.find_spec(module)
         source = ast.parse(Path((spec and spec.origin) or "").read_bytes())
-    except (ImportError, ValueError, OSError, SyntaxError):  # it is none, or has no source
+    except (ImportError, ValueError, OSError, SyntaxError):  # no such module, or no source
         return []
     classes = [each for each in source.body if isinstance(each, ast.ClassDef)]
     return [f"{module}:{each.name}" for each in classes if _looks_like_one(each)]

@@ -17,7 +17,7 @@ class ObservedChoices:
     """Checks observations against Discrete, MultiDiscrete and MultiBinary spaces.
 
     Args:
-        space: of an observation, as batches hold it. Action masks have checks of their own.
+        space: of an observation, as batches hold it. Action masks have their own checks.
         during: the period in which errors count steps, such as "a fragment".
     """
 
@@ -26,7 +26,7 @@ class ObservedChoices:
         self._during = during
 
     def __bool__(self) -> bool:
-        """Whether there is anything to check."""
+        """Return whether there is anything to check."""
         return bool(self._choices)
 
     def require(self, observations: Tree, place: Callable[..., tuple[int, int]]) -> None:

@@ -20,12 +20,11 @@ SCHEME: Final = "pufferlib:"
 class PufferVector(VectorEnv[Any, Any, Any]):
     """Environments of one `pufferlib.PufferEnv`; each of its agents is an environment here.
 
-    The step that ends an episode begins the next one (SAME_STEP) and gives its first observation.
-    Nothing gives the last observation of an episode, so an episode may terminate, but not be
-    truncated.
+    The step that ends an episode begins the next one (SAME_STEP) and returns its first observation.
+    The last observation of an episode is lost, so episodes may terminate, but not be truncated.
 
     Args:
-        env: steps N agents together, in arrays that it writes again in each step.
+        env: steps N agents together, in arrays that each step overwrites.
     """
 
     def __init__(self, env: Any) -> None:
@@ -41,7 +40,7 @@ class PufferVector(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        if seed is None:  # for which PufferLib's own default is the same one each time
+        if seed is None:  # PufferLib's own default is the same seed each time
             seed = int(self.np_random.integers(2**31))
         observations, _ = self.env.reset(seed % 2**31)  # an int of C; [N, ...]
         return observations, {}
@@ -56,7 +55,7 @@ class PufferVector(VectorEnv[Any, Any, Any]):
 
 
 def as_vector(made: Any) -> Any:
-    """A vector instead of a `pufferlib.PufferEnv`; other environments stay as they are."""
+    """Wrap a `pufferlib.PufferEnv` as a vector; return other environments as they are."""
     package = sys.modules.get("pufferlib")  # an environment's maker has imported it
     if isinstance(made, getattr(package, "PufferEnv", ())):
         return PufferVector(made)
@@ -64,7 +63,7 @@ def as_vector(made: Any) -> Any:
 
 
 def needs_pufferlib(name: str, module: str) -> str:
-    """The message for an environment that lacks a module of PufferLib."""
+    """Explain that an environment needs a missing module of PufferLib."""
     return (
         f"env {name!r} needs PufferLib, on every host with EnvRunners: there is no Python module "
         f"{module!r} here; docs/environments.md says how to install it"
@@ -72,7 +71,7 @@ def needs_pufferlib(name: str, module: str) -> str:
 
 
 def find_native(name: str) -> Callable[..., Any]:
-    """Find what makes an environment of PufferLib's Ocean.
+    """Find the function that makes an environment of PufferLib's Ocean.
 
     Args:
         name: "pufferlib:NAME", such as "pufferlib:breakout".
@@ -92,7 +91,7 @@ def find_native(name: str) -> Callable[..., Any]:
         raise ValueError(f"env {name!r}: PufferLib has no such environment: {hint}")
     with failures_of(name, "import"):
         found = ocean.env_creator(f"puffer_{native}")
-    if not callable(found):  # but the name of a class whose module is not there
+    if not callable(found):  # it is the name of a class whose module is missing
         raise ValueError(f"env {name!r}: PufferLib was installed without this environment")
     made: Callable[..., Any] = found
     return made

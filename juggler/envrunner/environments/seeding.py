@@ -25,25 +25,25 @@ def seed_process(seed: int) -> None:
 
 
 def module_seeds(seed: int, count: int) -> list[int]:
-    """A different seed for the noise of each module."""
+    """Return a different seed for the noise of each module."""
     sequence = np.random.SeedSequence(seed, spawn_key=(_MODULES,))
     return [int(each) >> 1 for each in sequence.generate_state(count, np.uint64)]
 
 
 def player_seed(seed: int, number: int) -> int:
-    """The seed for the noise of the n-th player."""
+    """Return the seed for the noise of the n-th player."""
     sequence = np.random.SeedSequence(seed, spawn_key=(_PLAYERS, number))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def line_up_generator(seed: int, env: int, episode: int) -> np.random.Generator:
-    """A generator for one episode of one environment."""
+    """Make the generator of one episode of one environment."""
     sequence = np.random.SeedSequence(seed, spawn_key=(_LINE_UPS, env, episode))
     return np.random.default_rng(sequence)
 
 
 def session_seed(seed: int, place: int, number: int) -> int:
-    """The first of a simulator's seeds, below 2**31.
+    """Return the first of a simulator's seeds, below 2**31.
 
     Args:
         seed: of the gateway.

@@ -1,8 +1,6 @@
-"""The parts of infos that a vector's step passes on.
+"""Parts of infos that a vector's step passes on. No torch here.
 
-No torch here.
-
-These are action masks, numbers, and how an episode ended. Nothing reads the rest.
+These are action masks, numbers, and the end of an episode. Nothing reads the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from juggler.runtime.modules.columns import ACTION_MASK
 class NoInfo(TypeError):
     """The info is not a dict.
 
-    A `reset` that returns an observation [2] alone looks like this.
+    A `reset` that only returns an observation [2] looks like this.
     """
 
 
@@ -30,7 +28,7 @@ class BadMask(ValueError):
 
 
 def mask_in(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The action mask of an info, if it has one."""
+    """Return the action mask of an info, if it has one."""
     if not isinstance(info, Mapping):
         raise NoInfo(f"its info is of type {type(info).__name__}")
     return {ACTION_MASK: info[ACTION_MASK]} if ACTION_MASK in info else {}
@@ -57,7 +55,7 @@ def add_mask(
 
 
 def without_mask(info: dict[str, Any]) -> dict[str, Any]:
-    """The info of a terminating step without its action mask.
+    """Remove the action mask from the info of a terminating step.
 
     Nothing reads the mask, and Gymnasium cannot pack masks of different kinds.
     """
@@ -97,24 +95,26 @@ def keep_own_finals(env: VectorEnv[Any, Any, Any]) -> None:
     vars(vector)["_add_info"] = add_own
 
 
-def told(info: dict[str, Any], *, terminated: bool = False) -> dict[str, Any]:
-    """The part of an info from Gymnasium's worker that is passed on.
+def kept_of(info: dict[str, Any], *, terminated: bool = False) -> dict[str, Any]:
+    """Return the parts of an info of Gymnasium's worker to pass on.
 
-    The step has `terminated` an episode or not.
+    Args:
+        info: of a step.
+        terminated: whether the step terminated an episode.
     """
     is_reset = "final_obs" in info and "final_info" in info  # the info is of the next episode
     part = mask_in(without_mask(info) if terminated and not is_reset else info)
     part |= {name: value for name, value in info.items() if isinstance(value, NUMBERS)}
     if is_reset:
-        final = told(info["final_info"], terminated=terminated)
+        final = kept_of(info["final_info"], terminated=terminated)
         part |= {"final_obs": info["final_obs"], "final_info": final}
     return part
 
 
-def add_told(
+def add_kept(
     env: VectorEnv[Any, Any, Any], infos: dict[str, Any], part: dict[str, Any], row: int
 ) -> dict[str, Any]:
-    """Add what `told` returned of one environment."""
+    """Add the result of `kept_of` of one environment."""
     if "final_info" in part:
         infos = add_final(env, infos, part["final_obs"], part["final_info"], row)
     else:

@@ -56,15 +56,15 @@ from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.nearest import all_of
 from juggler.runtime.wire.flags import NoFlag, as_flag
 
-#: What NumPy says of something else than a number.
+#: Words in NumPy's error for a value that is not a number.
 _NO_NUMBER = ("array element", "float")
 
 
 class EnvironmentsInTurn(SyncVectorEnv):
     """A faster SyncVectorEnv whose errors name the environment that raised.
 
-    The arrays that it returns are its own memory, valid until the next step. Of the infos it keeps
-    the action masks, and the numbers that steps give: [N] each, NaN where one gave none.
+    The arrays that it returns are overwritten by the next step. Of infos, it returns only action
+    masks, and the numbers of `step`: [N] each, NaN where an environment gave no number.
 
     Raises:
         EnvironmentFailed: in `reset` or `step`: an environment raised.
@@ -90,7 +90,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
         seed: int | list[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset all environments, or those in options["reset_mask"], a bool array [N]."""
+        """Reset all environments, or only the ones in options["reset_mask"] [N], bool."""
         options = dict(options or {})
         mask = options.pop("reset_mask", None)
         rows = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
@@ -183,14 +183,13 @@ class EnvironmentsInTurn(SyncVectorEnv):
 class EqualChoices(MultiDiscrete):
     """A MultiDiscrete of N equal choices from 0 on.
 
-    `contains` answers as Gymnasium's does, for arrays of its own shape and dtype in a quarter of
-    the time.
+    `contains` equals Gymnasium's, in a quarter of the time for arrays of its own shape and dtype.
     """
 
     def contains(self, x: Any) -> bool:
         if type(x) is not np.ndarray or x.dtype != np.int64 or x.shape != self.nvec.shape:
             return super().contains(x)
-        # As unsigned numbers, negative ones are the greatest.
+        # As unsigned integers, negative numbers are the largest.
         return bool(np.maximum.reduce(x.view(np.uint64), axis=None) < self.nvec.item(0))
 
 
@@ -201,7 +200,7 @@ def check_actions_faster(env: VectorEnv[Any, Any, Any]) -> None:
     if type(space) is not MultiDiscrete or space.dtype != np.int64 or not space.nvec.size:
         return
     if not space.start.any() and (space.nvec == space.nvec.item(0)).all():
-        space.__class__ = EqualChoices  # as it is otherwise, with its random numbers
+        space.__class__ = EqualChoices  # the rest stays, with its random generator
 
 
 _AUTORESET = {
@@ -211,7 +210,7 @@ _AUTORESET = {
     "disabled": AutoresetMode.DISABLED,
 }
 
-#: Goes on after an error about several agents that a function or a class has made.
+#: Hints for an environment with several agents that a function or a class has made.
 _SEVERAL = '; for several agents, write the class of what it makes after the "->" of the function'
 _UNNAMED = (
     "; name its agents in the run's table agents: juggler driver does not make the environment"
@@ -227,18 +226,18 @@ def make_vector_env(
 ) -> VectorEnvironment:
     """Build an EnvRunner's environments.
 
-    The arrays that they return may be views of their own memory, valid until the next step. Action
-    masks that environments give in their infos become part of the observations.
+    The next step may overwrite the arrays that they return. Action masks in infos become part of
+    the observations.
 
     Args:
         config: the environments and their number.
         factory: makes the environments instead of `config.env`.
         runner: the EnvRunner's index, by which EnvRunners share simulators.
-        just_one: make only one environment, in this process, which is enough to see its spaces.
-            Environments that come as a vector are all made.
+        just_one: make only one environment, in this process, to read its spaces. A vector's
+            environments are all made.
 
     Raises:
-        ValueError: `config` names an environment that does not exist, or options that it lacks.
+        ValueError: `config` names an environment that does not exist, or an invalid option.
         EnvironmentFailed: the constructor of an environment failed.
     """
     config.validate()
@@ -280,11 +279,10 @@ def reset_environments(env: VectorEnvironment, seed: int) -> Any:
 
 
 def environment_in(frame: FrameType | None) -> str:
-    """Name the call that a thread is in.
+    """Name the environment's call that a thread is in; "": none.
 
-    For example "step of environment 3 (CartPole-v1)".
-
-    The stack tells it, at no cost for the steps. Returns "" if the thread is in no such call.
+    For example "step of environment 3 (CartPole-v1)". It reads the stack, and so costs steps
+    nothing.
     """
     found = ""
     while frame is not None:
@@ -318,7 +316,7 @@ def _from_registry(config: EnvRunnerConfig, spec: EnvSpec, just_one: bool) -> Ve
     if spec.entry_point is None:
         raise ValueError(f"vectorize = {config.vectorize!r}: {spec.id} must be native")
     make = functools.partial(gymnasium.make, spec)
-    # Gymnasium's checks cost time in every step: they run in one of N equal environments.
+    # Gymnasium's checks slow every step, so only one of N equal environments has them.
     spec = dataclasses.replace(spec, order_enforce=False)
     unchecked = functools.partial(gymnasium.make, spec, disable_env_checker=True)
     return _from_single(config, make, unchecked, spec.id, just_one)
@@ -357,15 +355,15 @@ def _from_callable(
 
 
 def _makes_several(factory: EnvironmentFactory) -> bool:
-    """Whether a parameter gives the number of environments."""
+    """Return whether a factory has a parameter for the number of environments."""
     try:
         return "num_envs" in signature(factory).parameters
-    except (TypeError, ValueError):  # of something written in C
+    except (TypeError, ValueError):  # written in C
         return False
 
 
 def _accept_vector(config: EnvRunnerConfig, env: VectorEnvironment, name: str) -> VectorEnvironment:
-    """Check a vector that steps and resets in its own way."""
+    """Check a vector with its own `step` and `reset`."""
     if env.num_envs != config.envs_per_runner:
         env.close()
         raise ValueError(
@@ -407,7 +405,7 @@ def _from_single(
 
 
 def _about_agents(factory: Callable[..., Any], made: Any) -> str:
-    """Explain what several agents need; "": there is one agent."""
+    """Explain what environments with several agents need; "": it has one agent."""
     if not (hasattr(made, "possible_agents") or hasattr(made, "agents")):
         return ""
     lacking = [each for each in METHODS if not callable(getattr(made, each, None))]

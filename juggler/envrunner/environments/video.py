@@ -45,8 +45,8 @@ def record_videos(
     Args:
         config: the environments.
         factory: makes the environments instead of `config.env`.
-        shares: the paths of the videos of each environment, or one list that all of them share:
-            then the first episodes that begin are recorded, in this order.
+        shares: the paths of the videos of each environment; or one list for all environments,
+            filled by the episodes that begin first.
         several_agents: whether the environments have PettingZoo's interfaces.
 
     Returns:
@@ -76,7 +76,7 @@ def record_videos(
             "can be recorded"
         )
 
-    # One environment is made only to check that it renders, before there is a directory.
+    # One environment is made to check that it renders, before a directory is created.
     env = make_rendering(config.env_kwargs)
     try:
         _must_render(env, name)
@@ -96,7 +96,7 @@ def record_videos(
 
 
 def shares_of(directory: Path, num_envs: int, videos: int) -> list[list[Path]]:
-    """The paths of each environment's share of the videos [num_envs]."""
+    """Return the paths of each environment's share of the videos [num_envs]."""
     return [
         [
             directory / f"environment-{i}-episode-{k}.mp4"
@@ -109,7 +109,7 @@ def shares_of(directory: Path, num_envs: int, videos: int) -> list[list[Path]]:
 def _find_single(
     config: EnvRunnerConfig, factory: Callable[..., Any] | None
 ) -> tuple[Callable[..., Any], str]:
-    """What makes an environment with one agent, and its name."""
+    """Return the factory of environments with one agent, and its name."""
     if factory is None and config.env.startswith((SCHEME, ENVPOOL)):
         raise ValueError(f"env {config.env!r} runs outside of Python and shows no pictures here")
     source = factory or find_environment(config.env)
@@ -121,8 +121,8 @@ def _find_single(
 def _find_games(
     config: EnvRunnerConfig, factory: Callable[..., Any] | None
 ) -> tuple[Callable[..., Any], str]:
-    """What makes an environment with PettingZoo's interfaces, and its name."""
-    # Imported here: an EnvRunner of environments with one agent needs none of it.
+    """Return the factory of games with PettingZoo's interfaces, and its name."""
+    # Imported here, because an EnvRunner of environments with one agent does not need it.
     from juggler.envrunner.multi_agent.making import find_games, steps_all_at_once
     from juggler.envrunner.multi_agent.pettingzoo_games import native
 
@@ -145,10 +145,7 @@ def _check_package() -> None:
 
 
 def _draw_without_screen() -> None:
-    """Keep SDL from looking for a missing screen and sound.
-
-    It would print that XDG_RUNTIME_DIR is missing.
-    """
+    """Keep SDL from printing that XDG_RUNTIME_DIR is missing, without a screen."""
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
@@ -196,7 +193,7 @@ class Recorded(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class RecordedGame:
-    """Likewise, an environment of PettingZoo's interfaces."""
+    """A game of PettingZoo's interfaces that writes its first episodes to videos."""
 
     def __init__(self, env: Any, paths: list[Path]) -> None:
         self._env, self._film = env, Film(env, paths)
@@ -210,11 +207,11 @@ class RecordedGame:
             return self._env.reset(**arguments)
 
     def step(self, actions: Any) -> Any:
-        """Carry out an action, or those of all agents."""
-        told = self._env.step(actions)
+        """Carry out an action, or the actions of all agents."""
+        result = self._env.step(actions)
         if actions is not None:  # else an agent only leaves the game
             self._film.step(over=not self._env.agents)
-        return told
+        return result
 
     def close(self) -> None:
         """Finish the video, and close the environment."""
@@ -228,8 +225,8 @@ class Film:
 
     Args:
         env: renders images.
-        paths: of the videos that are yet to be written; each episode that begins takes the first
-            one. Environments may share the list.
+        paths: of the remaining videos; each episode that begins takes the first. Environments may
+            share the list.
     """
 
     def __init__(self, env: Any, paths: list[Path]) -> None:
@@ -247,11 +244,11 @@ class Film:
         pass
 
     def __exit__(self, kind: object, *_: object) -> None:
-        # A video starts with the first step, because a reset may only serve to look at the spaces.
+        # A video starts with the first step, because a reset may only serve to read the spaces.
         self._first = self._image() if self._paths and kind is None else None
 
     def step(self, over: bool) -> None:
-        """Add an image after a step; `over`: it ended the episode."""
+        """Add an image after a step; `over`: the step ended the episode."""
         if self._first is not None and self._paths:
             height, width, _ = self._first.shape
             self._video = FilmFile(self._paths.pop(0), width, height, self._fps)
@@ -276,19 +273,19 @@ class Film:
         try:
             self._video.add(image.tobytes())
         except OSError:
-            self._video = None  # there is nothing to finish any more
+            self._video = None  # `stop` must not finish it
             raise
 
 
 class FilmFile:
-    """A video that is being encoded; its file appears when complete.
+    """Encodes a video; its file appears when complete.
 
-    ffmpeg writes to a file without a name, of which nothing is left if this process is killed.
+    ffmpeg writes to a file without a name: if this process is killed, nothing is left.
 
     Args:
         path: of the file, in MP4.
         width: of the images.
-        height: likewise.
+        height: of the images.
         fps: images per second.
     """
 
@@ -296,21 +293,21 @@ class FilmFile:
         from imageio_ffmpeg import get_ffmpeg_exe  # an extra
 
         self._path = path
-        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._video: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         rate = str(Fraction(fps).limit_denominator())
         images = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {rate} -i -"
-        # Most players know no other format of pixels, and with it sides have to be even.
+        # Most players only know this pixel format, which needs even sides.
         size = f"scale={width + width % 2}:{height + height % 2}"
         video = f"-an -vf {size} -pix_fmt yuv420p -f mp4 -y /dev/fd/{self._video.fileno()}"
-        # In a session of its own, since a terminal sends Ctrl-C to all processes of one. A start
-        # like this does not fork: if gRPC was imported before Juggler, gRPC's fork handlers have
-        # ended ffmpeg before it could start.
+        # In its own session, because a terminal sends Ctrl-C to all processes of a session. This
+        # start does not fork: gRPC's fork handlers have ended ffmpeg if gRPC was imported before
+        # Juggler.
         self._process = subprocess.Popen(
             [get_ffmpeg_exe(), *f"-v error {images} {video}".split()],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=self._words,
+            stderr=self._log,
             pass_fds=[self._video.fileno()],
             start_new_session=True,
         )
@@ -325,21 +322,21 @@ class FilmFile:
         try:
             self._process.stdin.write(image)
         except BrokenPipeError:
-            self.finish()  # raises what ffmpeg has reported
+            self.finish()  # raises ffmpeg's error
 
     def finish(self) -> None:
-        """Encode what is left, and write the file.
+        """Encode the remaining images, and write the file.
 
         Raises:
-            FilmFailed: ffmpeg has failed, or the file cannot be written. Then there is none.
+            FilmFailed: ffmpeg has failed, or the file cannot be written. No file is left.
         """
         part = self._path.with_name(f".{self._path.name}.part")
-        with self._words, self._video:
+        with self._log, self._video:
             self._process.communicate()
             if self._process.returncode:
-                self._words.seek(0)
-                said = self._words.read().decode(errors="replace").strip().splitlines()
-                why = said[-1] if said else f"it ended with status {self._process.returncode}"
+                self._log.seek(0)
+                lines = self._log.read().decode(errors="replace").strip().splitlines()
+                why = lines[-1] if lines else f"it ended with status {self._process.returncode}"
                 raise FilmFailed(f"the video {self._path} could not be encoded by ffmpeg: {why}")
             self._video.seek(0)
             try:

@@ -22,7 +22,7 @@ def wrapper_specs(pieces: Sequence[object]) -> tuple[WrapperSpec, ...]:
             wrapper's options.
 
     Raises:
-        ValueError: a piece is none of these.
+        ValueError: a piece is something else.
     """
     return tuple(map(_spec, pieces))
 
@@ -30,7 +30,7 @@ def wrapper_specs(pieces: Sequence[object]) -> tuple[WrapperSpec, ...]:
 def add_wrappers(
     source: EnvSpec | EnvironmentFactory, wrappers: tuple[WrapperSpec, ...]
 ) -> EnvSpec | EnvironmentFactory:
-    """A source of the same environments with wrappers around each."""
+    """Put wrappers around each environment of a source."""
     if not wrappers:
         return source
     if isinstance(source, EnvSpec):
@@ -76,6 +76,6 @@ def _spec(piece: object) -> WrapperSpec:
                 )
             )
         use = f"gymnasium.wrappers:{use}"
-    # Gymnasium's wrappers want tuples for shapes, and TOML and command lines have only lists.
+    # Gymnasium's wrappers need tuples for shapes; TOML and command lines have only lists.
     arguments = {key: tuple(at) if isinstance(at, list) else at for key, at in options.items()}
     return WrapperSpec(use.rpartition(":")[2], use, arguments)

@@ -1,1 +1,1 @@
-"""Environments in which several agents act, and the sampling of their steps."""
+"""Environments with several agents, and the sampling of their steps."""

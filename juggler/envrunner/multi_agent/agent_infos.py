@@ -1,4 +1,4 @@
-"""Numbers that environments with several agents put into their infos, over episodes."""
+"""Numbers in the infos of environments with several agents."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from juggler.envrunner.info_numbers import InfoNumbers, InfoWatch, told_apart
+from juggler.envrunner.info_numbers import InfoNumbers, InfoWatch, reported_agents
 from juggler.envrunner.multi_agent.turns import Turn
 from juggler.runtime.nearest import listed
 
-#: Kinds of what an environment may have meant as numbers of its agents.
+#: Types of values that an environment may have meant as numbers of its agents.
 _MEANT: Final = (np.ndarray, Mapping, Real)
 
 
 def arrays_in(
     infos: Mapping[str, Any], shape: tuple[int, int]
 ) -> tuple[dict[str, NDArray[Any]], Callable[[], str] | None]:
-    """Copies [N * A] of infos of shape [N, A], by name.
+    """Flatten infos [N, A] to new arrays [N * A], by name.
 
     Also returns a function that describes the infos that nothing reads (`Turn.unread`), or None.
     """
@@ -43,7 +43,7 @@ def _of_others(names: Collection[str], shape: tuple[int, int]) -> str:
     )
 
 
-def of_strangers(names: Collection[str], agents: Sequence[str]) -> str:
+def unknown_agents(names: Collection[str], agents: Sequence[str]) -> str:
     """Describe infos under names that are not agents."""
     return (
         f"{listed(sorted(names))}, and no agent is called so: nothing reads that. Infos have a "
@@ -52,10 +52,10 @@ def of_strangers(names: Collection[str], agents: Sequence[str]) -> str:
 
 
 class AgentInfos:
-    """Watches the infos of N environments with A agents each for numbers.
+    """Collects numbers in infos of N environments with A agents each.
 
     An agent's numbers count from its first action on, and are reported when the episode of its
-    environment is over. With many agents, nothing says which of them a number is of.
+    environment ends. With many agents, numbers are not reported by agent.
 
     Args:
         num_envs: N.
@@ -68,7 +68,7 @@ class AgentInfos:
         self._agents = len(agents)
         # An episode's numbers are read before the next one begins.
         mode = AutoresetMode.DISABLED
-        self._watch = InfoWatch(self._slots, steps, mode, told_apart(agents))
+        self._watch = InfoWatch(self._slots, steps, mode, reported_agents(agents))
         self._over = np.zeros((num_envs, steps), np.bool_)
 
     def restart(self) -> None:
@@ -79,14 +79,14 @@ class AgentInfos:
     def see(self, turn: Turn, t: int) -> None:
         """Record step t of a round."""
         if turn.infos:
-            told = np.zeros(self._slots, np.bool_)  # [N * A]
+            stepped = np.zeros(self._slots, np.bool_)  # [N * A]
             for group in turn.groups:
-                told[group.acting[~group.first]] = told[group.ended] = True
-            self._watch.take(turn.infos, t, told)
+                stepped[group.acting[~group.first]] = stepped[group.ended] = True
+            self._watch.take(turn.infos, t, stepped)
         self._over[turn.over, t] = True
 
     def advance(self) -> InfoNumbers:
-        """Account for a round, all of whose steps were seen."""
+        """Aggregate a round, after all its steps were recorded."""
         found = self._watch.advance(None, np.repeat(self._over, self._agents, 0))
         self._over[:] = False
         return found

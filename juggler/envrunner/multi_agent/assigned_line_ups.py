@@ -1,4 +1,4 @@
-"""Line-ups of a league, which the driver draws."""
+"""Line-ups of a league, drawn by the driver."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from juggler.envrunner.rounds import EndedMatch
 from juggler.envrunner.setup import RANDOM, may_play
 from juggler.runtime.wire.v1 import training_pb2
 
-_MOST_AGAIN = 64  # line-ups that are played again where none is left
+_MOST_AGAIN = 64  # line-ups that are played again if no new one is left
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A match that is to be played.
+    """A match to play.
 
     Attributes:
         match_id: from the driver.
-        attempt: how often its line-up was drawn again.
+        attempt: number of times that its line-up was drawn again.
         players: the module of each agent.
-        counts: its outcome is reported; else it is played once more to fill the time.
+        counts: its outcome is reported; otherwise it is repeated to fill the time.
     """
 
     match_id: int
@@ -35,22 +35,22 @@ class Match:
 
 
 class AssignedLineUps:
-    """Hands each of the driver's line-ups to one episode that begins.
+    """Assigns each of the driver's line-ups to one episode.
 
     Short episodes may use up all line-ups before the next request brings more. Then the newest ones
-    are played again, in turn, and their outcomes are not told a second time. Before the first
-    line-up comes, and in an evaluation, the first module that may play an agent plays it.
+    are played again, in turn, without a report of their outcomes. Before the first line-up comes,
+    and in an evaluation, the first module that may play an agent plays it.
 
     Args:
-        agents: of an environment, A of them.
-        played_by: by agent, the modules that may play it; its order is that of players in line-ups.
+        agents: the A agents of an environment.
+        played_by: by agent, in the order of players in line-ups, the modules that may play it.
     """
 
     def __init__(self, agents: Sequence[str], played_by: Mapping[str, str | Sequence[str]]) -> None:
-        # Of each agent of an environment, its place in line-ups.
+        # The place of each agent in line-ups.
         order = {agent: place for place, agent in enumerate(played_by)}
         self._place = np.array([order[agent] for agent in agents], np.intp)  # [A]
-        at_first = tuple(may_play(said)[0] for said in played_by.values())
+        at_first = tuple(may_play(ids)[0] for ids in played_by.values())
         self._at_first = Match(0, 0, at_first, counts=False)
         self._fresh: deque[Match] = deque()
         self._again: deque[Match] = deque(maxlen=_MOST_AGAIN)
@@ -59,14 +59,14 @@ class AssignedLineUps:
         self._leaving: set[str] = set()  # modules, as soon as no running episode has them
 
     def assign(self, line_ups: Iterable[training_pb2.LineUp], known: Collection[str]) -> None:
-        """Take line-ups for the episodes that begin next.
+        """Queue line-ups for the episodes that begin next.
 
         Args:
             line_ups: from the driver.
-            known: the modules that are here, but for `random`.
+            known: the modules of this worker, without `random`.
 
         Raises:
-            ValueError: one names more or fewer players than there are agents, or an unknown one.
+            ValueError: a line-up has a wrong number of players, or an unknown player.
         """
         taken = [Match(each.match_id, each.attempt, tuple(each.players)) for each in line_ups]
         for match in taken:
@@ -83,17 +83,17 @@ class AssignedLineUps:
         self._fresh.extend(taken)
 
     def reset(self, seed: int) -> None:
-        """Drop all episodes: their matches are played from the beginning."""
+        """Drop all episodes, and queue their matches again."""
         self.abandon(list(self._playing))
 
     def abandon(self, envs: Iterable[int]) -> None:
-        """Drop the episodes of environments: others play their matches from the beginning."""
+        """Drop the episodes of environments, and queue their matches again."""
         dropped = [self._playing.pop(env) for env in envs if env in self._playing]
         begun = [match for match in dropped if match.counts and not self._has_leaving(match)]
         self._fresh.extendleft(reversed(begun))
 
     def begin(self, envs: NDArray[np.intp]) -> LineUp:
-        """Environments [K] begin an episode."""
+        """Assign line-ups to environments [K] that begin an episode."""
         players: list[NDArray[np.str_]] = []  # [A] each
         for env in envs.tolist():
             match = self._playing[env] = self._next()
@@ -105,7 +105,7 @@ class AssignedLineUps:
     def ended(
         self, envs: NDArray[np.intp], returns: NDArray[np.float64], lengths: NDArray[np.intp]
     ) -> None:
-        """Episodes are over.
+        """Record the outcomes of ended episodes.
 
         Args:
             envs: [L] their environments.
@@ -121,14 +121,14 @@ class AssignedLineUps:
             self._ended.append(EndedMatch(match.match_id, match.attempt, in_order.tolist(), length))
 
     def take_ended(self) -> list[EndedMatch]:
-        """The matches that have ended since they were asked for last."""
+        """Return the matches that have ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
     def forget(self, module_id: str, other: str) -> None:
-        """Begin no match with this module any more.
+        """Begin no more matches with this module.
 
-        Before the first line-up comes, and in an evaluation, another one plays in its place.
+        Before the first line-up comes, and in an evaluation, `other` plays instead.
         """
         players = (other if each == module_id else each for each in self._at_first.players)
         self._at_first = replace(self._at_first, players=tuple(players))
@@ -139,7 +139,7 @@ class AssignedLineUps:
             matches.extend(kept)
 
     def take_left(self) -> set[str]:
-        """The forgotten modules that no running episode has any more, each once."""
+        """Return the forgotten modules that have left all running episodes, each once."""
         if not self._leaving:
             return set()
         in_play = {player for match in self._playing.values() for player in match.players}

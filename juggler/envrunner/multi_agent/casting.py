@@ -1,4 +1,4 @@
-"""Which agents each module plays."""
+"""The mapping of agents to modules."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from juggler.envrunner.setup import RANDOM, may_play
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a module plays.
+    """The agents that a module plays.
 
     Attributes:
         module_id: the module.
-        agents: the names of the agents that it may play, in the order of `MultiAgentEnvs.agents`.
-        group: the place of their group in `MultiAgentEnvs.groups`.
+        agents: names of the agents that it may play, in the order of `MultiAgentEnvs.agents`.
+        group: index of their group in `MultiAgentEnvs.groups`.
         spaces: that group.
     """
 
@@ -34,11 +34,11 @@ class Role:
 def cast(
     envs: MultiAgentEnvs, played_by: Mapping[str, str | Sequence[str]], modules: Collection[str]
 ) -> dict[str, Role]:
-    """The role of each module but `random`.
+    """Return the role of each module but `random`.
 
     Args:
-        envs: have the agents.
-        played_by: by agent, the id of the module that plays it, or of the modules that may play it.
+        envs: the environments.
+        played_by: by agent, the id of its module, or of the modules that may play it.
         modules: the ids of all modules but `random`.
 
     Raises:
@@ -53,7 +53,7 @@ def cast(
         raise ValueError(
             f"the environment has no {_listed(absent)}: its agents are {', '.join(envs.agents)}"
         )
-    named = {module_id for said in played_by.values() for module_id in may_play(said)}
+    named = {module_id for ids in played_by.values() for module_id in may_play(ids)}
     if unknown := sorted(named - {*modules, RANDOM}):
         raise ValueError(f"agents are played by {', '.join(unknown)}, and no module has that id")
     return {module_id: _role(envs, played_by, module_id) for module_id in modules}
@@ -62,7 +62,7 @@ def cast(
 def random_roles(
     envs: MultiAgentEnvs, played_by: Mapping[str, str | Sequence[str]]
 ) -> Iterator[Role]:
-    """The roles of the module `random`: one for each group."""
+    """Yield the roles of the module `random`, one per group."""
     for number, group in enumerate(envs.groups):
         agents = tuple(agent for agent in group.agents if RANDOM in may_play(played_by[agent]))
         if agents:
@@ -81,13 +81,13 @@ def _role(
         if not set(agents).isdisjoint(group.agents)
     ]
     if len(within) > 1:
-        told = "; ".join(
+        differing = "; ".join(
             f"{', '.join(agent for agent in group.agents if agent in agents)}: observations "
             f"{group.observation_space}, actions {group.action_space}"
             for _, group in within
         )
         raise ValueError(
-            f"the module {module_id!r} plays agents with different spaces ({told}): give each "
+            f"the module {module_id!r} plays agents with different spaces ({differing}): give each "
             "kind of agent a module of its own"
         )
     ((number, group),) = within

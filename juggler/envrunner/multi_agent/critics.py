@@ -1,4 +1,4 @@
-"""What value functions may see besides the observations of their own agents."""
+"""What value functions see beyond their agents' observations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class States:
         space: of a state.
 
     Raises:
-        UnsupportedSpace: there is no encoding for the space.
+        UnsupportedSpace: the space has no encoding.
     """
 
     def __init__(self, space: Space[Any] | None, first: Any) -> None:
@@ -56,13 +56,13 @@ class AllObservations:
     """The observations of all agents of environments as batches, without action masks.
 
     Args:
-        groups: the agents, with the spaces that their environment has for them.
+        groups: the agents, with their spaces in the environment.
 
     Attributes:
         space: of the observations of all agents.
 
     Raises:
-        UnsupportedSpace: there is no encoding for a space.
+        UnsupportedSpace: a space has no encoding.
     """
 
     def __init__(self, groups: Sequence[AgentGroup]) -> None:
@@ -75,7 +75,7 @@ class AllObservations:
         self.space: Space[Any] = joint[0] if len(joint) == 1 else spaces.Tuple(joint)
 
     def batch(self, seen: Sequence[Mapping[str, Any]]) -> Tree:
-        """Stack B times the observations by agent; missing ones are zeros.
+        """Stack the observations by agent of B environments; missing ones are zeros.
 
         Raises:
             Misfit: an observation does not fit its space.
@@ -108,9 +108,9 @@ class AllObservations:
 
 
 def joint_space(space: Space[Any], count: int) -> Space[Any]:
-    """The space of what `count` agents with this space observe together.
+    """Return the space of the joint observation of `count` agents.
 
-    Vectors follow each other, and everything else gets a dimension for the agents in front.
+    Vectors are concatenated, and everything else gets a leading dimension for the agents.
     """
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: joint_space(each, count) for key, each in space.spaces.items()})
@@ -129,7 +129,7 @@ def joint_space(space: Space[Any], count: int) -> Space[Any]:
 
 
 def joined(space: Space[Any], observations: Tree, count: int) -> Tree:
-    """Observations [B A, ...] of A agents as values of their `joint_space`."""
+    """Reshape A agents' observations [B A, ...] to values of their `joint_space`."""
     arrays = dict(flatten(observations))
     return unflatten(
         (path, arrays[path].reshape(-1, *_joint_shape(leaf, count)))
@@ -144,24 +144,24 @@ def _joint_shape(leaf: Space[Any], count: int) -> tuple[int, ...]:
 
 
 def _dtype_of(state: NDArray[Any]) -> Any:
-    """The dtype of states without a space: floats that learners compute with."""
+    """Return the dtype of states without a space: learners compute in float32."""
     return np.float32 if state.dtype.kind == "f" else state.dtype
 
 
 def space_with_critic(space: Space[Any], critic_space: Space[Any] | None) -> Space[Any]:
-    """The space of rows: observations, perhaps with what a critic sees."""
+    """Return the space of rows: observations, perhaps with a critic's."""
     if critic_space is None:
         return space
     return spaces.Dict({_BY_POLICY: space, _BY_CRITIC: critic_space})
 
 
 def with_critic(observations: Tree, seen: Tree) -> Tree:
-    """Observations [B, ...] with what a critic sees [B, ...]."""
+    """Join observations [B, ...] with what a critic sees [B, ...]."""
     return {_BY_POLICY: observations, _BY_CRITIC: seen}
 
 
 def apart_from_critic(batch: EpisodeBatch) -> EpisodeBatch:
-    """A batch of rows that hold both, with columns for each."""
+    """Split a batch of joined rows into columns for policy and critic."""
     held = [getattr(batch, name) for name in OBSERVED]
     columns = {name: tree[_BY_POLICY] for name, tree in zip(OBSERVED, held, strict=True)}
     for name, tree in zip(OBSERVED_BY_CRITIC, held, strict=True):
@@ -170,7 +170,7 @@ def apart_from_critic(batch: EpisodeBatch) -> EpisodeBatch:
 
 
 def no_state(name: str) -> str:
-    """The message for an environment that has no state."""
+    """Explain that an environment has no state."""
     return (
         f"critic_sees = {STATE!r}: the environment {name} has no state() that tells what a value "
         "function may see, as in PettingZoo (nor a state_space, which a MultiAgentVectorEnv has "

@@ -11,27 +11,26 @@ from typing import Any
 
 from gymnasium import Space
 
-from juggler.envrunner.multi_agent.reports import Reports, Told, is_mapping, mask_in
+from juggler.envrunner.multi_agent.reports import AgentReport, Reports, is_mapping, mask_in
 from juggler.envrunner.multi_agent.slot_books import BrokenRule
 from juggler.envrunner.multi_agent.turns import STATE
 from juggler.runtime.wire.flags import NoFlag, as_flag
 
 
 def reader(env: Any, name: str) -> Callable[[], Any]:
-    """A fast `getattr(env, name)` for an environment that has been reset.
+    """Make a fast `getattr(env, name)` for an environment that has been reset.
 
-    PettingZoo's wrappers hand a lookup from one to the next, which takes longer than some moves.
-    Wrappers that would only hand it on are passed over, for as long as they have no value of their
-    own by this name. What a wrapper does in another way is done as always: a property, or a
-    `__getattr__` of its own.
+    PettingZoo's wrappers forward a lookup one by one, which takes longer than some moves. Wrappers
+    that would only forward it are skipped, unless they have their own value of this name. Wrappers
+    with their own property or `__getattr__` are called as usual.
 
     Args:
         env: an environment, which may be a wrapper. What wrappers wrap must stay the same.
         name: of an attribute.
     """
     wrappers = sys.modules.get("pettingzoo.utils.wrappers")
-    passed: list[dict[str, Any]] = []  # what the wrappers have themselves
-    while wrappers is not None and _only_hands_on(env, name, wrappers):
+    passed: list[dict[str, Any]] = []  # the wrappers' own attributes
+    while wrappers is not None and _only_forwards(env, name, wrappers):
         passed.append(vars(env))
         env = env.env
     if not passed:
@@ -46,8 +45,8 @@ def reader(env: Any, name: str) -> Callable[[], Any]:
     return read
 
 
-def _only_hands_on(env: Any, name: str, wrappers: Any) -> bool:
-    """Whether a wrapper passes on this attribute of what it wraps."""
+def _only_forwards(env: Any, name: str, wrappers: Any) -> bool:
+    """Return whether a wrapper only forwards this attribute."""
     kinds = wrappers.BaseWrapper, wrappers.OrderEnforcingWrapper, wrappers.BaseParallelWrapper
     made: Any = type(env)
     ordinary: Any = object.__getattribute__
@@ -69,11 +68,11 @@ class Game(ABC):
         limit: truncate all agents after this many steps of the environment; None: never.
 
     Attributes:
-        ids: its agents as it names them; their places count the slots.
-        critics_see: what it reports for critics, values of `critic_sees`.
+        ids: its agents, by its own names; slots are numbered in this order.
+        critics_see: values of `critic_sees` that it reports.
 
-    Raises:
-        ValueError: the environment does not say which agents it may have.
+        Raises:
+            ValueError: the environment has no possible_agents.
     """
 
     def __init__(self, env: Any, index: int, limit: int | None = None) -> None:
@@ -92,13 +91,13 @@ class Game(ABC):
         self._places = {each: place for place, each in enumerate(self.ids)}
         self._slots = [index * len(self.ids) + place for place in range(len(self.ids))]
         self._group_of: Sequence[int] = ()
-        self._agents: Callable[[], Any] = list  # of the running episode, the present ones
+        self._agents: Callable[[], Any] = list  # the present agents of the running episode
 
     def spaces_of(self, agent: Hashable) -> tuple[Space[Any], Space[Any]]:
         """Return the observation space and the action space of an agent.
 
         Raises:
-            BrokenRule: one of them is another at each call, or is no space.
+            BrokenRule: one of them changes with each call, or is not a space.
         """
         for name in ("observation_space", "action_space"):
             space, again = getattr(self.env, name)(agent), getattr(self.env, name)(agent)
@@ -114,7 +113,7 @@ class Game(ABC):
         return self.env.observation_space(agent), self.env.action_space(agent)
 
     def join(self, group_of: Sequence[int]) -> None:
-        """Take the group of each agent, before the first report."""
+        """Set the group of each agent, before the first report."""
         self._group_of = group_of
 
     @abstractmethod
@@ -133,7 +132,7 @@ class Game(ABC):
     def _seen_by_critics(
         self, observations: Callable[[], Mapping[Hashable, Any]]
     ) -> dict[str, Any]:
-        """What critics see now, of whom some see all observations by agent."""
+        """Return what critics see now: the state, or all observations by agent."""
         return {
             kind: (
                 self.env.state()
@@ -149,7 +148,7 @@ class Game(ABC):
         self._require_agents()
 
     def _is_late(self) -> bool:
-        """Count a step, and tell whether it reaches the limit."""
+        """Count a step, and return whether it reaches the limit."""
         self._steps += 1
         return self._steps == self._limit
 
@@ -159,17 +158,17 @@ class Game(ABC):
 
     def _acts(self, agent: Hashable, observation: Any, info: Any, reports: Reports) -> None:
         place = self._place(agent)
-        told = Told(self._slots[place], observation, mask_in(info))
-        reports.acting[self._group_of[place]].append(told)
+        report = AgentReport(self._slots[place], observation, mask_in(info))
+        reports.acting[self._group_of[place]].append(report)
 
     def _ends(
         self, agent: Hashable, observation: Any, info: Any, terminated: bool, reports: Reports
     ) -> None:
         place = self._place(agent)
-        # Copies, since the next episode may begin in the same memory.
+        # Copies, because the next episode may begin in the same memory.
         seen, mask = copy.deepcopy((observation, mask_in(info)))
-        told = Told(self._slots[place], seen, mask, terminated)
-        reports.ended[self._group_of[place]].append(told)
+        report = AgentReport(self._slots[place], seen, mask, terminated)
+        reports.ended[self._group_of[place]].append(report)
 
     def _rewarded(self, agent: Hashable, reward: Any, reports: Reports) -> None:
         try:
@@ -178,17 +177,17 @@ class Game(ABC):
             reason = f"the reward of agent {agent!r} must be a number, not {reward!r}"
             raise BrokenRule(self.index, reason) from None
 
-    def _as_flag(self, agent: Hashable, what: str, said: Any) -> bool:
-        if said is True or said is False:  # as almost always
-            return bool(said)
+    def _as_flag(self, agent: Hashable, what: str, value: Any) -> bool:
+        if value is True or value is False:  # the usual case
+            return bool(value)
         try:
-            return as_flag(f"{what} of agent {agent!r}", said)
+            return as_flag(f"{what} of agent {agent!r}", value)
         except NoFlag as error:
             raise BrokenRule(self.index, str(error)) from None
 
     def _keep_unread(self, infos: Mapping[Hashable, Any], reports: Reports) -> None:
-        if strangers := infos.keys() - self._places.keys():
-            reports.unread.update(map(str, strangers))
+        if unknown := infos.keys() - self._places.keys():
+            reports.unread.update(map(str, unknown))
 
     def _place(self, agent: Hashable) -> int:
         place = self._places.get(agent)
@@ -202,10 +201,10 @@ class ParallelGame(Game):
     """PettingZoo's Parallel interface: all present agents act at once."""
 
     def reset(self, seed: int, reports: Reports) -> Mapping[Hashable, Any]:
-        told = self.env.reset(seed=seed)
-        if not _are_dicts(told, 2):
+        result = self.env.reset(seed=seed)
+        if not _are_dicts(result, 2):
             raise BrokenRule(self.index, "it must return (observations, infos), two dicts by agent")
-        observations, infos = told
+        observations, infos = result
         self._begins()
         self._keep_unread(infos, reports)
         self._all_act(self._agents(), observations, infos, reports)
@@ -214,14 +213,14 @@ class ParallelGame(Game):
         return by_agent
 
     def step(self, actions: Mapping[Hashable, Any], reports: Reports) -> None:
-        told = self.env.step(dict(actions))
-        if not _are_dicts(told, 5):
+        result = self.env.step(dict(actions))
+        if not _are_dicts(result, 5):
             reason = (
                 "it must return (observations, rewards, terminations, truncations, infos), five "
                 "dicts by agent"
             )
             raise BrokenRule(self.index, reason)
-        observations, rewards, terminations, truncations, infos = told
+        observations, rewards, terminations, truncations, infos = result
         self._keep_unread(infos, reports)
         there, late = dict.fromkeys(self._agents()), self._is_late()
         ended: list[Hashable] = []
@@ -258,13 +257,13 @@ class ParallelGame(Game):
         ended: Collection[Hashable],
         reports: Reports,
     ) -> None:
-        """Report what critics see, with present and just ended agents."""
+        """Report what critics see, with present agents and agents that just ended."""
         if not self.critics_see:
             return
         there = list(there)
         if ended:
-            everyone = {agent: observations[agent] for agent in (*there, *ended)}
-            for kind, seen in self._seen_by_critics(lambda: everyone).items():
+            every = {agent: observations[agent] for agent in (*there, *ended)}
+            for kind, seen in self._seen_by_critics(lambda: every).items():
                 reports.critics_at_end[kind][self.index] = copy.deepcopy(seen)
         if there:
             acting = {agent: observations[agent] for agent in there}
@@ -283,17 +282,17 @@ class ParallelGame(Game):
             seen = self._of(agent, observations, "observations")
             self._acts(agent, seen, infos.get(agent), reports)
 
-    def _of(self, agent: Hashable, told: Mapping[Hashable, Any], what: str) -> Any:
+    def _of(self, agent: Hashable, by_agent: Mapping[Hashable, Any], what: str) -> Any:
         try:
-            return told[agent]
+            return by_agent[agent]
         except KeyError:
             reason = f"agent {agent!r} is missing in the {what} that it returned"
             raise BrokenRule(self.index, reason) from None
 
 
-def _are_dicts(told: Any, count: int) -> bool:
-    """Whether an environment returned this many dicts."""
-    return isinstance(told, tuple) and len(told) == count and all(map(is_mapping, told))
+def _are_dicts(result: Any, count: int) -> bool:
+    """Return whether an environment returned this many dicts."""
+    return isinstance(result, tuple) and len(result) == count and all(map(is_mapping, result))
 
 
 class TurnBasedGame(Game):
@@ -305,7 +304,7 @@ class TurnBasedGame(Game):
         self._infos = reader(self.env, "infos") if hasattr(self.env, "infos") else dict
         self._begins()
         self._keep_unread(self._infos(), reports)
-        # The results of agents that end at once are dropped, since they have not acted.
+        # The results of agents that end at once are dropped, because they have not acted.
         if not self._serve(Reports(len(reports.acting)), reports):
             self._require_agents()
         return dict(self._infos())
@@ -320,8 +319,8 @@ class TurnBasedGame(Game):
     def _serve(self, ends: Reports, reports: Reports, late: bool = False) -> bool:
         """Report the agent that acts next; return whether there is one.
 
-        Agents that are done come first and are stepped with None. Then, if it is late, all others
-        are truncated.
+        Agents that are done come first, and are stepped with None. Then, if `late`, all other
+        agents are truncated.
         """
         served: set[Hashable] = set()
         while self._agents():
@@ -351,7 +350,7 @@ class TurnBasedGame(Game):
                     reports.critics_now[kind][self.index] = seen
                 return True
             self._ends(agent, observation, info, terminated, ends)
-            if not served:  # done agents go one after another, and all ended by now
+            if not served:  # done agents leave one after another, and have all ended now
                 self._show_critics_the_end(ends)
             served.add(agent)
             self.env.step(None)
@@ -368,7 +367,7 @@ class TurnBasedGame(Game):
     def _truncate(self, ends: Reports) -> None:
         """Report the end of every present agent, with the values of `last`.
 
-        An agent that died, and has had no turn since, counts as terminated.
+        An agent that terminated out of turn counts as terminated.
         """
         rewards, infos = getattr(self.env, "_cumulative_rewards", None), self.env.infos
         if rewards is None:

@@ -1,4 +1,4 @@
-"""N environments of PettingZoo's interfaces, stepped one after the other."""
+"""N environments of PettingZoo's interfaces, stepped one after another."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.multi_agent.agent_infos import of_strangers
+from juggler.envrunner.multi_agent.agent_infos import unknown_agents
 from juggler.envrunner.multi_agent.critics import AllObservations, States, no_state
 from juggler.envrunner.multi_agent.games import Game
 from juggler.envrunner.multi_agent.group_observations import GroupObservations, Misfit
-from juggler.envrunner.multi_agent.reports import Reports, Told, mask_in
-from juggler.envrunner.multi_agent.slot_books import Booked, BrokenRule, SlotBooks, told_overdue
+from juggler.envrunner.multi_agent.reports import AgentReport, Reports, mask_in
+from juggler.envrunner.multi_agent.slot_books import Booked, BrokenRule, SlotBooks, overdue_message
 from juggler.envrunner.multi_agent.turns import (
     STATE,
     AgentGroup,
@@ -34,20 +34,20 @@ from juggler.runtime.wire.trees import Tree
 class GamesInTurn:
     """Environments of PettingZoo's interfaces as `MultiAgentEnvs`.
 
-    The first environment is reset once to see which agents have action masks in their infos. Every
-    episode has a seed of its own, derived from the seed of `reset`: an environment that draws a new
-    seed at each reset without one gives the same episodes again, too.
+    The first environment is reset once to find out which agents have action masks in their infos.
+    Every episode has its own seed, derived from the seed of `reset`, so that environments that draw
+    a new seed at each unseeded reset are reproducible, too.
 
     Args:
         games: N environments, which have the same agents with the same spaces.
         name: of the environments, in errors.
-        critics_see: values of `critic_sees` that turns are to have.
+        critics_see: values of `critic_sees` that turns must have.
 
     Raises:
         EnvironmentFailed: an environment raised, or broke PettingZoo's rules.
-        ValueError: an action mask does not fit the actions, or a critic is to see the state of
-            environments that have none.
-        UnsupportedSpace: there is no encoding for a space.
+        ValueError: an action mask does not fit the actions, or environments have no state for a
+            critic.
+        UnsupportedSpace: a space has no encoding.
     """
 
     def __init__(self, games: Sequence[Game], name: str, critics_see: Collection[str] = ()) -> None:
@@ -108,13 +108,13 @@ class GamesInTurn:
             raise self._failure(i, call, error) from None
         with self._broken_rules_in("step"):
             over = np.asarray(reports.over, np.intp)  # [L]
-            for told in reports.ended:
-                told.sort(key=_slot)
+            for ended in reports.ended:
+                ended.sort(key=_slot)
             rewards = np.zeros(self.num_envs * len(self.agents))  # [N * A]
             rewards[list(reports.rewards)] = list(reports.rewards.values())
             booked = self._books.step(
                 rewards,
-                np.array([each.slot for told in reports.ended for each in told], np.intp),
+                np.array([each.slot for ended in reports.ended for each in ended], np.intp),
                 over,
                 over,
                 self._now_acting(reports),
@@ -127,7 +127,7 @@ class GamesInTurn:
     def overdue(self, steps: int) -> str:
         found = self._books.overdue(steps)
         remedy = "max_episode_steps = 1000 truncates all agents after that many steps"
-        return told_overdue(found, self._name, remedy)
+        return overdue_message(found, self._name, remedy)
 
     def close(self) -> None:
         for game in self._games:
@@ -138,7 +138,7 @@ class GamesInTurn:
         return f"environment {index} ({self._name})"
 
     def _grouped(self) -> list[AgentGroup]:
-        """Put agents with equal spaces together, and compare the environments."""
+        """Group agents with equal spaces, and compare the environments."""
         ids = self._games[0].ids
         if len({*self.agents}) < len(self.agents):
             raise BrokenRule(0, f"its agents must have different names, not {list(ids)}")
@@ -179,7 +179,7 @@ class GamesInTurn:
         """Batch states; the first environment has been reset.
 
         Raises:
-            ValueError: it has none.
+            ValueError: it has no state.
         """
         env = self._games[0].env
         if not callable(getattr(env, "state", None)):
@@ -197,7 +197,7 @@ class GamesInTurn:
         return states
 
     def _by_env(self, actions: Sequence[Any]) -> list[dict[Hashable, Any]]:
-        """Give each environment the actions of its agents."""
+        """Split the actions by environment and agent."""
         ids = self._games[0].ids
         by_env: list[dict[Hashable, Any]] = [{} for _ in self._games]
         for space, slots, batch in zip(self._action_spaces, self._acting, actions, strict=True):
@@ -208,17 +208,17 @@ class GamesInTurn:
         return by_env
 
     def _now_acting(self, reports: Reports) -> NDArray[np.intp]:
-        """Note and return the slots that act next, by groups."""
-        for told in reports.acting:
-            told.sort(key=_slot)
-        self._acting = [[each.slot for each in told] for told in reports.acting]
+        """Keep and return the slots that act next, by groups."""
+        for acting in reports.acting:
+            acting.sort(key=_slot)
+        self._acting = [[each.slot for each in acting] for acting in reports.acting]
         return np.array([slot for slots in self._acting for slot in slots], np.intp)
 
     def _turn(self, reports: Reports, booked: Booked, began: NDArray[np.intp]) -> Turn:
         groups = []
         begin, end = 0, 0  # of the group in the arrays of `booked`
-        for at, (told, ended) in enumerate(zip(reports.acting, reports.ended, strict=True)):
-            acts = slice(begin, begin + len(told))
+        for at, (acting, ended) in enumerate(zip(reports.acting, reports.ended, strict=True)):
+            acts = slice(begin, begin + len(acting))
             ends = slice(end, end + len(ended))
             begin, end = acts.stop, ends.stop
             last = booked.last[ends]  # an agent that never acted has no last action
@@ -226,7 +226,7 @@ class GamesInTurn:
             groups.append(
                 GroupTurn(
                     acting=np.array(self._acting[at], np.intp),
-                    observations=self._batch(at, told),
+                    observations=self._batch(at, acting),
                     first=booked.first[acts],
                     rewards=booked.rewards[acts],
                     ended=np.array([each.slot for each in ended], np.intp),
@@ -238,7 +238,7 @@ class GamesInTurn:
         over = np.array(reports.over, np.intp)
         critics = {kind: self._of_critic(kind, reports) for kind in self._critics}
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
-        unread = partial(of_strangers, reports.unread, self.agents) if reports.unread else None
+        unread = partial(unknown_agents, reports.unread, self.agents) if reports.unread else None
         return Turn(
             tuple(groups), began, over, *ended_with, critics, infos=reports.infos, unread=unread
         )
@@ -252,19 +252,19 @@ class GamesInTurn:
         return CriticObservations(now, at_end)
 
     def _critic_batch(self, critic: States | AllObservations, seen: Mapping[int, Any]) -> Tree:
-        """What a critic sees of B environments -> [B, ...]."""
+        """Batch what a critic sees of B environments: [B, ...]."""
         try:
             return critic.batch(list(seen.values()))
         except Misfit as error:
             raise BrokenRule(list(seen)[error.row], error.reason) from None
 
-    def _batch(self, group: int, told: Sequence[Told], last: bool = False) -> Tree:
-        """Put the observations of a group's agents together: [B, ...]."""
-        observations, masks = [each.observation for each in told], [each.mask for each in told]
+    def _batch(self, group: int, agents: Sequence[AgentReport], last: bool = False) -> Tree:
+        """Batch the observations of a group's agents: [B, ...]."""
+        observations, masks = [each.observation for each in agents], [each.mask for each in agents]
         try:
             return self._observations[group].batch(observations, masks, last)
         except Misfit as error:
-            env, place = divmod(told[error.row].slot, len(self.agents))
+            env, place = divmod(agents[error.row].slot, len(self.agents))
             raise BrokenRule(env, f"agent {self.agents[place]!r}: {error.reason}") from None
 
     @contextmanager
@@ -281,5 +281,5 @@ class GamesInTurn:
         return EnvironmentFailed.during(self.name_of(index), call, error)
 
 
-def _slot(told: Told) -> int:
-    return told.slot
+def _slot(report: AgentReport) -> int:
+    return report.slot

@@ -34,22 +34,22 @@ class Misfit(Exception):
 
 
 class GroupObservations:
-    """The observations of one group as batches.
+    """Batches the observations of one group.
 
-    If the agents' infos have action masks, "action_mask" becomes a part of their observations, as
-    it does for environments with a single agent: a Dict gets the key, and any other observation
-    becomes a Dict with the keys "observation" and "action_mask".
+    Action masks in the agents' infos become part of their observations, as in environments with one
+    agent: a Dict gets the key "action_mask", and any other observation becomes a Dict with the keys
+    "observation" and "action_mask".
 
     Args:
-        plain: the agents, with the spaces that their environment has for them.
-        mask: in the info of one of them at the beginning of an episode; None: there is none.
+        plain: the agents, with their spaces in the environment.
+        mask: in the info of one of them at the beginning of an episode; None: no mask.
 
     Attributes:
         group: the agents, with the observation space of the batches.
 
     Raises:
         ValueError: `mask` does not fit the actions.
-        UnsupportedSpace: there is no encoding for a space.
+        UnsupportedSpace: a space has no encoding.
     """
 
     def __init__(self, plain: AgentGroup, mask: Any) -> None:
@@ -58,7 +58,7 @@ class GroupObservations:
         self._leaves = space_leaves(self._plain)
         self._mask: spaces.Space[Any] | None = None
         self.group = plain
-        self._ignores = holds_masks(self._plain)  # there are masks in the observations already
+        self._ignores = holds_masks(self._plain)  # the observations already have masks
         if mask is not None and not self._ignores:
             try:
                 self._mask = mask_space(flat_mask(self._actions, mask))
@@ -79,18 +79,18 @@ class GroupObservations:
         self._none = zeros(self.group.observation_space, (0,))
 
     def batch(self, observations: Sequence[Any], given: Sequence[Any], last: bool = False) -> Tree:
-        """Put observations together.
+        """Stack observations.
 
         Args:
-            observations: B of them, as the environment gave them.
-            given: B action masks that came in infos with them; None: there was none.
-            last: they are the last of their episodes, of which those without a mask get all ones.
+            observations: of B agents, as the environment gave them.
+            given: B action masks from the infos; None: no mask.
+            last: they are the last of their episodes; a missing mask becomes all ones.
 
         Returns:
             A new tree [B, ...].
 
         Raises:
-            Misfit: an observation does not fit the space, or a mask is missing or is not one.
+            Misfit: an observation does not fit the space, or a mask is missing or invalid.
         """
         if not observations:
             return self._none
@@ -142,24 +142,24 @@ def stacked(
     values: Sequence[Any],
     what: str = "observation",
 ) -> Tree:
-    """B values of a space as a new tree [B, ...].
+    """Stack B values of a space to a new tree [B, ...].
 
     Args:
         space: of the values.
         leaves: as from `space_leaves`.
         values: as an environment gave them.
-        what: each of them is, for people.
+        what: name of a value in errors.
 
     Raises:
         Misfit: a value does not fit the space.
     """
     try:
-        # Values of Dicts are trees, but for Tuples in them.
+        # Values of Dicts are trees, unless they contain Tuples.
         trees = [to_tree(space, each) for each in values] if _has_tuples(space) else values
         return unflatten(
             (path, _stacked([at(tree, path) for tree in trees], leaf)) for path, leaf in leaves
         )
-    except Exception:  # which one it is takes too long to find out each time
+    except Exception:  # to check each value every time takes too long
         for row, value in enumerate(values):
             if why := misfit(space, value, what):
                 raise Misfit(row, why) from None
@@ -181,7 +181,7 @@ def _stacked(values: list[Any], space: spaces.Space[Any]) -> NDArray[Any]:
     """Stack values of a space without Dict or Tuple: [B, ...].
 
     Raises:
-        ValueError: they are not of the space.
+        ValueError: they do not fit the space.
     """
     batch = np.array(values)  # [B, ...]
     shape = (len(values), *(space.shape or ()))

@@ -1,4 +1,4 @@
-"""Tells environments with several agents by their class, without torch."""
+"""Recognizes environments with several agents by their class. No torch here."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from juggler.envrunner.environments.naming import find_environment
 from juggler.envrunner.multi_agent import openspiel, pettingzoo_games
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
 
-#: What finds a game, by the scheme of its name.
+#: Functions that find a game, by the scheme of its name.
 FINDERS: Final[dict[str, Callable[[str], Callable[..., Any]]]] = {
     ENVPOOL: envpool.find_game,
     openspiel.SCHEME: openspiel.find_game,
     pettingzoo_games.SCHEME: pettingzoo_games.find_game,
 }
 
-#: The methods by which a class is known for PettingZoo's interfaces.
+#: Methods by which a class is recognized as one of PettingZoo's interfaces.
 METHODS: Final = ("observation_space", "action_space", "reset", "step")
 
 
 def has_several_agents(
     config: EnvRunnerConfig, env_factory: Callable[..., Any] | None = None
 ) -> bool:
-    """Whether the environments of a run have several agents.
+    """Return whether the environments of a run have several agents.
 
     They do if their name begins with "pettingzoo:" or "open_spiel:", or if they come from a class
-    with PettingZoo's Parallel or AEC interface, or from a `MultiAgentVectorEnv`. A function is
-    asked for the class after its "->". EnvPool says so of its own; environments that run at their
-    own pace count too, since their rows fill like agents' rows. No environment is made.
+    with PettingZoo's Parallel or AEC interface, or from a `MultiAgentVectorEnv`. The class of a
+    function is its return annotation. EnvPool knows the number of agents of its games; its
+    environments at their own pace count too, because their rows fill like agents' rows. No
+    environment is made.
 
     Args:
         config: the environments.
@@ -68,14 +69,14 @@ def has_several_agents(
 
 
 def class_of(factory: Callable[..., Any]) -> type[Any] | None:
-    """The class of what a factory makes; None: unknown."""
+    """Return the class of what a factory makes; None: unknown."""
     while isinstance(factory, functools.partial):
         factory = factory.func
     if isinstance(factory, type):
         return factory
     try:
         made = typing.get_type_hints(factory).get("return")
-    except Exception:  # hints are code, and some can only be read by a type checker
+    except Exception:  # hints are code, and only a type checker can read some of them
         return None
     made = typing.get_origin(made) or made
     return made if isinstance(made, type) else None

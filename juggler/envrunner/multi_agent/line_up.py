@@ -1,4 +1,4 @@
-"""Draws for each episode which module plays which agent."""
+"""Line-ups: which module plays which agent in an episode."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ WhoPlays = Callable[[Sequence[str], np.random.Generator], Mapping[str, str]]
 
 
 class LineUpError(ValueError):
-    """A mapping failed, or named what cannot play.
-
-    The message names the mapping and the agent.
-    """
+    """A mapping failed, or named a module that cannot play an agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,7 @@ class LineUp:
 
     Attributes:
         slots: [K * A] of these environments.
-        players: [K * A] the id of the module that plays there until the episode is over.
+        players: [K * A] the id of the module that plays there until the episode ends.
     """
 
     slots: NDArray[np.intp]
@@ -40,12 +37,12 @@ class LineUp:
 
 
 class Players:
-    """The module that plays each agent in each of N environments now.
+    """The current module of each agent in each of N environments.
 
     Args:
         num_envs: N.
         agents: A names.
-        played_by: by agent, its module, until a line-up says otherwise.
+        played_by: by agent, its module before the first line-up.
     """
 
     def __init__(self, num_envs: int, agents: Sequence[str], played_by: Mapping[str, str]) -> None:
@@ -53,11 +50,11 @@ class Players:
         self._ids = np.tile(np.array(ids, np.object_), (num_envs, 1))  # [N, A]
 
     def line_up(self, line_up: LineUp) -> None:
-        """Environments begin an episode with other players."""
+        """Set the players of episodes that begin."""
         self._ids.flat[line_up.slots] = line_up.players
 
     def of(self, envs: NDArray[np.intp]) -> NDArray[np.object_]:
-        """The ids of modules [K, A] in environments [K]."""
+        """Return the ids of modules [K, A] in environments [K]."""
         return self._ids[envs]
 
 
@@ -65,13 +62,13 @@ class LineUps(Protocol):
     """Decides which modules play an episode, when it begins."""
 
     def reset(self, seed: int) -> None:
-        """Restart, as all random draws of an EnvRunner do."""
+        """Restart all draws with this seed."""
 
     def begin(self, envs: NDArray[np.intp]) -> LineUp:
-        """Environments [K] begin an episode.
+        """Return the line-up of environments [K] that begin an episode.
 
         Raises:
-            LineUpError: there is no line-up for one.
+            LineUpError: an environment has no line-up.
         """
 
     def ended(
@@ -88,10 +85,10 @@ class LineUps(Protocol):
 class DrawnLineUps(LineUps):
     """Draws a line-up for each episode.
 
-    It depends on the seed, the environment, and the number of the episode there alone.
+    It depends only on the seed, the environment, and the number of the episode there.
 
     Args:
-        agents: of an environment, A of them.
+        agents: the A agents of an environment.
         played_by: by agent, the modules that may play it.
         who_plays: draws the line-up of one episode.
         name: of `who_plays`, for errors.
@@ -126,34 +123,34 @@ class DrawnLineUps(LineUps):
         """Draw one line-up -> the module of each agent, in their order.
 
         Raises:
-            LineUpError: `who_plays` failed, or named what cannot play.
+            LineUpError: `who_plays` failed, or named a module that cannot play an agent.
         """
         try:
-            said = self._who_plays(self._agents, generator)
+            drawn = self._who_plays(self._agents, generator)
         except Exception as error:
             raise LineUpError(f"{self._name} raised {type(error).__name__}: {error}") from error
-        if not isinstance(said, Mapping):
+        if not isinstance(drawn, Mapping):
             raise LineUpError(
-                f"{self._name} returned a {type(said).__name__}: it must return the module of each "
-                "agent, as a dict by agent"
+                f"{self._name} returned a {type(drawn).__name__}: it must return the module of "
+                "each agent, as a dict by agent"
             )
         for agent, ids in self._may_play.items():
-            if agent not in said:
+            if agent not in drawn:
                 raise LineUpError(
                     f"{self._name} named no module for agent {agent!r}: it must name one for each "
                     "agent that it is given"
                 )
-            if said[agent] not in ids:
+            if drawn[agent] not in ids:
                 raise LineUpError(
-                    f"{self._name} mapped agent {agent!r} to {said[agent]!r}, which is none of the "
-                    f"modules that may play it{nearest(said[agent], ids)}"
+                    f"{self._name} mapped agent {agent!r} to {drawn[agent]!r}, which is none of "
+                    f"the modules that may play it{nearest(drawn[agent], ids)}"
                 )
-        if absent := [agent for agent in said if agent not in self._may_play]:
+        if absent := [agent for agent in drawn if agent not in self._may_play]:
             raise LineUpError(
                 f"{self._name} mapped {absent[0]!r}, and the environment has no such agent"
                 f"{nearest(absent[0], self._agents)}"
             )
-        return [said[agent] for agent in self._agents]
+        return [drawn[agent] for agent in self._agents]
 
 
 def line_ups_of(
@@ -162,13 +159,13 @@ def line_ups_of(
     mapping: str,
     own: Mapping[str, Callable[..., Any]] | None,
 ) -> DrawnLineUps | None:
-    """What draws line-ups; None: each agent always has the same module.
+    """Return what draws line-ups; None: each agent always has the same module.
 
     Args:
         agents: of an environment.
         played_by: by agent, the modules that may play it.
-        mapping: the name of a function; "": line-ups are drawn uniformly.
-        own: functions of a script, by the names that stand for them.
+        mapping: name of a function; "": line-ups are drawn uniformly.
+        own: functions of a script, by name.
 
     Raises:
         ValueError: the function cannot be imported.

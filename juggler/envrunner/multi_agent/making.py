@@ -39,15 +39,14 @@ def make_multi_agent_envs(
     Args:
         config: the environments and their number.
         env_factory: makes the environments instead of `config.env`.
-        just_one: make only one environment, which is enough to see its agents and spaces.
-        critics_see: values of `critic_sees` that turns are to have.
+        just_one: make only one environment, to read its agents and spaces.
+        critics_see: values of `critic_sees` that turns must have.
 
-    Raises:
-        ValueError: `config` names an environment that does not exist, or options that environments
-            with several agents do not have; or a critic is to see the state of environments that
-            have none.
-        EnvironmentFailed: the constructor of an environment failed, or what it says of its agents
-            breaks PettingZoo's rules.
+        Raises:
+            ValueError: `config` names an environment that does not exist, or an option that is not
+                for several agents; or the environments have no state for a critic.
+            EnvironmentFailed: the constructor of an environment failed, or its agents break
+                PettingZoo's rules.
     """
     config.validate()
     num_envs = 1 if just_one else config.envs_per_runner
@@ -85,7 +84,7 @@ def make_multi_agent_envs(
 def find_games(
     config: EnvRunnerConfig, env_factory: MultiAgentFactory | None
 ) -> tuple[MultiAgentFactory, str]:
-    """Find what makes the environments, and their name.
+    """Find the factory of the environments, and their name.
 
     Raises:
         ValueError: there is no such environment, or it has one agent.
@@ -101,13 +100,13 @@ def find_games(
 
 
 def steps_all_at_once(make: MultiAgentFactory) -> bool:
-    """Whether a factory makes a `MultiAgentVectorEnv`."""
+    """Return whether a factory makes a `MultiAgentVectorEnv`."""
     made = class_of(make)
     return made is not None and issubclass(made, MultiAgentVectorEnv)
 
 
 def _check_options(config: EnvRunnerConfig, name: str, is_vector: bool) -> None:
-    """Check the keys that mean something else, or nothing, for several agents."""
+    """Check keys that have another meaning, or none, for several agents."""
     allowed = ("auto", "native") if is_vector else ("auto", "sync")
     if config.vectorize not in allowed:
         raise ValueError(

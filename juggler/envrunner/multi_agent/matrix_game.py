@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-#: Rock, paper and scissors: what the first player gets, by its choice and the other one's.
+#: Rock, paper and scissors: payoff of the first player, by its choice and its opponent's.
 ROCK_PAPER_SCISSORS = [[0, -1, 1], [1, 0, -1], [-1, 1, 0]]
 
 
@@ -18,11 +18,11 @@ class MatrixGame:
     Both players see the same constant observation [1].
 
     Args:
-        payoffs: what "row" gets, by its choice and that of "column".
-        column_payoffs: what "column" gets; None: the negative, as in a zero-sum game.
+        payoffs: of "row", by its choice and the choice of "column".
+        column_payoffs: of "column"; None: the negative, as in a zero-sum game.
 
-    Raises:
-        ValueError: the two tables are no matrices of one shape.
+        Raises:
+            ValueError: the two tables are not matrices of one shape.
     """
 
     possible_agents = ("row", "column")
@@ -67,7 +67,7 @@ class MatrixGame:
         return shown, rewards, ended, cut, {agent: {} for agent in rewards}
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def _shown(self) -> dict[str, Any]:
         return {agent: np.ones(1, np.float32) for agent in self.possible_agents}

@@ -1,4 +1,4 @@
-"""The slots that one module plays: their observations, actions, rows and batches."""
+"""Observations, actions, rows and batches of the slots that one module plays."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class ModuleSlots:
     """Acts with one module in N environments, and records its steps.
 
     A slot is one agent in one environment, as in `GroupTurn`. The slots that this module may play
-    have places 0..P-1 here, in ascending order. Where line-ups are drawn, the module plays some of
-    them at a time; see `line_up`.
+    have places 0..P-1 here, in ascending order. With line-ups, the module plays only some of them
+    at a time; see `line_up`.
 
     Args:
         role: the agents of the module.
@@ -55,20 +55,20 @@ class ModuleSlots:
         connectors: between the environments and the module.
         steps: T, of a row.
         row_age: see `PacedSlots`. 0: a row ends with its round.
-        critic_sees: what its value function sees, one of the keys of `Turn.critics`; or
-            "observation": what the agents see.
-        critic_space: of that; None: of "observation".
+        critic_sees: what its value function sees: a key of `Turn.critics`, or "observation", as
+            the agents.
+        critic_space: of what its value function sees; None: of "observation".
 
-    Attributes:
+        Attributes:
         role: as given.
         policy: as given.
         connectors: as given.
         critic_sees: as given.
         critic_space: as given.
-        most_rows: the most that a batch may have: one for each slot.
+        most_rows: maximum number of rows in a batch: one per slot.
         acting: [B] places of the agents that act next.
-        where: [B] their indices among the agents of their group that act next; a slice, if they are
-            all of them.
+        where: [B] their indices among the agents of their group that act next; a slice if all of
+            the group belong to this module.
         is_seated: the module plays somewhere now.
     """
 
@@ -103,24 +103,24 @@ class ModuleSlots:
             connectors.observation_space, spaces.action_space, "an episode"
         )
         self._choices = choices_of(observed_leaves(connectors.observation_space).items())
-        # [B, ...] what the agents that act next see, as batches hold it; and with their critics.
+        # [B, ...] observations of the agents that act next, as in batches; and with critics'.
         self._seen: Any = None
         self._kept: Any = None
         self._delta: State = {}
-        self._watched: list[NDArray[np.bool_]] = []  # [B] by turn, what connectors learn from
+        self._watched: list[NDArray[np.bool_]] = []  # [B] by turn, rows that connectors learn from
         self._turns = 0  # of this round
         self._not_finite: NonFinite | None = None
         self.acting = np.zeros(0, np.intp)
         self.where: NDArray[np.intp] | slice = slice(None)
         self._version = Version(0, 0)
         self.is_seated = True
-        self._shown: NDArray[np.intp] | None = None  # the slots of which `acting` was taken
+        self._shown: NDArray[np.intp] | None = None  # the slots that `acting` was computed from
 
     @classmethod
     def at_random(
         cls, role: Role, num_envs: int, agents: tuple[str, ...], steps: int, seed: int
     ) -> ModuleSlots:
-        """Slots of the module "random", which draws legal actions."""
+        """Make the slots of the module "random", which draws legal actions."""
         spaces = role.spaces
         policy = Actor(RandomActions(spaces.action_space), seed=seed)
         nothing = EnvToModule({}, {}, spaces.observation_space)
@@ -149,7 +149,7 @@ class ModuleSlots:
         self.is_seated = bool((self._place_of >= 0).any())
 
     def sit_out(self) -> None:
-        """Play nothing until a line-up says otherwise."""
+        """Play no slot until the next line-up."""
         self._plays_whole_group = self.is_seated = False
         self._place_of.fill(-1)
         self._shown = None
@@ -161,13 +161,13 @@ class ModuleSlots:
         line_up: LineUp | None = None,
         critic: CriticObservations | None = None,
     ) -> None:
-        """Record the last step's results, and which slots act next.
+        """Record the last step's results, and the slots that act next.
 
         Args:
             turn: of the module's group.
-            recorded: connectors learn from what the agents see.
-            line_up: of the episodes that begin with this turn, where line-ups are drawn.
-            critic: what the module's critic sees of the environments; None: no more than agents.
+            recorded: connectors learn from the agents' observations.
+            line_up: of the episodes that begin with this turn; None: no change.
+            critic: what the module's critic sees of the environments; None: only what agents see.
         """
         paced, self._turns = self._paced, self._turns + 1
         together = paced.are_together and turn.acting is self._shown and line_up is None
@@ -183,7 +183,7 @@ class ModuleSlots:
                 lasts = self._through(self.connectors, lasts, ended)
                 if critic is not None:
                     lasts = with_critic(lasts, take(critic.at_end, self._environments(ended)))
-        if line_up is not None:  # the ends above are of the episodes before
+        if line_up is not None:  # the ends above are of earlier episodes
             self.line_up(line_up)
         if turn.acting is not self._shown:
             self.acting, self.where = self._mine(turn.acting)
@@ -199,7 +199,7 @@ class ModuleSlots:
             self._take_apart(turn, kept, ended, last_rewards, truncated, lasts)
             return
         rewards = turn.rewards[self.where]  # [B]
-        if not recorded:  # no batch is checked for these
+        if not recorded:  # no batch will be checked for them
             rewards = self._finite(self.acting, rewards)  # [B]
             last_rewards = self._finite(ended, last_rewards)  # [E]
         paced.take_together(rewards, kept, ended, last_rewards, truncated, lasts)
@@ -217,11 +217,11 @@ class ModuleSlots:
 
         Args:
             turn: of the module's group.
-            kept: [B, ...] what rows hold of what the agents that act next see.
+            kept: [B, ...] observations of the agents that act next, in the form of rows.
             ended: [E] places.
             last_rewards: [E]
             truncated: [E]
-            lasts: [E, ...] what rows hold of the last observations.
+            lasts: [E, ...] last observations, in the form of rows.
         """
         paced, places = self._paced, self.acting
         first, rewards = turn.first[self.where], turn.rewards[self.where]  # [B] both
@@ -240,7 +240,7 @@ class ModuleSlots:
             paced.observe(self.acting, kept)
 
     def _finite(self, places: NDArray[np.intp], rewards: NDArray[np.float64]) -> Any:
-        """The rewards [B], with 0 instead of one that ends the round."""
+        """Replace a reward [B] that ends the round by 0."""
         finite = np.abs(rewards) <= MOST_REWARD  # [B] false with a NaN
         if np.count_nonzero(finite) == len(finite):
             return rewards
@@ -273,7 +273,7 @@ class ModuleSlots:
     def act_deterministically(self, turn: GroupTurn) -> Any:
         """Act without exploration -> actions in the order of `acting`.
 
-        Takes the place of `take` and `act`, and records nothing.
+        Replaces `take` and `act`, and records nothing.
         """
         self.acting, self.where = self._mine(turn.acting)
         self._shown = None
@@ -288,7 +288,7 @@ class ModuleSlots:
         return self.policy.act(seen, self.acting, first, explore=False).sent
 
     def result(self) -> Recorded | NonFinite:
-        """The batch of this round: the oldest complete rows."""
+        """Return the batch of this round: the oldest complete rows."""
         paced, rows = self._paced, self._paced.rows
         self._learn()
         if not self._row_age:
@@ -317,7 +317,7 @@ class ModuleSlots:
         return Recorded(batch, oldest_version(batch), *ended, delta, stale)
 
     def played(self) -> Played:
-        """The steps of a module that is not trained, since last time.
+        """Return the steps of an untrained module since the last call.
 
         Raises:
             NonFinite: a reward was not finite.
@@ -327,16 +327,16 @@ class ModuleSlots:
         return Played(self._paced.counts.pop("steps", 0), *self._paced.take_ended())
 
     def skip(self) -> None:
-        """Forget the returns of a round that was not recorded."""
+        """Drop the returns of a round that was not recorded."""
         self._paced.ended.clear()
 
     def _environments(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
-        """The environments [B] of places [B]."""
+        """Return the environments [B] of places [B]."""
         environments: NDArray[np.intp] = self._slots[places] // len(self._agents)
         return environments
 
     def _mine(self, slots: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp] | slice]:
-        """The module's places among slots, and their indices."""
+        """Return the module's places among slots, and their indices."""
         places = self._place_of[slots]
         if self._plays_whole_group:
             return places, slice(None)
@@ -344,7 +344,7 @@ class ModuleSlots:
         return places[mine], mine
 
     def _stored(self, shown: Tree, recorded: bool) -> Any:
-        """Observations [B, ...] as batches hold them."""
+        """Convert observations [B, ...] to the form of batches."""
         if not recorded or not self.connectors.learns:
             return self._through(self.connectors, shown, self.acting)
         count = len(self.acting)
@@ -355,7 +355,7 @@ class ModuleSlots:
         return stored
 
     def _learn(self) -> None:
-        """Take what connectors have learned from the turns that they watched."""
+        """Collect what connectors have learned from the turns that they watched."""
         watched, self._watched = self._watched, []
         if not watched:
             return
@@ -387,7 +387,7 @@ class ModuleSlots:
         return stored
 
     def _drop_stale(self) -> int:
-        """Free rows that are too old -> steps dropped since last time."""
+        """Free rows that are too old -> steps dropped since last call."""
         self._paced.drop_stale()
         return self._paced.counts.pop("steps_stale", 0)
 
@@ -428,7 +428,7 @@ class ModuleSlots:
 
 
 def merged_actions(turn: GroupTurn, space: Any, parts: list[tuple[ModuleSlots, Any]]) -> Any:
-    """The actions [B, ...] of a group, merged from its modules."""
+    """Merge the actions of a group's modules: [B, ...]."""
     parts = [(slots, sent) for slots, sent in parts if len(slots.acting)]
     if len(parts) == 1:
         return parts[0][1]

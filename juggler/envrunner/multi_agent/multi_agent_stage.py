@@ -34,11 +34,11 @@ class MultiAgentStage:
         envs: the environments.
         seed: of this worker.
         own_code: may be used in the setup.
-        frozen: what modules play with that are not trained.
+        frozen: weights of modules that are not trained.
 
-    Raises:
-        ValueError: the agents of the environments and of the setup do not fit, or what a module
-            plays with is not what the setup says.
+        Raises:
+            ValueError: the agents of the environments and of the setup do not fit, or a module's
+                weights are not the ones in the setup.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class MultiAgentStage:
         self._own_code, self._frozen = own_code, frozen
         self._warned = False
         self._parts: dict[str, ActingParts] = {}  # of the modules that are trained
-        self._policies: dict[str, Actor] = {}  # likewise
-        self._modules: dict[str, ModuleSlots] = {}  # all that act
+        self._policies: dict[str, Actor] = {}  # of the same modules
+        self._modules: dict[str, ModuleSlots] = {}  # all modules that act
         for module_id, role in cast(envs, setup.agents, setup.modules).items():
             self._modules[module_id] = self._built(role, setup.modules[module_id], seed)
         for role in random_roles(envs, setup.agents):
@@ -62,7 +62,7 @@ class MultiAgentStage:
                 role, envs.num_envs, envs.agents, self._steps, seed
             )
         self._league: AssignedLineUps | None = None
-        self._added = 0  # players so far, departed ones included
+        self._added = 0  # number of added players
         line_ups: LineUps | None
         if setup.league:
             line_ups = self._league = AssignedLineUps(envs.agents, setup.agents)
@@ -73,7 +73,7 @@ class MultiAgentStage:
         self._sampler = MultiAgentSampler(envs, self._modules, self._steps, seed, self._line_ups)
 
     def _built(self, role: Role, acting: ActingSetup, seed: int) -> ModuleSlots:
-        """A module, with what it plays with if it is not trained."""
+        """Build a module, with its weights if it is not trained."""
         envs, spaces, module_id = self._envs, role.spaces, role.module_id
         parts = ActingParts.build(
             acting, spaces.observation_space, spaces.action_space, self._own_code
@@ -83,7 +83,7 @@ class MultiAgentStage:
             self._frozen.load(module_id, acting.digest, policy, parts.connectors)
         else:
             self._parts[module_id], self._policies[module_id] = parts, policy
-        # What is not trained has no use for what its critic saw.
+        # A module that is not trained does not need what its critic sees.
         sees = "observation" if acting.digest else acting.module.critic_sees
         return ModuleSlots(
             role,
@@ -119,7 +119,7 @@ class MultiAgentStage:
             module_id: (policy, self._modules[module_id].connectors)
             for module_id, policy in self._policies.items()
         }
-        load_trees(trees, into, may_lack=self._league is not None)
+        load_trees(trees, into, missing_ok=self._league is not None)
 
     def reset(self, seed: int) -> None:
         seed_process(seed)
@@ -128,13 +128,13 @@ class MultiAgentStage:
     def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
         played = self._sampler.sample(recorded, versions)
         for policy in self._policies.values():
-            # Of modules with the same class, one speaks for all.
+            # Modules of the same class have the same notes.
             played.notes.extend(each for each in policy.take_notes() if each not in played.notes)
         if self._league is not None:
             played = replace(played, matches=self._league.take_ended())
             self._forget_left(self._league)
         if not self._warned:
-            self._look_over(played)
+            self._check_overdue(played)
         return played
 
     def assign(self, line_ups: Iterable[training_pb2.LineUp]) -> None:
@@ -144,7 +144,7 @@ class MultiAgentStage:
         self._of_league()
         if module_id in self._modules:
             raise ValueError(f"a player {module_id!r} is here already")
-        (group,) = self._envs.groups  # of a league, whose players play every agent
+        (group,) = self._envs.groups  # players of a league play every agent
         role = Role(module_id, group.agents, 0, group)
         slots = self._built(role, acting, player_seed(self._seed, self._added))
         self._added += 1
@@ -169,7 +169,7 @@ class MultiAgentStage:
             del self._modules[module_id]
             self._sampler.remove(module_id)
 
-    def _look_over(self, played: PlayedRound) -> None:
+    def _check_overdue(self, played: PlayedRound) -> None:
         """Add a warning once, if an episode seems endless."""
         if warning := self._envs.overdue(_VERY_LONG):
             self._warned = True
@@ -186,7 +186,7 @@ class MultiAgentStage:
     ) -> PlayedEpisodes:
         modules = list(self._modules.values())
         for slots, own in zip(modules, module_seeds(seed, len(modules)), strict=True):
-            slots.policy.seed(own)  # the module that plays at random draws here too
+            slots.policy.seed(own)  # including the module that plays at random
         return play_whole_episodes(
             self._envs,
             modules,

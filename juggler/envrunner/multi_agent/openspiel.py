@@ -21,7 +21,7 @@ _SEED: Final = "rng_seed"
 
 
 def find_game(name: str) -> Callable[..., OpenSpielGame]:
-    """Find what makes a game of OpenSpiel.
+    """Return a function that makes a game of OpenSpiel.
 
     Args:
         name: "open_spiel:GAME", such as "open_spiel:kuhn_poker".
@@ -40,11 +40,11 @@ def find_game(name: str) -> Callable[..., OpenSpielGame]:
 class OpenSpielGame:
     """A game with PettingZoo's AEC interface, in which players take turns.
 
-    Players are the agents "player_0", "player_1" and so on. The one on turn sees
-    {"observation": float32 [D], "action_mask": int8 [A]}: its information state where the game has
-    one as a tensor, else its observation, as a flat vector. Chance is drawn from the seed of
+    Players are the agents "player_0", "player_1" and so on. The player on turn observes
+    {"observation": float32 [D], "action_mask": int8 [A]}: its information state if the game has
+    that as a tensor, else its observation, as a flat vector. Chance is drawn from the seed of
     `reset`, unless `parameters` has the game's own `rng_seed`. In a game of simultaneous moves,
-    players choose one after the other and do not see each other's choices. Rewards are differences
+    players choose one after another, and do not see each other's choices. Rewards are differences
     of OpenSpiel's returns. The end of a game is a termination.
 
     Args:
@@ -66,7 +66,7 @@ class OpenSpielGame:
         kind = game.get_type()
         if kind.dynamics == self._pyspiel.GameType.Dynamics.MEAN_FIELD:
             raise ValueError(f"OpenSpiel's game {name!r} is a mean-field game: choose another kind")
-        # A game that draws its chance itself can be seeded only when it is loaded.
+        # A game that draws chance itself can only be seeded when it is loaded.
         self._draws_itself = (
             kind.chance_mode == self._pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC
             and _SEED in kind.parameter_specification.keys() - parameters.keys()
@@ -112,10 +112,10 @@ class OpenSpielGame:
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self._returns = np.zeros(len(self.agents))
         self._state = self.game.new_initial_state()
-        self._go_on()
+        self._advance()
 
     def observe(self, agent: str) -> dict[str, NDArray[Any]]:
-        """What a player sees now; its mask is zeros out of turn."""
+        """Return a player's observation; its mask is zeros out of turn."""
         player = self.possible_agents.index(agent)
         mask = np.zeros(self.game.num_distinct_actions(), np.int8)  # [A]
         if not self._state.is_terminal() and self._state.current_player() == player:
@@ -130,17 +130,17 @@ class OpenSpielGame:
     def last(
         self, observe: bool = True
     ) -> tuple[dict[str, NDArray[Any]] | None, float, bool, bool, dict[str, Any]]:
-        """The selected agent's results, with rewards since its last move."""
+        """Return the selected agent's results, with rewards since its last move."""
         agent = self.agent_selection
         seen = self.observe(agent) if observe else None
         ends = self.terminations[agent], self.truncations[agent]
         return seen, self._cumulative_rewards[agent], *ends, self.infos[agent]
 
     def step(self, action: int | None) -> None:
-        """Make the selected agent's move; None for one whose game is over.
+        """Make the selected agent's move; None after the end of the game.
 
         Raises:
-            ValueError: the move is not legal, or the game is over.
+            ValueError: the move is not legal, or the game has ended.
         """
         agent = self.agent_selection
         if self.terminations[agent]:
@@ -154,10 +154,10 @@ class OpenSpielGame:
             raise ValueError(f"{agent} moves {action}, and may move {legal}")
         self._cumulative_rewards[agent] = 0.0
         self._state.apply_action(int(action))
-        self._go_on()
+        self._advance()
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def _load(self, **more: Any) -> Any:
         game = self._pyspiel.load_game(self._name, {**self._parameters, **more})
@@ -165,8 +165,8 @@ class OpenSpielGame:
             game = self._pyspiel.convert_to_turn_based(game)
         return game
 
-    def _go_on(self) -> None:
-        """Draw what chance decides, reward all players, and find the next one."""
+    def _advance(self) -> None:
+        """Draw chance moves, reward all players, and select the next player."""
         while self._state.is_chance_node():
             outcomes, chances = zip(*self._state.chance_outcomes(), strict=True)
             self._state.apply_action(self._random.choices(outcomes, chances)[0])

@@ -1,4 +1,4 @@
-"""Finds what makes an environment of PettingZoo by its name."""
+"""Finds environments of PettingZoo by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MPE: Final = "mpe2"
 def find_game(name: str) -> Callable[..., Any]:
     """Find the function that makes an environment of PettingZoo.
 
-    It makes the Parallel interface of an environment that has both.
+    If an environment has both interfaces, it makes the Parallel one.
 
     Args:
         name: "pettingzoo:FAMILY/GAME-vN", as in `pettingzoo.make`, or with "_vN"; FAMILY may be a
@@ -61,10 +61,10 @@ def find_game(name: str) -> Callable[..., Any]:
 
 
 def native(env: Any) -> Any:
-    """The environment within a costly conversion of PettingZoo's.
+    """Unwrap a costly conversion of PettingZoo's.
 
     The conversion of turn-based environments to Parallel lets agents act out of turn, and its last
-    step lacks a dict. The conversion of Parallel environments to AEC makes one step for each agent.
+    step omits a dict. The conversion of Parallel environments to AEC makes one step for each agent.
     """
     conversions: Any = sys.modules.get("pettingzoo.utils.conversions")
     if conversions is None:

@@ -1,4 +1,4 @@
-"""What environments of PettingZoo's interfaces told in one step."""
+"""Results of one step of environments with PettingZoo's interfaces."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from juggler.envrunner.info_numbers import keep_numbers
 from juggler.runtime.modules.columns import ACTION_MASK
 
 
-class Told(NamedTuple):
-    """What an environment reported to an agent that acts or ended.
+class AgentReport(NamedTuple):
+    """Observation of an agent that acts next or ended.
 
     Attributes:
         slot: of the agent.
-        observation: what the agent sees.
-        mask: the action mask in its info; None: its info has none.
-        terminated: its episode ended by itself.
+        observation: of the agent.
+        mask: the action mask in its info; None: no mask.
+        terminated: its episode terminated.
     """
 
     slot: int
@@ -27,18 +27,17 @@ class Told(NamedTuple):
 
 
 class Reports:
-    """What all environments told in one step.
+    """Results of all environments in one step.
 
     Attributes:
         rewards: by slot.
         ended: by group, the agents whose episode ended.
         acting: by group, the agents that act next.
         over: environments whose agents are all done.
-        critics_now: by what critics see, and by environment, what that is with the agents that act
-            next.
-        critics_at_end: the same with the agents that ended, where any did; copies.
+        critics_now: what critics see with the agents that act next, by kind and environment.
+        critics_at_end: the same with the agents that ended, in environments where any did; copies.
         infos: numbers in the infos of agents that have acted or ended, [N * A] by name.
-        unread: names in infos by agent that are no agents.
+        unread: keys of infos that are not agents.
 
     Args:
         groups: of agents.
@@ -52,8 +51,8 @@ class Reports:
         self.critics_now: dict[str, dict[int, Any]] = defaultdict(dict)
         self.critics_at_end: dict[str, dict[int, Any]] = defaultdict(dict)
         self.rewards: dict[int, float] = {}
-        self.ended: list[list[Told]] = [[] for _ in range(groups)]
-        self.acting: list[list[Told]] = [[] for _ in range(groups)]
+        self.ended: list[list[AgentReport]] = [[] for _ in range(groups)]
+        self.acting: list[list[AgentReport]] = [[] for _ in range(groups)]
         self.over: list[int] = []
 
     def keep(self, slot: int, info: Any) -> None:
@@ -63,11 +62,11 @@ class Reports:
 
 
 def mask_in(info: Any) -> Any:
-    """The action mask in an agent's info; None: it has none."""
+    """Return the action mask in an agent's info; None: no mask."""
     return info.get(ACTION_MASK) if is_mapping(info) else None
 
 
 def is_mapping(info: Any) -> bool:
-    """Whether this is a dict, or like one."""
-    # A dict is one, and the check of other mappings takes longer.
+    """Return whether this is a dict or another mapping."""
+    # Checked first, because the check of other mappings takes longer.
     return type(info) is dict or isinstance(info, Mapping)

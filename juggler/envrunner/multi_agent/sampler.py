@@ -26,11 +26,11 @@ class MultiAgentSampler:
 
     Args:
         envs: N environments.
-        modules: what acts, by module id; together they play all agents. Where a module has several
-            roles, they may have any names.
+        modules: the modules that act, by module id; together they play all agents. The roles of a
+            module with several may have any names.
         steps: environment steps of a round.
         seed: of the environments, of the policies' noise, and of line-ups.
-        line_ups: decides which modules play each episode; None: each module plays all of its
+        line_ups: decides which modules play each episode; None: each module always plays its
             agents.
 
     Raises:
@@ -53,7 +53,7 @@ class MultiAgentSampler:
         self._players = Players(envs.num_envs, envs.agents, played_by)
         self._infos = AgentInfos(envs.num_envs, envs.agents, steps)
         self._turn: Turn | None = None
-        self._taken = False  # the last turn is known to the modules
+        self._taken = False  # the modules have recorded the last turn
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
@@ -73,7 +73,7 @@ class MultiAgentSampler:
         self._modules[module_id] = slots
 
     def remove(self, module_id: str) -> None:
-        """Forget a module that no running episode has."""
+        """Remove a module that no running episode has."""
         del self._modules[module_id]
 
     def sample(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
@@ -81,14 +81,13 @@ class MultiAgentSampler:
 
         Args:
             recorded: ids of the modules whose steps are recorded.
-            versions: of the weights of each module that is trained. The others only play.
+            versions: of the weights of each module that is trained. Other modules only play.
 
         Raises:
             EnvironmentFailed: an environment failed.
             NonFinite: an agent of a module that only plays got a reward that is not finite.
-            LineUpError: there is no line-up for an episode.
-            RuntimeError: the last round failed or lost steps, and `reset` has not been called
-                since.
+            LineUpError: an episode has no line-up.
+            RuntimeError: the last round failed or lost steps, and `reset` was not called.
         """
         started = time.perf_counter()
         turn, self._turn = self._turn, None
@@ -97,7 +96,7 @@ class MultiAgentSampler:
         seconds: dict[str, float] = defaultdict(float)
         env_returns: list[float] = []
         env_lengths: list[int] = []
-        environments: list[int] = []  # whose episodes these are
+        environments: list[int] = []  # of these episodes
         for module_id, version in versions.items():
             self._modules[module_id].begin(version)
         agent_returns: AgentReturns = {}
@@ -113,7 +112,7 @@ class MultiAgentSampler:
             seconds["environment"] += time.perf_counter() - between
             self._infos.see(turn, t)
             if len(turn.over):
-                players = self._players.of(turn.over)  # [L, A] before others begin there
+                players = self._players.of(turn.over)  # [L, A] before the next episodes begin
                 add_returns(agent_returns, self._envs.agents, players, turn.agent_returns)
                 environments += turn.over.tolist()
                 env_returns += turn.env_returns.tolist()
@@ -135,7 +134,7 @@ class MultiAgentSampler:
         if any(isinstance(result, NonFinite) for result in results.values()):
             env_returns, env_lengths, agent_returns, infos = [], [], {}, {}
         else:
-            # Of rewards that no recorded step has.
+            # These also sum rewards that no recorded step has.
             for environment, total in zip(environments, env_returns, strict=True):
                 check_return(environment, total)
             self._turn = turn
@@ -157,7 +156,7 @@ class MultiAgentSampler:
             slots.take(group, module_id in recorded, line_up, critic)
 
     def _act(self, turn: Turn, recorded: Collection[str]) -> list[Any]:
-        """The actions of all agents that act next, by group."""
+        """Return the actions of all agents that act next, by group."""
         parts: list[list[tuple[ModuleSlots, Any]]] = [[] for _ in turn.groups]
         for module_id, slots in self._modules.items():
             if len(slots.acting):

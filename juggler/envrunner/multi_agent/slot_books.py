@@ -1,4 +1,4 @@
-"""Books rewards, first actions and ends of agents."""
+"""Accounts of rewards, first actions and ends of agents."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 Slots = NDArray[np.intp]
 Floats = NDArray[np.float64]
 
-#: Steps that are kept until they are booked.
+#: Maximum number of steps without ends that are kept until they are booked.
 _MOST_QUIET = 256
 
 
 class BrokenRule(Exception):
-    """An environment did what PettingZoo's rules forbid.
+    """An environment broke PettingZoo's rules.
 
     Attributes:
         env: its index.
@@ -30,14 +30,14 @@ class BrokenRule(Exception):
 
 
 class Booked(NamedTuple):
-    """What a step means for agents that act next or ended.
+    """Results of a step for agents that act next or ended.
 
     Attributes:
         last: [E] bool, whether an agent that ended had acted in its episode.
         last_rewards: [E] float64 of the last actions of the agents that ended.
         first: [B] bool, whether the next action of an agent is its first in the episode.
         rewards: [B] float64 of the last actions of the agents that act next; 0 where `first`.
-        env_returns: [L] float64 of the episodes that are over.
+        env_returns: [L] float64 of the episodes that ended.
         env_lengths: [L] their environment steps.
         agent_returns: [L, A] float64, each agent's return in these episodes; NaN if it did not act.
     """
@@ -52,13 +52,13 @@ class Booked(NamedTuple):
 
 
 class Overdue(NamedTuple):
-    """An agent whose episode has gone on for very long.
+    """An agent whose episode has been running for very long.
 
     Attributes:
         env: the index of its environment.
         agent: its name.
-        steps: that were very long.
-        idle: it has not acted for as long; else it has, and may for ever.
+        steps: limit that it has exceeded.
+        idle: it has not acted for as long; otherwise it acts without an end.
     """
 
     env: int
@@ -70,15 +70,15 @@ class Overdue(NamedTuple):
 class SlotBooks:
     """The state of N * A slots: acted, ended, and open rewards.
 
-    `step` takes what all environments did in one step. It adds the rewards of an agent up until the
-    agent acts again or ends, and checks that agents neither come back nor vanish.
+    `step` books one step of all environments. It sums the rewards of an agent until the agent acts
+    again or ends, and checks that agents neither come back nor vanish.
 
     Args:
         num_envs: N.
         agents: their A names.
 
     Attributes:
-        ended: [N * A] bool, the slots whose episode ended, while their environment's continues.
+        ended: [N * A] bool, the slots that ended before the episode of their environment.
     """
 
     def __init__(self, num_envs: int, agents: Sequence[str]) -> None:
@@ -91,10 +91,10 @@ class SlotBooks:
         self._agent_returns = np.zeros(slots)
         self._steps = 0
         self._began = np.zeros(num_envs, np.intp)  # the step with which the episode began
-        self._longest = 0  # of the episodes that are over
+        self._longest = 0  # steps of the longest ended episode
         self._acted_at = np.zeros(slots, np.intp)  # the step of the last action
         self._acting = np.zeros(0, np.intp)  # [B] the slots that act next
-        # [N * A] of steps that the books above do not know yet.
+        # [N * A] rewards of steps that the books above do not have yet.
         self._quiet: list[Floats] = []
 
     def reset(self, acting: Slots) -> Booked:
@@ -119,7 +119,7 @@ class SlotBooks:
         """Book a step in which all slots that were `acting` have acted.
 
         Args:
-            rewards: [N * A] float64 of this step; 0 where a slot got none.
+            rewards: [N * A] float64 of this step; 0 where a slot got no reward.
             ended: [E] slots whose episode ended.
             over: [L] environments that have no agents left.
             began: [K] environments that have begun an episode.
@@ -127,7 +127,7 @@ class SlotBooks:
 
         Raises:
             BrokenRule: an agent got a reward after its end, ended twice, came back after its end,
-                or was left without an end when the episode of its environment was over.
+                or had no end when the episode of its environment ended.
         """
         self._catch_up()
         self._steps += 1
@@ -168,11 +168,11 @@ class SlotBooks:
             )
         return self._booked(acting, last, last_rewards, env_returns, env_lengths, agent_returns)
 
-    def go_on(self, rewards: Floats) -> Floats:
+    def step_without_ends(self, rewards: Floats) -> Floats:
         """Book a step without ends, after which the same slots act.
 
         Args:
-            rewards: as of `step`, and kept.
+            rewards: as in `step`; the array is kept.
 
         Returns:
             [B] float64 of the last actions of the slots that act next.
@@ -188,7 +188,7 @@ class SlotBooks:
         return rewards if len(self._acting) == len(rewards) else rewards[self._acting]
 
     def _catch_up(self) -> None:
-        """Book the quiet steps, in order."""
+        """Book the kept steps, in order."""
         if not self._quiet:
             return
         steps = np.stack(self._quiet)  # [T, N * A]
@@ -201,18 +201,18 @@ class SlotBooks:
         self._acted_at[self._acting] = self._steps + 1
 
     def returns(self) -> tuple[Floats, Floats]:
-        """Returns of running episodes so far: [N], and [N, A] by agent."""
+        """Return running episodes' returns so far: [N], and [N, A] by agent."""
         self._catch_up()
         return self._returns.copy(), self._agent_returns.reshape(-1, len(self._agents)).copy()
 
     def overdue(self, steps: int) -> Overdue | None:
         """Find an agent that has neither acted nor ended for long.
 
-        Else find one that has not ended in an episode of that many steps. None: there is none, or
-        episodes have been about as long before.
+        If there is none, find an agent that has not ended within them. The limit is at least twice
+        the longest episode.
 
         Args:
-            steps: at least as many are very long.
+            steps: minimum of the limit.
         """
         self._catch_up()
         steps = max(steps, 2 * self._longest)
@@ -257,18 +257,18 @@ class SlotBooks:
 
 
 def _added(sums: Floats, steps: Floats) -> Floats:
-    """Sums [S] plus the rewards of each step [T, S], in order."""
+    """Add rewards of each step [T, S] to sums [S], in order."""
     every: Floats = np.add.reduce(np.concatenate((sums[None], steps)), 0)
     return every
 
 
-def told_overdue(found: Overdue | None, name: str, remedy: str) -> str:
-    """For people: what `SlotBooks.overdue` found; "": nothing.
+def overdue_message(found: Overdue | None, name: str, remedy: str) -> str:
+    """Describe what `SlotBooks.overdue` found; "": nothing.
 
     Args:
-        found: as it was found.
+        found: by `SlotBooks.overdue`.
         name: of the environments.
-        remedy: how episodes are ended.
+        remedy: advice that ends episodes.
     """
     if found is None:
         return ""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from juggler.runtime.wire.trees import Tree
 
-#: Values of a module's key `critic_sees`, besides "observation".
+#: Values of a module's key `critic_sees` other than "observation".
 STATE: Final = "state"
 ALL_OBSERVATIONS: Final = "all_observations"
 
@@ -37,28 +37,28 @@ class AgentGroup:
 
 @dataclass(slots=True)
 class GroupTurn:
-    """What one step means for the agents of one group.
+    """Results of one step for the agents of one group.
 
     A slot is one agent in one of N environments: its number is environment * A + the agent's index
-    in `MultiAgentEnvs.agents`. The reward of an action is the sum of all that its agent gets from
-    this action on until it acts again, or until its episode ends: what PettingZoo's `last()` tells.
-    An agent whose episode ends before it has acted in it is in neither list.
+    in `MultiAgentEnvs.agents`. The reward of an action is the sum of its agent's rewards until the
+    agent acts again, or until its episode ends, as in PettingZoo's `last()`. An agent whose episode
+    ends before it has acted is in neither list.
 
     Attributes:
-        acting: [B] the slots that act next, in ascending order. The same array as in another turn
-            holds the same slots.
-        observations: [B, ...] what they see; may be the environments' memory, valid until they are
-            stepped.
-        first: [B] this is their first action in the episode.
+        acting: [B] the slots that act next, in ascending order. An array of another turn is only
+            used again for the same slots.
+        observations: [B, ...] of these slots; may be the environments' memory, valid until the next
+            step.
+        first: [B] whether their next action is their first in the episode.
         rewards: [B] float64 of their last actions; 0 where `first`.
-        ended: [E] the slots whose last action turned out to be their last one in the episode, in
-            ascending order. A slot may also be among `acting`, in the next episode.
-        last_observations: [E, ...] what they saw at the end.
+        ended: [E] the slots whose episode ended after they had acted, in ascending order. A slot
+            may also be among `acting`, in the next episode.
+        last_observations: [E, ...] at the end of their episodes.
         last_rewards: [E] float64 of their last actions.
-        terminated: [E] their episode ended by itself; else it was truncated, and the value of the
-            last observation counts. An agent with both is terminated.
-        idle: [B] the next step only resets the environment of these: they see the end of the last
-            episode, and their action has no effect. None: of no slot.
+        terminated: [E] their episode terminated; else it was truncated, and the value of the last
+            observation counts. An agent with both is terminated.
+        idle: [B] the next step only resets their environment: they observe the end of the last
+            episode, and their action has no effect. None: no slot is idle.
     """
 
     acting: NDArray[np.intp]
@@ -80,7 +80,7 @@ class CriticObservations:
         now: [N, ...] with the observations of the agents that act next; may be the environments'
             memory, valid until they are stepped.
         at_end: [N, ...] with the last observations of the agents whose episode ended with this
-            step, before another one begins. Elsewhere it means nothing.
+            step, before the next begins. Undefined for other environments.
     """
 
     now: Tree
@@ -89,25 +89,23 @@ class CriticObservations:
 
 @dataclass(slots=True)
 class Turn:
-    """What one step of all environments led to.
+    """Results of one step of all environments.
 
-    An environment whose agents are all done begins its next episode within the same step, or with
-    the next one.
+    An environment whose agents are all done begins its next episode in the same step or the next.
 
     Attributes:
         groups: in the order of `MultiAgentEnvs.groups`.
         began: [K] the environments that begin an episode with this turn, in ascending order.
-        over: [L] the environments whose episode is over with this turn, in ascending order.
+        over: [L] the environments whose episode ended with this turn, in ascending order.
         env_returns: [L] float64, the sum over all agents of their rewards in that episode.
         env_lengths: [L] its number of environment steps.
         agent_returns: [L, A] float64, the sum of each agent's rewards in that episode; NaN for an
             agent that did not act in it.
         critics: by the keys of `MultiAgentEnvs.critic_spaces`.
-        stepped: [M] the environments that made a step; None: all of them.
-        infos: what the step put into infos, [N * A] by name, as `InfoWatch` takes it. It means
-            something for slots that act next, in the same episode, and for slots that ended.
-        unread: says, for people, what the step's infos have that nothing reads, and why; None:
-            there is nothing.
+        stepped: [M] the environments that made a step; None: all.
+        infos: numbers in infos of the step, [N * A] by name, for `InfoWatch`. They count for slots
+            that act next in the same episode, and for slots that ended.
+        unread: describes the parts of the step's infos that nothing reads; None: all are read.
     """
 
     groups: tuple[GroupTurn, ...]
@@ -127,7 +125,7 @@ class MultiAgentEnvs(Protocol):
 
     Attributes:
         num_envs: N.
-        agents: every agent that an environment may ever have, A of them.
+        agents: the A agents that an environment may ever have.
         groups: the agents by their spaces; each agent is in one group.
         critic_spaces: what critics see of one environment, by the requested values of
             `critic_sees`.
@@ -142,26 +140,26 @@ class MultiAgentEnvs(Protocol):
         """Begin an episode in every environment; running episodes are dropped.
 
         Raises:
-            EnvironmentFailed: an environment raised, or said what no environment may say.
+            EnvironmentFailed: an environment raised, or returned invalid results.
         """
 
     def step(self, actions: Sequence[Any]) -> Turn:
         """Carry out the actions of the last turn's `acting` slots.
 
         Args:
-            actions: by group, a batch [B, ...] in the order of `acting`, as Gymnasium has actions.
+            actions: by group, a batch [B, ...] in the order of `acting`, in Gymnasium's form.
 
-        Raises:
-            EnvironmentFailed: an environment raised, or said what no environment may say.
+            Raises:
+                EnvironmentFailed: an environment raised, or returned invalid results.
         """
 
     def returns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Returns of running episodes so far: [N], and [N, A] by agent."""
+        """Return running episodes' returns so far: [N], and [N, A] by agent."""
 
     def overdue(self, steps: int) -> str:
         """Describe an agent that has not ended for this many steps.
 
-        It may not even have acted. The text says how episodes are ended; "": there is none.
+        The agent may not even have acted. The text advises how to end episodes; "": no such agent.
         """
 
     def close(self) -> None:

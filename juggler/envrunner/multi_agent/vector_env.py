@@ -16,19 +16,19 @@ from juggler.runtime.wire.trees import Tree
 
 
 class VectorStep(NamedTuple):
-    """What one step of N environments with A agents each led to.
+    """Results of one step of N environments with A agents each.
 
     Attributes:
         observations: [N, A, ...] of all agents; ignored for an agent that neither acts next nor
             ends with this step.
         rewards: [N, A] of this step.
-        terminated: [N, A] bool, the agents whose episode ended by itself.
+        terminated: [N, A] bool, the agents whose episode terminated.
         truncated: [N, A] bool, the agents whose episode was cut off.
-        acting: [N, A] bool, the agents that act next: present and on turn. An environment is over
+        acting: [N, A] bool, the agents that act next: present and on turn. An environment has ended
             when none of its agents acts next.
         infos: numbers [N, A] of this step by name, for the run's metrics; ignored for the same
             agents as observations, and if NaN. As in Gymnasium's vectors, "_NAME" [N, A] bool may
-            say which agents a number is of.
+            mark the agents that have a number.
     """
 
     observations: Tree
@@ -40,11 +40,11 @@ class VectorStep(NamedTuple):
 
 
 class MultiAgentVectorEnv(ABC):
-    """N environments with several agents each, stepped together. To be derived from.
+    """Base class of N environments with several agents each, stepped together.
 
     The constructor takes `num_envs`, and the `env_kwargs` of a run. It sets the attributes below.
-    Arrays may be memory of its own, valid until the next call. Observations of Dict and Tuple
-    spaces are dicts of arrays, a Tuple's with the keys "0", "1", ….
+    The next call may overwrite returned arrays. Observations of Dict and Tuple spaces are dicts of
+    arrays, a Tuple's with the keys "0", "1", ….
 
     Attributes:
         num_envs: N.
@@ -52,10 +52,10 @@ class MultiAgentVectorEnv(ABC):
         observation_space: of one agent; all agents have the same. A Dict may have the key
             "action_mask".
         action_space: of one agent.
-        state_space: of what `state` returns; None: critics can see nothing of it.
-        autoreset_mode: DISABLED: `reset` begins the next episode of an environment that is over.
-            NEXT_STEP: the next `step` does, with any actions, and `reset` is called for all
-            environments alone.
+        state_space: of `state`; None: there is no state for critics.
+        autoreset_mode: DISABLED: `reset` begins the next episode of an environment that has ended.
+            NEXT_STEP: the next `step` does, with any actions, and `reset` is only called for all
+            environments.
     """
 
     num_envs: int
@@ -70,12 +70,12 @@ class MultiAgentVectorEnv(ABC):
         """Begin an episode in some environments.
 
         Args:
-            seed: of the generator from which all later episodes follow; None: continue with it.
+            seed: of the generator that all later episodes are drawn from; None: continue with it.
             which: [N] bool, the environments.
 
         Returns:
             The observations [N, A, ...] and the agents that act next [N, A] bool, of all
-            environments: those of the others are what the last step returned.
+            environments: of environments outside `which`, as the last step returned them.
         """
 
     @abstractmethod
@@ -83,19 +83,19 @@ class MultiAgentVectorEnv(ABC):
         """Step all environments.
 
         Args:
-            actions: [N, A, ...], as Gymnasium has batches of the action space. Those of agents that
-                were not acting are zeros, and mean nothing.
+            actions: [N, A, ...], in Gymnasium's form. They are zeros without meaning for agents
+                that were not acting.
         """
 
     def state(self) -> Tree:
-        """What value functions may see of each environment in training.
+        """Return what value functions may see of each environment in training.
 
-        It is called after `reset` and `step`, where a run asks for it (`critic_sees = "state"`).
+        It is called after `reset` and `step` if the run has `critic_sees = "state"`.
 
         Returns:
-            An array [N, ...], or a tree of them, as `state_space` has it.
+            An array [N, ...], or a tree of arrays, that fits `state_space`.
         """
         raise NotImplementedError(f"{type(self).__name__} has a state_space, and no state()")
 
     def close(self) -> None:  # noqa: B027  # most games have nothing to close
-        """Release what the environments hold."""
+        """Release the resources of the environments."""

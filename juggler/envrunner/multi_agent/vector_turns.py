@@ -1,4 +1,4 @@
-"""A game that steps N environments as arrays, as `MultiAgentEnvs`."""
+"""Adapts games that step N environments as arrays to `MultiAgentEnvs`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from juggler.envrunner.multi_agent.critics import (
     joint_space,
     no_state,
 )
-from juggler.envrunner.multi_agent.slot_books import BrokenRule, SlotBooks, told_overdue
+from juggler.envrunner.multi_agent.slot_books import BrokenRule, SlotBooks, overdue_message
 from juggler.envrunner.multi_agent.turns import (
     ALL_OBSERVATIONS,
     STATE,
@@ -50,12 +50,12 @@ class VectorTurns:
     Args:
         env: the game.
         name: of the game, in errors.
-        critics_see: values of `critic_sees` that turns are to have.
+        critics_see: values of `critic_sees` that turns must have.
 
-    Raises:
-        ValueError: the action mask in its observations does not fit the actions, or a critic is to
-            see the state of a game that has none.
-        UnsupportedSpace: there is no encoding for a space.
+        Raises:
+            ValueError: the action mask in its observations does not fit the actions, or the game
+                has no state for a critic.
+            UnsupportedSpace: a space has no encoding.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class VectorTurns:
         if STATE in critics_see:
             if env.state_space is None:
                 raise ValueError(no_state(name))
-            space_leaves(env.state_space)  # there is an encoding
+            space_leaves(env.state_space)  # raises if it has no encoding
             spaces[STATE] = env.state_space
         self.critic_spaces: Mapping[str, Space[Any]] = spaces
         self._books = SlotBooks(self.num_envs, self.agents)
         self._acting = np.zeros(0, np.intp)  # [B] slots
         self._acts = b""  # flags of the agents that act next
-        # Flags of steps in which no agent ends: none are set, or those of ended agents.
+        # Flags of steps in which no agent ends: not set, or only set for ended agents.
         self._no_ends = [bytes(2 * self._slots), b""]
         self._not_first = np.zeros(0, np.bool_)  # [B]
         self._running = np.ones(self.num_envs, np.bool_)  # [N]
@@ -130,22 +130,22 @@ class VectorTurns:
         (batch,) = actions
         with failures_of(self._all_of_them, "step"):
             step = VectorStep(*self._env.step(self._spread(batch)))
-        shown, rewards, terminated, truncated, acting, told = step
+        shown, rewards, terminated, truncated, acting, given = step
         observations = self._checked(shown, "step")
         self._check_shapes(
             "step", rewards=rewards, terminated=terminated, truncated=truncated, acting=acting
         )
-        # Copies, since environments that begin an episode may reuse the memory.
+        # Copies, because environments that begin an episode may reuse the memory.
         rewards = np.array(rewards, np.float64).ravel()  # [N * A]
-        infos, unread = self._read(told)
+        infos, unread = self._read(given)
         ends = terminated.tobytes() + truncated.tobytes()
         if ends in self._no_ends and acting.tobytes() == self._acts:
             return self._same_act(observations, acting, rewards, infos, unread)
         ended = ((terminated | truncated).ravel() & ~self._books.ended).nonzero()[0]  # [E]
         last_observations = _kept(observations, ended)
         ended_terminated = terminated.ravel()[ended]  # [E]
-        goes_on: Bools = np.logical_or.reduce(acting, 1)  # [N]
-        gone = (self._running & ~goes_on).nonzero()[0]  # [L]
+        running: Bools = np.logical_or.reduce(acting, 1)  # [N]
+        gone = (self._running & ~running).nonzero()[0]  # [L]
         at_end: dict[str, Tree] = {}
         if self.critic_spaces and len(ended):
             there = np.array(acting).ravel()  # [N A]
@@ -154,13 +154,13 @@ class VectorTurns:
         began = gone  # [K]
         if self._env.autoreset_mode == AutoresetMode.NEXT_STEP:
             began = (~self._running).nonzero()[0]
-            self._must_act(goes_on | self._running, "step")
-            self._running = goes_on
+            self._must_act(running | self._running, "step")
+            self._running = running
         elif len(gone):
-            observations, acting = self._begin(None, ~goes_on)
+            observations, acting = self._begin(None, ~running)
         now = self._seen_by_critics(observations, np.ravel(acting))
         critics = {kind: CriticObservations(now[kind], at_end.get(kind, now[kind])) for kind in now}
-        # An environment that has yet to begin an episode must be seen to do so.
+        # The fast path must not skip the begin of an episode.
         acts = acting.tobytes() if self._running.all() else b""
         self._acts, self._no_ends[1] = acts, b"" if len(gone) else ends
         self._acting = acting.ravel().nonzero()[0]  # [B]
@@ -194,16 +194,16 @@ class VectorTurns:
         infos: dict[str, NDArray[Any]],
         unread: Callable[[], str] | None,
     ) -> Turn:
-        """The turn after a step without ends, if the same slots act."""
+        """Return the turn after a step without ends, with the same slots."""
         try:
-            of_acting = self._books.go_on(rewards)  # [B]
+            of_acting = self._books.step_without_ends(rewards)  # [B]
         except BrokenRule as error:
             raise self._failure(error.env, "step", error.reason) from None
         critics: dict[str, CriticObservations] = {}
         if self.critic_spaces:
             now = self._seen_by_critics(observations, np.ravel(acting))
             critics = {kind: CriticObservations(seen, seen) for kind, seen in now.items()}
-        first = self._first  # with which no agent ended either
+        first = self._first  # no agent ended in it either
         (blank,) = first.groups
         group = GroupTurn(
             self._acting,
@@ -225,7 +225,7 @@ class VectorTurns:
     def overdue(self, steps: int) -> str:
         found = self._books.overdue(steps)
         remedy = "it has to truncate its episodes, perhaps with max_episode_steps in env_kwargs"
-        return told_overdue(found, self._name, remedy)
+        return overdue_message(found, self._name, remedy)
 
     def close(self) -> None:
         self._env.close()
@@ -248,7 +248,7 @@ class VectorTurns:
             raise self._failure(int(idle[0]), call, "no agent is acting after the reset")
 
     def _seen_by_critics(self, observations: Tree, there: Bools) -> dict[str, Tree]:
-        """Copies of what critics see [N, ...], from present slots [N A]."""
+        """Copy what critics see [N, ...], from present slots [N A]."""
         seen: dict[str, Tree] = {}
         if STATE in self.critic_spaces:
             with failures_of(self._all_of_them, "state"):
@@ -263,10 +263,7 @@ class VectorTurns:
         return seen
 
     def _spread(self, batch: Any) -> Any:
-        """Spread the acting agents' actions [B, ...] to all agents.
-
-        They become [N, A, ...].
-        """
+        """Spread acting agents' actions [B, ...] to all agents: [N, A, ...]."""
         space = self.groups[0].action_space
 
         if isinstance(batch, np.ndarray) and len(batch) == self._slots:
@@ -335,7 +332,7 @@ class VectorTurns:
                 raise EnvironmentFailed(self._all_of_them, call, reason, lasting=True)
 
     def _read(self, infos: Any) -> tuple[dict[str, NDArray[Any]], Callable[[], str] | None]:
-        """The infos of a step, and what nothing reads of them."""
+        """Return numbers in a step's infos, and a description of unread parts."""
         if not isinstance(infos, Mapping):
             reason = f"its infos must be a dict of arrays by name, not {infos!r}"
             raise EnvironmentFailed(self._all_of_them, "step", reason, lasting=True)
@@ -347,10 +344,7 @@ class VectorTurns:
 
 
 def _kept(observations: Tree, slots: NDArray[np.intp]) -> Tree:
-    """Copies [B, ...] of some slots' rows.
-
-    The next episode may begin in the same memory.
-    """
+    """Copy some slots' rows [B, ...]: a next episode may reuse memory."""
     copied: Tree = tree_map(
         lambda array: array.reshape(-1, *array.shape[2:]).take(slots, 0), observations
     )
@@ -358,7 +352,7 @@ def _kept(observations: Tree, slots: NDArray[np.intp]) -> Tree:
 
 
 def _rows(observations: Tree, slots: NDArray[np.intp]) -> Tree:
-    """Some slots' rows [B, ...] of observations [N, A, ...]; all: views."""
+    """Return slots' rows [B, ...] of observations [N, A, ...]; all: views."""
 
     def rows(array: NDArray[Any]) -> NDArray[Any]:
         every = array.reshape(-1, *array.shape[2:])  # [N * A, ...]

@@ -1,1 +1,1 @@
-"""Sampling from environments that are tensors on a device."""
+"""Sampling from environments that compute in tensors on a device."""

@@ -39,13 +39,13 @@ def why_on_host(
     module_to_env: ModuleToEnv,
     device: torch.device,
 ) -> str:
-    """Why steps on a device use the host; "": they need not.
+    """Explain why steps must use the host; "": they need not.
 
     Args:
         env: the environments.
         connectors: from the environments to the module.
         module_to_env: from the module to the environments.
-        device: of the tensors that a reset gave.
+        device: of the tensors that a reset returned.
     """
     if holds_masks(env.single_observation_space):
         return "action masks are checked on the host"
@@ -56,7 +56,7 @@ def why_on_host(
     around = [*connectors.stored, *connectors.contexts.values(), *module_to_env.connectors]
     for each in around:
         if isinstance(each, ContextConnector):
-            is_of_host = each.for_acting  # that of the learner alone is worked out afterwards
+            is_of_host = each.for_acting  # the learner's context is computed afterwards
         else:
             is_of_host = not each.takes_tensors
         if is_of_host:
@@ -70,9 +70,9 @@ def why_on_host(
 
 
 class DeviceSampler(Sampler):
-    """A `Sampler` whose fragment stays on a device until it is whole.
+    """A `Sampler` whose fragment stays on a device until it is complete.
 
-    Nothing in a step waits for the device. Columns come to the host once in a fragment.
+    Nothing in a step waits for the device. Columns are copied to the host once per fragment.
 
     Args:
         env: N environments on a device, for which `why_on_host` has no reason.
@@ -150,7 +150,7 @@ class DeviceSampler(Sampler):
         return self._finals_of(infos) if self._autoreset is AutoresetMode.SAME_STEP else []
 
     def _learn(self, infos: list[dict[str, Any]]) -> None:
-        """Watch the fragment, now that it is on the host."""
+        """Let connectors and metrics watch the fragment, now on the host."""
         done = self._terminated | self._truncated  # [N, T]
         for t, given in enumerate(_numbers_on_host(infos)):
             if given:
@@ -177,7 +177,7 @@ class DeviceSampler(Sampler):
         return states
 
     def _finals_of(self, given: list[dict[str, Any]]) -> list[tuple[int, int, Any]]:
-        """Row, step and last observation [...] of each truncated episode."""
+        """Return row, step and last observation [...] of each truncated episode."""
         finals: list[tuple[int, int, Any]] = []
         for t, infos in enumerate(given):
             rows = np.flatnonzero(self._truncated[:, t] & ~self._terminated[:, t]).tolist()
@@ -250,7 +250,7 @@ class _Columns:
 
 
 def _numbers(connectors: EnvToModule, device: torch.device) -> dict[str, Tensor]:
-    """What connectors have learned, on the device."""
+    """Copy what connectors have learned to the device."""
     return {name: torch.from_numpy(x).to(device) for name, x in connectors.numbers().items()}
 
 
@@ -260,9 +260,9 @@ def _copy_over(column: NDArray[Any], by_step: Tensor) -> None:
 
 
 def _kept(infos: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """Copies of what is used of a step's infos.
+    """Copy the used parts of a step's infos.
 
-    They are numbers [N] of each environment, and the last observations of episodes.
+    These are numbers [N] by environment, and the last observations of episodes.
     """
     kept: dict[str, Any] = {}
     for name, given in infos.items():
@@ -278,9 +278,9 @@ def _kept(infos: Mapping[str, Any], rows: int) -> dict[str, Any]:
 
 
 def _numbers_on_host(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The T infos with arrays instead of tensors.
+    """Copy the tensors in T infos to arrays, without last observations.
 
-    Each name is copied once for all steps. Last observations are left out.
+    Each name is copied once for all steps.
     """
     found: dict[tuple[str, ...], list[tuple[int, Tensor]]] = defaultdict(list)
     for t, infos in enumerate(given):

@@ -1,4 +1,4 @@
-"""Rows of T steps, which fill step by step and become batches."""
+"""Rows of T steps that fill step by step, and become batches."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class Rows:
     """Memory for rows, each filled by one agent at a time.
 
     Columns are [P, T + 1, ...], and are written directly as rows fill up. The observation after a
-    row's last step is that of the step behind it. A step has a place among those of all rows: row *
-    `width` + step.
+    row's last step is at the step behind it. The index of a step among the steps of all rows is
+    row * `width` + step.
 
     Args:
         observation_space: of the observations in batches.
         steps: T.
         blank_inputs: of the policy's distribution [D].
-        first_rows: for which there is memory at first.
+        first_rows: initial number of rows.
 
     Attributes:
         steps: as given.
         width: T + 1.
         complete: rows that are ready, in order.
         columns: by name.
-        by_step: those of them that have a value for each step, as views [P * (T + 1), ...].
+        by_step: the columns with a value for each step, as views [P * (T + 1), ...].
     """
 
     def __init__(
@@ -59,14 +59,13 @@ class Rows:
             "rewards": np.zeros(shape, np.float32),
             "terminated": np.zeros(shape, np.bool_),
             "truncated": np.zeros(shape, np.bool_),
-            # Where a row or an episode begins: the episode, its number of steps before, and the
+            # Where a row or an episode begins: the episode, its number of earlier steps, and the
             # generation and the update of the weights that act.
             "beginnings": np.zeros((*shape, 4), np.uint64),
-            # The step only resets the environment: batches leave it out.
             "lengths": np.zeros(first_rows, np.intp),  # steps of a complete row
-            "places": np.zeros(first_rows, np.intp),  # of the agent, where it acts here
+            "places": np.zeros(first_rows, np.intp),  # of the agent
             "states": {},
-            # Its log-probabilities came with its steps.
+            # Log-probabilities came with the steps.
             "recorded": np.zeros(first_rows, np.bool_),
             "action_logp": np.zeros(shape, np.float32),
             "inputs": np.zeros((*shape, *blank_inputs.shape), np.float32),
@@ -77,19 +76,19 @@ class Rows:
 
     @property
     def begun(self) -> int:
-        """Rows that are neither free nor complete."""
+        """Number of rows that are neither free nor complete."""
         return self._places.used - len(self.complete)
 
     @property
     def first_updates(self) -> NDArray[np.uint64]:
-        """[P] the updates of the weights that acted first in each row."""
+        """Updates [P] of the weights that acted first in each row."""
         updates: NDArray[np.uint64] = self.columns["beginnings"][:, 0, 3]
         return updates
 
     def begin(
         self, states: dict[str, Tree], count: int, recorded: bool = False
     ) -> NDArray[np.intp]:
-        """New rows [B].
+        """Begin new rows [B].
 
         Args:
             states: before their first steps [B, ...].
@@ -114,7 +113,7 @@ class Rows:
             put(self.columns["states"], rows, states)
 
     def begin_episodes(self, at: NDArray[np.intp], beginnings: NDArray[np.uint64]) -> None:
-        """Note beginnings [B, 4] of rows or episodes at steps [B]."""
+        """Write beginnings [B, 4] of rows or episodes at steps [B]."""
         self.by_step["beginnings"][at] = beginnings
 
     def act(self, at: NDArray[np.intp], actions: Tree, inputs: NDArray[np.float32]) -> None:
@@ -128,7 +127,7 @@ class Rows:
         """Write L steps of a row.
 
         Args:
-            row: which began as `recorded`.
+            row: begun with `recorded`.
             step: the first.
             steps: L.
             columns: [L, ...], or one value for all.
@@ -139,10 +138,7 @@ class Rows:
             put(self.columns[name], (row, slice(step, step + steps)), values)
 
     def finish(self, rows: NDArray[np.intp], steps: NDArray[np.intp]) -> None:
-        """Complete rows [B] with these numbers of steps [B].
-
-        The observations after them are there.
-        """
+        """Complete rows [B] of these numbers of steps [B]."""
         self.columns["lengths"][rows] = steps
         self.complete += rows.tolist()
 
@@ -156,7 +152,7 @@ class Rows:
         self._finals[row].append((step, observation))
 
     def move_steps(self, at: NDArray[np.intp], states: dict[str, Tree]) -> NDArray[np.intp]:
-        """New rows [B] that begin with other rows' steps, and states."""
+        """Begin new rows [B] with other rows' steps, and states."""
         new = self.begin(states, len(at))
         self.columns["places"][new] = self.columns["places"][at // self.width]
         for column in ("observations", "actions", "inputs"):
@@ -165,7 +161,7 @@ class Rows:
         return new
 
     def batch(self, count: int, log_probabilities: _LogProbabilities) -> EpisodeBatch:
-        """A batch of the first N complete rows, which are free afterwards."""
+        """Make a batch of the first N complete rows, and free them."""
         taken, self.complete = self.complete[:count], self.complete[count:]
         rows = np.array(taken, np.intp)  # [N]
         lengths = self.columns["lengths"][rows]  # [N]
@@ -204,7 +200,7 @@ class Rows:
         )
 
     def _view_by_step(self) -> None:
-        apart = ("lengths", "places", "states", "recorded")  # have one value for each row
+        apart = ("lengths", "places", "states", "recorded")  # one value per row
         self.by_step = {
             name: tree_map(_flat, column)
             for name, column in self.columns.items()
@@ -229,25 +225,25 @@ class Rows:
 def _flat(column: NDArray[Any]) -> NDArray[Any]:
     """View a column [P, T + 1, ...] step by step."""
     rows, width, *rest = column.shape
-    return column.reshape(rows * width, *rest)  # rather than -1: the rest may be of size 0
+    return column.reshape(rows * width, *rest)  # not -1, because the rest may be of size 0
 
 
 def _copied(tree: Any, within: tuple[Any, Any]) -> Any:
-    """Copies of some rows and steps [N, T, ...]."""
+    """Copy some rows and steps [N, T, ...]."""
     if isinstance(within[0], slice):
         return tree_map(lambda array: array[within].copy(), tree)
     return take(tree, within)
 
 
 def where(rows: NDArray[np.intp]) -> Where:
-    """Rows [B] as a slice if consecutive, which is written faster."""
+    """Return rows [B], as a slice if consecutive, which is written faster."""
     first, count = int(rows[0]), len(rows)
     follow = int(rows[-1]) - first == count - 1 and bool((np.diff(rows) == 1).all())
     return slice(first, first + count) if follow else rows
 
 
 def oldest_version(batch: EpisodeBatch) -> Version:
-    """The oldest weights that acted in a batch."""
+    """Return the oldest weights that acted in a batch."""
     generations, updates = batch.segment_generations, batch.segment_updates
     return Version(*min(zip(generations.tolist(), updates.tolist(), strict=True)))
 
@@ -264,10 +260,10 @@ def _fill_up(kept: dict[str, Any], live: NDArray[np.bool_], last_observations: T
 
 
 def _segments(kept: dict[str, Any], live: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
-    """The segments of rows, each with the oldest weights that acted.
+    """Return the segments of rows, each with the oldest weights that acted.
 
-    A segment is a stretch of one episode: a sequence model must see it whole, and weights may
-    change in its middle.
+    A segment is a stretch of one episode. It is not split where weights change, because a sequence
+    model must see it whole.
     """
     done = kept["terminated"] | kept["truncated"]  # [N, T]
     first, last = live.copy(), live.copy()  # [N, T] both
@@ -289,10 +285,10 @@ def _segments(kept: dict[str, Any], live: NDArray[np.bool_]) -> dict[str, NDArra
 
 
 class Places:
-    """Numbers from 0 that are taken and given back, the lowest first.
+    """Allocates numbers from 0, the lowest first.
 
     Args:
-        capacity: how many there are at first; see `grow`.
+        capacity: initial count; see `grow`.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -304,7 +300,7 @@ class Places:
         return self.capacity - len(self._free)
 
     def grow(self, more: int) -> bool:
-        """Make sure that this many are free. True: the capacity has grown."""
+        """Ensure that this many are free. True: the capacity has grown."""
         before = self.capacity
         while len(self._free) < more:
             new = range(self.capacity, 2 * self.capacity)
@@ -313,7 +309,7 @@ class Places:
         return self.capacity != before
 
     def take(self, count: int) -> list[int]:
-        """Take this many places; `grow` makes sure that they are there."""
+        """Take this many places, which `grow` has ensured."""
         left = len(self._free) - count
         taken = self._free[left:]
         del self._free[left:]

@@ -1,4 +1,4 @@
-"""Agents that act at their own pace, and their rows."""
+"""Slots of agents that act at their own pace, and their rows."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class _Together:
     """The rows of places that all act in each turn.
 
     Attributes:
-        rows: [P] of each place; None: their steps are not recorded, or their rows begin next.
-        where: the same.
+        rows: [P] of each place; None: steps are not recorded, or rows begin next.
+        where: the same rows, as a slice if possible.
         step: complete steps of each row.
         acted: the rewards of actions are due.
-        due: [P] the states before the first steps of these rows are not kept yet; None: of none.
+        due: [P] rows whose states before the first step are not kept yet; None: no row.
     """
 
     rows: NDArray[np.intp] | None = None
@@ -49,15 +49,15 @@ class PacedSlots:
         observation_space: of the observations in batches.
         policy: acts for the agents.
         steps: T, of a row.
-        row_age: the most updates by which the weights of a row's first step may be behind the
-            newest ones.
-        count: places that there are from the beginning; 0: agents get them with `seat`.
+        row_age: maximum number of updates that the weights of a row's first step may be behind the
+            newest weights.
+        count: initial number of places; 0: `seat` adds them.
 
     Attributes:
         rows: filling and complete.
         ended: return and length of the episodes that ended since the caller emptied the list.
         counts: of events so far, by name.
-        of: what is known of each place, as arrays by name.
+        of: state of each place, as arrays by name.
         newest: [2] generation and update of the weights that act.
     """
 
@@ -81,9 +81,9 @@ class PacedSlots:
         self._next_episode = 0
         self.newest = np.zeros(2, np.uint64)
         self._together: _Together | None = None  # all places act in each turn
-        self._any_stale = False  # an agent's step under way may be the first of a row and stale
+        self._any_stale = False  # an agent's current step may be the first of a row and stale
         self.of: dict[str, NDArray[Any]] = {
-            "row": np.full(capacity, -1, np.intp),  # -1: none
+            "row": np.full(capacity, -1, np.intp),  # -1: no row
             "step": np.zeros(capacity, np.intp),  # complete steps of the row
             "acted": np.zeros(capacity, np.bool_),  # the reward of an action is due
             "acted_at": np.zeros(capacity),  # seconds
@@ -102,7 +102,7 @@ class PacedSlots:
         return self._places.used
 
     def seat(self, count: int) -> list[int]:
-        """Places for new agents."""
+        """Add places for new agents."""
         before = self._places.capacity
         if self._places.grow(count):
             self.of = grown(self.of, self._places.capacity)
@@ -115,10 +115,7 @@ class PacedSlots:
         return places
 
     def forget(self) -> None:
-        """Drop all rows and running episodes.
-
-        Each place's next action begins an episode.
-        """
+        """Drop all rows and running episodes."""
         self.part()
         for row in [*self.of["row"][self.of["row"] >= 0].tolist(), *self.rows.complete]:
             self.rows.give_back(row)
@@ -128,16 +125,16 @@ class PacedSlots:
         self.of["length"][:], self.of["return"][:] = 0, 0
 
     def take_ended(self) -> tuple[list[float], list[int]]:
-        """Returns and lengths of the episodes that ended since the last call."""
+        """Return returns and lengths of episodes that ended since the last call."""
         ended, self.ended = self.ended, []
         return [total for total, _ in ended], [length for _, length in ended]
 
     def new_episodes(self, count: int) -> NDArray[np.intp]:
-        """The ids of new episodes."""
+        """Return the ids of new episodes."""
         self._next_episode += count
         return np.arange(self._next_episode - count, self._next_episode)
 
-    # -- what becomes of actions -----------------------------------------------------------------
+    # -- results of actions ----------------------------------------------------------------------
 
     def take_rewards(self, places: NDArray[np.intp], rewards: NDArray[np.floating[Any]]) -> None:
         """Complete the last steps at places [B] with their rewards [B]."""
@@ -152,7 +149,7 @@ class PacedSlots:
         if unrecorded:
             self.counts["steps_unrecorded"] += unrecorded
         if self._any_stale:
-            self.let_go_of_stale(places)
+            self.free_stale(places)
             rows = of["row"][places]
         if unrecorded or self._any_stale:
             recorded = rows >= 0  # [B]
@@ -171,7 +168,7 @@ class PacedSlots:
 
         Args:
             places: of the agents, whose next actions begin an episode.
-            truncated: [B]; the others terminated.
+            truncated: [B]; the rest terminated.
             final_observations: [K, ...] of truncated episodes.
         """
         rows, last = self.of["row"][places], self.of["step"][places] - 1  # [B] both
@@ -216,7 +213,7 @@ class PacedSlots:
             self.rows.finish(rows[full], steps[full])
             of["row"][places[full]] = -1
 
-    def let_go_of_stale(self, places: NDArray[np.intp]) -> int:
+    def free_stale(self, places: NDArray[np.intp]) -> int:
         """Free rows at places [B] whose first step became stale; count them."""
         if not self._any_stale:
             return 0
@@ -228,12 +225,12 @@ class PacedSlots:
         return len(places)
 
     def _is_stale(self, places: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """[B] where the step under way is its row's first, and stale."""
+        """Return where the current step is its row's first, and stale [B]."""
         rows = self.of["row"][places]  # [B]
         stale: NDArray[np.bool_] = (rows >= 0) & (self.of["step"][places] == 0) & self._is_old(rows)
         return stale
 
-    # -- what is done there ----------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------
 
     def act(
         self,
@@ -247,8 +244,8 @@ class PacedSlots:
         Args:
             places: [B]
             recording: [B] whose steps are recorded; or whether all are.
-            observations: [B, ...] what the policy sees, and batches hold.
-            kept: [B, ...] what batches hold instead; None: nothing else.
+            observations: [B, ...] of the policy.
+            kept: [B, ...] observations in batches; None: the same.
         """
         of = self.of
         first = of["first"][places]  # [B]
@@ -282,14 +279,14 @@ class PacedSlots:
         self.of["first"][places] = False
 
     def begin_rows(self, places: NDArray[np.intp], states: dict[str, Tree]) -> NDArray[np.intp]:
-        """New rows [B] at places [B], with states [B, ...] before them."""
+        """Begin rows [B] at places [B], with states [B, ...] before them."""
         rows = self.rows.begin(states, len(places))
         self.of["row"][places], self.of["step"][places] = rows, 0
         self.rows.columns["places"][rows] = places
         return rows
 
     def _beginnings(self, places: NDArray[np.intp] | slice) -> NDArray[np.uint64]:
-        """Entries [B, 4] of `beginnings` for steps under way at places."""
+        """Return entries [B, 4] of `beginnings` for the current steps at places."""
         of = self.of
         beginnings = np.empty((len(of["episode"][places]), 4), np.uint64)
         beginnings[:, 0], beginnings[:, 1] = of["episode"][places], of["length"][places]
@@ -308,10 +305,10 @@ class PacedSlots:
         return self._together is not None
 
     def gather(self) -> bool:
-        """Let all places act at once; False: one has a row."""
+        """Let all places act at once; False: a place has a row."""
         if self._together is None and not np.count_nonzero(self.of["row"] >= 0):
             self._together = _Together()
-            self._policy.grow(len(self))  # memory has these places, and no others
+            self._policy.grow(len(self))  # memory has only these places
         return self._together is not None
 
     def part(self) -> None:
@@ -320,7 +317,7 @@ class PacedSlots:
         if together is None:
             return
         of = self.of
-        self._policy.grow(len(self))  # no array is shared with others
+        self._policy.grow(len(self))  # arrays are not shared any more
         of["acted"][:] = together.acted
         of["generation"][:], of["update"][:] = self.newest
         if together.rows is not None:
@@ -335,8 +332,8 @@ class PacedSlots:
         """Let the policy act at all P places -> the environments' actions.
 
         Args:
-            seen: [P, ...] what it sees.
-            kept: [P, ...] what rows hold of it.
+            seen: [P, ...] observations of the policy.
+            kept: [P, ...] observations in rows.
             recording: steps are recorded.
         """
         together, of, policy = self._together, self.of, self._policy
@@ -383,15 +380,15 @@ class PacedSlots:
         truncated: NDArray[np.bool_],
         lasts: Tree,
     ) -> None:
-        """Take what all places got for their last actions, and see.
+        """Record the results of all places' last actions.
 
         Args:
             rewards: [P]; 0 where an episode ended.
-            kept: [P, ...] what rows hold of what they see.
+            kept: [P, ...] observations in rows.
             ended: [E] places whose episode ended.
             last_rewards: [E]
-            truncated: [E]; the others terminated.
-            lasts: [E, ...] what they saw at the end.
+            truncated: [E]; the rest terminated.
+            lasts: [E, ...] last observations of their episodes.
         """
         together, of = self._together, self.of
         assert together is not None
@@ -423,7 +420,7 @@ class PacedSlots:
             self._complete_together(together)
 
     def _begin_together(self, together: _Together, kept: Tree) -> None:
-        """Begin a row at each place, with what it sees."""
+        """Begin a row at each place, with its observation."""
         count = len(self)
         rows = self.rows.begin({}, count)
         self.rows.columns["places"][rows] = np.arange(count)
@@ -444,7 +441,7 @@ class PacedSlots:
         """Use newer weights, and hand in outdated rows."""
         together = self._together
         if together is not None and together.rows is None and not together.acted:
-            self.newest[:] = version  # no row is under way
+            self.newest[:] = version  # no row has been begun
             return
         self.part()
         self.newest[:] = version
@@ -457,7 +454,7 @@ class PacedSlots:
         self.of["row"][held] = -1
 
     def _is_old(self, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """[B] which rows [B] began with outdated weights."""
+        """Return which rows [B] began with outdated weights [B]."""
         begun = self.rows.first_updates[rows]  # [B]
         old: NDArray[np.bool_] = begun + np.uint64(self._row_age) < self.newest[1]
         return old
@@ -471,7 +468,7 @@ class PacedSlots:
         """Complete rows as they are, where they have a complete step.
 
         Args:
-            which: [S] of all places. A step under way begins another row there.
+            which: [S] of all places. A current step moves to a new row.
         """
         of, rows = self.of, self.rows
         places = np.flatnonzero(which & (of["row"] >= 0) & (of["step"] > 0))  # [B]
@@ -490,9 +487,9 @@ class PacedSlots:
         self._any_stale = bool((standing & self._is_old(of["row"])).any())
 
     def drop_stale(self) -> int:
-        """Free complete rows that are too old -> the steps in them."""
+        """Free complete rows that are too old -> number of their steps."""
         rows = self.rows
-        # A row that is full in time waits for at most as long again.
+        # A row may be filled for `row_age` updates, and then wait for as many.
         oldest = int(self.newest[1]) - 2 * self._row_age
         if oldest <= 0 or not rows.complete:
             return 0

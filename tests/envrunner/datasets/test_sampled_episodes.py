@@ -16,7 +16,7 @@ from support.random_episodes import CHOICES, VECTOR, random_episodes, write
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.datasets import sampled_episodes
-from juggler.envrunner.datasets.episode_recorder import BESIDE, EpisodesUnderWay
+from juggler.envrunner.datasets.episode_recorder import OVERHEAD_BYTES, EpisodesUnderWay
 from juggler.envrunner.datasets.sampled_episodes import RecordedWhilePlayed, SampledEpisodes
 from juggler.runtime.datasets.dataset import Dataset, RecordedEpisode
 from juggler.runtime.datasets.finding import DatasetError
@@ -149,14 +149,14 @@ def test_a_part_is_complete_when_its_first_episode_is_old(
         for episode in random_episodes([2] * count):
             episodes.add(episode)
             now += 0.5
-        episodes.look_at_the_clock()
+        episodes.complete_if_old()
         parts = len(list(tmp_path.iterdir()))
         now += 59.4 - 0.5 * count
-        episodes.look_at_the_clock()
+        episodes.complete_if_old()
         assert len(list(tmp_path.iterdir())) == parts
         now += 0.7
-        episodes.look_at_the_clock()
-        episodes.look_at_the_clock()
+        episodes.complete_if_old()
+        episodes.complete_if_old()
     assert len(lengths_in(tmp_path)) == 67
     assert sorted(each.name for each in tmp_path.iterdir())[-1] == "envrunner-0-part-2-v0"
 
@@ -213,7 +213,7 @@ def test_a_disk_that_refuses_a_part_ends_the_recording_and_nothing_else(tmp_path
 
 def test_an_episode_without_an_end_is_cut_where_it_takes_too_much_memory() -> None:
     cut: list[RecordedEpisode] = []
-    under_way = EpisodesUnderWay(cut.append, most_bytes=4 * (12 + 8 + 2 * BESIDE))
+    under_way = EpisodesUnderWay(cut.append, most_bytes=4 * (12 + 8 + 2 * OVERHEAD_BYTES))
     seen = np.arange(30, dtype=np.float32).reshape(10, 3)
     for step in range(9):
         under_way.step(5, seen[step], np.array(step), float(step))
@@ -229,7 +229,7 @@ def test_an_episode_without_an_end_is_cut_where_it_takes_too_much_memory() -> No
 
 @pytest.mark.parametrize("width", [0, 3], ids=["empty observations", "vectors"])
 def test_all_episodes_together_take_no_more_memory_than_they_may(width: int) -> None:
-    step_bytes, steps, rng = 4 * width + 8 + 2 * BESIDE, 3000, np.random.default_rng(0)
+    step_bytes, steps, rng = 4 * width + 8 + 2 * OVERHEAD_BYTES, 3000, np.random.default_rng(0)
     found: list[RecordedEpisode] = []
     most = 50 * step_bytes
     under_way = EpisodesUnderWay(found.append, most)

@@ -32,7 +32,7 @@ def test_quiet_steps_give_the_same_rewards_and_returns_as_all_others(seed: int) 
         if rng.random() < 0.7:
             told = always.step(rewards, NOBODY, NOBODY, NOBODY, acting)
             assert not told.first.any()
-            np.testing.assert_array_equal(quiet.go_on(rewards), told.rewards)
+            np.testing.assert_array_equal(quiet.step_without_ends(rewards), told.rewards)
             continue
         ended = np.flatnonzero(there & (rng.random(SLOTS) < 0.3))
         there[ended] = False
@@ -49,6 +49,6 @@ def test_a_reward_after_its_end_is_forbidden_in_a_quiet_step_too() -> None:
     books, acting = SlotBooks(ENVS, AGENTS), np.arange(SLOTS)
     books.reset(acting)
     books.step(np.ones(SLOTS), np.array([3]), NOBODY, NOBODY, np.delete(acting, 3))
-    books.go_on(np.where(acting == 3, 0.0, 1.0))
+    books.step_without_ends(np.where(acting == 3, 0.0, 1.0))
     with pytest.raises(BrokenRule, match="agent 'b' got a reward after its"):
-        books.go_on(np.ones(SLOTS))
+        books.step_without_ends(np.ones(SLOTS))
