@@ -20,7 +20,8 @@ PACKAGE, TESTS, DOCS = ROOT / "juggler", ROOT / "tests", ROOT / "docs"
 #: Words in place of the noun that a reader needs, and words that are out of use.
 AVOIDED = re.compile(
     r"\b(who|whoever|nobody|somebody|whatever|anew|those that|so many|(?<!no )such(?! as)"
-    r"|begins? again|going on|in place of|so far as|unheard)\b",
+    r"|begins? again|going on|in place of|(as|so) far as|unheard|hears?|heard|likewise|by then"
+    r"|shall|lets? go|tells? whether)\b",
     re.IGNORECASE,
 )
 LONGEST_HEAD = 12  # words in the first paragraph of a docstring
