@@ -19,7 +19,7 @@ from juggler.cli.arguments import Flag, parse, report_errors
 from juggler.cli.findings import Finding, State, print_finding, status_of
 from juggler.driver.config import ConfigError
 from juggler.driver.signals import as_exception, signals_become
-from juggler.envrunner.config import ADDRESS, words_of
+from juggler.envrunner.config import ADDRESS, check_points, words_of
 from juggler.envrunner.setup import RANDOM, may_play
 from juggler.gateway.agents import Casting
 from juggler.gateway.curriculum import Curriculum
@@ -106,6 +106,8 @@ def check(given: Arguments, report: Callable[[str], None]) -> list[Finding]:
     is_command = ADDRESS in given.simulator or " " in given.simulator
     try:
         words = words_of(given.simulator) if is_command else []
+        for name, number in given.parameters.items():
+            check_points(name, number)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     work, process, ended = Check(given.steps, report), None, True
@@ -131,6 +133,8 @@ def check(given: Arguments, report: Callable[[str], None]) -> list[Finding]:
             if words:
                 process = _started([word.replace(ADDRESS, address) for word in words])
             _wait(work, process, given.seconds)
+            if process is not None and work.guests.why_left and not work.failed_sessions:
+                process.join(_END_SECONDS)  # it said goodbye, so its status is its own
             status = None if process is None else process.exitcode
         finally:
             caught.no_more()
@@ -315,6 +319,11 @@ class Check:
     def was_cut(self) -> bool:
         """Whether the connection was cut."""
         return self._cut_at > 0
+
+    @property
+    def failed_sessions(self) -> float:
+        """Number of sessions that broke a rule."""
+        return self._counts["sessions_failed"]
 
     def progress(self) -> str:
         """Describe the progress of the check."""

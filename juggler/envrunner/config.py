@@ -39,7 +39,7 @@ def words_of(command: str) -> list[str]:
     return words
 
 
-def _check_points(name: str, points: Any) -> None:
+def check_points(name: str, points: Any) -> None:
     """Check a number or a schedule.
 
     Raises:
@@ -52,7 +52,11 @@ def _check_points(name: str, points: Any) -> None:
         numbers = []
     steps = [step for step, _ in numbers]
     rises = bool(steps) and all(a < b for a, b in pairwise([-1.0, *steps]))
-    if not rises or not all(math.isfinite(each) for pair in numbers for each in pair):
+    if (
+        isinstance(points, bool)
+        or not rises
+        or not all(math.isfinite(each) for pair in numbers for each in pair)
+    ):
         text = "expected a number, or [step, value] pairs by rising step"
         raise ValueError(f"simulator_parameters.{name} = {points!r}: {text}")
 
@@ -103,8 +107,8 @@ class EnvRunnerConfig:
     the address to dial, and {index} with the number of the copy in the run, and start copies again
     that end or hang."""
     simulators_per_runner: int = 1
-    """Number of copies of `simulator` that an EnvRunner starts. Together they should have
-    envs_per_runner environments."""
+    """Number of copies of `simulator` that an EnvRunner starts. Set envs_per_runner to the total
+    number of their environments, or more."""
     simulator_parameters: dict[str, float | list[tuple[float, float]]] = field(default_factory=dict)
     """Numbers that simulators get for their episodes, by name, as of a curriculum: each a number or
     a schedule, pairs of [environment steps trained on, value], linear between them."""
@@ -184,7 +188,7 @@ class EnvRunnerConfig:
                 words_of(self.simulator)
         for name, points in self.simulator_parameters.items():
             with wrong_where("simulator_parameters"):
-                _check_points(name, points)
+                check_points(name, points)
         seconds = self.step_deadline_seconds
         if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):
             text = f"step_deadline_seconds must be a number of seconds above 0, not {seconds!r}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,6 +86,7 @@ class Simulators:
         self._supervisor = Supervisor(self)
         self._looked_at = time.monotonic()
         self._copies: list[_Copy] = []
+        self._used: set[str] = set()  # ids of sessions that have sent steps
         self._closing = False
         # The copies' addresses are on loopback, without TLS.
         variables = {TLS_VARIABLE: None, TOKEN_VARIABLE: token or None}
@@ -100,14 +101,20 @@ class Simulators:
     def restarts(self) -> int:
         return self._supervisor.restarts
 
-    def check(self, sessions: Iterable[Session]) -> list[Session]:
+    def check(self, sessions: Collection[Session]) -> list[Session]:
         """Kill copies that hang; return sessions of copies that have ended.
 
-        Called periodically.
+        Called in each turn of the gateway.
 
         Args:
             sessions: sessions of the gateway.
         """
+        names = {copy.address: copy.name for copy in self._copies}
+        # At once, as a copy may end soon after its first step.
+        for session in sessions:
+            if session.last_seq and session.id not in self._used and session.dialed in names:
+                self._used.add(session.id)
+                self._supervisor.of_use(names[session.dialed])
         now = time.monotonic()
         if (passed := now - self._looked_at) < _LOOK_SECONDS:
             return []
@@ -116,10 +123,9 @@ class Simulators:
         for session in sessions:
             of_copies.get(session.dialed, []).append(session)
         pids, ended = self._supervisor.pids(), []
+        self._used &= {session.id for session in sessions}
         for copy in self._copies:
             of_copy, pid = of_copies[copy.address], pids.get(copy.name, 0)
-            if any(each.last_seq for each in of_copy):
-                self._supervisor.of_use(copy.name)
             copy.made_by = {each.id: copy.made_by.get(each.id, pid) for each in of_copy}
             gone = (each for each in of_copy if copy.made_by[each.id] != pid)
             ended += [each for each in gone if each.stream is None]

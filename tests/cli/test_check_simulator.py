@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -282,6 +283,26 @@ def test_a_command_that_ends_early_is_a_problem() -> None:
     found = check(Arguments(simulator="sh -c 'exit 3' {address}"), lambda text: None)
     assert doctor.status_of(found) == 1
     assert "status 3" in found[-1].said
+
+
+def test_a_command_that_fails_after_some_steps_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(
+        "import sys\n"
+        "from juggler.client import box, connect, discrete\n"
+        "with connect(sys.argv[1], box([1]), discrete(2)) as session:\n"
+        "    session.step([0.0])\n"
+        "    sys.exit(3)\n"  # which says goodbye
+    )
+    command = f"{sys.executable} {tmp_path / 'game.py'} {{address}}"
+    *_, last = check(Arguments(simulator=command), lambda text: None)
+    assert (last.name, last.state) == ("command", "problem")
+    assert "status 3" in last.said
+
+
+@pytest.mark.parametrize("number", ["warm", [], [[0, 1], [5]], None, True])
+def test_parameters_are_numbers_or_schedules(number: Any) -> None:
+    with pytest.raises(ConfigError, match="simulator_parameters"):
+        check(Arguments(simulator="./game {address}", parameters={"wind": number}), print)
 
 
 def test_a_signal_ends_the_check_and_its_command_at_once(tmp_path: Path) -> None:

@@ -553,10 +553,9 @@ def _announced(run_dir: Path) -> tuple[list[str], str]:
 def not_running(run_dir: Path) -> str:
     """Describe why a run has no driver now."""
     file, how = run_dir / SUMMARY_FILE, "it was killed, or is starting"
-    with contextlib.suppress(OSError):
-        file.stat()
+    end, damage = last_summary(run_dir)
+    if damage:
         how = f"see {file} for how it ended"
-        with contextlib.suppress(ValueError, AttributeError):
-            end = read_json(file)
-            how = f"it {'is ' if end.get('solved') else ''}{how_it_ended(end)}; {file} has more"
+    elif end:
+        how = f"it {'is ' if end.get('solved') else ''}{how_it_ended(end)}; {file} has more"
     return f"the run in {run_dir} is not running: {how}"

@@ -76,7 +76,7 @@ class Command:
     def ended(self, process: CommandProcess) -> str:
         """Kill the command's process group; return its last output."""
         process.kill()
-        return process.last_lines()
+        return f"its last output: {lines}" if (lines := process.last_lines()) else ""
 
 
 class CommandProcess:
@@ -111,11 +111,11 @@ class CommandProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     def last_lines(self) -> str:
-        """Return its last lines of output, as one line."""
+        """Return its last lines of output as one line, without caret marks."""
         if self._log is None:
             return ""
         with suppress(OSError), self._log.open("rb") as log:
             log.seek(max(self._begin, log.seek(0, os.SEEK_END) - _LAST_BYTES))
             lines = log.read().decode(errors="replace").split("\n")
-            return " | ".join([line.strip() for line in lines if line.strip()][-_LAST_LINES:])
+            return " | ".join([each.strip() for each in lines if each.strip(" ^~")][-_LAST_LINES:])
         return ""

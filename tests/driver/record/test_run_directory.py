@@ -255,9 +255,14 @@ def test_a_driver_that_takes_no_workers_is_told(run_dir: Path) -> None:
     ],
 )
 def test_a_run_without_a_driver_is_told(run_dir: Path, summary: str | None, how: str) -> None:
+    metrics = run_dir / "metrics.jsonl"
+    metrics.write_text("")
     if summary:
         (run_dir / "summary.json").write_text(summary)
     with pytest.raises(RunDirectoryError, match=f"is not running: .*{how}"):
+        find_driver_from_elsewhere(run_dir, 0.0)
+    os.utime(metrics, (1e10, 1e10))  # the run was resumed since
+    with pytest.raises(RunDirectoryError, match=r"it was killed, or is starting$"):
         find_driver_from_elsewhere(run_dir, 0.0)
 
 

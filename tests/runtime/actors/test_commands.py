@@ -27,7 +27,8 @@ def test_a_command_is_started_again_until_it_has_ended_too_often(tmp_path: Path)
         ends = [exits.next() for _ in range(3)]
     finally:
         supervisor.close(grace=0.0)
-    assert [each.how for each in ends] == ["exit code 3, early | loads | no world"] * 3
+    how = "exit code 3, its last output: early | loads | no world"
+    assert [each.how for each in ends] == [how] * 3
     assert [each.restart_in is None for each in ends] == [False, False, True]
     assert log.read_text() == "early\nloads\nno world\n" * 3
 
