@@ -86,6 +86,7 @@ class Simulators:
         self._supervisor = Supervisor(self)
         self._looked_at = time.monotonic()
         self._copies: list[_Copy] = []
+        self._names: dict[str, str] = {}  # of the copies, by address
         self._used: set[str] = set()  # ids of sessions that have sent steps
         self._closing = False
         # The copies' addresses are on loopback, without TLS.
@@ -95,6 +96,7 @@ class Simulators:
             words = [each.replace(ADDRESS, address).replace(INDEX, str(number)) for each in words]
             log = Path(logs, f"{name}.log") if logs else None
             self._copies.append(_Copy(name, address))
+            self._names[address] = name
             self._supervisor.add(name, Command(words, log, variables), _POLICY)
 
     @property
@@ -109,12 +111,12 @@ class Simulators:
         Args:
             sessions: sessions of the gateway.
         """
-        names = {copy.address: copy.name for copy in self._copies}
         # At once, as a copy may end soon after its first step.
         for session in sessions:
-            if session.last_seq and session.id not in self._used and session.dialed in names:
+            if session.last_seq and session.id not in self._used:
                 self._used.add(session.id)
-                self._supervisor.of_use(names[session.dialed])
+                if (name := self._names.get(session.dialed)) is not None:
+                    self._supervisor.of_use(name)
         now = time.monotonic()
         if (passed := now - self._looked_at) < _LOOK_SECONDS:
             return []
