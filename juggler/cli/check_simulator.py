@@ -69,10 +69,10 @@ class Arguments:
     """Maximum duration of the check, in seconds."""
 
     seed: int = 0
-    """Seed that the seeds of episodes follow from."""
+    """Seed from which the seeds of episodes are derived."""
 
     parameters: dict[str, float] = field(default_factory=dict)
-    """Numbers that the simulator gets for its episodes, by name."""
+    """Numbers or schedules for the episodes, by name."""
 
     insecure: Flag = False
     """Listen beyond loopback even without TLS or without a token."""

@@ -104,14 +104,14 @@ class EnvRunnerConfig:
     default."""
     simulator: str = ""
     """Command that starts a simulator, as in "./game {address}". EnvRunners replace {address} with
-    the address to dial, and {index} with the number of the copy in the run, and start copies again
-    that end or hang."""
+    the address to dial, and {index} with the copy's number in the run. They restart copies that end
+    or hang."""
     simulators_per_runner: int = 1
     """Number of copies of `simulator` that an EnvRunner starts. Set envs_per_runner to the total
     number of their environments, or more."""
     simulator_parameters: dict[str, float | list[tuple[float, float]]] = field(default_factory=dict)
-    """Numbers that simulators get for their episodes, by name, as of a curriculum: each a number or
-    a schedule, pairs of [environment steps trained on, value], linear between them."""
+    """Numbers for the episodes of simulators, by name: constants, or schedules, pairs of
+    [environment steps trained on, value], linear between them."""
     gateway_max_batch: int = 1024
     """Maximum number of rows of simulators in one inference."""
     gateway_max_wait_ms: float = 0.0
