@@ -149,7 +149,7 @@ def moved(fault: Fault, root: Path = ROOT) -> str:
 
 
 def tried(fault: Fault, copy: Path, timeout: float) -> str:
-    """Whether tests find a fault: "found", "not found", or "moved: ..."."""
+    """Whether tests find a fault: "found", "no end", "not found", or "moved: ..."."""
     if why := moved(fault, copy):
         return f"moved: {why}"
     path = copy / "juggler" / fault.file
@@ -171,21 +171,21 @@ def tried(fault: Fault, copy: Path, timeout: float) -> str:
         start_new_session=True,
     )
     try:
-        status = process.wait(timeout)
-    except subprocess.TimeoutExpired:  # a wait without an end
-        status = 1
+        result = "found" if process.wait(timeout) else "not found"
+    except subprocess.TimeoutExpired:  # the fault is a wait without an end, or the machine is slow
+        result = "no end"
     finally:
         path.write_text(text)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return "not found" if status == 0 else "found"
+    return result
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="words of the file or the fault")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds of one fault")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds of one fault")
     parser.add_argument("--list", action="store_true", help="only report faults that have moved")
     arguments = parser.parse_args()
     faults = [each for each in FAULTS if arguments.only in f"{each.file} {each.what}"]
@@ -202,12 +202,16 @@ def main() -> int:
         for fault in faults:
             result = kept[fault.file, fault.what] = tried(fault, copy, arguments.timeout)
             print(f"{result:10}  {fault.file}: {fault.what}", flush=True)
-    results = (
-        {"file": each.file, "what": each.what, "result": kept.get((each.file, each.what), "")}
-        for each in FAULTS
-    )
-    RESULTS.write_text("".join(json.dumps(each) + "\n" for each in results))
-    return any(kept[each.file, each.what] != "found" for each in faults)
+            results = (
+                {
+                    "file": each.file,
+                    "what": each.what,
+                    "result": kept.get((each.file, each.what), ""),
+                }
+                for each in FAULTS
+            )
+            RESULTS.write_text("".join(json.dumps(each) + "\n" for each in results))
+    return any(kept[each.file, each.what] not in ("found", "no end") for each in faults)
 
 
 if __name__ == "__main__":
