@@ -127,25 +127,27 @@ class _Scripted:
 
 
 class ScriptedParallel(_Scripted):
-    """A scripted game with PettingZoo's Parallel interface."""
+    """A scripted game with PettingZoo's Parallel interface, in which idle agents see nothing."""
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self._begin(seed)
-        seen = {agent: self._see(agent) for agent in self.agents}
+        seen = {agent: self._see(agent) for agent in self.script[0].acting}
         return {**seen, "common": "extra"}, {agent: {} for agent in seen}
 
     def step(self, actions: dict[str, Any]) -> Any:
-        assert actions == {agent: answer(self._see(agent)) for agent in self.agents}
+        acting = self.script[self.at].acting
+        assert actions == {agent: answer(self._see(agent)) for agent in acting}
         step = self._play()
         done = step.terminated | step.truncated
         before = self.agents
         self.agents = [a for a in before if a not in done] + self._newcomers()
-        seen = {agent: self._see(agent) for agent in {*before, *self.agents}}
+        acts_next = self.script[self.at].acting if self.agents else []
+        seen = {agent: self._see(agent) for agent in {*done, *acts_next}}
         return (
             {**seen, "common": "extra"},
             {**step.rewards, "common": 7.0},
-            {agent: agent in step.terminated for agent in seen},
-            {agent: agent in step.truncated for agent in seen},
+            {agent: agent in step.terminated for agent in {*seen, *acting}},
+            {agent: agent in step.truncated for agent in {*seen, *acting}},
             {agent: {} for agent in seen},
         )
 

@@ -29,7 +29,8 @@ def must_return(call: str, found: str) -> str:
 
 def no_reward(found: str) -> str:
     """Explain that a reward must be a number."""
-    return f"it must return a number as the reward ({found})"
+    several = "; if it has a reward for each agent, put 'tuples:' before its name in env"
+    return f"it must return a number as the reward ({found})" + several * ("sequence" in found)
 
 
 def misfit(

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
@@ -24,6 +24,9 @@ from juggler.envrunner.environments.pufferlib import SCHEME as PUFFERLIB
 from juggler.envrunner.environments.pufferlib import find_native, needs_pufferlib
 from juggler.envrunner.failures import failures_of
 from juggler.runtime.modules.by_name import SCRIPT, is_there, no_module
+
+#: Prefix of the names of Gymnasium's environments with a part of their spaces for each agent.
+TUPLES: Final = "tuples:"
 
 Env = gymnasium.Env[Any, Any]
 VectorEnvironment = VectorEnv[Any, Any, Any]
@@ -62,6 +65,7 @@ def check_name(name: str) -> None:
     Raises:
         ValueError: there is no such environment, or its package is not installed.
     """
+    name = name.removeprefix(TUPLES)
     module_name, colon, _ = name.rpartition(":")
     if name.startswith(SCHEME):
         return

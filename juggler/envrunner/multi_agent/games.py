@@ -198,7 +198,12 @@ class Game(ABC):
 
 
 class ParallelGame(Game):
-    """PettingZoo's Parallel interface: all present agents act at once."""
+    """PettingZoo's Parallel interface: all present agents act at once.
+
+    An agent pauses while it is present without an observation.
+    """
+
+    _paused: Sequence[Hashable] = ()
 
     def reset(self, seed: int, reports: Reports) -> Mapping[Hashable, Any]:
         result = self.env.reset(seed=seed)
@@ -224,12 +229,12 @@ class ParallelGame(Game):
         self._keep_unread(infos, reports)
         there, late = dict.fromkeys(self._agents()), self._is_late()
         ended: list[Hashable] = []
-        for agent in actions:
+        for agent in (*actions, *self._paused):
+            acted = agent in actions
             reports.keep(self._slots[self._place(agent)], infos.get(agent))
-            terminated = self._of(agent, terminations, "terminations")
-            terminated = self._as_flag(agent, "terminated", terminated)
-            truncated = self._of(agent, truncations, "truncations")
-            truncated = self._as_flag(agent, "truncated", truncated) or (late and agent in there)
+            terminated = self._flag(agent, "terminations", terminations, acted)
+            truncated = self._flag(agent, "truncations", truncations, acted)
+            truncated = truncated or (late and agent in there)
             if terminated or truncated:
                 seen = self._of(agent, observations, "observations")
                 self._ends(agent, seen, infos.get(agent), terminated, reports)
@@ -240,7 +245,8 @@ class ParallelGame(Game):
                     "truncated: an agent must be told its end"
                 )
                 raise BrokenRule(self.index, reason)
-            self._rewarded(agent, self._of(agent, rewards, "rewards"), reports)
+            if acted:
+                self._rewarded(agent, self._of(agent, rewards, "rewards"), reports)
         for agent in rewards.keys() - actions.keys():
             if agent in self._places:  # else it is an extra key, such as "common"
                 self._rewarded(agent, rewards[agent], reports)
@@ -260,7 +266,7 @@ class ParallelGame(Game):
         """Report what critics see, with present agents and agents that just ended."""
         if not self.critics_see:
             return
-        there = list(there)
+        there = [agent for agent in there if agent in observations]  # others pause
         if ended:
             every = {agent: observations[agent] for agent in (*there, *ended)}
             for kind, seen in self._seen_by_critics(lambda: every).items():
@@ -272,15 +278,23 @@ class ParallelGame(Game):
 
     def _all_act(
         self,
-        agents: Iterable[Hashable],
+        agents: Collection[Hashable],
         observations: Mapping[Hashable, Any],
         infos: Mapping[Hashable, Any],
         reports: Reports,
     ) -> None:
+        self._paused = [each for each in agents if each not in observations]
         for agent in agents:
             self._place(agent)
-            seen = self._of(agent, observations, "observations")
-            self._acts(agent, seen, infos.get(agent), reports)
+            if agent in observations:
+                self._acts(agent, observations[agent], infos.get(agent), reports)
+
+    def _flag(
+        self, agent: Hashable, what: str, by_agent: Mapping[Hashable, Any], acted: bool
+    ) -> bool:
+        """Return whether an agent ended; a paused one may be left out."""
+        value = self._of(agent, by_agent, what) if acted else by_agent.get(agent, False)
+        return self._as_flag(agent, what, value)
 
     def _of(self, agent: Hashable, by_agent: Mapping[Hashable, Any], what: str) -> Any:
         try:

@@ -14,8 +14,8 @@ from juggler.envrunner.environments import envpool
 from juggler.envrunner.environments.envpool import AT_OWN_PACE, number_of_agents
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
 from juggler.envrunner.environments.extras import check_extra
-from juggler.envrunner.environments.naming import find_environment
-from juggler.envrunner.multi_agent import openspiel, pettingzoo_games
+from juggler.envrunner.environments.naming import TUPLES, find_environment
+from juggler.envrunner.multi_agent import openspiel, pettingzoo_games, tuple_agents
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
 
 #: Functions that find a game, by the scheme of its name.
@@ -23,6 +23,7 @@ FINDERS: Final[dict[str, Callable[[str], Callable[..., Any]]]] = {
     ENVPOOL: envpool.find_game,
     openspiel.SCHEME: openspiel.find_game,
     pettingzoo_games.SCHEME: pettingzoo_games.find_game,
+    TUPLES: tuple_agents.find_game,
 }
 
 #: Methods by which a class is recognized as one of PettingZoo's interfaces.
@@ -34,10 +35,10 @@ def has_several_agents(
 ) -> bool:
     """Return whether the environments of a run have several agents.
 
-    They do if their name begins with "pettingzoo:" or "open_spiel:", or if they come from a class
-    with PettingZoo's Parallel or AEC interface, or from a `MultiAgentVectorEnv`. The class of a
-    function is its return annotation. EnvPool knows the number of agents of its games; its
-    environments at their own pace count too, because their rows fill like agents' rows. No
+    They do if their name begins with "pettingzoo:", "open_spiel:" or "tuples:", or if they come
+    from a class with PettingZoo's Parallel or AEC interface, or from a `MultiAgentVectorEnv`. The
+    class of a function is its return annotation. EnvPool knows the number of agents of its games;
+    its environments at their own pace count too, because their rows fill like agents' rows. No
     environment is made.
 
     Args:

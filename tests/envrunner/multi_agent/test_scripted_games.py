@@ -41,6 +41,7 @@ def vector(scripts: Scripts) -> MultiAgentEnvs:
 
 MAKERS = {
     "parallel": (parallel, "parallel"),
+    "parallel, some pause": (parallel, "some"),
     "AEC": (in_turns, "turns"),
     "vector, all at once": (vector, "parallel"),
     "vector, in turns": (vector, "turns"),
