@@ -15,7 +15,7 @@ from juggler.envrunner.environments.naming import TUPLES, find_environment
 
 
 def find_game(name: str) -> Callable[..., TupleAgents]:
-    """Return a function that makes an environment with a part for each agent.
+    """Return a function that makes an environment of Tuples.
 
     Args:
         name: "tuples:" and the name of a Gymnasium environment, such as
