@@ -110,8 +110,8 @@ def _league_in(config: RunConfig, groups: Sequence[FoundGroup]) -> dict[str, str
         one, other = groups[0].agents[0], groups[1].agents[0]
         raise ConfigError(
             f"league: agents {one!r} and {other!r} have different spaces, and every player of a "
-            "league can play every agent: make their spaces equal with a wrapper of the "
-            "environment, or leave out the table league, and each has its own module"
+            "league can play every agent: set pad_agents = true, or leave out the table league, "
+            "and each has its own module"
         )
     return _playing_a_league(config, groups[0].agents)
 
@@ -164,6 +164,7 @@ def _with_one_agent(config: RunConfig) -> RunConfig:
         (seen, config.critics_see, "whose value function sees its observation: leave it out"),
         ("agents", tables.agents, "so there is nothing to map: leave out the table agents"),
         ("league", tables.league, "and no opponent: leave out the table league"),
+        ("pad_agents", config.env_runner.pad_agents, "whose spaces need no padding: leave it out"),
         ("mapping", tables.mapping, "so there is nothing to map: leave it out"),
         ("modules", others, f"which {DEFAULT_MODULE!r} plays: leave out {listed(others)}"),
         ("shared", tables.shared, "and one module, which shares nothing: leave out the table"),

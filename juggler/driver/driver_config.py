@@ -527,7 +527,8 @@ def who_plays(tables: AgentsConfig, groups: Sequence[Sequence[str]]) -> dict[str
             if of_first is not group:
                 raise ConfigError(
                     f"agents: {first!r} and {agent!r} have different spaces, and both are "
-                    f"mapped to module {module_id!r}: map them to different modules"
+                    f"mapped to module {module_id!r}: map them to different modules, or set "
+                    "pad_agents = true"
                 )
     tables.must_be_used([each for named in found.values() for each in may_play(named)])
     return found
@@ -546,7 +547,7 @@ def _any_of_the_tables(
         raise ConfigError(
             f"mapping = {tables.mapping!r}: agents {groups[0][0]!r} and {groups[1][0]!r} have "
             "different spaces, so not every module can play every agent: list in the table "
-            "agents the modules that may play each"
+            "agents the modules that may play each, or set pad_agents = true"
         )
     return {agent: [*tables.modules, RANDOM] for agent in groups[0]}
 

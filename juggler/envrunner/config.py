@@ -84,6 +84,8 @@ class EnvRunnerConfig:
     max_episode_steps: int | None = None
     """Number of environment steps after which episodes are truncated; none: the environment alone
     ends them."""
+    pad_agents: bool = False
+    """Whether agents' spaces are padded to equal ones, so that one module can play all of them."""
     envs_per_runner: int = 16
     """Number N of environments of an EnvRunner."""
     fragment_steps: int = 32
@@ -202,6 +204,11 @@ class EnvRunnerConfig:
             raise ValueError(
                 f"env_wrappers need environments that Python steps one by one, which those of "
                 f"{self.gateway or self.env!r} are not: leave them out"
+            )
+        if self.pad_agents and self.gateway:
+            raise ValueError(
+                "pad_agents with a gateway: simulators pad the spaces of their agents themselves; "
+                "leave it out"
             )
         if self.simulator_parameters and not self.gateway:
             raise ValueError(

@@ -37,6 +37,8 @@ NAMES = re.findall(r'^\| `"((?!my_package).+?)"` \|', (ROOT / PAGE).read_text(),
 def test_a_name_on_the_page_makes_several_agents(name: str) -> None:
     if name.startswith("envpool:"):
         pytest.importorskip("envpool", reason="needs juggler[envpool]")
+    if name.startswith("tuples:rware:"):
+        pytest.importorskip("rware", reason="needs rware")
     config = EnvRunnerConfig(env=name, envs_per_runner=2)
     assert has_several_agents(config)
     envs = make_multi_agent_envs(config)

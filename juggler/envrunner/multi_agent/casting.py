@@ -88,7 +88,7 @@ def _role(
         )
         raise ValueError(
             f"the module {module_id!r} plays agents with different spaces ({differing}): give each "
-            "kind of agent a module of its own"
+            "kind of agent a module of its own, or set pad_agents = true"
         )
     ((number, group),) = within
     return Role(module_id, agents, number, group)

@@ -17,6 +17,7 @@ from juggler.envrunner.multi_agent.games import Game, ParallelGame, TurnBasedGam
 from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
 from juggler.envrunner.multi_agent.interfaces import FINDERS, METHODS, class_of
 from juggler.envrunner.multi_agent.interfaces import has_several_agents as has_several_agents
+from juggler.envrunner.multi_agent.padded_agents import PaddedAgents
 from juggler.envrunner.multi_agent.pettingzoo_games import native
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
@@ -49,7 +50,22 @@ def make_multi_agent_envs(
                 PettingZoo's rules.
     """
     config.validate()
-    num_envs = 1 if just_one else config.envs_per_runner
+    envs = _made(config, 1 if just_one else config.envs_per_runner, env_factory, critics_see)
+    if not config.pad_agents or len(envs.groups) == 1:
+        return envs
+    try:
+        return PaddedAgents(envs)
+    except BaseException:
+        envs.close()
+        raise
+
+
+def _made(
+    config: EnvRunnerConfig,
+    num_envs: int,
+    env_factory: MultiAgentFactory | None,
+    critics_see: Collection[str],
+) -> MultiAgentEnvs:
     if env_factory is None and config.env.startswith(ENVPOOL) and AT_OWN_PACE in config.env_kwargs:
         _check_options(config, config.env, True)
         return make_envpool_rows(config, num_envs, critics_see)
