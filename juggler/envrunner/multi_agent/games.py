@@ -203,7 +203,7 @@ class ParallelGame(Game):
     An agent pauses while it is present without an observation.
     """
 
-    _paused: Sequence[Hashable] = ()
+    _paused: dict[Hashable, bool]  # by agent, whether it has ended: False
 
     def reset(self, seed: int, reports: Reports) -> Mapping[Hashable, Any]:
         result = self.env.reset(seed=seed)
@@ -229,12 +229,18 @@ class ParallelGame(Game):
         self._keep_unread(infos, reports)
         there, late = dict.fromkeys(self._agents()), self._is_late()
         ended: list[Hashable] = []
-        for agent in (*actions, *self._paused):
-            acted = agent in actions
+        known = actions  # by agent that has results
+        if self._paused:
+            known = {**actions, **self._paused}
+            rewards = {**dict.fromkeys(self._paused, 0.0), **rewards}
+            terminations = {**self._paused, **terminations}
+            truncations = {**self._paused, **truncations}
+        for agent in known:
             reports.keep(self._slots[self._place(agent)], infos.get(agent))
-            terminated = self._flag(agent, "terminations", terminations, acted)
-            truncated = self._flag(agent, "truncations", truncations, acted)
-            truncated = truncated or (late and agent in there)
+            terminated = self._of(agent, terminations, "terminations")
+            terminated = self._as_flag(agent, "terminated", terminated)
+            truncated = self._of(agent, truncations, "truncations")
+            truncated = self._as_flag(agent, "truncated", truncated) or (late and agent in there)
             if terminated or truncated:
                 seen = self._of(agent, observations, "observations")
                 self._ends(agent, seen, infos.get(agent), terminated, reports)
@@ -245,9 +251,8 @@ class ParallelGame(Game):
                     "truncated: an agent must be told its end"
                 )
                 raise BrokenRule(self.index, reason)
-            if acted:
-                self._rewarded(agent, self._of(agent, rewards, "rewards"), reports)
-        for agent in rewards.keys() - actions.keys():
+            self._rewarded(agent, self._of(agent, rewards, "rewards"), reports)
+        for agent in rewards.keys() - known.keys():
             if agent in self._places:  # else it is an extra key, such as "common"
                 self._rewarded(agent, rewards[agent], reports)
         if there and not late:
@@ -283,18 +288,11 @@ class ParallelGame(Game):
         infos: Mapping[Hashable, Any],
         reports: Reports,
     ) -> None:
-        self._paused = [each for each in agents if each not in observations]
+        self._paused = {each: False for each in agents if each not in observations}
         for agent in agents:
             self._place(agent)
             if agent in observations:
                 self._acts(agent, observations[agent], infos.get(agent), reports)
-
-    def _flag(
-        self, agent: Hashable, what: str, by_agent: Mapping[Hashable, Any], acted: bool
-    ) -> bool:
-        """Return whether an agent ended; a paused one may be left out."""
-        value = self._of(agent, by_agent, what) if acted else by_agent.get(agent, False)
-        return self._as_flag(agent, what, value)
 
     def _of(self, agent: Hashable, by_agent: Mapping[Hashable, Any], what: str) -> Any:
         try:
