@@ -85,7 +85,8 @@ class Game(ABC):
         if not ids:
             raise ValueError(
                 f"{type(getattr(env, 'unwrapped', env)).__name__} must have possible_agents: list "
-                "in its constructor every agent that it may ever have"
+                "in its constructor every agent that it may ever have. A Parallel environment may "
+                "have max_num_agents instead, a number"
             )
         self.ids: tuple[Hashable, ...] = tuple(ids)
         self._places = {each: place for place, each in enumerate(self.ids)}

@@ -18,6 +18,7 @@ from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
 from juggler.envrunner.multi_agent.interfaces import FINDERS, METHODS, class_of
 from juggler.envrunner.multi_agent.interfaces import has_several_agents as has_several_agents
 from juggler.envrunner.multi_agent.padded_agents import PaddedAgents
+from juggler.envrunner.multi_agent.passing_agents import PassingAgents
 from juggler.envrunner.multi_agent.pettingzoo_games import native
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
@@ -176,6 +177,8 @@ def _game(env: Any, index: int, name: str, limit: int | None) -> Game:
     if callable(getattr(env, "last", None)):
         return TurnBasedGame(env, index, limit)
     if all(callable(getattr(env, each, None)) for each in METHODS):
+        if not hasattr(env, "possible_agents") and hasattr(env, "max_num_agents"):
+            env = PassingAgents(env)
         return ParallelGame(env, index, limit)
     raise ValueError(
         f"{name} must make an environment with PettingZoo's Parallel or AEC interface, or be a "

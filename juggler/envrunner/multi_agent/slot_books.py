@@ -76,13 +76,14 @@ class SlotBooks:
     Args:
         num_envs: N.
         agents: their A names.
+        returning: whether agents may act again after their end, as new agents.
 
     Attributes:
         ended: [N * A] bool, the slots that ended before the episode of their environment.
     """
 
-    def __init__(self, num_envs: int, agents: Sequence[str]) -> None:
-        self._agents = agents
+    def __init__(self, num_envs: int, agents: Sequence[str], returning: bool = False) -> None:
+        self._agents, self._returning = agents, returning
         slots = num_envs * len(agents)
         self._acted = np.zeros(slots, np.bool_)
         self.ended = np.zeros(slots, np.bool_)
@@ -161,11 +162,14 @@ class SlotBooks:
         self._began[began] = self._steps
         if np.count_nonzero(self.ended):
             back = acting[self.ended[acting]]
-            self._forbid(
-                back,
-                "came back after its episode ended: remove it from `agents` when it ends, and do "
-                "not let it act again in the episode",
-            )
+            if self._returning:
+                self.ended[back] = self._acted[back] = False
+            else:
+                self._forbid(
+                    back,
+                    "came back after its episode ended: remove it from `agents` when it ends, and "
+                    "do not let it act again in the episode",
+                )
         return self._booked(acting, last, last_rewards, env_returns, env_lengths, agent_returns)
 
     def step_without_ends(self, rewards: Floats) -> Floats:
@@ -246,7 +250,7 @@ class SlotBooks:
         return Booked(last, last_rewards, first, rewards, returns, lengths, agent_returns)
 
     def _forbid_late(self, rewards: Floats) -> None:
-        if np.count_nonzero(self.ended):
+        if not self._returning and np.count_nonzero(self.ended):
             late = np.flatnonzero(self.ended & (rewards != 0))
             self._forbid(late, "got a reward after its episode ended")
 
