@@ -80,8 +80,6 @@ FAULTS = [
     Fault(MODULE, "self.weights_version = max(self.weights_version, event.version)\n        else:", "self.weights_version = event.version\n        else:", "weights go backwards"),
     Fault(MODULE, "self._unanswered[batch.batch_id] = batch", "pass", "an unheard update is not settled"),
     Fault(MODULE, "self._state.between_turns = self.settings.synchronous", "self._state.between_turns = False", "synchronous runs begin the next turn at once"),
-    Fault(MODULE, "if kept is None or kept.learner != worker:", "if kept is None:", "a batch at the wrong learner is kept"),
-    Fault(MODULE, "if batch is not None and batch.runner != worker:", "if False:", "a runner may report another's batch"),
     Fault(MODULE, "if self._group.members and not self._group.joiners and not self.between_turns:", "if self._group.members and not self.between_turns:", "updates go on while learners wait to join"),
     Fault(RUNNERS, "len(runner.rounds) < self._most_rounds", "len(runner.rounds) <= self._most_rounds", "one round too many"),
     Fault(RUNNERS, "runner.rounds[number] -= 1", "runner.rounds[number] -= 2", "a round ends too early"),

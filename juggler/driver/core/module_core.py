@@ -242,12 +242,9 @@ class ModuleCore:
         return newest._replace(update=behind - behind % settings.weights_interval)
 
     def _sample_ended(self, event: events.SampleReceived | events.SampleFailed) -> None:
-        worker = WorkerKey(event.runner, event.incarnation)
-        if self._runners.find(worker) is None:
+        if self._runners.find(WorkerKey(event.runner, event.incarnation)) is None:
             return
         batch = self.ledger.requested.get(event.batch_id)
-        if batch is not None and batch.runner != worker:
-            batch = None
         if isinstance(event, events.SampleFailed):
             if batch is not None:
                 self._end_request(batch)
@@ -270,8 +267,7 @@ class ModuleCore:
             # Requested for another learner, or for an earlier process of this one.
             reason = "learner_lost" if batch.learner != worker else ""
             self._first_report(batch, event.live_steps, reason)
-        kept = ledger.held.get(event.batch_id) or ledger.updating.get(event.batch_id)
-        if kept is None or kept.learner != worker:
+        if event.batch_id not in ledger.held and event.batch_id not in ledger.updating:
             self._discard(event.learner, event.batch_id)
 
     def _revived(self, batch_id: int) -> Batch | None:
