@@ -284,16 +284,20 @@ class ParallelGame(Game):
 
     def _all_act(
         self,
-        agents: Collection[Hashable],
+        agents: Iterable[Hashable],
         observations: Mapping[Hashable, Any],
         infos: Mapping[Hashable, Any],
         reports: Reports,
     ) -> None:
-        self._paused = {each: False for each in agents if each not in observations}
+        self._paused = {}
         for agent in agents:
-            self._place(agent)
-            if agent in observations:
-                self._acts(agent, observations[agent], infos.get(agent), reports)
+            try:
+                seen = observations[agent]
+            except KeyError:
+                self._place(agent)
+                self._paused[agent] = False
+            else:
+                self._acts(agent, seen, infos.get(agent), reports)
 
     def _of(self, agent: Hashable, by_agent: Mapping[Hashable, Any], what: str) -> Any:
         try:
