@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from juggler.runtime.wire.v1 import training_pb2
 
 #: Undiscounted returns by agent and the module that played it, of the episodes in which it acted.
+#: The module is "" if the returns of all modules stay in the order of their episodes.
 AgentReturns = dict[tuple[str, str], list[float]]
 
 #: With more agents, a run has no metrics by agent.
@@ -25,19 +26,19 @@ def has_metrics_by_agent(agents: Collection[str]) -> bool:
 def add_returns(
     into: AgentReturns,
     agents: Sequence[str],
-    players: NDArray[np.object_],
     returns: NDArray[np.float64],
+    players: NDArray[np.object_] | None = None,
 ) -> None:
     """Add the returns of more episodes.
 
     Args:
         into: returns of earlier episodes.
         agents: A names.
-        players: [L, A] the ids of the modules that played.
         returns: [L, A]; NaN where an agent did not act.
+        players: [L, A] the ids of the modules that played; None: keep returns in order instead.
     """
     for row, place in zip(*np.nonzero(~np.isnan(returns)), strict=True):
-        played = agents[place], players[row, place]
+        played = agents[place], "" if players is None else players[row, place]
         into.setdefault(played, []).append(float(returns[row, place]))
 
 

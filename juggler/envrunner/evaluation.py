@@ -329,7 +329,7 @@ def play_whole_episodes(
 
     def see(episode: Episode) -> None:
         here = players.of(np.array([episode.env]))  # [1, A]
-        add_returns(agent_returns, envs.agents, here, episode.returns[None])
+        add_returns(agent_returns, envs.agents, episode.returns[None], here)
 
     ended = whole_episodes(envs, act, episodes, seed, watch, most_steps=most_steps)
     return _played(ended, episodes, goal, see)._replace(agent_returns=agent_returns)

@@ -404,8 +404,8 @@ class SessionManager:
                 self.env_ended += zip(returns, lengths, strict=True)
                 forget_oldest(self.env_ended)
                 if has_metrics_by_agent(self._names):
-                    into, players = self._agent_returns, episodes.players(over)
-                    add_returns(into, episodes.names, players, booked.agent_returns)
+                    into = self._agent_returns
+                    add_returns(into, episodes.names, booked.agent_returns)
                     for each in into.values():
                         forget_oldest(each)
                 episodes.report_ended(over, booked)

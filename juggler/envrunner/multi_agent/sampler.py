@@ -11,7 +11,7 @@ from juggler.envrunner.agent_returns import AgentReturns, add_returns
 from juggler.envrunner.environments.seeding import module_seeds
 from juggler.envrunner.finiteness import NonFinite, check_return
 from juggler.envrunner.multi_agent.agent_infos import AgentInfos
-from juggler.envrunner.multi_agent.line_up import LineUps, Players
+from juggler.envrunner.multi_agent.line_up import LineUps
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots, merged_actions
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
 from juggler.envrunner.rounds import Played, PlayedRound, Recorded
@@ -47,10 +47,6 @@ class MultiAgentSampler:
     ) -> None:
         self._line_ups = line_ups
         self._envs, self._modules, self._steps = envs, dict(modules), steps
-        played_by = {
-            a: slots.role.module_id for slots in modules.values() for a in slots.role.agents
-        }
-        self._players = Players(envs.num_envs, envs.agents, played_by)
         self._infos = AgentInfos(envs.num_envs, envs.agents, steps)
         self._turn: Turn | None = None
         self._taken = False  # the modules have recorded the last turn
@@ -112,8 +108,7 @@ class MultiAgentSampler:
             seconds["environment"] += time.perf_counter() - between
             self._infos.see(turn, t)
             if len(turn.over):
-                players = self._players.of(turn.over)  # [L, A] before the next episodes begin
-                add_returns(agent_returns, self._envs.agents, players, turn.agent_returns)
+                add_returns(agent_returns, self._envs.agents, turn.agent_returns)
                 environments += turn.over.tolist()
                 env_returns += turn.env_returns.tolist()
                 env_lengths += turn.env_lengths.tolist()
@@ -147,7 +142,6 @@ class MultiAgentSampler:
         line_up = None
         if self._line_ups is not None and len(turn.began):
             line_up = self._line_ups.begin(turn.began)
-            self._players.line_up(line_up)
         for module_id, slots in self._modules.items():
             if line_up is None and not slots.is_seated:
                 continue

@@ -197,6 +197,16 @@ def test_a_module_that_is_not_trained_is_counted_and_not_recorded() -> None:
     assert sorted(ended) == sorted(expected)
 
 
+def test_an_agents_returns_keep_the_order_of_its_episodes() -> None:
+    envs, line_ups = every_agent_acts(0), kept()
+    sampler = sampler_of(envs, BOTH, steps=60, line_ups=line_ups)
+    played = sampler.sample(["main", "old"], {})
+    assert {*played.agent_returns} == {(agent, "") for agent in envs.agents}
+    total = np.sum([*played.agent_returns.values()], 0)
+    assert total.tolist() == pytest.approx(played.env_returns)
+    assert len(played.env_returns) > 5
+
+
 def test_whole_episodes_are_played_by_who_was_drawn() -> None:
     envs, line_ups = every_agent_acts(0), kept()
     sampler = sampler_of(envs, BOTH, steps=4, module=Forgetful, line_ups=line_ups)
