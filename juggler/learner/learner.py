@@ -18,6 +18,7 @@ from juggler.learner.core.metrics import mean_metrics, with_numbers
 from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like, to_device
 from juggler.learner.data.collate import collate
 from juggler.learner.data.validation import (
+    as_tensors,
     checked_batch,
     example_sample,
     must_be_columns,
@@ -219,6 +220,9 @@ class Learner:
             seen = spaces[0] if self.pipeline is None else self.pipeline.stored_space
             critic, states = self.core.critic_space(), self.example_states()
             batch = checked_batch(batch, seen, spaces[1], states, critic)
+        else:
+            must_be_columns(batch)
+            batch = as_tensors(batch)
         return self.step(self.prepared(batch), **passes)
 
     @overload

@@ -152,9 +152,9 @@ def test_what_is_no_batch_is_refused(make_batch: MakeBatch) -> None:
     with pytest.raises(ValueError, match="there is no column 'observations'"):
         learner.update_from_batch({"left": collate([make_batch()])})
     episodes: Any = {"left": [make_batch()]}
-    with pytest.raises(ValueError, match="a dict is no list of episodes: a"):
+    with pytest.raises(ValueError, match="dict is no list of episodes: a"):
         learner.update_from_episodes(episodes)
-    with pytest.raises(ValueError, match="a list is no sample: give columns by name"):
+    with pytest.raises(ValueError, match="list is no sample: give columns by name"):
         learner.step([make_batch()])  # type: ignore[arg-type]
 
 

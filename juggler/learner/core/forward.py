@@ -67,7 +67,7 @@ def checked_loss(
     """
     if not isinstance(loss, Loss):
         raise ValueError(
-            f"{where} returned {_kind(loss)}: return "
+            f"{where} must return a Loss, and its result is {_kind(loss)}: return "
             "juggler.Loss(total, live_steps, metrics, means={}) instead"
         )
     if not _is_scalar(loss.total):

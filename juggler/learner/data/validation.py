@@ -178,19 +178,27 @@ def checked_batch(
     remembers = c.MODULE_STATE in states
     episodes = validator.checked(batch_of_columns(arrays, _BATCH, remembers=remembers))
     must_be_finite([episodes])
-    own = {
-        name: tree_map(partial(_as_tensor, where=f"column {name!r}"), column)
-        for name, column in batch.items()
-        if name not in COLUMNS
-    }
+    own = as_tensors({name: batch[name] for name in batch if name not in COLUMNS})
     return {**own, **collate([episodes])}
+
+
+def as_tensors(columns: Columns) -> Columns:
+    """Convert arrays of columns to tensors.
+
+    Raises:
+        ValueError: a column has neither tensors nor arrays of numbers.
+    """
+    return {
+        name: tree_map(partial(_as_tensor, where=f"column {name!r}"), column)
+        for name, column in columns.items()
+    }
 
 
 def must_be_columns(sample: Any) -> None:
     """Raise ValueError unless this is columns by name."""
     if not isinstance(sample, Mapping) or not sample:
         raise ValueError(
-            f"a {type(sample).__name__} is no sample: give columns by name, or give batches of "
+            f"{type(sample).__name__} is no sample: give columns by name, or give batches of "
             "episodes to update_from_episodes"
             if sample
             else "no batch: give columns by name"
@@ -201,7 +209,7 @@ def must_be_episodes(episodes: Any) -> None:
     """Raise ValueError unless this is a list of batches."""
     if isinstance(episodes, Mapping) or not isinstance(episodes, Sequence):
         raise ValueError(
-            f"a {type(episodes).__name__} is no list of episodes: a Learner trains one module, so "
+            f"{type(episodes).__name__} is no list of episodes: a Learner trains one module, so "
             "give it a list of EpisodeBatch"
         )
 
