@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from juggler.driver.callbacks import Callback, Callbacks, Run
 from juggler.driver.changed_values import ChangedValues
-from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.checkpoint.beginning import FirstWeights
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.checkpoint.restoring import core_of, metrics_of, restores
 from juggler.driver.checkpoint.snapshots import Checkpointing, SnapshotWriter
@@ -85,7 +85,8 @@ class Inherited:
     """State that a run takes over from earlier runs."""
 
     resume: Checkpoint | None = None  # the state to resume from; None: the run is new
-    beginning: Beginning | None = None  # weights from another run; None: new weights
+    # Weights from other runs by module id; others begin with new weights
+    beginning: Mapping[str, FirstWeights] = field(default_factory=dict)
     # The run's modules that are not trained, by id
     frozen: Mapping[str, FrozenModule] = field(default_factory=dict)
 

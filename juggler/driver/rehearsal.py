@@ -25,7 +25,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from juggler.driver.agents_found import FoundGroup, with_agents
-from juggler.driver.checkpoint.beginning import Beginning, Origins
+from juggler.driver.checkpoint.beginning import FirstWeights, Origins
 from juggler.driver.checkpoint.frozen_modules import FrozenModule, must_fit
 from juggler.driver.checkpoint.restoring import restores
 from juggler.driver.config import ConfigError, RunConfig
@@ -174,7 +174,7 @@ def _rehearse(
         must_continue(config, learners, agents_here, before)
     else:
         does("loading the first weights of modules")
-        begin(config, learners, (trial.origins or Origins.of(config)).beginning(config))
+        begin(config, learners, (trial.origins or Origins.of(config)).beginning(config)[0])
     _build_frozen(config, groups, trial.frozen, own, does)
     _try_line_ups(config, groups, own_classes, does)
 
@@ -408,18 +408,18 @@ def learner_of(
     return learner
 
 
-def begin(config: RunConfig, learners: Mapping[str, Learner], beginning: Beginning | None) -> None:
+def begin(
+    config: RunConfig, learners: Mapping[str, Learner], beginning: Mapping[str, FirstWeights]
+) -> None:
     """Load the first weights of each module from another run."""
-    for module_id, weights in beginning.weights.items() if beginning else ():
-        assert beginning is not None
-        source = beginning.sources[module_id]
+    for module_id, first in beginning.items():
         with _failures_of(module_id if config.played_by else ""):
             begin_with(
                 learners[module_id],
-                weights,
-                source.words,
-                whole=module_id in beginning.whole,
-                selectable=source.selectable,
+                first.weights,
+                first.source,
+                whole=first.whole,
+                selectable=first.selectable,
             )
 
 

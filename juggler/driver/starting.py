@@ -12,7 +12,7 @@ from typing import Any
 from juggler.driver.agents_found import FoundGroup, needs_environment, with_agents
 from juggler.driver.callbacks import Callback, checked
 from juggler.driver.checkpoint import beginning as beginnings
-from juggler.driver.checkpoint.beginning import Beginning, Origins, shared_parts_must_agree
+from juggler.driver.checkpoint.beginning import FirstWeights, Origins, shared_parts_must_agree
 from juggler.driver.checkpoint.frozen_modules import (
     frozen_modules,
     kept_modules,
@@ -97,7 +97,11 @@ def start_run(config: RunConfig, given: Collection[str], how: Start, over: bool 
         config, chosen = settled(config, given, groups, origins.rescaled(config))
         if chosen:
             messages.append((chosen, "info"))
-        inherited = Inherited(None, origins.beginning(config), frozen)
+        beginning, warnings = origins.beginning(config)
+        if texts := dict.fromkeys(first.text for first in beginning.values()):
+            messages.append((f"beginning with {', '.join(texts)}", "info"))
+        messages += [(warning, "warning") for warning in warnings]
+        inherited = Inherited(None, beginning, frozen)
         if before:
             directory = RunDirectory.open(before, config.flat())
         else:
@@ -143,7 +147,7 @@ def resume_run(run_dir: Path, checkpoint: Checkpoint, config: RunConfig, how: St
     how = with_callbacks(how, config.driver)
     frozen = frozen_modules(config, run_dir)
     config = with_digests(config, frozen)
-    beginning, messages = None, list[tuple[str, Level]]()
+    beginning, messages = dict[str, FirstWeights](), list[tuple[str, Level]]()
     messages += [(text, "warning") for text in (*behind, *changes(config, before))]
     if config.agents.league:
 
@@ -164,7 +168,7 @@ def resume_run(run_dir: Path, checkpoint: Checkpoint, config: RunConfig, how: St
 
 def _kept_beginning(
     config: RunConfig, run_dir: Path, warn: Callable[[str], None]
-) -> Beginning | None:
+) -> dict[str, FirstWeights]:
     """Read the first weights of a league's players."""
     try:
         return beginnings.kept(config, run_dir)
@@ -173,7 +177,7 @@ def _kept_beginning(
             "the first weights of the players are lost, so a reset player begins with new weights"
         )
         warn(f"league: {text}: {error}")
-        return None
+        return {}
 
 
 @contextmanager
@@ -228,7 +232,7 @@ def _drive(
     if resume is None:
         for module in inherited.frozen.values():
             module.keep(directory.path)
-        if config.agents.league and inherited.beginning is not None:
+        if config.agents.league and inherited.beginning:
             beginnings.keep(inherited.beginning, config, directory.path)
     driver = Driver(config, directory, progress, how, inherited, before)
     summary = driver.run()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from juggler.driver.checkpoint.beginning import Beginning, Source
+from juggler.driver.checkpoint.beginning import FirstWeights
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.checkpoint.restoring import restores
 from juggler.driver.checkpoint.snapshots import state_reader
@@ -43,7 +43,7 @@ class LeagueLearners:
         parts: RunParts,
         league: LeagueRun,
         resume: Checkpoint | None,
-        beginning: Beginning | None,
+        beginning: Mapping[str, FirstWeights],
     ) -> None:
         self._first, self._seed = parts.config.module_ids, parts.config.driver.seed
         self._core, self._registry, self._trained = parts.core, parts.registry, parts.trained
@@ -124,26 +124,26 @@ class LeagueLearners:
         self, player_id: str, source: str, weights: Mapping[str, Tree], _: Version
     ) -> None:
         learned = self._trained.connectors[source].merged
-        self._train(player_id, _beginning(player_id, weights, learned, source))
+        self._train(player_id, _copied(player_id, weights, learned, source))
 
-    def _train(self, player_id: str, beginning: Beginning | None) -> None:
+    def _train(self, player_id: str, first: FirstWeights | None) -> None:
         model = self._roster.modelled_on(player_id, self._first)
-        if beginning and (other := self._other_network(player_id, beginning)):
+        if first and (other := self._other_network(player_id, first)):
             return self._cannot(player_id, other)
         try:
-            self._trained.add(player_id, model, beginning)
+            self._trained.add(player_id, model, first)
         except ValueError as error:
             return self._cannot(player_id, str(error))
-        begins_with = beginning.text if beginning else "new weights"
+        begins_with = first.text if first else "new weights"
         self._progress.message(f"league: {player_id} is new, and learns from {begins_with}", "info")
 
     def _cannot(self, player_id: str, why: str) -> None:
         self._progress.message(f"league: {player_id} cannot learn: {why}", "warning")
         self._league.removed(player_id)
 
-    def _other_network(self, player_id: str, beginning: Beginning) -> str:
+    def _other_network(self, player_id: str, first: FirstWeights) -> str:
         """Describe how weights do not fit a player's network, or ""."""
-        if player_id not in beginning.whole:
+        if not first.whole:
             return ""
         model, known = self._roster.modelled_on(player_id, self._first), self._registry.frozen
         copies = (
@@ -155,47 +155,37 @@ class LeagueLearners:
         )
         if (copy := next(copies, None)) is None:
             return ""
-        own, given = _shapes(copy.tree[WEIGHTS]), _shapes(beginning.weights[player_id])
+        own, given = _shapes(copy.tree[WEIGHTS]), _shapes(first.weights)
         for path in {**own, **given}:
             has, gets = own.get(path, "nothing"), given.get(path, "nothing")
             if has != gets:
                 return (
-                    f"{beginning.text} are of another network: at {'.'.join(path)!r}, {player_id} "
+                    f"{first.text} are of another network: at {'.'.join(path)!r}, {player_id} "
                     f"has {has}, and these weights have {gets}"
                 )
         return ""
 
-    def _new_life(self, player_id: str, source: str) -> tuple[int, Beginning | None]:
-        """Return seed and beginning of a player that is reset."""
+    def _new_life(self, player_id: str, source: str) -> tuple[int, FirstWeights | None]:
+        """Return seed and first weights of a player that is reset."""
         life = self._roster.players[player_id].life
         seed = worker_seed(self._seed, player_id, index=life)
         if source == INITIAL:
-            beginning = self._initial(player_id)
+            first = self._initial(player_id)
         else:
-            beginning = self._of_frozen(player_id, source)
-        if beginning is not None:
-            named = {player_id: Source(f"league: {player_id}, reset to {beginning.text}")}
-            beginning = replace(beginning, sources=named)
-        return seed, beginning
+            first = self._of_frozen(player_id, source)
+        if first is not None:
+            words = f"league: {player_id}, reset to {first.text}"
+            first = replace(first, source=words, selectable=False)
+        return seed, first
 
-    def _initial(self, player_id: str) -> Beginning | None:
+    def _initial(self, player_id: str) -> FirstWeights | None:
         """Return the first weights of a player; None: new weights."""
-        model, first = self._roster.modelled_on(player_id, self._first), self._beginning
-        if first is None or model not in first.weights:
-            return None
-        return Beginning(
-            {player_id: first.weights[model]},
-            (player_id,) if model in first.whole else (),
-            {player_id: first.connectors.get(model, {})},
-            first.text,
-            (),
-            {player_id: first.sources[model]},
-        )
+        return self._beginning.get(self._roster.modelled_on(player_id, self._first))
 
-    def _of_frozen(self, player_id: str, source: str) -> Beginning:
+    def _of_frozen(self, player_id: str, source: str) -> FirstWeights:
         frozen = self._registry.frozen[self._module(source)]
         learned = connector_state(frozen.checkpoint, frozen.source)
-        return _beginning(player_id, frozen.tree[WEIGHTS], learned, source)
+        return _copied(player_id, frozen.tree[WEIGHTS], learned, source)
 
     def _module(self, source: str) -> str:
         """Return the module of a player that another one copies."""
@@ -205,22 +195,22 @@ class LeagueLearners:
     def _restart_player(self, player: Player, resume: Checkpoint) -> None:
         """Start a player that is missing from the checkpoint."""
         player_id, source = player.player_id, player.source
-        beginning = None
+        first = None
         if source == INITIAL:
-            beginning = self._initial(player_id)
+            first = self._initial(player_id)
         elif self._module(source) in self._registry.frozen:
-            beginning = self._of_frozen(player_id, source)
+            first = self._of_frozen(player_id, source)
         elif source in resume.module_ids:
             weights, learned = weights_of(resume)[source], connector_state(resume, source)
-            beginning = _beginning(player_id, weights, learned, source)
+            first = _copied(player_id, weights, learned, source)
         else:
             self._progress.message(
                 f"league: {player_id} starts again with new weights, since the weights of {source} "
                 "are not in the checkpoint",
                 "warning",
             )
-        if beginning is not None:
-            self._trained.begin_with(player_id, beginning)
+        if first is not None:
+            self._trained.begin_with(player_id, first)
 
     def _repeat_reset(self, player: Player) -> None:
         """Repeat a reset that happened after the checkpoint's state."""
@@ -239,11 +229,11 @@ def _shapes(weights: Tree) -> dict[TreePath, str]:
     return {path: f"shape {list(array.shape)}" for path, array in flatten(weights)}
 
 
-def _beginning(player_id: str, weights: Any, learned: State, source: str) -> Beginning:
-    """Make a beginning from another player's weights and connectors."""
+def _copied(player_id: str, weights: Any, learned: State, source: str) -> FirstWeights:
+    """Make first weights from another player's weights and connectors."""
     text = f"the weights of {source}"
-    named = {player_id: Source(f"league: {player_id}, new with {text}")}
-    return Beginning({player_id: weights}, (player_id,), {player_id: learned}, text, (), named)
+    words = f"league: {player_id}, new with {text}"
+    return FirstWeights(weights, True, text, words, learned=learned)
 
 
 @dataclass(slots=True, eq=False)

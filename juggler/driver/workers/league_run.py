@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.checkpoint.beginning import FirstWeights
 from juggler.driver.league import events
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.events import (
@@ -45,7 +45,10 @@ class LeagueRun:
     """
 
     def __init__(
-        self, parts: RunParts, resume: Checkpoint | None, beginning: Beginning | None
+        self,
+        parts: RunParts,
+        resume: Checkpoint | None,
+        beginning: Mapping[str, FirstWeights],
     ) -> None:
         config, state = parts.config, None if resume is None else resume.counters.get(LEAGUE)
         self._registry, self._trained = parts.registry, parts.trained

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
-from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.checkpoint.beginning import FirstWeights
 from juggler.driver.checkpoint.restoring import (
     begin_commands,
     connectors_of,
@@ -56,7 +56,10 @@ class TrainedModules:
     """
 
     def __init__(
-        self, parts: RunParts, resume: Checkpoint | None, beginning: Beginning | None
+        self,
+        parts: RunParts,
+        resume: Checkpoint | None,
+        beginning: Mapping[str, FirstWeights],
     ) -> None:
         self._parts, self._config, self._core = parts, parts.config, parts.core
         self._registry, self._commands, self._resume = parts.registry, parts.commands, resume
@@ -66,21 +69,21 @@ class TrainedModules:
         self.steps_before: dict[str, dict[str, int]] = {}
         self._awaited: dict[str, set[Worker]] = {}  # by module id, workers without it
         for module_id in parts.core.modules:
-            self._keep(module_id, beginning)
+            self._keep(module_id, beginning.get(module_id))
 
-    def add(self, module_id: str, settings_of: str, beginning: Beginning | None) -> None:
+    def add(self, module_id: str, settings_of: str, first: FirstWeights | None) -> None:
         """Train another module from now on.
 
         Args:
             settings_of: the module of the configuration whose settings it has.
-            beginning: its first weights; None: new ones.
+            first: its first weights; None: new ones.
         """
         registry = self._registry
         registry.add(module_id, settings_of)
         # Its first learner begins alone, and further ones join later.
         settings = settings_for(self._config, settings_of, num_learners=1)
         self._core.add(module_id, ModuleStart(settings, late=True))
-        self._keep(module_id, beginning)
+        self._keep(module_id, first)
         for learner in registry.hosts(module_id):
             for command in self.learners[module_id].begin(learner, seed=0):
                 self._commands.send(learner, command)
@@ -90,10 +93,10 @@ class TrainedModules:
             added = training_pb2.AddPlayer(module_id=module_id, config=acting)
             self._parts.frozen_parts.append(worker, [added], self._commands.send)
 
-    def begin_with(self, module_id: str, beginning: Beginning) -> None:
+    def begin_with(self, module_id: str, first: FirstWeights) -> None:
         """Set the first weights of a module that has no learner yet."""
-        self.learners[module_id].beginning = beginning
-        self.connectors[module_id] = connectors_of(None, beginning, module_id)
+        self.learners[module_id].first = first
+        self.connectors[module_id] = connectors_of(None, first, module_id)
 
     def learner_ready(self) -> None:
         """Release the resumed state once each module had a learner."""
@@ -121,27 +124,27 @@ class TrainedModules:
         for workers in self._awaited.values():
             workers.discard(worker)
 
-    def reset(self, module_id: str, seed: int, beginning: Beginning | None) -> None:
+    def reset(self, module_id: str, seed: int, first: FirstWeights | None) -> None:
         """Give a module other weights and a new optimizer.
 
         Learners carry out commands in order, so no update is incomplete. Then their group forms
         again, because EnvRunners get the first weights of each generation.
 
         Args:
-            seed: for parameters missing from `beginning`.
-            beginning: source of the weights; None: new weights.
+            seed: for parameters missing from `first`.
+            first: the weights; None: new weights.
         """
         module = self._core.modules[module_id]
-        reset = self.reset_first(module_id, seed, beginning)
+        reset = self.reset_first(module_id, seed, first)
         for learner in self._registry.learners_of(module_id):
             for command in reset.commands(module_id):
                 self._commands.send(learner, command)
         for formed in self._core.book(MeetAgain(module.generation, module_id)):
             self._commands.carry_out(formed)
 
-    def reset_first(self, module_id: str, seed: int, beginning: Beginning | None) -> ModuleReset:
+    def reset_first(self, module_id: str, seed: int, first: FirstWeights | None) -> ModuleReset:
         """Let future learners of a module reset older states."""
-        reset = ModuleReset(self._core.modules[module_id].generation + 1, seed, beginning)
+        reset = ModuleReset(self._core.modules[module_id].generation + 1, seed, first)
         self.learners[module_id].last_reset = reset
         return reset
 
@@ -179,19 +182,19 @@ class TrainedModules:
         self._awaited.pop(module_id, None)
         del self.connectors[module_id], self.stale_runners[module_id]
 
-    def _keep(self, module_id: str, beginning: Beginning | None) -> None:
+    def _keep(self, module_id: str, first: FirstWeights | None) -> None:
         """Add a module to the tables."""
         config, module = self._config, self._core.modules[module_id]
         settings = config.of(self._registry.trained[module_id])
         resume = self._resume
         if resume is not None and is_without(resume, module_id):
             resume = None
-        self.connectors[module_id] = connectors_of(resume, beginning, module_id)
+        self.connectors[module_id] = connectors_of(resume, first, module_id)
         several = len(self._core.modules) > 1 or bool(config.agents.league)
         self.stale_runners[module_id] = StaleRunners(
             settings.staleness.drop_after, module_id if several else ""
         )
-        self.learners[module_id] = Learners(self._parts, module, resume, beginning)
+        self.learners[module_id] = Learners(self._parts, module, resume, first)
 
 
 def _about(module_id: str) -> Callable[[Any], bool]:
@@ -215,14 +218,14 @@ class ModuleReset:
     """A reset of a module: other weights, and a new optimizer."""
 
     generation: int  # of the first group with these weights
-    seed: int  # for parameters missing from `beginning`
-    beginning: Beginning | None  # source of the weights; None: new weights
+    seed: int  # for parameters missing from `first`
+    first: FirstWeights | None  # None: new weights
 
     def commands(self, module_id: str) -> Iterator[Message]:
         """Make the commands for a learner."""
         yield training_pb2.Reset(module_id=module_id, seed=self.seed)
-        if self.beginning is not None:
-            yield from begin_commands(module_id, self.beginning)
+        if self.first is not None:
+            yield from begin_commands(module_id, self.first)
 
 
 class Learners:
@@ -231,7 +234,7 @@ class Learners:
     Attributes:
         steps: by worker id, the learner's own counts of steps trained on and dropped, over all its
             processes. They must agree with the core's ledger.
-        beginning: their first weights before the first checkpoint; None: new weights.
+        first: their first weights before the first checkpoint; None: new weights.
         last_reset: last reset of the module; None: never reset.
     """
 
@@ -240,7 +243,7 @@ class Learners:
         parts: RunParts,
         core: ModuleCore,
         resume: Checkpoint | None,
-        beginning: Beginning | None,
+        first: FirstWeights | None,
     ) -> None:
         config, registry = parts.config, parts.registry
         self.steps: dict[str, dict[str, int]] = {}
@@ -263,7 +266,7 @@ class Learners:
         self._snapshots, self._progress = parts.snapshots, parts.progress
         without = resume is not None and is_without(resume, core.module_id)
         self._resume = None if without else resume
-        self.beginning = beginning
+        self.first = first
         self.last_reset: ModuleReset | None = None
 
     def precede_reset(self, version: Version) -> bool:
@@ -286,8 +289,8 @@ class Learners:
         state = self._state_for(learner)
         if state is not None:
             yield from restore_commands(module.module_id, state)
-        elif self.beginning is not None and module.module_id in self.beginning.weights:
-            yield from begin_commands(module.module_id, self.beginning)
+        elif self.first is not None:
+            yield from begin_commands(module.module_id, self.first)
 
     @property
     def had_learner(self) -> bool:
@@ -305,7 +308,7 @@ class Learners:
             self._progress.message(problem, "error")
         if state is not None and is_without(state, self._core.module_id):
             state = None
-        at_first = self.beginning.text if self.beginning else "new weights"
+        at_first = self.first.text if self.first else "new weights"
         known = (0, 0) if state is None else state.version_of(self._core.module_id)
         given = at_first if state is None else f"update {known[1]}"
         self._given[learner] = Version(*known), given

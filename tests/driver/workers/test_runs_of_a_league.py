@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.workers_world import Asked, Changing, World
 
-from juggler.driver.checkpoint.beginning import Beginning, Source, keep, kept
+from juggler.driver.checkpoint.beginning import FirstWeights, keep, kept
 from juggler.driver.checkpoint.frozen_modules import FrozenModule, kept_modules
 from juggler.driver.checkpoint.restoring import must_be_sound
 from juggler.driver.checkpoint.snapshots import state_reader
@@ -120,26 +120,24 @@ def test_a_receipt_tells_of_as_many_matches_as_an_envrunner_with_many_environmen
     assert world.parts.metrics.episodes == matches
 
 
-def beginning(*whole: str) -> Beginning:
+def beginning(whole: bool) -> dict[str, FirstWeights]:
     """Weights of another run for the main."""
-    weights = {"main-0": {"scale": np.full(3, 7.0, np.float32)}}
-    sources = {"main-0": Source("those of another run", selectable=True)}
-    return Beginning(weights, whole, {}, "those of another run", (), sources)
+    weights, text = {"scale": np.full(3, 7.0, np.float32)}, "those of another run"
+    return {"main-0": FirstWeights(weights, whole, text, text, selectable=True)}
 
 
 @pytest.mark.parametrize("resumes", [False, True])
-@pytest.mark.parametrize("whole", [(), ("main-0",)])
+@pytest.mark.parametrize("whole", [False, True])
 def test_a_reset_gives_a_player_what_the_run_began_with(
-    tmp_path: Path, resumes: bool, whole: tuple[str, ...]
+    tmp_path: Path, resumes: bool, whole: bool
 ) -> None:
     Asked.wanted.clear()
-    began = Changing(tmp_path, beginning=beginning(*whole))
+    began = Changing(tmp_path, beginning=beginning(whole))
     saved = began.checkpoint() if resumes else None
     config = RunConfig.from_flat({"from_checkpoint": "runs/other"})
-    keep(beginning(*whole), config, tmp_path)
+    keep(beginning(whole), config, tmp_path)
     found = kept(config, tmp_path)
-    assert found is not None
-    np.testing.assert_array_equal(found.weights["main-0"]["scale"], np.full(3, 7.0))
+    np.testing.assert_array_equal(found["main-0"].weights["scale"], np.full(3, 7.0))
     world = World(tmp_path / "again", resume=saved, beginning=found) if resumes else began
     world.league.league.roster.players["main-0"].steps += 1
     before = len(world.asked(world.learner, training_pb2.Restore))
@@ -147,7 +145,7 @@ def test_a_reset_gives_a_player_what_the_run_began_with(
     assert len(world.asked(world.learner, training_pb2.Reset)) == 1
     last, weights = weights_given(world, before)
     assert last.weights
-    assert last.whole == bool(whole), "what was not given stays as the seed has it"
+    assert last.whole == whole, "what was not given stays as the seed has it"
     np.testing.assert_array_equal(weights, np.full(3, 7.0))
 
 
