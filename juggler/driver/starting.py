@@ -27,7 +27,7 @@ from juggler.driver.driver_config import DriverConfig
 from juggler.driver.given_config import load_given
 from juggler.driver.league_players import copies_of, players_of
 from juggler.driver.parts import Inherited
-from juggler.driver.preflight import ResumedState, Trial, check_names, rehearse
+from juggler.driver.preflight import Trial, check_names, rehearse, without_arrays
 from juggler.driver.record.progress import make_progress
 from juggler.driver.record.run_directory import (
     CONFIG_FILE,
@@ -156,7 +156,7 @@ def resume_run(run_dir: Path, checkpoint: Checkpoint, config: RunConfig, how: St
 
         frozen |= kept_modules(run_dir, copies_of(checkpoint.counters), warn)
         beginning = _kept_beginning(config, run_dir, warn)
-    trial = Trial(config, ResumedState.of(checkpoint), frozen=frozen)
+    trial = Trial(config, without_arrays(checkpoint), frozen=frozen)
     with _checked(trial, how, progress, messages) as groups:
         config = with_agents(config, groups)
         must_fit(config, frozen, groups)
