@@ -227,7 +227,7 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
         }
         line["by_module"] |= {each: parts.metrics.of(each).played_line() for each in others}
     if parts.league:
-        line["league"] = parts.league.standings.now().line()
+        line["league"] = parts.league.standings.line()
     agents = parts.config.agent_names or tuple(parts.metrics.by_agent)  # with simulators
     if has_metrics_by_agent(agents):
         line["by_agent"] = {agent: parts.metrics.of_agent(agent).line() for agent in agents}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from juggler.driver.checkpoint.beginning import FirstWeights
@@ -315,49 +314,6 @@ _MOST_IN_EQUILIBRIA = (
 _SHARE = 0.02  # maximum share of the driver's time for ratings
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """The standing of a learning player."""
-
-    player_id: str
-    role: str
-    elo: float  # rating; the mean over all players that can play is 0
-    # Win rate against all opponents together; None: no games against other players
-    win_rate: float | None
-    # The 95 % Wilson interval of the win rate, or None
-    win_rate_low: float | None
-    win_rate_high: float | None
-    # Probability in the Nash equilibrium over all players that can play; None: the player is newer
-    # than the last rating, or there are more than 128 players, which would take too long
-    nash: float | None
-    steps: int  # training steps
-    copies: int  # number of copies
-    resets: int  # number of resets
-
-
-@dataclass(frozen=True, slots=True)
-class Standings:
-    """The standings of a league's players."""
-
-    players: int  # number of players that can play
-    historical: int  # number of frozen players among them
-    learning: tuple[Standing, ...]  # at most 32
-    # By pair of roles, as in "main, historical": games, and the win rate of the first role
-    kinds: dict[str, dict[str, float]]
-
-    def line(self) -> dict[str, Any]:
-        """Return the standings for a line of metrics."""
-        rows = {each.player_id: asdict(each) for each in self.learning}
-        for each in rows.values():
-            del each["player_id"], each["role"]
-        return {
-            "players": self.players,
-            "historical": self.historical,
-            "learning": rows,
-            "kinds": self.kinds,
-        }
-
-
 class LeagueStandings:
     """Rates players, in at most 2 % of the time."""
 
@@ -367,35 +323,39 @@ class LeagueStandings:
         self._equilibrium: dict[str, float] = {}
         self._next = float("-inf")
 
-    def now(self) -> Standings:
-        """Return standings; ratings may be some seconds old."""
+    def line(self) -> dict[str, Any]:
+        """Return the standings for a line of metrics; ratings may be some seconds old.
+
+        Of each of at most 32 learning players: its Elo rating, relative to the mean of all players
+        that can play; its win rate against all opponents together, with the 95 % Wilson interval;
+        and its probability in the Nash equilibrium. None: no games, or a player without a rating.
+        Of pairs of roles, as in "main, historical": games, and the win rate of the first role.
+        """
         roster, results = self._league.roster, self._league.results()
         playing = results.players()
         self._rate(playing)
         learning = [each for each in roster.learners() if each.plays][:_MOST_SHOWN]
-        return Standings(
-            len(playing),
-            sum(not roster.players[each].learning for each in playing),
-            tuple(self._standing(each, results) for each in learning),
-            self._kinds(),
-        )
+        return {
+            "players": len(playing),
+            "historical": sum(not roster.players[each].learning for each in playing),
+            "learning": {each.player_id: self._standing(each, results) for each in learning},
+            "kinds": self._kinds(),
+        }
 
-    def _standing(self, player: Player, results: LeagueResults) -> Standing:
+    def _standing(self, player: Player, results: LeagueResults) -> dict[str, Any]:
         name = player.player_id
         rate = results.overall_win_rate(name, 1)
         low, high = (None, None) if rate is None else results.overall_interval(name)
-        return Standing(
-            player_id=name,
-            role=player.role,
-            elo=self._ratings.get(name, 0.0),
-            win_rate=rate,
-            win_rate_low=low,
-            win_rate_high=high,
-            nash=self._equilibrium.get(name),
-            steps=player.steps,
-            copies=player.copies,
-            resets=player.life,
-        )
+        return {
+            "elo": self._ratings.get(name, 0.0),
+            "win_rate": rate,
+            "win_rate_low": low,
+            "win_rate_high": high,
+            "nash": self._equilibrium.get(name),
+            "steps": player.steps,
+            "copies": player.copies,
+            "resets": player.life,
+        }
 
     def _rate(self, playing: list[str]) -> None:
         before = time.monotonic()

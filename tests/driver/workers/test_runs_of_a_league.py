@@ -334,7 +334,7 @@ def test_who_wins_is_rated_higher() -> None:
     league = league_of_two()
     for _ in range(30):
         play(league, "main-1")
-    line = LeagueStandings(league).now().line()
+    line = LeagueStandings(league).line()
     assert line["players"] == 2
     assert line["historical"] == 0
     first, second = line["learning"]["main-0"], line["learning"]["main-1"]
@@ -348,9 +348,9 @@ def test_who_wins_is_rated_higher() -> None:
 
 
 def test_before_any_game_there_is_no_win_rate() -> None:
-    learning = LeagueStandings(league_of_two()).now().learning
-    assert [(each.elo, each.win_rate) for each in learning] == [(0.0, None), (0.0, None)]
-    assert {(each.win_rate_low, each.win_rate_high) for each in learning} == {(None, None)}
+    learning = LeagueStandings(league_of_two()).line()["learning"].values()
+    assert [(each["elo"], each["win_rate"]) for each in learning] == [(0.0, None), (0.0, None)]
+    assert {(each["win_rate_low"], each["win_rate_high"]) for each in learning} == {(None, None)}
 
 
 def test_prometheus_has_a_line_for_each_player() -> None:
