@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from juggler.driver.league.builder import LeagueBuilder, Pairing
-from juggler.driver.league.events import (
+from juggler.driver.league.commands import (
     AddPlayer,
     BuilderCommand,
     FreezePlayer,

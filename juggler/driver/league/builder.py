@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from juggler.driver.league.events import AddPlayer, BuilderCommand
+from juggler.driver.league.commands import AddPlayer, BuilderCommand
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import MAIN
 

@@ -115,7 +115,7 @@ class CommandSender:
             ),  # sent once, in the first request of a round
             round=command.round,
             requests_in_round=command.requests_in_round,
-            line_ups=league.line_ups(worker, command.round) if league else (),
+            line_ups=league.matches.line_ups(worker, command.round) if league else (),
             steps_trained=self._parts.core.trained,
         )
         self.send(worker, request)

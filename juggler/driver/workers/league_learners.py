@@ -11,7 +11,7 @@ from juggler.driver.checkpoint.beginning import FirstWeights
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.checkpoint.restoring import restores
 from juggler.driver.checkpoint.snapshots import state_reader
-from juggler.driver.league.events import INITIAL, PlayerReady
+from juggler.driver.league.commands import INITIAL
 from juggler.driver.league.roster import Player
 from juggler.driver.league_players import RESETS, module_of
 from juggler.runtime.actors.hub_events import Worker
@@ -417,4 +417,4 @@ class LeagueCopies:
     def _check_whether_all_have(self, copy_id: str) -> None:
         if self._awaited.get(copy_id) == set():
             del self._awaited[copy_id]
-            self._league.book(PlayerReady(copy_id))
+            self._league.league.ready(copy_id)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from juggler.driver.checkpoint.beginning import FirstWeights
-from juggler.driver.league import events
-from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.events import (
+from juggler.driver.league.commands import (
+    AddPlayer,
     AssignLineUp,
     CancelMatch,
     Command,
-    Event,
-    MatchFinished,
-    MatchLost,
-    MatchRequested,
+    FreezePlayer,
+    Report,
+    ResetPlayer,
+    RetirePlayer,
 )
+from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
 from juggler.driver.league.ratings import elo, nash_averaging
 from juggler.driver.league.results import LeagueResults
@@ -59,7 +60,8 @@ class LeagueRun:
         self.standings = LeagueStandings(self.league)
         self.retired = {each.player_id for each in roster.players.values() if each.retired}
         self.matches = LeagueMatches(
-            self._booked,
+            self.league,
+            self._request_match,
             config.agent_names,
             config.env_runner.envs_per_runner,
             lambda player_id: module_of(roster.players[player_id]),
@@ -80,9 +82,10 @@ class LeagueRun:
         for player in self.league.roster.learners():
             can_play = self._trained.can_play(player.player_id)
             if can_play and not player.ready:
-                self.book(events.PlayerReady(player.player_id))
+                self.league.ready(player.player_id)
             elif player.ready and not can_play:
-                self.book(events.PlayerLost(player.player_id))
+                unready = partial(self.league.unready, player.player_id)
+                self._carry_out(self._timed("match", unready))
         self.weights.look()
 
     def received(self, worker: Worker, module_id: str) -> None:
@@ -91,27 +94,19 @@ class LeagueRun:
         self._trained.received(worker, module_id)
         self.look()
 
-    def line_ups(self, worker: Worker, round: int) -> Sequence[training_pb2.LineUp]:
-        """Return line-ups for an EnvRunner's request."""
-        return self.matches.line_ups(worker, round)
-
-    def finished(self, worker: Worker, matches: Sequence[training_pb2.MatchResult]) -> None:
-        """Book finished matches."""
-        if matches:
-            self._carry_out(self.matches.finished(worker, matches))
-
     def trained(self, module_id: str, steps: int) -> None:
         """Count steps of a player, and ask the builder for changes."""
         if not steps:
             return
-        self.book(events.StepsTrained(module_id, steps))
+        self.league.trained(module_id, steps)
         must_fit = self.learners.must_fit
         self._carry_out(self._timed("build", lambda: self.league.build(must_fit)))
 
     def left(self, worker: Worker) -> None:
         """Handle a lost worker."""
         self._trained.left(worker)
-        self._carry_out(self.matches.left(worker))
+        for match_id in self.matches.left(worker):
+            self._carry_out(self._timed("match", partial(self.league.lose_match, match_id)))
         self.copies.left(worker)
         self.look()
 
@@ -129,18 +124,10 @@ class LeagueRun:
 
     # Commands of the league.
 
-    def _booked(self, event: events.Event) -> list[events.Command]:
-        """Book an event; return commands without reports."""
-        commands = self._timed("match", lambda: self.league.book(event))
-        reports = [each for each in commands if isinstance(each, events.Report)]
-        self._carry_out(reports)
-        return [each for each in commands if each not in reports]
+    def _request_match(self) -> None:
+        self._carry_out(self._timed("match", self.league.request_match))
 
-    def book(self, event: events.Event) -> None:
-        """Book an event in the league, and carry out its commands."""
-        self._carry_out(self._timed("match", lambda: self.league.book(event)))
-
-    def _timed(self, call: str, work: Callable[[], list[events.Command]]) -> list[events.Command]:
+    def _timed(self, call: str, work: Callable[[], list[Command]]) -> list[Command]:
         """Return the builder's commands, and warn if it is slow."""
         before = time.monotonic()
         commands = work()
@@ -154,30 +141,30 @@ class LeagueRun:
             )
         return commands
 
-    def _carry_out(self, commands: Iterable[events.Command]) -> None:
+    def _carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
             match command:
-                case events.AssignLineUp() | events.CancelMatch():
+                case AssignLineUp() | CancelMatch():
                     self.matches.redraw(command)
-                case events.FreezePlayer():
+                case FreezePlayer():
                     self.copies.copy(command.player_id, command.copy_id)
-                case events.ResetPlayer():
+                case ResetPlayer():
                     self.learners.reset(command.player_id, command.source)
-                case events.RetirePlayer():
+                case RetirePlayer():
                     self.retired.add(command.player_id)
                     self.copies.retire(command.player_id)
                     self.learners.retire(command.player_id)
-                case events.Report():
+                case Report():
                     self._progress.message(f"league: {command.message}", "warning")
-                case events.AddPlayer():
+                case AddPlayer():
                     self._added(command)
 
-    def _added(self, command: events.AddPlayer) -> None:
+    def _added(self, command: AddPlayer) -> None:
         player_id, source = command.player_id, command.source
         if command.learning:
             self.learners.add(player_id)
         elif source in {*self._registry.frozen, *self._others}:
-            self.book(events.PlayerReady(player_id))
+            self.league.ready(player_id)
         else:  # workers have slots for `random` if the run started with it
             text = (
                 f"{player_id} cannot play: {source!r} is neither a module with train = false nor "
@@ -192,7 +179,7 @@ class LeagueRun:
             if player.learning:
                 continue
             if module_of(player) in {RANDOM, *self._registry.frozen}:
-                self.book(events.PlayerReady(player.player_id))
+                self.league.ready(player.player_id)
             else:
                 self.removed(player.player_id)
         self.look()  # no learning player can play yet
@@ -205,7 +192,7 @@ class LeagueRun:
     def removed(self, player_id: str) -> None:
         """Remove a player that can no longer play or learn."""
         self.retired.add(player_id)
-        self.book(events.PlayerRemoved(player_id))
+        self._carry_out(self._timed("match", partial(self.league.remove, player_id)))
 
 
 _FEWEST_AHEAD = 8
@@ -219,19 +206,20 @@ class LeagueMatches:
     matches in its last round, within bounds: episodes begin between two requests.
 
     Args:
-        book: books an event in the league, and returns its commands.
+        request: has the league assign a match, if it can.
         agents: of an environment, in the order of its table.
         module_of: the module of a player.
     """
 
     def __init__(
         self,
-        book: Callable[[Event], list[Command]],
+        league: League,
+        request: Callable[[], None],
         agents: Sequence[str],
         environments: int,
         module_of: Callable[[str], str],
     ) -> None:
-        self._book, self._agents = book, tuple(agents)
+        self._league, self._request, self._agents = league, request, tuple(agents)
         self._environments, self._module_of = environments, module_of
         self._waiting: dict[int, AssignLineUp] = {}  # by match id; for the next request
         self._open: dict[Worker, dict[int, AssignLineUp]] = {}  # by match id
@@ -247,9 +235,11 @@ class LeagueMatches:
         ahead = min(_MOST_AHEAD, max(_FEWEST_AHEAD, 2 * self._finished.get(worker, 0)))
         given = []
         while len(has) < self._environments + ahead:
-            line_up = self._next()
-            if line_up is None:
+            if not self._waiting:
+                self._request()
+            if not self._waiting:
                 break
+            line_up = self._waiting.pop(next(iter(self._waiting)))
             has[line_up.match_id] = line_up
             players = [self._module_of(line_up.players[agent]) for agent in self._agents]
             given.append(
@@ -259,36 +249,31 @@ class LeagueMatches:
             )
         return given
 
-    def finished(
-        self, worker: Worker, matches: Sequence[training_pb2.MatchResult]
-    ) -> list[Command]:
+    def finished(self, worker: Worker, matches: Sequence[training_pb2.MatchResult]) -> None:
         """Book results of matches; outdated ones do not count."""
+        if not matches:
+            return
         has = self._open.get(worker, {})
-        commands: list[Command] = []
         for match in matches:
-            line_up = has.get(match.match_id)
             if len(match.returns) != len(self._agents):
                 raise ValueError(
                     f"{len(match.returns)} returns of match {match.match_id}: the environment has "
                     f"{len(self._agents)} agents"
                 )
+            line_up = has.get(match.match_id)
             if line_up is None or line_up.attempt != match.attempt:
                 continue
-            rows = dict(zip(self._agents, match.returns, strict=True))
-            returns = {agent: value for agent, value in rows.items() if not math.isnan(value)}
+            rows = zip(self._agents, match.returns, strict=True)
+            returns = {agent: value for agent, value in rows if not math.isnan(value)}
             del has[match.match_id]
-            commands += self._book(
-                MatchFinished(match.match_id, match.attempt, returns, match.length)
-            )
+            self._league.finish_match(match.match_id, match.attempt, returns, match.length)
         self._finished[worker] = len(matches)
-        return commands
 
-    def left(self, worker: Worker) -> list[Command]:
-        """Redraw the matches of a lost EnvRunner."""
+    def left(self, worker: Worker) -> list[int]:
+        """Return the matches of a lost EnvRunner, to redraw."""
         self._finished.pop(worker, None)
         self._rounds.pop(worker, None)
-        lost = self._open.pop(worker, {})
-        return [command for match_id in lost for command in self._book(MatchLost(match_id))]
+        return list(self._open.pop(worker, {}))
 
     def redraw(self, command: AssignLineUp | CancelMatch) -> None:
         """Let others play a match, or cancel it."""
@@ -296,14 +281,6 @@ class LeagueMatches:
             has.pop(command.match_id, None)
         if isinstance(command, AssignLineUp):
             self._waiting[command.match_id] = command
-
-    def _next(self) -> AssignLineUp | None:
-        if self._waiting:
-            return self._waiting.pop(next(iter(self._waiting)))
-        for command in self._book(MatchRequested()):
-            if isinstance(command, AssignLineUp):
-                return command
-        return None
 
 
 _MOST_SHOWN = 32  # maximum number of players in a line of metrics

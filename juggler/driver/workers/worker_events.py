@@ -167,7 +167,7 @@ class RunnerEvents:
             )
         )
         if parts.league:
-            parts.league.finished(worker, receipt.matches)
+            parts.league.matches.finished(worker, receipt.matches)
         elif receipt.matches:
             raise ValueError("the outcome of a match, but this run has no league")
         parts.metrics.workers.sampled(worker.worker_id, receipt.live_steps, version)

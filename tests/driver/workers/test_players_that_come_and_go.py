@@ -12,7 +12,7 @@ from google.protobuf import any_pb2
 from support.workers_world import Asked, Changing, resumed
 
 from juggler.driver.checkpoint.frozen_modules import kept_modules
-from juggler.driver.league.events import AddPlayer, FreezePlayer, ResetPlayer, RetirePlayer
+from juggler.driver.league.commands import AddPlayer, FreezePlayer, ResetPlayer, RetirePlayer
 from juggler.driver.league_players import copies_of
 from juggler.driver.workers import league_run
 from juggler.runtime.actors.hub_events import Worker
@@ -232,7 +232,7 @@ def test_people_are_told_once_which_call_of_a_builder_is_slow(
     match = Asked.match
     monkeypatch.setattr(Asked, "match", lambda *given: time.sleep(0.02) or match(*given))
     for index in (1, 2):
-        world.league.line_ups(world.join("envrunner", index), 1)
+        world.league.matches.line_ups(world.join("envrunner", index), 1)
     (told,) = [text for text in world.told.messages if " took " in text]
     pattern = r"league: Asked\.match took \d+\.\d s, in which the driver could do nothing else"
     assert re.match(pattern, told)

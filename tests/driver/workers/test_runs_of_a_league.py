@@ -15,17 +15,14 @@ from juggler.driver.checkpoint.frozen_modules import FrozenModule, kept_modules
 from juggler.driver.checkpoint.restoring import must_be_sound
 from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.driver.config import RunConfig
-from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.events import (
+from juggler.driver.league.commands import (
     AddPlayer,
-    CancelMatch,
+    AssignLineUp,
     FreezePlayer,
-    MatchFinished,
-    MatchRequested,
-    PlayerReady,
     ResetPlayer,
     RetirePlayer,
 )
+from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
 from juggler.driver.league_players import copies_of
 from juggler.driver.record.prometheus import families
@@ -255,9 +252,16 @@ class LeagueMatchesWorld:
         self.league = League(config, AGENTS, seed=0)
         self.league.begin()
         for player_id in ("main-0", "main-1"):
-            self.league.book(PlayerReady(player_id))
-        self.matches = LeagueMatches(self.league.book, AGENTS, 3, lambda player_id: player_id)
+            self.league.ready(player_id)
+        self.matches = LeagueMatches(
+            self.league, self.request, AGENTS, 3, lambda player_id: player_id
+        )
         self.one, self.other = worker(0), worker(1)
+
+    def request(self) -> None:
+        for command in self.league.request_match():
+            assert isinstance(command, AssignLineUp)
+            self.matches.redraw(command)
 
     def ask(self, who: Worker, round: int = 0) -> list[training_pb2.LineUp]:
         return self.matches.line_ups(who, round)
@@ -269,8 +273,7 @@ class LeagueMatchesWorld:
             )
             for each in line_ups
         ]
-        for command in self.matches.finished(who, results):
-            raise AssertionError(command)
+        self.matches.finished(who, results)
 
     @property
     def games(self) -> int:
@@ -302,8 +305,9 @@ def test_an_outcome_counts_once_and_only_from_who_was_to_play() -> None:
 def test_matches_of_an_envrunner_that_is_gone_are_drawn_anew_for_others() -> None:
     world = LeagueMatchesWorld()
     before = world.ask(world.one)
-    for command in world.matches.left(world.one):
-        assert not isinstance(command, CancelMatch)
+    for match_id in world.matches.left(world.one):
+        (command,) = world.league.lose_match(match_id)
+        assert isinstance(command, AssignLineUp)
         world.matches.redraw(command)
     again = world.ask(world.other)
     assert [each.match_id for each in again] == [each.match_id for each in before]
@@ -320,14 +324,14 @@ def test_matches_of_an_envrunner_that_is_gone_are_drawn_anew_for_others() -> Non
 def league_of_two() -> League:
     league = League(LeagueConfig(builder="none", options={"mains": 2}), ("row", "column"), 0)
     for command in league.begin():
-        league.book(PlayerReady(command.player_id))  # type: ignore[union-attr]
+        league.ready(command.player_id)  # type: ignore[union-attr]
     return league
 
 
 def play(league: League, winner: str) -> None:
-    (line_up,) = league.book(MatchRequested())
+    (line_up,) = league.request_match()
     returns = {agent: float(player == winner) for agent, player in line_up.players.items()}  # type: ignore[union-attr]
-    league.book(MatchFinished(line_up.match_id, line_up.attempt, returns, 3))  # type: ignore[union-attr]
+    league.finish_match(line_up.match_id, line_up.attempt, returns, 3)  # type: ignore[union-attr]
 
 
 def test_who_wins_is_rated_higher() -> None:
