@@ -116,7 +116,7 @@ class Evaluators:
             command.version.CopyFrom(Version(cut.generation, cut.update).message())
             parts = (restores(module_id, tree, {}) for module_id, tree in cut.playing.items())
             messages = chain(chain.from_iterable(parts), [command])
-            self._parts.frozen_parts.append(evaluator, messages, self._parts.commands.send)
+            self._parts.frozen_parts.append(evaluator, messages)
         return commands
 
 

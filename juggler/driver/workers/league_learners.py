@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from juggler.driver.checkpoint.beginning import FirstWeights
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
-from juggler.driver.checkpoint.restoring import restores
 from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.driver.league.commands import INITIAL
 from juggler.driver.league.roster import Player
 from juggler.driver.league_players import RESETS, module_of
 from juggler.runtime.actors.hub_events import Worker
-from juggler.runtime.actors.worker import to_json, worker_seed
+from juggler.runtime.actors.worker import worker_seed
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
 from juggler.runtime.checkpoints.weights import WEIGHTS, weights_of
 from juggler.runtime.connectors.mergeable_state import State, connector_state
@@ -361,7 +360,6 @@ class LeagueCopies:
 
     def __init__(self, parts: RunParts, league: LeagueRun) -> None:
         self._parts, self._registry, self._league = parts, parts.registry, league
-        self._awaited: dict[str, set[Worker]] = {}  # by copy, EnvRunners that do not have it yet
 
     def copy(self, player_id: str, copy_id: str) -> None:
         """Copy a player once it has a learner."""
@@ -371,26 +369,11 @@ class LeagueCopies:
         )
         self._league.weights.ask(player_id, copy_id, keep, failed)
 
-    def received(self, worker: Worker, module_id: str) -> None:
-        """Note that a worker has received a copy."""
-        if module_id in self._awaited:
-            self._awaited[module_id].discard(worker)
-            self._check_whether_all_have(module_id)
-
-    def left(self, worker: Worker) -> None:
-        """Stop waiting for a worker that has left."""
-        for copy_id in list(self._awaited):
-            self.received(worker, copy_id)
-
     def retire(self, copy_id: str) -> None:
         """Let workers forget a copy; its weights stay on the disk."""
         self._league.weights.cancel(copy_id)
-        self._awaited.pop(copy_id, None)
-        if self._registry.frozen.pop(copy_id, None) is None:
-            return
-        for worker in self._registry.acting_workers():
-            removal = training_pb2.RemovePlayer(module_id=copy_id)
-            self._parts.frozen_parts.append(worker, [removal], self._parts.commands.send)
+        if self._registry.frozen.pop(copy_id, None) is not None:
+            self._parts.frozen_parts.remove_player(copy_id)
 
     def _keep(
         self, player_id: str, copy_id: str, weights: Mapping[str, Tree], version: Version
@@ -406,15 +389,5 @@ class LeagueCopies:
         except CheckpointError as error:
             return self._league.no_copy(copy_id, str(error))
         self._registry.frozen[copy_id] = frozen
-        self._awaited[copy_id] = set(self._registry.env_runners())
-        for worker in self._registry.acting_workers():
-            parts = restores(copy_id, frozen.tree, {})
-            acting = to_json(frozen.acting_setup())
-            add = training_pb2.AddPlayer(module_id=copy_id, config=acting)
-            self._parts.frozen_parts.append(worker, [*parts, add], self._parts.commands.send)
-        self._check_whether_all_have(copy_id)
-
-    def _check_whether_all_have(self, copy_id: str) -> None:
-        if self._awaited.get(copy_id) == set():
-            del self._awaited[copy_id]
-            self._league.league.ready(copy_id)
+        self._parts.frozen_parts.add_player(copy_id, frozen.acting_setup(), frozen.tree)
+        self._league.look()

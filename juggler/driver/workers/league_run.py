@@ -51,8 +51,7 @@ class LeagueRun:
         beginning: Mapping[str, FirstWeights],
     ) -> None:
         config, state = parts.config, None if resume is None else resume.counters.get(LEAGUE)
-        self._registry, self._trained = parts.registry, parts.trained
-        self._progress = parts.progress
+        self._parts, self._registry, self._progress = parts, parts.registry, parts.progress
         self.league, self._others = league_of(config, state), config.others
         roster = self.league.roster
         self._builder = type(LeagueConfig.from_table(config.agents.league).make_builder()).__name__
@@ -78,20 +77,28 @@ class LeagueRun:
     # Events.
 
     def look(self) -> None:
-        """Let players play while they have learners and workers have their weights."""
-        for player in self.league.roster.learners():
-            can_play = self._trained.can_play(player.player_id)
+        """Let players play while they have learners and workers have them."""
+        on_their_way = self._parts.frozen_parts
+        for player in self.league.roster.present():
+            player_id = player.player_id
+            if player.learning:
+                can_play = self._parts.trained.can_play(player_id)
+            elif player.parent:
+                there = player_id in self._registry.frozen
+                can_play = there and not on_their_way.awaited(player_id)
+            else:
+                continue
             if can_play and not player.ready:
-                self.league.ready(player.player_id)
+                self.league.ready(player_id)
             elif player.ready and not can_play:
-                unready = partial(self.league.unready, player.player_id)
+                unready = partial(self.league.unready, player_id)
                 self._carry_out(self._timed("match", unready))
         self.weights.look()
 
     def received(self, worker: Worker, module_id: str) -> None:
         """Note that a worker has received a player."""
-        self.copies.received(worker, module_id)
-        self._trained.received(worker, module_id)
+        self._parts.frozen_parts.received(worker, module_id)
+        self._parts.trained.received(worker, module_id)
         self.look()
 
     def trained(self, module_id: str, steps: int) -> None:
@@ -104,10 +111,8 @@ class LeagueRun:
 
     def left(self, worker: Worker) -> None:
         """Handle a lost worker."""
-        self._trained.left(worker)
         for match_id in self.matches.left(worker):
             self._carry_out(self._timed("match", partial(self.league.lose_match, match_id)))
-        self.copies.left(worker)
         self.look()
 
     # State for checkpoints and people.

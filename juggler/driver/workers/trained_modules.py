@@ -31,7 +31,6 @@ from juggler.driver.core.module_core import ModuleCore
 from juggler.driver.core.state import ModuleStart
 from juggler.envrunner.program import ENVRUNNER
 from juggler.runtime.actors.hub_events import Worker
-from juggler.runtime.actors.worker import to_json
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
@@ -67,7 +66,6 @@ class TrainedModules:
         self.learners: dict[str, Learners] = {}
         self.stale_runners: dict[str, StaleRunners] = {}
         self.steps_before: dict[str, dict[str, int]] = {}
-        self._awaited: dict[str, set[Worker]] = {}  # by module id, workers without it
         for module_id in parts.core.modules:
             self._keep(module_id, beginning.get(module_id))
 
@@ -87,11 +85,7 @@ class TrainedModules:
         for learner in registry.hosts(module_id):
             for command in self.learners[module_id].begin(learner, seed=0):
                 self._commands.send(learner, command)
-        acting = to_json(registry.acting_setup(module_id))
-        self._awaited[module_id] = set(registry.env_runners())
-        for worker in registry.acting_workers():
-            added = training_pb2.AddPlayer(module_id=module_id, config=acting)
-            self._parts.frozen_parts.append(worker, [added], self._commands.send)
+        self._parts.frozen_parts.add_player(module_id, registry.acting_setup(module_id))
 
     def begin_with(self, module_id: str, first: FirstWeights) -> None:
         """Set the first weights of a module that has no learner yet."""
@@ -106,10 +100,8 @@ class TrainedModules:
 
     def received(self, worker: Worker, module_id: str) -> None:
         """Note that a worker has received an added module."""
-        if module_id not in self._awaited:
+        if (module := self._core.modules.get(module_id)) is None:
             return
-        self._awaited[module_id].discard(worker)
-        module = self._core.modules[module_id]
         if worker.role == ENVRUNNER:
             key, steps = (
                 (worker.worker_id, worker.incarnation),
@@ -118,11 +110,6 @@ class TrainedModules:
             self._core.book(RunnerPlays(*key, steps, module_id))
         if module.members:
             self._commands.send_learners(worker, module_id, module.generation)
-
-    def left(self, worker: Worker) -> None:
-        """Stop waiting for a worker that has left."""
-        for workers in self._awaited.values():
-            workers.discard(worker)
 
     def reset(self, module_id: str, seed: int, first: FirstWeights | None) -> None:
         """Give a module other weights and a new optimizer.
@@ -151,7 +138,7 @@ class TrainedModules:
     def can_play(self, module_id: str) -> bool:
         """Return whether a module has current learners and all EnvRunners have it."""
         module = self._core.modules.get(module_id)
-        if module is None or not module.members or self._awaited.get(module_id):
+        if module is None or not module.members or self._parts.frozen_parts.awaited(module_id):
             return False
         return not self.learners[module_id].precede_reset(module.weights_version)
 
@@ -169,9 +156,7 @@ class TrainedModules:
         """Close the books of a settled module everywhere."""
         registry = self._registry
         self._core.forget(module_id)
-        for worker in registry.acting_workers():
-            removed = training_pb2.RemovePlayer(module_id=module_id)
-            self._parts.frozen_parts.append(worker, [removed], self._commands.send)
+        self._parts.frozen_parts.remove_player(module_id)
         for learner in registry.hosts(module_id):
             self._commands.send(learner, training_pb2.RemoveModule(module_id=module_id))
         registry.remove(module_id)
@@ -179,7 +164,6 @@ class TrainedModules:
             before = self.steps_before.setdefault(worker_id, {})
             for what, steps in counts.items():
                 before[what] = before.get(what, 0) + steps
-        self._awaited.pop(module_id, None)
         del self.connectors[module_id], self.stale_runners[module_id]
 
     def _keep(self, module_id: str, first: FirstWeights | None) -> None:

@@ -477,14 +477,14 @@ class WorkerEvents:
                 self._must_not_be_ahead(request.module_id, Version(0, formed.update))
                 self._learners.formed(worker, formed)
             case training_pb2.Restore() | training_pb2.RemovePlayer() if worker.role != LEARNER:
-                self._send_next_part(worker)
+                parts.frozen_parts.send_next(worker)
             case training_pb2.Setup() if worker.role != LEARNER:
                 self._set_up(self._runners.ready(worker, read(body, training_pb2.Ready())))
-                self._send_next_part(worker)
+                parts.frozen_parts.send_next(worker)
             case training_pb2.AddPlayer():
                 if parts.league:
                     parts.league.received(worker, request.module_id)
-                self._send_next_part(worker)
+                parts.frozen_parts.send_next(worker)
             case training_pb2.AddModule():
                 ready = read(body, training_pb2.ModuleReady(), module_id=request.module_id)
                 self._learners.ready(worker, ready)
@@ -499,7 +499,7 @@ class WorkerEvents:
                 elif parts.confirmation.evaluated(request, evaluation):
                     parts.end.stop("solved")
                 if request.HasField("version"):
-                    self._send_next_part(worker)
+                    parts.frozen_parts.send_next(worker)
 
     def _must_not_be_ahead(self, module_id: str, version: Version) -> None:
         """Reject a version that no weights can have.
@@ -510,11 +510,6 @@ class WorkerEvents:
         newest = Version(module.generation, module.weights_version.update)
         if version.generation > newest.generation or version.update > newest.update + 1:
             raise ValueError(f"weights of {version}, but the newest can be one after {newest}")
-
-    def _send_next_part(self, worker: Worker) -> None:
-        """Send a worker its next frozen module, or the message after it."""
-        if (part := self._parts.frozen_parts.next(worker)) is not None:
-            self._parts.commands.send(worker, part)
 
     def _failed(self, completed: Completed, reason: str) -> None:
         """Handle a failed request; its worker usually leaves."""
@@ -543,7 +538,7 @@ class WorkerEvents:
         for worker, setup in setups:
             if worker.role != LEARNER:
                 setup.steps_trained = self._parts.core.trained
-                self._parts.commands.send(worker, self._parts.frozen_parts.first(worker, setup))
+                self._parts.frozen_parts.set_up(worker, setup)
                 continue
             for command in self._learners.first_commands(worker, setup):
                 self._parts.commands.send(worker, command)
