@@ -42,7 +42,7 @@ from juggler.driver.preflight import (
     parts_of,
 )
 from juggler.driver.with_dataset import is_of_another
-from juggler.driver.workers.module_setups import Spaces, acting_setup, add_module, env_runner_setup
+from juggler.driver.workers.module_setups import acting_setup, add_module, env_runner_setup
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.naming import VectorEnvironment
@@ -79,7 +79,7 @@ from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
 from juggler.runtime.wire.structures import choices_of, find_outside, space_leaves, to_tree
 from juggler.runtime.wire.trees import Tree, flatten, path_name
-from juggler.runtime.wire.v1 import spaces_pb2
+from juggler.runtime.wire.v1 import spaces_pb2, training_pb2
 
 Envs = VectorEnvironment | MultiAgentEnvs
 Report = Callable[[str], None]
@@ -391,10 +391,10 @@ def learner_of(
     env_to_module, module_to_env = build_runner_pipelines(
         config.connectors.parsed(), group.observation_space, group.action_space, own.classes
     )
-    in_batches = Spaces(
-        space_to_message(env_to_module.observation_space),
-        space_to_message(module_to_env.action_space),
-        critic=spaces_pb2.Space() if critic_space is None else space_to_message(critic_space),
+    in_batches = training_pb2.Ready.Module(
+        observation_space=space_to_message(env_to_module.observation_space),
+        action_space=space_to_message(module_to_env.action_space),
+        critic_space=None if critic_space is None else space_to_message(critic_space),
     )
     # Compiling takes a minute, and finds no error of the algorithm.
     config = replace(config, learner=replace(config.learner, compile=False))

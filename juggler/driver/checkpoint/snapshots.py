@@ -17,7 +17,7 @@ from juggler.driver.core.ledger import Counters
 from juggler.driver.core.state import Past
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.run_end import RunClock
-from juggler.driver.workers.module_setups import Spaces
+from juggler.driver.workers.module_setups import spaces_of_environment
 from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.checkpoints.checkpoint import (
     Checkpoint,
@@ -68,7 +68,7 @@ class _ModuleCut:
     reader: FrameReader[training_pb2.StateHeader]
     counters: Counters | None = None
     connectors: State = field(default_factory=dict)
-    spaces: Spaces | None = None
+    spaces: Mapping[str, object] = field(default_factory=dict)  # of its agents
     header: training_pb2.StateHeader | None = None
     state: Mapping[str, Tree] | None = None
 
@@ -129,7 +129,7 @@ class SnapshotWriter:
         last: bool,
         core: DriverCore,
         metrics: Metrics,
-        spaces: Spaces | None,
+        spaces: training_pb2.Ready.Module,
         connectors: State,
         more: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
@@ -150,7 +150,7 @@ class SnapshotWriter:
         cut = self._cuts[module_id]
         if cut.counters is None:
             cut.counters = core.module(module_id).ledger.counters()
-            cut.connectors, cut.spaces = connectors, spaces
+            cut.connectors, cut.spaces = connectors, spaces_of_environment(spaces)
             books = [each.counters for each in self._cuts.values() if each.counters is not None]
             # The run's own counters are copied with the module that begins last.
             self._past = core.past_and(beside=self._cuts)
@@ -183,18 +183,16 @@ class SnapshotWriter:
         modules: dict[str, Any] = {}
         states: dict[str, Mapping[str, Tree]] = {}
         for module_id, cut in self._cuts.items():
-            # A learner knows its spaces, and they came with its state.
             assert cut.header is not None
             assert cut.state is not None
             assert cut.counters is not None
-            assert cut.spaces is not None
             version = Version.of(cut.header.version)
             states[module_id] = cut.state
             modules[module_id] = {
                 "version": version,
                 "extra": _extra(cut.header.extra),
                 "counters": books_of(cut.counters),
-                "spaces": cut.spaces.to_json(),
+                "spaces": cut.spaces,
             }
             if cut.settings_of != module_id:
                 modules[module_id]["settings_of"] = cut.settings_of

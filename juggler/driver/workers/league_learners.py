@@ -13,6 +13,7 @@ from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.driver.league.commands import INITIAL
 from juggler.driver.league.roster import Player
 from juggler.driver.league_players import RESETS, module_of
+from juggler.driver.workers.module_setups import spaces_of_environment
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.worker import worker_seed
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
@@ -378,7 +379,7 @@ class LeagueCopies:
     def _keep(
         self, player_id: str, copy_id: str, weights: Mapping[str, Tree], version: Version
     ) -> None:
-        spaces = self._registry.spaces[player_id].to_json()
+        spaces = spaces_of_environment(self._registry.spaces[player_id])
         learned = self._parts.connectors[player_id].merged
         settings_of = self._registry.trained[player_id]
         frozen = FrozenModule.copied(

@@ -13,12 +13,13 @@ from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.config import RunConfig
 from juggler.driver.hosting import Hosting
 from juggler.driver.workers.module_setups import (
-    Spaces,
     acting_setup,
     add_module,
+    described,
     env_runner_setup,
     environments,
     exploration_exponents,
+    in_batches,
     learner_setup,
 )
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
@@ -54,7 +55,7 @@ class WorkerRegistry:
     attached: dict[str, Worker] = field(default_factory=dict)
     ready: dict[str, Worker] = field(default_factory=dict)  # attached workers that are set up
     # By module id; {}: no EnvRunner is ready yet
-    spaces: dict[str, Spaces] = field(default_factory=dict)
+    spaces: dict[str, training_pb2.Ready.Module] = field(default_factory=dict)
     had_runner: bool = False  # an EnvRunner has ever been ready
     # By module id and worker id, for learners that host or have hosted the module
     meeting_points: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -112,8 +113,7 @@ class WorkerRegistry:
         for module in message.modules:
             self._must_have_the_same_spaces(worker, module)
         for module in message.modules:
-            spaces = Spaces.of(module)
-            self.spaces.setdefault(module.module_id, spaces)
+            self.spaces.setdefault(module.module_id, module)
             if worker.role == ENVRUNNER:
                 before = self._most_steps.get(module.module_id, 0)
                 self._most_steps[module.module_id] = max(before, module.rows * module.steps)
@@ -269,16 +269,16 @@ class WorkerRegistry:
 
     def _must_have_the_same_spaces(self, worker: Worker, module: training_pb2.Ready.Module) -> None:
         """Check that spaces are the same as at earlier EnvRunners."""
-        spaces = Spaces.of(module)
-        before = self.spaces.get(module.module_id, spaces)
-        if spaces.in_batches == before.in_batches:
+        spaces = in_batches(module)
+        before = in_batches(self.spaces.get(module.module_id, module))
+        if spaces == before:
             return
         several = len(self.config.module_ids) > 1
         of_module = f" for module {module.module_id!r}" if several else ""
         raise ValueError(
             f"{worker.worker_id} on {worker.host} has other spaces{of_module} than earlier "
-            f"EnvRunners: {spaces}, not {before}. Do all hosts have the same version of the "
-            "environment?"
+            f"EnvRunners: {described(spaces)}, not {described(before)}. Do all hosts have the "
+            "same version of the environment?"
         )
 
     def _config_for(self, worker: Worker) -> str:

@@ -452,7 +452,7 @@ class WorkerEvents:
             ):
                 return
             module_id = request.module_id
-            spaces = parts.registry.spaces.get(module_id)
+            spaces = parts.registry.spaces[module_id]
             learned = parts.connectors[module_id].merged
             state = module_id, body.value, completed.last
             return parts.snapshots.take(

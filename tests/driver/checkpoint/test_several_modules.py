@@ -28,7 +28,6 @@ from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.events import LearnerJoined
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.run_end import RunClock
-from juggler.driver.workers.module_setups import Spaces
 from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
 from juggler.runtime.connectors.mergeable_state import Moments, State
@@ -45,7 +44,7 @@ CONFIG = RunConfig.from_flat(
         "connectors": {"env_to_module": ["mean_std_filter"]},
     }
 )
-SPACES = Spaces(SPACE, SPACE)
+SPACES = training_pb2.Ready.Module(observation_space=SPACE, action_space=SPACE)
 PATIENCE = 30.0  # seconds until a test fails
 
 
