@@ -296,14 +296,12 @@ class LeagueWeights:
             del self._asked[command_id]
         if wanted.unwanted:
             return True
-        try:
-            found = _weights(wanted, chunk, last)
-        except ValueError as error:
-            self._asked.pop(command_id, None)
-            wanted.failed(f"its learner did not send its weights: {error}")
-            raise
-        if found is not None:
-            wanted.then(*found)
+        if (frame := wanted.reader.feed(chunk)) is not None:
+            tree: Any = frame.tree
+            if DEFAULT_MODULE in tree:
+                wanted.then(tree[DEFAULT_MODULE], Version.of(frame.header.version))
+            else:
+                wanted.failed("its learner has no weights by name")
         return True
 
     def abandoned(self, command_id: int) -> bool:
@@ -335,21 +333,6 @@ class LeagueWeights:
         """Return whether weights of this player are requested."""
         asked = [wanted for _, wanted in self._asked.values()]
         return any(wanted.player_id == player_id for wanted in (*self._waiting, *asked))
-
-
-def _weights(
-    wanted: _Wanted, chunk: bytes, last: bool
-) -> tuple[Mapping[str, Tree], Version] | None:
-    """Return the weights that a learner sent, once all have arrived."""
-    frame = wanted.reader.feed(chunk)
-    if frame is None:
-        if last:
-            raise ValueError("they are incomplete")
-        return None
-    tree = frame.tree.get(DEFAULT_MODULE) if isinstance(frame.tree, Mapping) else None
-    if not isinstance(tree, Mapping) or frame.header.module_id != wanted.player_id:
-        raise ValueError("something other than the weights of a module")
-    return tree, Version.of(frame.header.version)
 
 
 class LeagueCopies:

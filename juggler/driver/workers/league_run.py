@@ -260,11 +260,6 @@ class LeagueMatches:
             return
         has = self._open.get(worker, {})
         for match in matches:
-            if len(match.returns) != len(self._agents):
-                raise ValueError(
-                    f"{len(match.returns)} returns of match {match.match_id}: the environment has "
-                    f"{len(self._agents)} agents"
-                )
             line_up = has.get(match.match_id)
             if line_up is None or line_up.attempt != match.attempt:
                 continue

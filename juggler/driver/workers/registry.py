@@ -65,9 +65,7 @@ class WorkerRegistry:
     kept_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     _lives: Counter[str] = field(default_factory=Counter)  # processes set up, by worker id
     _waiting: dict[str, Worker] = field(default_factory=dict)  # learners, for the spaces
-    _most_steps: dict[str, int] = field(
-        default_factory=dict
-    )  # maximum live steps in a batch, by module id
+    most_steps: int = 0  # maximum live steps in a batch
     _hosting: Hosting = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,11 +91,6 @@ class WorkerRegistry:
         if module_id not in self.config.module_ids:  # further modules may have its settings
             self.spaces.pop(module_id, None)
 
-    def begin_playing(self, module_id: str) -> int:
-        """Note an added player; return the maximum steps of its batches."""
-        self._most_steps[module_id] = max(self._most_steps.values())
-        return self._most_steps[module_id]
-
     def joined(self, worker: Worker) -> list[tuple[Worker, training_pb2.Setup]]:
         """Note a worker; return workers to set up now."""
         self.attached[worker.worker_id] = worker
@@ -115,18 +108,11 @@ class WorkerRegistry:
         for module in message.modules:
             self.spaces.setdefault(module.module_id, module)
             if worker.role == ENVRUNNER:
-                before = self._most_steps.get(module.module_id, 0)
-                self._most_steps[module.module_id] = max(before, module.rows * module.steps)
+                self.most_steps = max(self.most_steps, module.rows * module.steps)
         self.ready[worker.worker_id] = worker
         self.had_runner = self.had_runner or worker.role == ENVRUNNER
         waiting, self._waiting = self._waiting, {}
         return [(learner, self._setup(learner)) for learner in waiting.values()]
-
-    def must_fit_a_batch(self, module_id: str, live_steps: int) -> None:
-        """Check that a batch of the module can have this many steps."""
-        most = self._most_steps.get(module_id, 0)
-        if live_steps > most:
-            raise ValueError(f"{live_steps} steps in one batch: at most {most}")
 
     def learner_ready(self, worker: Worker, message: training_pb2.ModuleReady) -> None:
         """Note that a learner hosts a module."""

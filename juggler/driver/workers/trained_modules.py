@@ -103,10 +103,7 @@ class TrainedModules:
         if (module := self._core.modules.get(module_id)) is None:
             return
         if worker.role == ENVRUNNER:
-            key, steps = (
-                (worker.worker_id, worker.incarnation),
-                self._registry.begin_playing(module_id),
-            )
+            key, steps = (worker.worker_id, worker.incarnation), self._registry.most_steps
             self._core.book(RunnerPlays(*key, steps, module_id))
         if module.members:
             self._commands.send_learners(worker, module_id, module.generation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from google.protobuf import any_pb2
@@ -36,15 +36,12 @@ _GRACE_SECONDS: Final = 5.0
 _AGAIN_SECONDS: Final = 60.0
 
 
-def read(packed: any_pb2.Any, message: M, **asked: object) -> M:
+def read(packed: any_pb2.Any, message: M) -> M:
     """Read an answer or a report; texts become one line each.
-
-    Args:
-        asked: expected fields by name, from the command.
 
     Raises:
         TypeError: it is another message.
-        ValueError: it is not a message, or does not answer this command.
+        ValueError: it is not a message.
     """
     kind: Any = message.DESCRIPTOR
     if not packed.Is(kind):
@@ -53,19 +50,10 @@ def read(packed: any_pb2.Any, message: M, **asked: object) -> M:
         message.ParseFromString(packed.value)
     except DecodeError as error:
         raise ValueError(f"bytes that are not a {kind.full_name}") from error
-    for name, value in asked.items():
-        if (found := getattr(message, name)) != value:
-            raise ValueError(f"an answer about {name} {found!r}, not {value!r}"[:_LONGEST_TEXT])
     for name in _TEXTS:
         if name in kind.fields_by_name:
             setattr(message, name, one_line(getattr(message, name), _LONGEST_TEXT))
     return message
-
-
-def _must_be_pairs(returns: Collection[float], lengths: Collection[int]) -> None:
-    """Reject returns of episodes without a length each."""
-    if len(returns) != len(lengths):
-        raise ValueError(f"{len(returns)} returns of episodes, and {len(lengths)} lengths")
 
 
 class UnreachedLearners:
@@ -140,13 +128,6 @@ class RunnerEvents:
     def sampled(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
         """Book a receipt: a batch is at its learner, or lost."""
         parts, module_id = self._parts, receipt.module_id
-        parts.registry.must_fit_a_batch(module_id, receipt.live_steps)
-        _must_be_pairs(receipt.episode_returns, receipt.episode_lengths)
-        _must_be_pairs(receipt.env_returns, receipt.env_lengths)
-        for played in receipt.played:
-            _must_be_pairs(played.episode_returns, played.episode_lengths)
-            if not self._may_play(played.module_id):
-                raise ValueError(f"module {played.module_id[:100]!r} played, but should not play")
         version = Version.of(receipt.version)
         # Before the core sends requests, which carry the state of connectors.
         connectors = parts.connectors[module_id]
@@ -168,8 +149,6 @@ class RunnerEvents:
         )
         if parts.league:
             parts.league.matches.finished(worker, receipt.matches)
-        elif receipt.matches:
-            raise ValueError("the outcome of a match, but this run has no league")
         parts.metrics.workers.sampled(worker.worker_id, receipt.live_steps, version)
         for played in receipt.played:
             parts.metrics.of(played.module_id).played += played.steps
@@ -216,13 +195,6 @@ class RunnerEvents:
                 f"{receipt.learner} has refused {_MOST_REFUSED} batches of {worker.worker_id} in a "
                 f"row, and accepted no others. The last reason: {receipt.explanation}"
             )
-
-    def _may_play(self, module_id: str) -> bool:
-        """Return whether an untrained module plays, or just did."""
-        parts = self._parts
-        if parts.league and module_id in parts.league.retired:
-            return True
-        return module_id in parts.registry.frozen or module_id in parts.config.others
 
     def count_episodes(self) -> None:
         """Count episodes in order of EnvRunners and requests, for reproducible runs."""
@@ -313,15 +285,12 @@ class LearnerEvents:
             return  # a player that has left: its books are closed
         key = worker.worker_id, worker.incarnation
         for arrival in message.arrivals:
-            parts.registry.must_fit_a_batch(module_id, arrival.live_steps)
             parts.happened(events.Arrived(*key, arrival.batch_id, arrival.live_steps, module_id))
 
     def updated(self, worker: Worker, done: training_pb2.UpdateDone) -> None:
         """Book a learner's share of an update."""
         parts, worker_id, module_id = self._parts, worker.worker_id, done.module_id
         used = used_batches(done)
-        for batch in used:
-            parts.registry.must_fit_a_batch(module_id, batch.live_steps)
         version = Version.of(done.version)
         if done.peer_lost:  # a new member may have none of the group's updates
             version = parts.core.modules[module_id].weights_version
@@ -458,22 +427,16 @@ class WorkerEvents:
             return parts.snapshots.take(
                 *state, parts.core, parts.metrics, spaces, learned, parts.more_counters
             )
-        if not completed.last:
-            raise ValueError("a reply before the last one to a command with a single reply")
         match request:
             case training_pb2.SampleRequest():
-                about = {"batch_id": request.batch_id, "learner": request.learner}
-                receipt = read(body, training_pb2.Receipt(), module_id=request.module_id, **about)
-                self._runners.sampled(worker, receipt)
+                self._runners.sampled(worker, read(body, training_pb2.Receipt()))
             case training_pb2.Update():
-                about = {"module_id": request.module_id, "update_id": request.update_id}
-                done = read(body, training_pb2.UpdateDone(), **about)
+                done = read(body, training_pb2.UpdateDone())
                 self._must_not_be_ahead(request.module_id, Version.of(done.version))
                 self._learners.updated(worker, done)
                 self._runners.count_episodes()
             case training_pb2.Group():
-                about = {"module_id": request.module_id, "generation": request.generation}
-                formed = read(body, training_pb2.GroupFormed(), **about)
+                formed = read(body, training_pb2.GroupFormed())
                 self._must_not_be_ahead(request.module_id, Version(0, formed.update))
                 self._learners.formed(worker, formed)
             case training_pb2.Restore() | training_pb2.RemovePlayer() if worker.role != LEARNER:
@@ -486,14 +449,10 @@ class WorkerEvents:
                     parts.league.received(worker, request.module_id)
                 parts.frozen_parts.send_next(worker)
             case training_pb2.AddModule():
-                ready = read(body, training_pb2.ModuleReady(), module_id=request.module_id)
-                self._learners.ready(worker, ready)
+                self._learners.ready(worker, read(body, training_pb2.ModuleReady()))
             case training_pb2.Evaluate():
                 parts.local.of_use(worker.worker_id)
                 evaluation = read(body, training_pb2.Evaluation())
-                if not evaluation.episode_returns and worker.role != ENVRUNNER:
-                    raise ValueError("an evaluation without an episode")
-                _must_be_pairs(evaluation.episode_returns, evaluation.episode_lengths)
                 if parts.evaluations.is_of_it(request):
                     parts.evaluations.answered(worker, request, evaluation)
                 elif parts.confirmation.evaluated(request, evaluation):
