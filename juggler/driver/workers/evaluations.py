@@ -162,7 +162,6 @@ class Evaluations:
         self._checkpointing, self._snapshots = parts.checkpointing, parts.snapshots
         self._wanted = False
         self._wait_was_reported = False  # a waiting evaluation was reported
-        self._limit_was_reported = False  # the step limit was reported
         self._no_episode_was_reported = False  # a gateway without episodes was reported
         self._playing: _Playing | None = None
 
@@ -183,19 +182,6 @@ class Evaluations:
                 f"there are no evaluations while these modules have no learner: {listed(missing)}"
             )
             self._progress.message(text, "warning")
-        if (
-            self._playing
-            and self._metrics.evaluation_return is None
-            and not self._limit_was_reported
-        ):
-            self._limit_was_reported = True
-            most = most_steps(self._metrics.lengths)
-            self._progress.message(
-                "the first evaluation has not ended, and the next one is due: it plays "
-                f"{self._episodes} episodes of at most {most:,} steps. "
-                "If they may never end, set a limit, such as max_episode_steps = 1000",
-                "warning",
-            )
         self._wanted = True
 
     def begin(self) -> None:

@@ -50,17 +50,6 @@ def evaluate(world: WorkersWorld, player: Worker, *returns: float) -> SnapshotWr
     return written
 
 
-def test_a_first_evaluation_that_does_not_end_is_told_once(world: WorkersWorld) -> None:
-    world.joined()
-    begin_an_evaluation(world)
-    for _ in range(3):
-        world.parts.evaluations.want()
-    told = [each for each in world.told.messages if "has not ended" in each]
-    assert len(told) == 1
-    assert "10 episodes of at most 10,000 steps" in told[0]
-    assert "max_episode_steps" in told[0]
-
-
 def test_the_best_checkpoint_is_kept_and_a_worse_one_is_not(tmp_path: Path) -> None:
     keys = {"evaluation_seconds": 1000.0, "only_local": True}
     world, heard = synchronous_world(tmp_path / "run", **keys), Heard()
