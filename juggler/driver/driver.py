@@ -109,7 +109,7 @@ class Ending:
         self._last_line = self._upkeep.write_line()
         parts.callbacks.deliver()
         # A worker that leaves at once would be replaced while another is still busy.
-        parts.local.stop_restarting()
+        parts.local.supervisor.stop_restarting()
         for worker in list(parts.registry.attached.values()):
             parts.commands.send(worker, attach_pb2.Stop())
         self._loop.drain(_LEAVE_SECONDS, lambda: not parts.registry.attached)

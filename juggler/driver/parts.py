@@ -188,7 +188,7 @@ class RunParts:
     @property
     def restarts(self) -> int:
         """Number of workers that replaced others, on all hosts."""
-        return self.local.restarts + self.metrics.workers.remote_restarts()
+        return self.local.supervisor.restarts + self.metrics.workers.remote_restarts()
 
     def more_counters(self) -> dict[str, Any]:
         """Return the run's counters for a checkpoint, other than its books."""

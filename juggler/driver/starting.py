@@ -16,7 +16,6 @@ from juggler.driver.checkpoint.beginning import FirstWeights, Origins, shared_pa
 from juggler.driver.checkpoint.frozen_modules import (
     frozen_modules,
     kept_modules,
-    must_fit,
     with_digests,
 )
 from juggler.driver.checkpoint.restoring import must_be_sound
@@ -93,7 +92,6 @@ def start_run(config: RunConfig, given: Collection[str], how: Start, over: bool 
     messages = list[tuple[str, Level]]()
     with _checked(trial, how, progress, messages) as groups:
         config = with_agents(config, groups)
-        must_fit(config, frozen, groups)
         config, chosen = settled(config, given, groups, origins.rescaled(config))
         if chosen:
             messages.append((chosen, "info"))
@@ -159,7 +157,6 @@ def resume_run(run_dir: Path, checkpoint: Checkpoint, config: RunConfig, how: St
     trial = Trial(config, without_arrays(checkpoint), frozen=frozen)
     with _checked(trial, how, progress, messages) as groups:
         config = with_agents(config, groups)
-        must_fit(config, frozen, groups)
         must_be_of_one_run(config, checkpoint)  # now that agents are known
         directory = RunDirectory.open(run_dir, config.flat())
         inherited = Inherited(checkpoint, beginning, frozen)

@@ -270,11 +270,15 @@ class WorkersWorld:
         return self._hub.dismissed[0][1] if self._hub.dismissed else ""
 
 
-class _NobodyIsLocal:
+class _NothingIsSupervised:
     restarts = 0
 
     def of_use(self, worker_id: str) -> None:
         pass
+
+
+class _NobodyIsLocal:
+    supervisor = _NothingIsSupervised()
 
     def gave_up_on(self, worker_id: str) -> None:
         pass

@@ -8,15 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from juggler.driver.checkpoint.beginning import FirstWeights
-from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.driver.league.commands import INITIAL
 from juggler.driver.league.roster import Player
 from juggler.driver.league_players import RESETS, module_of
-from juggler.driver.workers.module_setups import spaces_of_environment
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.worker import worker_seed
-from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.weights import WEIGHTS, weights_of
 from juggler.runtime.connectors.mergeable_state import State, connector_state
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
@@ -100,7 +98,6 @@ class LeagueLearners:
 
     def retire(self, player_id: str) -> None:
         """Stop training a player."""
-        self._weights.cancel(player_id)
         if player_id in self._core.modules:
             self._trained.remove(player_id)
             self._progress.message(f"league: {player_id} has left, and no longer learns", "info")
@@ -333,45 +330,3 @@ class LeagueWeights:
         """Return whether weights of this player are requested."""
         asked = [wanted for _, wanted in self._asked.values()]
         return any(wanted.player_id == player_id for wanted in (*self._waiting, *asked))
-
-
-class LeagueCopies:
-    """Copies learning players, and sends copies to EnvRunners.
-
-    A learner of the player sends its weights. They are written into the run's directory once, and
-    sent to every worker that plays. When all of them have the copy, it can play.
-    """
-
-    def __init__(self, parts: RunParts, league: LeagueRun) -> None:
-        self._parts, self._registry, self._league = parts, parts.registry, league
-
-    def copy(self, player_id: str, copy_id: str) -> None:
-        """Copy a player once it has a learner."""
-        keep, failed = (
-            partial(self._keep, player_id, copy_id),
-            partial(self._league.no_copy, copy_id),
-        )
-        self._league.weights.ask(player_id, copy_id, keep, failed)
-
-    def retire(self, copy_id: str) -> None:
-        """Let workers forget a copy; its weights stay on the disk."""
-        self._league.weights.cancel(copy_id)
-        if self._registry.frozen.pop(copy_id, None) is not None:
-            self._parts.frozen_parts.remove_player(copy_id)
-
-    def _keep(
-        self, player_id: str, copy_id: str, weights: Mapping[str, Tree], version: Version
-    ) -> None:
-        spaces = spaces_of_environment(self._registry.spaces[player_id])
-        learned = self._parts.connectors[player_id].merged
-        settings_of = self._registry.trained[player_id]
-        frozen = FrozenModule.copied(
-            copy_id, player_id, self._parts.config, spaces, weights, learned, version, settings_of
-        )
-        try:
-            frozen.keep(self._parts.run_dir)
-        except CheckpointError as error:
-            return self._league.no_copy(copy_id, str(error))
-        self._registry.frozen[copy_id] = frozen
-        self._parts.frozen_parts.add_player(copy_id, frozen.acting_setup(), frozen.tree)
-        self._league.look()

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from juggler.driver.checkpoint.beginning import FirstWeights
+from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.league.commands import (
     AddPlayer,
     AssignLineUp,
@@ -25,10 +26,13 @@ from juggler.driver.league.ratings import elo, nash_averaging
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import Player
 from juggler.driver.league_players import COPIES, LEAGUE, RESETS, league_of, module_of
-from juggler.driver.workers.league_learners import LeagueCopies, LeagueLearners, LeagueWeights
+from juggler.driver.workers.league_learners import LeagueLearners, LeagueWeights
+from juggler.driver.workers.module_setups import spaces_of_environment
 from juggler.envrunner.setup import RANDOM
 from juggler.runtime.actors.hub_events import Worker
-from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
 if TYPE_CHECKING:
@@ -66,7 +70,6 @@ class LeagueRun:
             lambda player_id: module_of(roster.players[player_id]),
         )
         self.weights = LeagueWeights(parts)
-        self.copies = LeagueCopies(parts, self)
         begun = self.league.begin() if state is None else []
         self.learners = LeagueLearners(parts, self, resume, beginning)
         if state is None:
@@ -152,12 +155,14 @@ class LeagueRun:
                 case AssignLineUp() | CancelMatch():
                     self.matches.redraw(command)
                 case FreezePlayer():
-                    self.copies.copy(command.player_id, command.copy_id)
+                    self._copy(command.player_id, command.copy_id)
                 case ResetPlayer():
                     self.learners.reset(command.player_id, command.source)
                 case RetirePlayer():
                     self.retired.add(command.player_id)
-                    self.copies.retire(command.player_id)
+                    self.weights.cancel(command.player_id)
+                    if self._registry.frozen.pop(command.player_id, None) is not None:
+                        self._parts.frozen_parts.remove_player(command.player_id)
                     self.learners.retire(command.player_id)
                 case Report():
                     self._progress.message(f"league: {command.message}", "warning")
@@ -189,7 +194,33 @@ class LeagueRun:
                 self.removed(player.player_id)
         self.look()  # no learning player can play yet
 
-    def no_copy(self, copy_id: str, why: str) -> None:
+    def _copy(self, player_id: str, copy_id: str) -> None:
+        """Copy a player once it has a learner, which sends its weights.
+
+        They are written into the run's directory once, and sent to every worker that plays. When
+        all of them have the copy, it can play.
+        """
+        keep = partial(self._keep, player_id, copy_id)
+        self.weights.ask(player_id, copy_id, keep, partial(self._no_copy, copy_id))
+
+    def _keep(
+        self, player_id: str, copy_id: str, weights: Mapping[str, Tree], version: Version
+    ) -> None:
+        spaces = spaces_of_environment(self._registry.spaces[player_id])
+        learned = self._parts.connectors[player_id].merged
+        settings_of = self._registry.trained[player_id]
+        frozen = FrozenModule.copied(
+            copy_id, player_id, self._parts.config, spaces, weights, learned, version, settings_of
+        )
+        try:
+            frozen.keep(self._parts.run_dir)
+        except CheckpointError as error:
+            return self._no_copy(copy_id, str(error))
+        self._registry.frozen[copy_id] = frozen
+        self._parts.frozen_parts.add_player(copy_id, frozen.acting_setup(), frozen.tree)
+        self.look()
+
+    def _no_copy(self, copy_id: str, why: str) -> None:
         """Report that a copy failed, and remove it."""
         self._progress.message(f"league: there is no copy {copy_id}: {why}", "warning")
         self.removed(copy_id)

@@ -335,7 +335,7 @@ class Departures:
         words = _NUMBER.sub("", failure.message) if failure.lasting else ""
         before, self._lasting[worker.worker_id] = self._lasting.get(worker.worker_id), words
         if words and words == before:
-            self._local.give_up(worker.worker_id, worker.pid)
+            self._local.supervisor.give_up(worker.worker_id, worker.pid)
 
     def exited(self, event: Exited) -> None:
         """Handle the end of a local process."""

@@ -168,7 +168,7 @@ class RunnerEvents:
                 parts.progress.message(f"{worker.worker_id}: {receipt.explanation}", "warning")
             return
         self._refused[module_id].clear()
-        parts.local.of_use(worker.worker_id)
+        parts.local.supervisor.of_use(worker.worker_id)
         self._receipts[worker.worker_id, receipt.batch_id] = receipt
         if not self._synchronous:
             self.count_episodes()
@@ -301,7 +301,7 @@ class LearnerEvents:
         metrics = {key: each.values for key, each in done.metrics.items()}
         finished = events.UpdateFinished(done.update_id, *key, version, used, module_id)
         self._made(finished, metrics)
-        parts.local.of_use(worker_id)
+        parts.local.supervisor.of_use(worker_id)
         parts.learners[module_id].updated(worker_id, done)
         trained = [batch for batch in used if not batch.dropped]
         for batch in trained:
@@ -451,7 +451,7 @@ class WorkerEvents:
             case training_pb2.AddModule():
                 self._learners.ready(worker, read(body, training_pb2.ModuleReady()))
             case training_pb2.Evaluate():
-                parts.local.of_use(worker.worker_id)
+                parts.local.supervisor.of_use(worker.worker_id)
                 evaluation = read(body, training_pb2.Evaluation())
                 if parts.evaluations.is_of_it(request):
                     parts.evaluations.answered(worker, request, evaluation)
@@ -517,7 +517,8 @@ class WorkerEvents:
         if worker.local:
             # It may hang, and its successor needs its place.
             after = 5.0 if event.farewell else 0.0
-            parts.local.kill(worker.worker_id, worker.pid, after, abort=event.unresponsive)
+            supervisor = parts.local.supervisor
+            supervisor.kill(worker.worker_id, worker.pid, after, abort=event.unresponsive)
         parts.departures.left(event)
         if not parts.end.reached:
             parts.callbacks.note("on_worker_lost", worker.worker_id, event.reason)

@@ -35,7 +35,9 @@ def _standstill_of(
 ) -> Standstill:
     """Of a run of that configuration, whose local workers have used so many seconds."""
     world.parts.config = RunConfig.from_flat({**SHAPE, **keys})
-    world.parts.local = cast(Any, SimpleNamespace(cpu_seconds=cpu_seconds, of_use=lambda _: None))
+    supervisor = SimpleNamespace(of_use=lambda _: None)
+    local = SimpleNamespace(cpu_seconds=cpu_seconds, supervisor=supervisor)
+    world.parts.local = cast(Any, local)
     return Standstill(world.parts)
 
 
