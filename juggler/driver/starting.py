@@ -153,7 +153,11 @@ def resume_run(run_dir: Path, checkpoint: Checkpoint, config: RunConfig, how: St
             messages.append((text, "warning"))
 
         frozen |= kept_modules(run_dir, copies_of(checkpoint.counters), warn)
-        beginning = _kept_beginning(config, run_dir, warn)
+        try:
+            beginning = beginnings.kept(config, run_dir)
+        except CheckpointError as error:
+            lost = "the first weights of the players are lost, so a reset player begins with new"
+            warn(f"league: {lost} weights: {error}")
     trial = Trial(config, without_arrays(checkpoint), frozen=frozen)
     with _checked(trial, how, progress, messages) as groups:
         config = with_agents(config, groups)
@@ -161,20 +165,6 @@ def resume_run(run_dir: Path, checkpoint: Checkpoint, config: RunConfig, how: St
         directory = RunDirectory.open(run_dir, config.flat())
         inherited = Inherited(checkpoint, beginning, frozen)
         return _drive(config, directory, progress, how, inherited, messages)
-
-
-def _kept_beginning(
-    config: RunConfig, run_dir: Path, warn: Callable[[str], None]
-) -> dict[str, FirstWeights]:
-    """Read the first weights of a league's players."""
-    try:
-        return beginnings.kept(config, run_dir)
-    except CheckpointError as error:
-        text = (
-            "the first weights of the players are lost, so a reset player begins with new weights"
-        )
-        warn(f"league: {text}: {error}")
-        return {}
 
 
 @contextmanager

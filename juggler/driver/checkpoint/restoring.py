@@ -44,7 +44,7 @@ from juggler.runtime.wire.v1 import training_pb2
 def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
     """Make a core that continues a checkpoint's books."""
     trained = trained_now(config, resume.counters if resume else None)
-    together = config.trained_together
+    together = config.agents.trained_together
     hosting = Hosting(config, trained)
     starts = {
         module_id: _start_of(

@@ -32,7 +32,6 @@ from juggler.runtime.checkpoints.checkpoint import (
     write_synced,
 )
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.nearest import listed
 from juggler.runtime.plain_files import read_json
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -171,17 +170,7 @@ class Evaluations:
         return self._playing is not None
 
     def want(self) -> None:
-        """Note that an evaluation is due: `begin` starts it once possible.
-
-        Warns once if the evaluation before still waits because a module has no learner.
-        """
-        missing = self._checkpointing.waits_for
-        if self._wanted and missing and not self.under_way and not self._wait_was_reported:
-            self._wait_was_reported = True
-            text = (
-                f"there are no evaluations while these modules have no learner: {listed(missing)}"
-            )
-            self._progress.message(text, "warning")
+        """Note that an evaluation is due: `begin` starts it once possible."""
         self._wanted = True
 
     def begin(self) -> None:

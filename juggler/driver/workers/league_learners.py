@@ -61,10 +61,8 @@ class LeagueLearners:
         source = self._roster.players[player_id].source
         if player_id in self._core.modules:
             return
-        if source == INITIAL:
-            self._train(player_id, self._initial(player_id))
-        elif self._module(source) in self._registry.frozen:
-            self._train(player_id, self._of_frozen(player_id, source))
+        if self._is_here(source):
+            self._train(player_id, self._first_weights(player_id, source))
         elif source in self._core.modules:
             then = partial(self._train_with, player_id, source)
             self._weights.ask(source, player_id, then, partial(self._cannot, player_id))
@@ -73,9 +71,8 @@ class LeagueLearners:
 
     def must_fit(self, player_id: str, source: str) -> None:
         """Check that a player can be `reset` to these weights."""
-        if source == INITIAL:
-            return
-        if other := self._other_network(player_id, self._of_frozen(player_id, source)):
+        first = self._first_weights(player_id, source)
+        if source != INITIAL and first and (other := self._other_network(player_id, first)):
             raise ValueError(f"{player_id} cannot be reset to {source}: {other}")
 
     def reset(self, player_id: str, source: str) -> None:
@@ -166,20 +163,20 @@ class LeagueLearners:
         """Return seed and first weights of a player that is reset."""
         life = self._roster.players[player_id].life
         seed = worker_seed(self._seed, player_id, index=life)
-        if source == INITIAL:
-            first = self._initial(player_id)
-        else:
-            first = self._of_frozen(player_id, source)
+        first = self._first_weights(player_id, source)
         if first is not None:
             words = f"league: {player_id}, reset to {first.text}"
             first = replace(first, source=words, selectable=False)
         return seed, first
 
-    def _initial(self, player_id: str) -> FirstWeights | None:
-        """Return the first weights of a player; None: new weights."""
-        return self._beginning.get(self._roster.modelled_on(player_id, self._first))
+    def _is_here(self, source: str) -> bool:
+        """Return whether no learner has to be asked for these weights."""
+        return source == INITIAL or self._module(source) in self._registry.frozen
 
-    def _of_frozen(self, player_id: str, source: str) -> FirstWeights:
+    def _first_weights(self, player_id: str, source: str) -> FirstWeights | None:
+        """Return weights that are here for a player; None: new weights."""
+        if source == INITIAL:
+            return self._beginning.get(self._roster.modelled_on(player_id, self._first))
         frozen = self._registry.frozen[self._module(source)]
         learned = connector_state(frozen.checkpoint, frozen.source)
         return _copied(player_id, frozen.tree[WEIGHTS], learned, source)
@@ -193,10 +190,8 @@ class LeagueLearners:
         """Start a player that is missing from the checkpoint."""
         player_id, source = player.player_id, player.source
         first = None
-        if source == INITIAL:
-            first = self._initial(player_id)
-        elif self._module(source) in self._registry.frozen:
-            first = self._of_frozen(player_id, source)
+        if self._is_here(source):
+            first = self._first_weights(player_id, source)
         elif source in resume.module_ids:
             weights, learned = weights_of(resume)[source], connector_state(resume, source)
             first = _copied(player_id, weights, learned, source)
@@ -212,7 +207,7 @@ class LeagueLearners:
     def _repeat_reset(self, player: Player) -> None:
         """Repeat a reset that happened after the checkpoint's state."""
         player_id, source = player.player_id, player.reset_to
-        if source != INITIAL and self._module(source) not in self._registry.frozen:
+        if not self._is_here(source):
             has_left = self._roster.players[source].retired
             why = f"{source} has been retired" if has_left else f"the weights of {source} are lost"
             text = f"is reset to its first weights, since {why}"
