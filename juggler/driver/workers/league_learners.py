@@ -12,7 +12,6 @@ from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.driver.league.commands import INITIAL
 from juggler.driver.league.roster import Player
 from juggler.driver.league_players import RESETS, module_of
-from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.worker import worker_seed
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.weights import WEIGHTS, weights_of
@@ -237,7 +236,6 @@ class _Wanted:
     then: Callable[[Mapping[str, Tree], Version], None]  # called with the weights
     failed: Callable[[str], None]  # called with the reason if there are none
     reader: FrameReader[training_pb2.StateHeader]  # joins the learner's answers
-    unwanted: bool = False  # the weights are no longer needed
     # The player was reset since: only the same learner can send them
     has_others: bool = False
 
@@ -248,7 +246,7 @@ class LeagueWeights:
     def __init__(self, parts: RunParts) -> None:
         self._registry, self._commands = parts.registry, parts.commands
         self._waiting: list[_Wanted] = []  # for a learner of the player
-        self._asked: dict[int, tuple[Worker, _Wanted]] = {}  # by command id
+        self._asked: dict[int, _Wanted] = {}  # by command id
 
     def ask(
         self,
@@ -277,51 +275,42 @@ class LeagueWeights:
                 continue
             snapshot = training_pb2.Snapshot(module_id=wanted.player_id, whole=True)
             command_id = self._commands.pool.submit(learners[0], snapshot)
-            self._asked[command_id] = learners[0], wanted
+            self._asked[command_id] = wanted
 
-    def take(self, command_id: int, chunk: bytes, last: bool) -> bool:
-        """Handle a learner's answer; return whether it was about requested weights."""
-        if command_id not in self._asked:
-            return False
-        _, wanted = self._asked[command_id]
+    def take(self, command_id: int, chunk: bytes, last: bool) -> None:
+        """Handle a learner's answer."""
+        if (wanted := self._asked.get(command_id)) is None:
+            return  # the weights are no longer needed
         if last:
             del self._asked[command_id]
-        if wanted.unwanted:
-            return True
         if (frame := wanted.reader.feed(chunk)) is not None:
             tree: Any = frame.tree
             if DEFAULT_MODULE in tree:
                 wanted.then(tree[DEFAULT_MODULE], Version.of(frame.header.version))
             else:
                 wanted.failed("its learner has no weights by name")
-        return True
 
-    def abandoned(self, command_id: int) -> bool:
-        """Ask again for weights that a learner did not send.
-
-        Returns whether the command had asked for weights.
-        """
-        if command_id not in self._asked:
-            return False
-        _, wanted = self._asked.pop(command_id)
-        if wanted.has_others and not wanted.unwanted:
+    def abandoned(self, command_id: int) -> None:
+        """Ask again for weights that a learner did not send."""
+        if (wanted := self._asked.pop(command_id, None)) is None:
+            return
+        if wanted.has_others:
             wanted.failed("its learner sent no weights, and other learners have restarted")
-        elif not wanted.unwanted:
+        else:
             self.ask(wanted.player_id, wanted.for_id, wanted.then, wanted.failed)
-        return True
 
     def was_reset(self, player_id: str) -> None:
         """Note that a player was reset after its weights were requested."""
-        for _, wanted in self._asked.values():
+        for wanted in self._asked.values():
             wanted.has_others = wanted.has_others or wanted.player_id == player_id
 
     def cancel(self, for_id: str) -> None:
         """Cancel the requests for a player."""
         self._waiting = [each for each in self._waiting if each.for_id != for_id]
-        for _, wanted in self._asked.values():
-            wanted.unwanted = wanted.unwanted or wanted.for_id == for_id
+        asked = self._asked.items()
+        self._asked = {number: each for number, each in asked if each.for_id != for_id}
 
     def wanted_of(self, player_id: str) -> bool:
         """Return whether weights of this player are requested."""
-        asked = [wanted for _, wanted in self._asked.values()]
-        return any(wanted.player_id == player_id for wanted in (*self._waiting, *asked))
+        wanted = (*self._waiting, *self._asked.values())
+        return any(each.player_id == player_id for each in wanted)

@@ -42,11 +42,7 @@ _SLOW_SECONDS: Final = 1.0  # limit of a builder's call
 
 
 class LeagueRun:
-    """Passes events to the league, and carries out its commands.
-
-    Attributes:
-        retired: players that have left, and may have played until just now.
-    """
+    """Passes events to the league, and carries out its commands."""
 
     def __init__(
         self,
@@ -61,7 +57,6 @@ class LeagueRun:
         self._builder = type(LeagueConfig.from_table(config.agents.league).make_builder()).__name__
         self._slow: set[str] = set()  # calls of the builder that were reported
         self.standings = LeagueStandings(self.league)
-        self.retired = {each.player_id for each in roster.players.values() if each.retired}
         self.matches = LeagueMatches(
             self.league,
             self._request_match,
@@ -159,7 +154,6 @@ class LeagueRun:
                 case ResetPlayer():
                     self.learners.reset(command.player_id, command.source)
                 case RetirePlayer():
-                    self.retired.add(command.player_id)
                     self.weights.cancel(command.player_id)
                     if self._registry.frozen.pop(command.player_id, None) is not None:
                         self._parts.frozen_parts.remove_player(command.player_id)
@@ -227,7 +221,6 @@ class LeagueRun:
 
     def removed(self, player_id: str) -> None:
         """Remove a player that can no longer play or learn."""
-        self.retired.add(player_id)
         self._carry_out(self._timed("match", partial(self.league.remove, player_id)))
 
 

@@ -281,7 +281,7 @@ class LearnerEvents:
     def arrived(self, worker: Worker, message: training_pb2.Arrivals) -> None:
         """Book batches that arrived at a learner."""
         parts, module_id = self._parts, message.module_id
-        if parts.league and module_id in parts.league.retired and module_id not in parts.learners:
+        if module_id not in parts.learners:
             return  # a player that has left: its books are closed
         key = worker.worker_id, worker.incarnation
         for arrival in message.arrivals:
@@ -416,10 +416,10 @@ class WorkerEvents:
     def _answered(self, completed: Completed, body: any_pb2.Any) -> None:
         parts, worker, request = self._parts, completed.worker, completed.request
         if isinstance(request, training_pb2.Snapshot):
-            if parts.league and parts.league.weights.take(
-                completed.command_id, body.value, completed.last
-            ):
-                return
+            if request.whole:
+                assert parts.league is not None
+                number = completed.command_id
+                return parts.league.weights.take(number, body.value, completed.last)
             module_id = request.module_id
             spaces = parts.registry.spaces[module_id]
             learned = parts.connectors[module_id].merged
@@ -481,7 +481,10 @@ class WorkerEvents:
                 failed = events.UpdateFailed(request.update_id, *key, reason, request.module_id)
                 parts.happened(failed)
             case training_pb2.Snapshot():
-                if not (parts.league and parts.league.weights.abandoned(completed.command_id)):
+                if request.whole:
+                    assert parts.league is not None
+                    parts.league.weights.abandoned(completed.command_id)
+                else:
                     parts.snapshots.abandon(request.module_id)
             case training_pb2.Evaluate():
                 self._evaluates_no_more(worker)
