@@ -204,7 +204,7 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
         "wall_time": times.wall,
         "training_time": times.training,
         **_steps(counters),
-        "learner_steps": _learner_steps(parts),
+        "learner_steps": {name: dict(each) for name, each in parts.trained.steps.items()},
         "updates": core.updates,
         "weights_version": list(core.weights_version),
         "num_env_runners": core.num_runners,
@@ -241,18 +241,6 @@ def _module_line(parts: RunParts, module_id: str) -> dict[str, Any]:
         "learners": list(module.members),
         **parts.metrics.of(module_id).line(),
     }
-
-
-def _learner_steps(parts: RunParts) -> dict[str, dict[str, int]]:
-    """Return the learner processes' own counts, over the modules that each hosts."""
-    before = parts.trained.steps_before
-    sums = {worker_id: dict(counts) for worker_id, counts in before.items()}
-    for learners in parts.learners.values():
-        for worker_id, counts in learners.steps.items():
-            of_worker = sums.setdefault(worker_id, {})
-            for what, steps in counts.items():
-                of_worker[what] = of_worker.get(what, 0) + steps
-    return sums
 
 
 def _steps(counters: Counters) -> dict[str, Any]:

@@ -56,10 +56,6 @@ _MOST_SHOWN = 3  # messages at a time
 _LONGEST_TEXT = 200
 
 
-def _fits(player_id: str, source: str) -> None:
-    """Accept the weights of any player for any other player."""
-
-
 @dataclass(slots=True)
 class LeagueState:
     """State of a league between matches.
@@ -92,6 +88,7 @@ class League:
     Attributes:
         roster: the players.
         payoffs: their results.
+        must_fit: raises a ValueError if a player cannot have the weights of a source.
 
     Raises:
         ValueError: the configuration is wrong or does not fit the agents, or the builder does not
@@ -118,6 +115,7 @@ class League:
         self._sides = config.sides(agents)
         self._side_of = {agent: side for side, own in enumerate(self._sides) for agent in own}
         self._open: dict[int, OpenMatch] = {}
+        self.must_fit: Callable[[str, str], None] = lambda player_id, source: None
         self._reported: deque[str] = deque(maxlen=_MOST_REPORTS)
 
     # Start, and saved state.
@@ -332,7 +330,7 @@ class League:
 
     # Changes.
 
-    def build(self, must_fit: Callable[[str, str], None] = _fits) -> list[Command]:
+    def build(self) -> list[Command]:
         """Ask the builder for changes.
 
         If the builder fails or gives an impossible command, a report names it, and all other
@@ -352,7 +350,7 @@ class League:
         commands: list[Command] = []
         for command in asked:
             try:
-                commands += self._apply(command, must_fit)
+                commands += self._apply(command)
             except ValueError as error:
                 wrong.append(f"{name} gave an impossible command: {error}")
         # At the end, so that redrawn line-ups have no player that is also retired or reset.
@@ -365,9 +363,7 @@ class League:
         """Return a read-only view of the league."""
         return LeagueResults(self.roster, self.payoffs, Random(f"results {self._seed}"))
 
-    def _apply(
-        self, command: BuilderCommand, must_fit: Callable[[str, str], None] = _fits
-    ) -> list[Command]:
+    def _apply(self, command: BuilderCommand) -> list[Command]:
         """Apply a command, or raise a ValueError and change nothing."""
         _must_have_names(command)
         match command:
@@ -377,7 +373,7 @@ class League:
             case FreezePlayer():
                 return [self.roster.freeze(command), *self._recycle()]
             case ResetPlayer():
-                self.roster.reset(command, must_fit)
+                self.roster.reset(command, self.must_fit)
                 self.payoffs.forget(command.player_id)
                 return [command]
             case RetirePlayer():

@@ -67,6 +67,7 @@ class LeagueRun:
         self.weights = LeagueWeights(parts)
         begun = self.league.begin() if state is None else []
         self.learners = LeagueLearners(parts, self, resume, beginning)
+        self.league.must_fit = self.learners.must_fit
         if state is None:
             self._carry_out(begun)
         else:
@@ -104,8 +105,7 @@ class LeagueRun:
         if not steps:
             return
         self.league.trained(module_id, steps)
-        must_fit = self.learners.must_fit
-        self._carry_out(self._timed("build", lambda: self.league.build(must_fit)))
+        self._carry_out(self._timed("build", self.league.build))
 
     def left(self, worker: Worker) -> None:
         """Handle a lost worker."""

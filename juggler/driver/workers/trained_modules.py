@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,8 @@ class TrainedModules:
         resume: a state to resume from. Its arrays are released once each module has had a learner.
 
     Attributes:
-        steps_before: by learner, its own counts of removed modules.
+        steps: by worker id, the learner's own counts of steps trained on and dropped, over all
+            modules and processes. They must agree with the core's ledger.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class TrainedModules:
         self.connectors = parts.connectors
         self.learners: dict[str, Learners] = {}
         self.stale_runners: dict[str, StaleRunners] = {}
-        self.steps_before: dict[str, dict[str, int]] = {}
+        self.steps: dict[str, Counter[str]] = defaultdict(Counter)
         for module_id in parts.core.modules:
             self._keep(module_id, beginning.get(module_id))
 
@@ -157,11 +159,7 @@ class TrainedModules:
         for learner in registry.hosts(module_id):
             self._commands.send(learner, training_pb2.RemoveModule(module_id=module_id))
         registry.remove(module_id)
-        for worker_id, counts in self.learners.pop(module_id).steps.items():
-            before = self.steps_before.setdefault(worker_id, {})
-            for what, steps in counts.items():
-                before[what] = before.get(what, 0) + steps
-        del self.connectors[module_id], self.stale_runners[module_id]
+        del self.learners[module_id], self.connectors[module_id], self.stale_runners[module_id]
 
     def _keep(self, module_id: str, first: FirstWeights | None) -> None:
         """Add a module to the tables."""
@@ -175,7 +173,7 @@ class TrainedModules:
         self.stale_runners[module_id] = StaleRunners(
             settings.staleness.drop_after, module_id if several else ""
         )
-        self.learners[module_id] = Learners(self._parts, module, resume, first)
+        self.learners[module_id] = Learners(self._parts, module, resume, first, self.steps)
 
 
 def _about(module_id: str) -> Callable[[Any], bool]:
@@ -213,8 +211,6 @@ class Learners:
     """The driver's records of a module's learners, except batches.
 
     Attributes:
-        steps: by worker id, the learner's own counts of steps trained on and dropped, over all its
-            processes. They must agree with the core's ledger.
         first: their first weights before the first checkpoint; None: new weights.
         last_reset: last reset of the module; None: never reset.
     """
@@ -225,10 +221,11 @@ class Learners:
         core: ModuleCore,
         resume: Checkpoint | None,
         first: FirstWeights | None,
+        steps: dict[str, Counter[str]],
     ) -> None:
         config, registry = parts.config, parts.registry
-        self.steps: dict[str, dict[str, int]] = {}
-        self._steps_before: dict[str, dict[str, int]] = {}  # steps of processes that have ended
+        self._steps = steps  # see `TrainedModules`
+        self._counted: dict[Worker, Counter[str]] = {}  # what `steps` has of each process
         # By learner that is not ready yet: the version of its weights, and a description; "": the
         # state that the run resumes from.
         self._given: dict[Worker, tuple[Version, str]] = {}
@@ -316,7 +313,7 @@ class Learners:
                 version, used = Version.of(done.version), used_batches(done)
                 yield UnreportedUpdate(learner.worker_id, version, used, self._core.module_id)
             trained = self._core.ledger.trained - before
-            self._kept(learner.worker_id, trained)
+            self._steps[learner.worker_id].update(trained=trained, dropped=0)
             weights = f"its weights{self._of_module} of update {ready.handed_over.update}"
             text = f"{learner.worker_id} is back with {weights}"
             unreported = f", and with {trained} unreported steps trained on"
@@ -405,25 +402,18 @@ class Learners:
             "warning",
         )
 
-    def updated(self, worker_id: str, done: training_pb2.UpdateDone) -> None:
-        before = self._steps_before.get(worker_id, {})
-        self.steps[worker_id] = {
-            "trained": done.steps_trained + before.get("trained", 0),
-            "dropped": done.steps_dropped + before.get("dropped", 0),
-        }
+    def updated(self, learner: Worker, done: training_pb2.UpdateDone) -> None:
+        counted = Counter(trained=done.steps_trained, dropped=done.steps_dropped)
+        self._steps[learner.worker_id].update(counted)
+        self._steps[learner.worker_id].subtract(self._counted.get(learner, {}))
+        self._counted[learner] = counted
         if done.peer_lost:
-            self.lost(done.version.generation, worker_id, done.peer_lost)
-
-    def _kept(self, worker_id: str, trained: int) -> None:
-        """Count steps that an earlier process trained on."""
-        for books in (self.steps, self._steps_before):
-            books[worker_id] = {"dropped": 0, **books.get(worker_id, {})}
-            books[worker_id]["trained"] = books[worker_id].get("trained", 0) + trained
+            self.lost(done.version.generation, learner.worker_id, done.peer_lost)
 
     def left(self, learner: Worker) -> None:
-        """Keep a lost learner's steps: its next process counts from zero."""
+        """Forget a lost learner: its next process counts from zero."""
         self._given.pop(learner, None)
-        self._steps_before[learner.worker_id] = self.steps.get(learner.worker_id, {})
+        self._counted.pop(learner, None)
 
 
 def _counted(missing: int) -> str:

@@ -302,7 +302,7 @@ class LearnerEvents:
         finished = events.UpdateFinished(done.update_id, *key, version, used, module_id)
         self._made(finished, metrics)
         parts.local.supervisor.of_use(worker_id)
-        parts.learners[module_id].updated(worker_id, done)
+        parts.learners[module_id].updated(worker, done)
         trained = [batch for batch in used if not batch.dropped]
         for batch in trained:
             parts.metrics.batch_consumed(module_id, batch.staleness)
