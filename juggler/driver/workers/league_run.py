@@ -28,7 +28,6 @@ from juggler.driver.league.roster import Player
 from juggler.driver.league_players import COPIES, LEAGUE, RESETS, league_of, module_of
 from juggler.driver.workers.league_learners import LeagueLearners, LeagueWeights
 from juggler.driver.workers.module_setups import spaces_of_environment
-from juggler.envrunner.setup import RANDOM
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
 from juggler.runtime.episodes.version import Version
@@ -79,14 +78,11 @@ class LeagueRun:
         """Let players play while they have learners and workers have them."""
         on_their_way = self._parts.frozen_parts
         for player in self.league.roster.present():
-            player_id = player.player_id
+            player_id, module_id = player.player_id, module_of(player)
             if player.learning:
                 can_play = self._parts.trained.can_play(player_id)
-            elif player.parent:
-                there = player_id in self._registry.frozen
-                can_play = there and not on_their_way.awaited(player_id)
             else:
-                continue
+                can_play = self._is_here(module_id) and not on_their_way.awaited(module_id)
             if can_play and not player.ready:
                 self.league.ready(player_id)
             elif player.ready and not can_play:
@@ -167,8 +163,8 @@ class LeagueRun:
         player_id, source = command.player_id, command.source
         if command.learning:
             self.learners.add(player_id)
-        elif source in {*self._registry.frozen, *self._others}:
-            self.league.ready(player_id)
+        elif self._is_here(source):
+            self.look()
         else:  # workers have slots for `random` if the run started with it
             text = (
                 f"{player_id} cannot play: {source!r} is neither a module with train = false nor "
@@ -177,14 +173,14 @@ class LeagueRun:
             self._progress.message(f"league: {text}", "warning")
             self.removed(player_id)
 
+    def _is_here(self, module_id: str) -> bool:
+        """Return whether workers have, or will receive, a module that does not learn."""
+        return module_id in self._registry.frozen or module_id in self._others
+
     def _restore(self) -> None:
         """Restore which players are ready, and remove lost ones."""
         for player in self.league.roster.present():
-            if player.learning:
-                continue
-            if module_of(player) in {RANDOM, *self._registry.frozen}:
-                self.league.ready(player.player_id)
-            else:
+            if not player.learning and not self._is_here(module_of(player)):
                 self.removed(player.player_id)
         self.look()  # no learning player can play yet
 

@@ -286,15 +286,14 @@ class Departures:
     Attributes:
         last_failure: of any worker, in its own words; "": no failure.
         last_exit: a message about the last process that ended by itself; "": none.
-        failures: by worker id, the last failure of each local worker, in its own words.
+        failures: by worker id, the last failure of each local worker.
     """
 
     def __init__(self, parts: RunParts) -> None:
         self.last_failure = self.last_exit = ""
-        self.failures: dict[str, str] = {}
+        self.failures: dict[str, attach_pb2.Failure] = {}
         self._parts, self._end, self._registry = parts, parts.end, parts.registry
         self._local, self._progress = parts.local, parts.progress
-        self._lasting: dict[str, str] = {}  # by worker id, the last rule that it broke
         # Failures that were already shown, and the last worker with each of them.
         self._shown: dict[str, str] = {}
 
@@ -313,7 +312,6 @@ class Departures:
         if failure is not None:
             self.last_failure = failure.message
             if event.worker.local:  # it may stay down, and is then shown again
-                self.failures[event.worker.worker_id] = failure.message
                 self._fails(event.worker, failure)
             # A failure that was already shown is not printed in full again.
             words = _WHEN.sub("", _NUMBER.sub("", failure.message))
@@ -332,9 +330,11 @@ class Departures:
 
     def _fails(self, worker: Worker, failure: attach_pb2.Failure) -> None:
         """Note a local worker's failure; give up on a repeated one."""
-        words = _NUMBER.sub("", failure.message) if failure.lasting else ""
-        before, self._lasting[worker.worker_id] = self._lasting.get(worker.worker_id), words
-        if words and words == before:
+        before = self.failures.get(worker.worker_id)
+        self.failures[worker.worker_id] = failure
+        if before is None or not (before.lasting and failure.lasting):
+            return
+        if _NUMBER.sub("", before.message) == _NUMBER.sub("", failure.message):
             self._local.supervisor.give_up(worker.worker_id, worker.pid)
 
     def exited(self, event: Exited) -> None:
@@ -366,8 +366,9 @@ class Departures:
             if self._parts.config.driver.synchronous:  # its turns need all modules
                 return self._end.fail(text, "learner_lost")
             text += ". Other modules continue, without checkpoints"
-        failure = self.failures.get(event.worker_id, "")
-        return self._progress.message(f"{text}. {failure}".rstrip(". "), "error")
+        failure = self.failures.get(event.worker_id)
+        why = failure.message if failure else ""
+        return self._progress.message(f"{text}. {why}".rstrip(". "), "error")
 
     def _without_learners(self, worker_id: str) -> list[str]:
         """Return modules that only this lost learner hosted."""

@@ -56,47 +56,6 @@ def read(packed: any_pb2.Any, message: M) -> M:
     return message
 
 
-class UnreachedLearners:
-    """Warns of EnvRunners whose batches do not reach learners."""
-
-    def __init__(self) -> None:
-        # By incarnations of both: the generation of the learners' group, the time of the first
-        # lost batch since one arrived or a warning, and whether there was a warning.
-        self._since: dict[tuple[str, str], tuple[int, float, bool]] = {}
-
-    def brought(self, runner: Worker, learner: Worker) -> None:
-        """Note that a batch arrived."""
-        self._since.pop((runner.incarnation, learner.incarnation), None)
-
-    def lost(self, runner: Worker, learner: Worker, generation: int, why: str) -> str:
-        """Note a lost batch; return a warning or "".
-
-        Args:
-            generation: of the learners' group; while a new group forms, learners accept no
-                batches.
-        """
-        key, now = (runner.incarnation, learner.incarnation), time.monotonic()
-        since = self._since.get(key)
-        if since is None or since[0] != generation:
-            self._since[key] = (generation, now, False)
-            return ""
-        if now - since[1] < (_AGAIN_SECONDS if since[2] else _GRACE_SECONDS):
-            return ""
-        self._since[key] = (generation, now, True)
-        where = ", ".join(learner.data_addresses)
-        return (
-            f"batches of {runner.worker_id} on {runner.host} do not reach {learner.worker_id} on "
-            f"{learner.host} at {where}: {why}. They are dropped (learner_lost), and updates wait "
-            f"for that learner. Can {runner.host} reach that address? A learner needs --bind, and "
-            "--advertise if it is known by another address; with TLS, its certificate must name it"
-        )
-
-    def left(self, runner: Worker) -> None:
-        """Forget a lost EnvRunner."""
-        for key in [key for key in self._since if key[0] == runner.incarnation]:
-            del self._since[key]
-
-
 class RunnerEvents:
     """Books receipts, and arrivals and departures of EnvRunners and evaluators."""
 
@@ -105,7 +64,9 @@ class RunnerEvents:
         self._synchronous = parts.config.driver.synchronous
         # Receipts whose episodes are not counted yet, by EnvRunner and batch id.
         self._receipts: dict[tuple[str, int], training_pb2.Receipt] = {}
-        self._unreached = UnreachedLearners()
+        # By EnvRunner and learner: the generation of the learners' group, the time of the first
+        # lost batch since one arrived or a warning, and whether there was a warning.
+        self._unreached: dict[tuple[Worker, Worker], tuple[int, float, bool]] = {}
         # By module and EnvRunner: refused batches since the last accepted one.
         self._refused: dict[str, Counter[str]] = defaultdict(Counter)
 
@@ -174,16 +135,32 @@ class RunnerEvents:
             self.count_episodes()
 
     def _check_arrival(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
+        """Warn if batches of an EnvRunner do not reach a learner.
+
+        While a new group of learners forms, they accept no batches.
+        """
         learner = self._parts.registry.attached.get(receipt.learner)
         if learner is None:
             return
         if not receipt.dropped:
-            return self._unreached.brought(worker, learner)
-        if receipt.dropped == "learner_lost":
-            generation = self._parts.core.modules[receipt.module_id].generation
-            text = self._unreached.lost(worker, learner, generation, receipt.explanation)
-            if text:
-                self._parts.progress.message(text, "warning")
+            self._unreached.pop((worker, learner), None)
+        if receipt.dropped != "learner_lost":
+            return
+        generation, now = self._parts.core.modules[receipt.module_id].generation, time.monotonic()
+        before, since, shown = self._unreached.get((worker, learner), (-1, now, False))
+        if before != generation:
+            self._unreached[worker, learner] = (generation, now, False)
+        elif now - since >= (_AGAIN_SECONDS if shown else _GRACE_SECONDS):
+            self._unreached[worker, learner] = (generation, now, True)
+            where = ", ".join(learner.data_addresses)
+            self._parts.progress.message(
+                f"batches of {worker.worker_id} on {worker.host} do not reach {learner.worker_id} "
+                f"on {learner.host} at {where}: {receipt.explanation}. They are dropped "
+                f"(learner_lost), and updates wait for that learner. Can {worker.host} reach that "
+                "address? A learner needs --bind, and --advertise if it is known by another "
+                "address; with TLS, its certificate must name it",
+                "warning",
+            )
 
     def _is_refused(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
         """Log a refused batch; end the run after many."""
@@ -234,7 +211,9 @@ class RunnerEvents:
         parts, worker = self._parts, event.worker
         for stale_runners in parts.stale_runners.values():
             stale_runners.left(worker.worker_id)
-        self._unreached.left(worker)
+        self._unreached = {
+            pair: each for pair, each in self._unreached.items() if worker not in pair
+        }
         if parts.league:
             parts.league.left(worker)
         key = worker.worker_id, worker.incarnation
