@@ -26,7 +26,7 @@ from juggler.driver.league.commands import (
     RetirePlayer,
 )
 from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.payoffs import KindCount, Means, Pair, Payoffs
+from juggler.driver.league.payoffs import Means, Pair, Payoffs
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import FIXED, HISTORICAL, Player, Roster
 from juggler.policies.wilson import outcome
@@ -69,7 +69,7 @@ class LeagueState:
     times_built: int  # number of calls of the builder's `build`
     players: list[Player]  # in the order of creation; retired players keep their place
     pairs: list[Pair]
-    kinds: list[KindCount]
+    kinds: list[Pair]
     means: list[Means]
 
 

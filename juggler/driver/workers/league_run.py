@@ -368,7 +368,7 @@ class LeagueStandings:
     def _kinds(self) -> dict[str, dict[str, float]]:
         found = {}
         for each in list(self._league.payoffs.kinds.values())[:_MOST_KINDS]:
-            games = each.wins + each.draws + each.losses
+            games = int(each.weight)
             # The learning role comes first, because people ask about it.
             turned = each.first == "historical" or each.first == "fixed"
             names = (each.second, each.first) if turned else (each.first, each.second)

@@ -229,16 +229,19 @@ class WorkerRegistry:
         spaces = self.spaces[module_id]  # learners are set up after EnvRunners
         return add_module(self.config.of(self.trained[module_id]), module_id, spaces, seed)
 
-    def acting_setup(self, module_id: str) -> ActingSetup:
-        """Make an EnvRunner's setup of a trained module."""
-        return acting_setup(self.config.of(self.trained[module_id]))
+    def acting_setup(self, module_id: str, worker: Worker | None = None) -> ActingSetup:
+        """Make the setup of a trained module.
 
-    def _exploring(self, module_id: str, worker: Worker) -> ActingSetup:
-        """Make the `acting_setup` of one EnvRunner, with its own exploration."""
+        Args:
+            worker: an EnvRunner with its own exploration; None: it explores like all others.
+        """
         config = self.config.of(self.trained[module_id])
+        setup = acting_setup(config)
+        if worker is None:
+            return setup
         rows = environments(self.config, worker.role)
         exponents = exploration_exponents(config, worker.index, rows)
-        return replace(self.acting_setup(module_id), exploration_exponents=exponents)
+        return replace(setup, exploration_exponents=exponents)
 
     def _see_the_same(self, one: str, other: str) -> bool:
         """Return whether batches of these modules have the same spaces."""
@@ -272,9 +275,8 @@ class WorkerRegistry:
         config, role = self.config, worker.role
         if role == LEARNER:
             return to_json(learner_setup(config, worker.index, may_meet=self.most_learners > 1))
-        trained = {each: self.acting_setup(each) for each in self.trained}
-        if role != EVALUATOR:
-            trained = {each: self._exploring(each, worker) for each in self.trained}
+        explores = None if role == EVALUATOR else worker
+        trained = {each: self.acting_setup(each, explores) for each in self.trained}
         others = {each: module.acting_setup() for each, module in self.frozen.items()}
         setup = env_runner_setup(config, role, trained, others)
         return to_json(setup)
