@@ -38,7 +38,9 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 class FrozenParts:
-    """Sends modules and players to workers part by part, which limits memory in flight.
+    """Sends modules and players to workers part by part.
+
+    This limits the memory in flight.
 
     Frozen modules are sent before the Setup; messages appended in between follow it.
     """

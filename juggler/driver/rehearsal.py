@@ -489,7 +489,7 @@ def must_continue(
 
 
 def _misfit(learner: Learner, module_id: str, group: FoundGroup, before: Checkpoint) -> str:
-    """Return why a module cannot continue with its weights and state, or ""."""
+    """Return why a module cannot continue with its state, or ""."""
     weights = weights_in(before.tree).get(module_id)
     was = before.modules.get(module_id, {}).get("extra", {}).get("algorithm", "")
     if was and was != (now := learner.core.name):

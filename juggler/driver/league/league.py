@@ -318,7 +318,7 @@ class League:
         player.ready = not player.retired
 
     def unready(self, player_id: str) -> list[Command]:
-        """Keep a player out of line-ups until it is `ready`: its learner is gone."""
+        """Keep a player without a learner out of line-ups until `ready`."""
         self.roster.players[player_id].ready = False
         return self._redraw_matches(player_id)
 

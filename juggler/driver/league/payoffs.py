@@ -10,11 +10,11 @@ from juggler.policies.wilson import wilson
 
 @dataclass(slots=True)
 class Pair:
-    """The results of two players, or kinds of players, from the first one's view.
+    """The results of two players, or of two kinds of players.
 
     Attributes:
         first, second: their ids, in alphabetical order.
-        wins, draws, losses: of players, they decay with each later result of the pair.
+        wins, draws, losses: of the first. Of players, they decay with each later result.
     """
 
     first: str

@@ -174,7 +174,7 @@ class LeagueRun:
             self.removed(player_id)
 
     def _is_here(self, module_id: str) -> bool:
-        """Return whether workers have, or will receive, a module that does not learn."""
+        """Return whether workers have or will receive a frozen module."""
         return module_id in self._registry.frozen or module_id in self._others
 
     def _restore(self) -> None:
@@ -321,9 +321,9 @@ class LeagueStandings:
         self._next = float("-inf")
 
     def line(self) -> dict[str, Any]:
-        """Return the standings for a line of metrics; ratings may be some seconds old.
+        """Return the standings for a line of metrics.
 
-        Of each of at most 32 learning players: its Elo rating, relative to the mean of all players
+        Ratings may be some seconds old. Of each of at most 32 learning players: its Elo rating, relative to the mean of all players
         that can play; its win rate against all opponents together, with the 95 % Wilson interval;
         and its probability in the Nash equilibrium. None: no games, or a player without a rating.
         Of pairs of roles, as in "main, historical": games, and the win rate of the first role.
