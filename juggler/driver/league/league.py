@@ -41,8 +41,7 @@ class OpenMatch:
     """A match in progress."""
 
     line_up: AssignLineUp  # as it was assigned
-    players: tuple[str, ...]  # by side
-    lives: tuple[int, ...]  # of these players when the line-up was drawn
+    lives: tuple[int, ...]  # of the players of each side when the line-up was drawn
 
 
 def described(error: Exception) -> str:
@@ -205,7 +204,8 @@ class League:
         sums = [0.0] * len(self._sides)
         for agent, value in returns.items():
             sums[self._side_of[agent]] += value
-        players = [self.roster.players[player_id] for player_id in match.players]
+        seated = match.line_up.players
+        players = [self.roster.players[seated[agents[0]]] for agents in self._sides]
         counts = [player.life == life for player, life in zip(players, match.lives, strict=True)]
         for side, player in enumerate(players):
             if counts[side]:
@@ -227,7 +227,9 @@ class League:
 
     def _redraw_matches(self, player_id: str) -> list[Command]:
         """Redraw a player's matches."""
-        ids = [match_id for match_id, match in self._open.items() if player_id in match.players]
+        ids = [
+            key for key, match in self._open.items() if player_id in match.line_up.players.values()
+        ]
         return [command for match_id in ids for command in self._redraw(match_id)]
 
     def _draw(self, match_id: int, attempt: int) -> list[Command]:
@@ -256,7 +258,7 @@ class League:
         seated = {agent: players[side] for agent, side in self._side_of.items()}
         line_up = AssignLineUp(match_id, attempt, seated, pairing.home, pairing.branch)
         lives = tuple(self.roster.players[player].life for player in players)
-        self._open[match_id] = OpenMatch(line_up, tuple(players), lives)
+        self._open[match_id] = OpenMatch(line_up, lives)
         return [*self._report(wrong), line_up]
 
     def _pairing(self, results: LeagueResults) -> Pairing:

@@ -323,10 +323,11 @@ class LeagueStandings:
     def line(self) -> dict[str, Any]:
         """Return the standings for a line of metrics.
 
-        Ratings may be some seconds old. Of each of at most 32 learning players: its Elo rating, relative to the mean of all players
-        that can play; its win rate against all opponents together, with the 95 % Wilson interval;
-        and its probability in the Nash equilibrium. None: no games, or a player without a rating.
-        Of pairs of roles, as in "main, historical": games, and the win rate of the first role.
+        Ratings may be some seconds old. Of each of at most 32 learning players: its Elo rating,
+        relative to the mean of all players that can play; its win rate against all opponents
+        together, with the 95 % Wilson interval; and its probability in the Nash equilibrium. None:
+        no games, or a player without a rating. Of pairs of roles, as in "main, historical": games,
+        and the win rate of the first role.
         """
         roster, results = self._league.roster, self._league.results()
         playing = results.players()

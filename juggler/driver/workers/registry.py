@@ -193,21 +193,6 @@ class WorkerRegistry:
         """Return a worker's seed at an update."""
         return worker_seed(self.config.driver.seed, worker.role, worker.index, life, update)
 
-    def learners_message(self, module_id: str, generation: int) -> training_pb2.Learners:
-        """Make the message to EnvRunners with the addresses of a module's learners."""
-        return training_pb2.Learners(
-            module_id=module_id,
-            generation=generation,
-            learners=[
-                training_pb2.Learners.Learner(
-                    worker_id=worker.worker_id,
-                    incarnation=worker.incarnation,
-                    addresses=worker.data_addresses,
-                )
-                for worker in self.learners_of(module_id)
-            ],
-        )
-
     def complete(self) -> bool:
         """Whether the workers needed for training are ready."""
         return bool(self.of_role(ENVRUNNER)) and bool(self.of_role(LEARNER))

@@ -228,12 +228,6 @@ class LearnerEvents:
     def __init__(self, parts: RunParts) -> None:
         self._parts = parts
 
-    def first_commands(self, worker: Worker, setup: training_pb2.Setup) -> Iterator[Message]:
-        """Yield a learner's setup, then commands for its modules."""
-        yield setup
-        for module_id in self._parts.registry.modules_of(worker.index):
-            yield from self._parts.learners[module_id].begin(worker, setup.seed)
-
     def ready(self, worker: Worker, ready: training_pb2.ModuleReady) -> None:
         """Handle a learner that has the first weights of a module."""
         parts, module_id = self._parts, ready.module_id
@@ -481,8 +475,10 @@ class WorkerEvents:
                 setup.steps_trained = self._parts.core.trained
                 self._parts.frozen_parts.set_up(worker, setup)
                 continue
-            for command in self._learners.first_commands(worker, setup):
-                self._parts.commands.send(worker, command)
+            self._parts.commands.send(worker, setup)
+            for module_id in self._parts.registry.modules_of(worker.index):
+                for command in self._parts.learners[module_id].begin(worker, setup.seed):
+                    self._parts.commands.send(worker, command)
 
     def _left(self, event: Left, unanswered: list[Completed]) -> None:
         parts, worker = self._parts, event.worker
