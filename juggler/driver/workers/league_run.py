@@ -297,8 +297,9 @@ class LeagueMatches:
 
     def redraw(self, command: AssignLineUp | CancelMatch) -> None:
         """Let others play a match, or cancel it."""
-        for has in (self._waiting, *self._open.values()):
-            has.pop(command.match_id, None)
+        if isinstance(command, CancelMatch) or command.attempt:
+            for has in (self._waiting, *self._open.values()):
+                has.pop(command.match_id, None)
         if isinstance(command, AssignLineUp):
             self._waiting[command.match_id] = command
 
