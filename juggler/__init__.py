@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from juggler.driver.given_config import shipped_configs as shipped_configs
     from juggler.driver.league.builder import LeagueBuilder as LeagueBuilder
     from juggler.driver.league.builder import Pairing as Pairing
-    from juggler.driver.league.events import AddPlayer as AddPlayer
-    from juggler.driver.league.events import FreezePlayer as FreezePlayer
-    from juggler.driver.league.events import ResetPlayer as ResetPlayer
-    from juggler.driver.league.events import RetirePlayer as RetirePlayer
+    from juggler.driver.league.commands import AddPlayer as AddPlayer
+    from juggler.driver.league.commands import FreezePlayer as FreezePlayer
+    from juggler.driver.league.commands import ResetPlayer as ResetPlayer
+    from juggler.driver.league.commands import RetirePlayer as RetirePlayer
     from juggler.driver.league.results import LeagueResults as LeagueResults
     from juggler.driver.learner_group import LearnerGroup as LearnerGroup
     from juggler.driver.learner_group import LearnerGroupError as LearnerGroupError

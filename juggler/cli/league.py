@@ -131,7 +131,7 @@ def kind_lines(payoffs: Payoffs) -> list[str]:
     """Describe how often roles beat each other over the run."""
     lines = ["of all games between roles:"]
     for each in payoffs.kinds.values():
-        games = each.wins + each.draws + each.losses
+        games = int(each.weight)
         if each.first == each.second:
             lines.append(
                 f"  {each.first} among themselves: {each.draws / games:.0%} drawn, {games:,} games"

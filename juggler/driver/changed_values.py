@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -20,7 +21,7 @@ _ALL: Final = ""  # modules
 
 
 class ChangedValues:
-    """Numbers in force, by module.
+    """Numbers in force, by module; any thread may set them.
 
     Every update has them, so that all learners of a group change at the same update.
 
@@ -35,6 +36,7 @@ class ChangedValues:
         self, config: RunConfig, trained: Mapping[str, str], resume: Checkpoint | None = None
     ) -> None:
         self._config, self._trained = config, trained
+        self._lock = threading.Lock()
         # By module id and key. None: the number for all modules does not apply to this one.
         self._values: dict[str, dict[str, float | None]] = {}
         if resume is not None:
@@ -89,10 +91,11 @@ class ChangedValues:
 
     def _store(self, key: str, value: float | None, module_id: str | None) -> None:
         """Store a checked number."""
-        for each in self._values if module_id is None else [module_id]:
-            self._values.get(each, {}).pop(key, None)
-        if value is not None or (module_id is not None and key in self._values.get(_ALL, {})):
-            self._values.setdefault(module_id or _ALL, {})[key] = value
+        with self._lock:
+            for each in self._values if module_id is None else [module_id]:
+                self._values.get(each, {}).pop(key, None)
+            if value is not None or (module_id is not None and key in self._values.get(_ALL, {})):
+                self._values.setdefault(module_id or _ALL, {})[key] = value
 
     def of(self, module_id: str, settings_of: str) -> dict[str, float]:
         """The numbers in force for a module, by key.
@@ -100,7 +103,8 @@ class ChangedValues:
         Args:
             settings_of: the module of the configuration whose settings it has.
         """
-        both = {**self._values.get(_ALL, {}), **self._values.get(module_id, {})}
+        with self._lock:
+            both = {**self._values.get(_ALL, {}), **self._values.get(module_id, {})}
         if not both:
             return {}
         able = _schedules(self._config.of(settings_of).learner)
@@ -117,11 +121,12 @@ class ChangedValues:
 
     def to_state(self) -> dict[str, Any]:
         """Return the numbers for a checkpoint's counters."""
-        values = {
-            module_id: dict(own)
-            for module_id, own in self._values.items()
-            if own and (module_id == _ALL or module_id in self._trained)
-        }
+        with self._lock:
+            values = {
+                module_id: dict(own)
+                for module_id, own in self._values.items()
+                if own and (module_id == _ALL or module_id in self._trained)
+            }
         return {VALUES: values} if values else {}
 
     def _able(self, key: str, module_ids: Iterable[str]) -> list[str]:

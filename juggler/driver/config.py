@@ -69,14 +69,6 @@ class RunConfig:
         return self.agents.module_ids
 
     @property
-    def trained_together(self) -> tuple[tuple[str, ...], ...]:
-        """Groups of modules that share parts.
-
-        Most modules are alone in theirs.
-        """
-        return self.agents.trained_together
-
-    @property
     def others(self) -> tuple[str, ...]:
         """Return the modules that play but are not trained, including "random"."""
         return tuple(each for each in self.agents.acting_ids if each not in self.module_ids)

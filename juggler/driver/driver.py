@@ -109,7 +109,7 @@ class Ending:
         self._last_line = self._upkeep.write_line()
         parts.callbacks.deliver()
         # A worker that leaves at once would be replaced while another is still busy.
-        parts.local.stop_restarting()
+        parts.local.supervisor.stop_restarting()
         for worker in list(parts.registry.attached.values()):
             parts.commands.send(worker, attach_pb2.Stop())
         self._loop.drain(_LEAVE_SECONDS, lambda: not parts.registry.attached)
@@ -278,7 +278,6 @@ class Driver:
         self._config = config
         self._directory = directory
         self._before = before
-        self._beginning = None if resume else inherited.beginning  # for a message
         self._listen = listen
         self._bound: list[str] = []  # the addresses that this driver listens at
         self._run_id = secrets.token_hex(6)
@@ -382,10 +381,6 @@ class Driver:
         progress.start(self._config.flat())
         if updates:
             progress.message(f"resuming from update {updates}", "info")
-        if self._beginning is not None:
-            progress.message(f"beginning with {self._beginning.text}", "info")
-            for warning in self._beginning.warnings:
-                progress.message(warning, "warning")
         self._announce()
         self._parts.callbacks.start()
         self._monitoring.ready(True)

@@ -112,10 +112,7 @@ def evaluate(
     from juggler.runtime.acting.actor import Actor
 
     watch = warns_of_endless(watch)
-    if episodes < 1:
-        raise ConfigError(f"episodes = {episodes}: must be at least 1")
-    if videos < 1:
-        raise ConfigError(f"videos = {videos}: must be at least 1")
+    _must_be_at_least_1(episodes=episodes, videos=videos)
     filmed = min(videos, episodes)
     found = read_or_warn(checkpoint)
     where = found.path or Path(checkpoint)
@@ -166,6 +163,12 @@ def evaluate(
     finally:
         environments.close()
     return Evaluated(where, played.returns, played.lengths, films)
+
+
+def _must_be_at_least_1(**numbers: int) -> None:
+    for key, number in numbers.items():
+        if number < 1:
+            raise ConfigError(f"{key} = {number}: must be at least 1")
 
 
 def warns_of_endless(watch: Callable[[int, int], None] | None) -> Callable[[int, int], None]:
@@ -308,10 +311,7 @@ def play_matches(
     from juggler.envrunner.multi_agent.making import make_multi_agent_envs
     from juggler.policies import matches
 
-    if episodes < 1:
-        raise ConfigError(f"episodes = {episodes}: must be at least 1")
-    if videos < 1:
-        raise ConfigError(f"videos = {videos}: must be at least 1")
+    _must_be_at_least_1(episodes=episodes, videos=videos)
     found = read_or_warn(checkpoint)
     where = found.path or Path(checkpoint)
     named = {"env": env} if isinstance(env, str) else {}

@@ -50,7 +50,9 @@ class Hosting:
 
     def __init__(self, config: RunConfig, trained: Iterable[str]) -> None:
         self._processes = config.driver.learners
-        self._shards = hosted(self._processes, config.trained_together, config.agents.own_learners)
+        self._shards = hosted(
+            self._processes, config.agents.trained_together, config.agents.own_learners
+        )
         now = list(trained)
         for module_id in config.module_ids:
             if module_id not in now:

@@ -365,7 +365,7 @@ class LearnerGroup:
         bodies[0].Unpack(done)
         module = self._modules.get(module_id)
         if module is not None:
-            self._local.of_use(f"learner-{module.shard}")
+            self._local.supervisor.of_use(f"learner-{module.shard}")
             module.updates = done.version.update
             if module.updates % self._snapshot_updates == 0 and not self._ended:
                 snapshot = training_pb2.Snapshot(module_id=module_id)
@@ -663,7 +663,8 @@ class LearnerGroup:
                 shard.left = event
                 # It may hang, and its successor needs the place.
                 after = 5.0 if event.farewell else 0.0
-                self._local.kill(event.worker.worker_id, event.worker.pid, after, abort=False)
+                supervisor = self._local.supervisor
+                supervisor.kill(event.worker.worker_id, event.worker.pid, after, abort=False)
         if shard.exited is not None and (shard.worker is None or shard.left is not None):
             self._lost(shard, shard.exited)
         self._send(shard)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from google.protobuf.message import Message
 
 from juggler.driver.callbacks import Callback, Callbacks, Run
 from juggler.driver.changed_values import ChangedValues
-from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.checkpoint.beginning import FirstWeights
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.checkpoint.restoring import core_of, metrics_of, restores
 from juggler.driver.checkpoint.snapshots import Checkpointing, SnapshotWriter
@@ -27,57 +28,84 @@ from juggler.driver.workers.league_run import LeagueRun
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.registry import Departures, LeavingLearners, WorkerRegistry
 from juggler.driver.workers.trained_modules import TrainedModules
+from juggler.envrunner.setup import ActingSetup
 from juggler.runtime.actors.hub import Hub
 from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.actors.worker import to_json
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import training_pb2
 
 
 class FrozenParts:
-    """Sends parts to workers one by one, which limits memory in flight.
+    """Sends modules and players to workers part by part.
+
+    This limits the memory in flight.
 
     Frozen modules are sent before the Setup; messages appended in between follow it.
     """
 
-    def __init__(self, frozen: Mapping[str, FrozenModule]) -> None:
-        self._frozen = frozen
+    def __init__(self, parts: RunParts) -> None:
+        self._registry, self._commands = parts.registry, parts.commands
         self._to_send: dict[Worker, deque[Iterator[Message]]] = {}
         self._on_its_way: set[Worker] = set()  # workers that have not acknowledged their last part
+        self._awaited: dict[str, set[Worker]] = {}  # by added player, EnvRunners without it
 
-    def first(self, worker: Worker, setup: Message) -> Message:
-        """Return the first message for a worker's setup."""
-        parts = (
-            part
-            for module_id, module in list(self._frozen.items())
-            for part in restores(module_id, module.tree, {})
-        )
-        self._to_send[worker] = deque([parts, iter([setup])])
-        self._on_its_way.add(worker)
-        first = self.next(worker)
-        assert first is not None  # the setup at least
-        return first
+    def set_up(self, worker: Worker, setup: Message) -> None:
+        """Send a worker all frozen modules, then its setup."""
+        frozen = list(self._registry.frozen.items())
+        parts = (part for name, module in frozen for part in restores(name, module.tree, {}))
+        self.append(worker, chain(parts, [setup]))
 
-    def append(
-        self, worker: Worker, messages: Iterable[Message], send: Callable[[Worker, Message], None]
+    def add_player(
+        self, module_id: str, setup: ActingSetup, tree: Mapping[str, Tree] | None = None
     ) -> None:
-        """Send a worker a message after its other parts."""
-        self._to_send.setdefault(worker, deque()).append(iter(messages))
-        if worker not in self._on_its_way and (message := self.next(worker)) is not None:
-            send(worker, message)
+        """Send a player to all workers that play.
 
-    def next(self, worker: Worker) -> Message | None:
-        """Return the next part for a worker; None: it has all parts."""
+        Args:
+            tree: its weights and its connectors' state; None: learners send them.
+        """
+        self._awaited[module_id] = set(self._registry.env_runners())
+        for worker in self._registry.acting_workers():
+            parts = () if tree is None else restores(module_id, tree, {})
+            added = training_pb2.AddPlayer(module_id=module_id, config=to_json(setup))
+            self.append(worker, chain(parts, [added]))
+
+    def remove_player(self, module_id: str) -> None:
+        """Let workers forget a player."""
+        self._awaited.pop(module_id, None)
+        for worker in self._registry.acting_workers():
+            self.append(worker, [training_pb2.RemovePlayer(module_id=module_id)])
+
+    def received(self, worker: Worker, module_id: str) -> None:
+        """Note that a worker has received an added player."""
+        self._awaited.get(module_id, set()).discard(worker)
+
+    def awaited(self, module_id: str) -> bool:
+        """Return whether an EnvRunner has not received a player yet."""
+        return bool(self._awaited.get(module_id))
+
+    def append(self, worker: Worker, messages: Iterable[Message]) -> None:
+        """Send a worker messages after its other parts."""
+        self._to_send.setdefault(worker, deque()).append(iter(messages))
+        if worker not in self._on_its_way:
+            self.send_next(worker)
+
+    def send_next(self, worker: Worker) -> None:
+        """Send a worker its next part, if there is one."""
         queue = self._to_send.get(worker, deque())
         while queue:
             if (message := next(queue[0], None)) is not None:
                 self._on_its_way.add(worker)
-                return message
+                return self._commands.send(worker, message)
             queue.popleft()
         self._on_its_way.discard(worker)
-        return None
 
     def left(self, worker: Worker) -> None:
         self._to_send.pop(worker, None)
         self._on_its_way.discard(worker)
+        for workers in self._awaited.values():
+            workers.discard(worker)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +113,8 @@ class Inherited:
     """State that a run takes over from earlier runs."""
 
     resume: Checkpoint | None = None  # the state to resume from; None: the run is new
-    beginning: Beginning | None = None  # weights from another run; None: new weights
+    # Weights from other runs by module id; others begin with new weights
+    beginning: Mapping[str, FirstWeights] = field(default_factory=dict)
     # The run's modules that are not trained, by id
     frozen: Mapping[str, FrozenModule] = field(default_factory=dict)
 
@@ -134,15 +163,18 @@ class RunParts:
         run = Run(run_dir, config.flat(), self.core, progress, stop, self.values, self.metrics)
         self.callbacks = Callbacks(run, self.end, progress, callbacks)
         most_learners = config.driver.most_learners(dialled=not only_local)
-        present = dict(inherited.frozen)
         self.registry = WorkerRegistry(
-            config, self.core.updates_before, most_learners, frozen=present, trained=trained
+            config,
+            self.core.updates_before,
+            most_learners,
+            frozen=dict(inherited.frozen),
+            trained=trained,
         )
-        self.frozen_parts = FrozenParts(present)
         self.connectors: dict[str, ConnectorState] = {}
         self.league: LeagueRun | None = None
         # These parts reach each other through this object.
         self.commands = CommandSender(self)
+        self.frozen_parts = FrozenParts(self)
         self.trained = TrainedModules(self, resume, beginning)
         self.learners = self.trained.learners
         self.stale_runners = self.trained.stale_runners
@@ -158,7 +190,7 @@ class RunParts:
     @property
     def restarts(self) -> int:
         """Number of workers that replaced others, on all hosts."""
-        return self.local.restarts + self.metrics.workers.remote_restarts()
+        return self.local.supervisor.restarts + self.metrics.workers.remote_restarts()
 
     def more_counters(self) -> dict[str, Any]:
         """Return the run's counters for a checkpoint, other than its books."""

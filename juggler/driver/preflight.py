@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -23,7 +22,6 @@ import numpy as np
 from juggler.driver.agents_found import FoundGroup
 from juggler.driver.checkpoint.beginning import Origins
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
-from juggler.driver.checkpoint.restoring import learner_state
 from juggler.driver.config import ConfigError, DriverConfig, RunConfig
 from juggler.envrunner.config import words_of
 from juggler.envrunner.environments.naming import check_name
@@ -32,14 +30,9 @@ from juggler.runtime.actors.processes import WorkerProgram, ended, forkserver_pi
 from juggler.runtime.actors.resources import seconds_used
 from juggler.runtime.actors.supervisor import how_it_ended
 from juggler.runtime.checkpoints.checkpoint import REPLAY, Checkpoint
-from juggler.runtime.checkpoints.weights import is_frozen, weights_in
+from juggler.runtime.checkpoints.weights import is_frozen
 from juggler.runtime.connectors.config import PLACES
 from juggler.runtime.modules.by_name import check_there
-from juggler.runtime.wire.trees import Path as TreePath
-from juggler.runtime.wire.trees import flatten
-
-#: The shape and dtype of an array.
-Layout: TypeAlias = tuple[tuple[int, ...], np.dtype[Any]]
 
 _LOOK_SECONDS = 0.2
 _ABORT_SECONDS = 2.0  # for an aborted process to write its stack
@@ -64,41 +57,23 @@ class PreflightError(ConfigError):
             self.add_note(self.traceback)
 
 
-@dataclass(frozen=True, slots=True)
-class ResumedState:
-    """Contents of the checkpoint that a run resumes from."""
+class _Zeros(np.ndarray[Any, Any]):
+    """Zeros that are pickled as their shape and dtype."""
 
-    checkpoint: Path | None
-    # By module id, the shape and dtype of each of its parameters and buffers. Modules without
-    # named parameters are missing.
-    layouts: Mapping[str, Mapping[str, Layout]]
-    # By module id and path, the shape and dtype of its learner's other state, without the replay
-    states: Mapping[str, Mapping[TreePath, Layout]]
-    # By module id, the spaces of its agents, in the checkpoint's format
-    spaces: Mapping[str, Mapping[str, Any]]
-    # By module id, the name of the core that made the state; "": unknown
-    algorithms: Mapping[str, str]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return np.zeros, (self.shape, self.dtype)
 
-    @classmethod
-    def of(cls, checkpoint: Checkpoint) -> ResumedState:
-        layouts = {
-            module_id: {name: (array.shape, array.dtype) for name, array in arrays.items()}
-            for module_id, arrays in weights_in(checkpoint.tree).items()
-        }
-        states = {
-            module_id: {
-                path: (array.shape, array.dtype)
-                for path, array in flatten(learner_state(module_id, checkpoint))
-                if path[0] != REPLAY
-            }
-            for module_id in layouts
-        }
-        spaces = {module_id: checkpoint.spaces_of(module_id) for module_id in layouts}
-        algorithms = {
-            module_id: str(module.get("extra", {}).get("algorithm", ""))
-            for module_id, module in checkpoint.modules.items()
-        }
-        return cls(checkpoint.path, layouts, states, spaces, algorithms)
+
+def without_arrays(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint with zeros for arrays, and without replays."""
+
+    def zeros(tree: Any) -> Any:
+        if isinstance(tree, Mapping):
+            return {name: zeros(branch) for name, branch in tree.items()}
+        return np.broadcast_to(np.zeros((), tree.dtype), tree.shape).view(_Zeros)
+
+    kept = {key: each for key, each in checkpoint.tree.items() if key.split(":")[-1] != REPLAY}
+    return replace(checkpoint, tree=zeros(kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +81,8 @@ class Trial:
     """A configuration to try, and the checkpoints read for it."""
 
     config: RunConfig
-    before: ResumedState | None = None  # what the run continues from; None: it is new
+    # The checkpoint that the run continues from, `without_arrays`; None: it is new
+    before: Checkpoint | None = None
     origins: Origins | None = None  # the checkpoints that modules begin with
     # The modules that are not trained
     frozen: Mapping[str, FrozenModule] = field(default_factory=dict)

@@ -25,9 +25,9 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from juggler.driver.agents_found import FoundGroup, with_agents
-from juggler.driver.checkpoint.beginning import Beginning, Origins
+from juggler.driver.checkpoint.beginning import FirstWeights, Origins
 from juggler.driver.checkpoint.frozen_modules import FrozenModule, must_fit
-from juggler.driver.checkpoint.restoring import restores
+from juggler.driver.checkpoint.restoring import learner_state, restores
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.hosting import must_fit_together
 from juggler.driver.league.builders import give_builder
@@ -36,15 +36,13 @@ from juggler.driver.preflight import (
     FAILED,
     FOUND,
     WARNS,
-    Layout,
     Rehearsal,
-    ResumedState,
     Trial,
     named_parts,
     parts_of,
 )
 from juggler.driver.with_dataset import is_of_another
-from juggler.driver.workers.module_setups import Spaces, acting_setup, add_module, env_runner_setup
+from juggler.driver.workers.module_setups import acting_setup, add_module, env_runner_setup
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.naming import VectorEnvironment
@@ -70,6 +68,8 @@ from juggler.learner.process.hosted_module import REMEDY, begin_with, learner_fo
 from juggler.learner.process.program import device_for, devices_here
 from juggler.learner.shared_parts import SharedParts
 from juggler.runtime.actors.attachment import describe
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.checkpoints.weights import weights_in
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
@@ -78,8 +78,8 @@ from juggler.runtime.nearest import all_of, listed
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
 from juggler.runtime.wire.structures import choices_of, find_outside, space_leaves, to_tree
-from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
-from juggler.runtime.wire.v1 import spaces_pb2
+from juggler.runtime.wire.trees import Tree, flatten, path_name
+from juggler.runtime.wire.v1 import spaces_pb2, training_pb2
 
 Envs = VectorEnvironment | MultiAgentEnvs
 Report = Callable[[str], None]
@@ -174,7 +174,7 @@ def _rehearse(
         must_continue(config, learners, agents_here, before)
     else:
         does("loading the first weights of modules")
-        begin(config, learners, (trial.origins or Origins.of(config)).beginning(config))
+        begin(config, learners, (trial.origins or Origins.of(config)).beginning(config)[0])
     _build_frozen(config, groups, trial.frozen, own, does)
     _try_line_ups(config, groups, own_classes, does)
 
@@ -391,10 +391,10 @@ def learner_of(
     env_to_module, module_to_env = build_runner_pipelines(
         config.connectors.parsed(), group.observation_space, group.action_space, own.classes
     )
-    in_batches = Spaces(
-        space_to_message(env_to_module.observation_space),
-        space_to_message(module_to_env.action_space),
-        critic=spaces_pb2.Space() if critic_space is None else space_to_message(critic_space),
+    in_batches = training_pb2.Ready.Module(
+        observation_space=space_to_message(env_to_module.observation_space),
+        action_space=space_to_message(module_to_env.action_space),
+        critic_space=None if critic_space is None else space_to_message(critic_space),
     )
     # Compiling takes a minute, and finds no error of the algorithm.
     config = replace(config, learner=replace(config.learner, compile=False))
@@ -408,18 +408,18 @@ def learner_of(
     return learner
 
 
-def begin(config: RunConfig, learners: Mapping[str, Learner], beginning: Beginning | None) -> None:
+def begin(
+    config: RunConfig, learners: Mapping[str, Learner], beginning: Mapping[str, FirstWeights]
+) -> None:
     """Load the first weights of each module from another run."""
-    for module_id, weights in beginning.weights.items() if beginning else ():
-        assert beginning is not None
-        source = beginning.sources[module_id]
+    for module_id, first in beginning.items():
         with _failures_of(module_id if config.played_by else ""):
             begin_with(
                 learners[module_id],
-                weights,
-                source.words,
-                whole=module_id in beginning.whole,
-                selectable=source.selectable,
+                first.weights,
+                first.source,
+                whole=first.whole,
+                selectable=first.selectable,
             )
 
 
@@ -453,11 +453,11 @@ def _failures_of(module_id: str) -> Iterator[None]:
 # -- a run that is resumed ------------------------------------------------------------------------
 
 
-def groups_before(config: RunConfig, before: ResumedState) -> dict[str, AgentGroup]:
+def groups_before(config: RunConfig, before: Checkpoint) -> dict[str, AgentGroup]:
     """Return modules' spaces from a checkpoint."""
     known = {}
     for module_id in config.module_ids:
-        sides = before.spaces.get(module_id, {})
+        sides = before.spaces_of(module_id) if module_id in before.module_ids else {}
         if {*sides} >= {"observation", "action"}:
             both = (
                 space_from_message(ParseDict(sides[side], spaces_pb2.Space()))
@@ -471,7 +471,7 @@ def must_continue(
     config: RunConfig,
     learners: Mapping[str, Learner],
     groups: Sequence[FoundGroup],
-    before: ResumedState,
+    before: Checkpoint,
 ) -> None:
     """Check that learners can continue from a checkpoint.
 
@@ -485,37 +485,28 @@ def must_continue(
         groups_of_it = (each for each in groups if not agents or agents & {*each.agents})
         which = f"module {module_id!r}: " if agents else ""
         if why := _misfit(learner, module_id, next(groups_of_it, unknown), before):
-            raise ConfigError(
-                f"{which}the run cannot continue from {before.checkpoint}: {why}. {REMEDY}"
-            )
+            raise ConfigError(f"{which}the run cannot continue from {before.path}: {why}. {REMEDY}")
 
 
-def _misfit(learner: Learner, module_id: str, group: FoundGroup, before: ResumedState) -> str:
-    """Return why a module cannot continue with its weights, or ""."""
-    layouts = before.layouts.get(module_id)
-    was, now = before.algorithms.get(module_id), learner.core.name
-    if was and was != now:
+def _misfit(learner: Learner, module_id: str, group: FoundGroup, before: Checkpoint) -> str:
+    """Return why a module cannot continue with its state, or ""."""
+    weights = weights_in(before.tree).get(module_id)
+    was = before.modules.get(module_id, {}).get("extra", {}).get("algorithm", "")
+    if was and was != (now := learner.core.name):
         return f"its state is of {was!r}, and this configuration needs {now!r}"
-    if layouts is None:
+    if weights is None:
         return ""  # the module came later, or its core has no parameters by name
-    weights = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layouts.items()}
     try:
         learner.core.with_weights(learner.state, weights, 0, whole=True)
     except StateMismatch as error:
-        if other := group.other_space(before.spaces[module_id]):
+        if other := group.other_space(before.spaces_of(module_id)):
             side, had, here = other
             return f"the {side} space of its environment was {had}, and is now {here}"
         return str(error)
     except ValueError:
         return ""  # a user's core that loads no weights, but restores its state
-    return _unfit_state(learner, before.states[module_id])
-
-
-def _unfit_state(learner: Learner, layouts: Mapping[Path, Layout]) -> str:
-    """Return why a learner cannot continue with its state, or ""."""
-    state = unflatten((path, np.zeros(*layout)) for path, layout in layouts.items())
     try:
-        learner.must_fit(state)
+        learner.must_fit(learner_state(module_id, before))
     except StateMismatch as error:
         what = "its optimizer was another" if "moments/" in error.what else "its state differs"
         return f"{what}: {error.what}" if error.what else str(error)

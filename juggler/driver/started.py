@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +18,6 @@ from juggler.runtime.actors.processes import release_forkserver, share_forkserve
 from juggler.runtime.importing import must_not_be_imported
 
 _MOST_LINES = 1000  # lines that wait for a reader
-_ANSWER_SECONDS = 60.0  # for the run to apply a number
 
 
 class StartedRun:
@@ -87,8 +86,6 @@ class StartedRun:
     def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
         """Replace a schedule by a number: see `juggler.Run.set`.
 
-        Waits until the run has applied it, usually less than a second.
-
         Args:
             key: as in `juggler.Run.set`.
             value: as in `juggler.Run.set`.
@@ -96,17 +93,11 @@ class StartedRun:
 
         Raises:
             ValueError: as in `juggler.Run.set`; or the run has ended.
-            TimeoutError: the run has not applied it within a minute. It may still do so.
         """
-        asked = self._follower.ask(lambda run: run.set(key, value, module_id))
-        if threading.current_thread() is self._thread:  # a callback, for which the run waits
-            self._follower.answer()
-        if not wait([asked], _ANSWER_SECONDS).done:
-            raise TimeoutError(
-                f"set({key!r}, {value}): the run in {self.run_dir} has not applied it within "
-                f"{_ANSWER_SECONDS:.0f} s: does it make updates?"
-            )
-        asked.result()
+        if not self.running:
+            raise ValueError("the run has ended")
+        assert self._follower.run is not None
+        self._follower.run.set(key, value, module_id)
 
     def result(self, timeout: float | None = None) -> Result:
         """Wait until the run has ended.
@@ -160,38 +151,12 @@ class _Follower(Callback):
         self._over = False
         self._newest: MetricsLine = {}
         self._readers: list[SimpleQueue[MetricsLine | None]] = []
-        self._asked: list[tuple[Callable[[Run], None], Future[None]]] = []
 
     def stop(self, reason: str) -> None:
         with self._lock:
             run, self._stop = self.run, reason
         if run is not None:
             run.stop(reason)
-
-    def ask(self, what: Callable[[Run], None]) -> Future[None]:
-        """Have the thread of the run do something; return a future."""
-        answer: Future[None] = Future()
-        with self._lock:
-            if self._over:
-                raise ValueError("the run has ended")
-            self._asked.append((what, answer))
-        return answer
-
-    def answer(self) -> None:
-        """Do the requested work; called by the thread of the run."""
-        with self._lock:
-            asked, self._asked = self._asked, []
-        for what, answer in asked:
-            assert self.run is not None
-            try:
-                what(self.run)
-            except Exception as error:
-                answer.set_exception(error)
-            else:
-                answer.set_result(None)
-
-    def on_update(self, run: Run, module_id: str, metrics: Mapping[str, float]) -> None:
-        self.answer()
 
     def on_start(self, run: Run) -> None:
         with self._lock:
@@ -201,7 +166,6 @@ class _Follower(Callback):
         self.begun.set()
 
     def on_metrics(self, run: Run, metrics: MetricsLine) -> None:
-        self.answer()
         with self._lock:
             self._newest = metrics
             for reader in self._readers:
@@ -213,14 +177,11 @@ class _Follower(Callback):
             run.stop("program_ended")
 
     def end_lines(self) -> None:
-        """End the lines and answers."""
+        """End the lines."""
         with self._lock:
             self._over = True
             for reader in self._readers:
                 reader.put(None)
-            asked, self._asked = self._asked, []
-        for _, answer in asked:
-            answer.set_exception(ValueError("the run has ended"))
         self.begun.set()
 
     def lines(self) -> Iterator[MetricsLine]:

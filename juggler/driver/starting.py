@@ -12,11 +12,10 @@ from typing import Any
 from juggler.driver.agents_found import FoundGroup, needs_environment, with_agents
 from juggler.driver.callbacks import Callback, checked
 from juggler.driver.checkpoint import beginning as beginnings
-from juggler.driver.checkpoint.beginning import Beginning, Origins, shared_parts_must_agree
+from juggler.driver.checkpoint.beginning import FirstWeights, Origins, shared_parts_must_agree
 from juggler.driver.checkpoint.frozen_modules import (
     frozen_modules,
     kept_modules,
-    must_fit,
     with_digests,
 )
 from juggler.driver.checkpoint.restoring import must_be_sound
@@ -27,7 +26,7 @@ from juggler.driver.driver_config import DriverConfig
 from juggler.driver.given_config import load_given
 from juggler.driver.league_players import copies_of, players_of
 from juggler.driver.parts import Inherited
-from juggler.driver.preflight import ResumedState, Trial, check_names, rehearse
+from juggler.driver.preflight import Trial, check_names, rehearse, without_arrays
 from juggler.driver.record.progress import make_progress
 from juggler.driver.record.run_directory import (
     CONFIG_FILE,
@@ -93,11 +92,14 @@ def start_run(config: RunConfig, given: Collection[str], how: Start, over: bool 
     messages = list[tuple[str, Level]]()
     with _checked(trial, how, progress, messages) as groups:
         config = with_agents(config, groups)
-        must_fit(config, frozen, groups)
         config, chosen = settled(config, given, groups, origins.rescaled(config))
         if chosen:
             messages.append((chosen, "info"))
-        inherited = Inherited(None, origins.beginning(config), frozen)
+        beginning, warnings = origins.beginning(config)
+        if texts := dict.fromkeys(first.text for first in beginning.values()):
+            messages.append((f"beginning with {', '.join(texts)}", "info"))
+        messages += [(warning, "warning") for warning in warnings]
+        inherited = Inherited(None, beginning, frozen)
         if before:
             directory = RunDirectory.open(before, config.flat())
         else:
@@ -143,7 +145,7 @@ def resume_run(run_dir: Path, checkpoint: Checkpoint, config: RunConfig, how: St
     how = with_callbacks(how, config.driver)
     frozen = frozen_modules(config, run_dir)
     config = with_digests(config, frozen)
-    beginning, messages = None, list[tuple[str, Level]]()
+    beginning, messages = dict[str, FirstWeights](), list[tuple[str, Level]]()
     messages += [(text, "warning") for text in (*behind, *changes(config, before))]
     if config.agents.league:
 
@@ -151,29 +153,18 @@ def resume_run(run_dir: Path, checkpoint: Checkpoint, config: RunConfig, how: St
             messages.append((text, "warning"))
 
         frozen |= kept_modules(run_dir, copies_of(checkpoint.counters), warn)
-        beginning = _kept_beginning(config, run_dir, warn)
-    trial = Trial(config, ResumedState.of(checkpoint), frozen=frozen)
+        try:
+            beginning = beginnings.kept(config, run_dir)
+        except CheckpointError as error:
+            lost = "the first weights of the players are lost, so a reset player begins with new"
+            warn(f"league: {lost} weights: {error}")
+    trial = Trial(config, without_arrays(checkpoint), frozen=frozen)
     with _checked(trial, how, progress, messages) as groups:
         config = with_agents(config, groups)
-        must_fit(config, frozen, groups)
         must_be_of_one_run(config, checkpoint)  # now that agents are known
         directory = RunDirectory.open(run_dir, config.flat())
         inherited = Inherited(checkpoint, beginning, frozen)
         return _drive(config, directory, progress, how, inherited, messages)
-
-
-def _kept_beginning(
-    config: RunConfig, run_dir: Path, warn: Callable[[str], None]
-) -> Beginning | None:
-    """Read the first weights of a league's players."""
-    try:
-        return beginnings.kept(config, run_dir)
-    except CheckpointError as error:
-        text = (
-            "the first weights of the players are lost, so a reset player begins with new weights"
-        )
-        warn(f"league: {text}: {error}")
-        return None
 
 
 @contextmanager
@@ -228,7 +219,7 @@ def _drive(
     if resume is None:
         for module in inherited.frozen.values():
             module.keep(directory.path)
-        if config.agents.league and inherited.beginning is not None:
+        if config.agents.league and inherited.beginning:
             beginnings.keep(inherited.beginning, config, directory.path)
     driver = Driver(config, directory, progress, how, inherited, before)
     summary = driver.run()

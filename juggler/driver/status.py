@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from juggler.driver.core.ledger import Counters
@@ -90,12 +90,15 @@ class StatusReader:
             )
 
     def _league(self) -> status_pb2.LeagueStatus | None:
-        if self.parts.league is None:
+        if (league := self.parts.league) is None:
             return None
-        standings = self.parts.league.standings.now()
-        learning = [status_pb2.PlayerStatus(**asdict(each)) for each in standings.learning]
+        line, players = league.standings.line(), league.league.roster.players
+        learning = [
+            status_pb2.PlayerStatus(player_id=player_id, role=players[player_id].role, **row)
+            for player_id, row in line["learning"].items()
+        ]
         return status_pb2.LeagueStatus(
-            players=standings.players, historical=standings.historical, learning=learning
+            players=line["players"], historical=line["historical"], learning=learning
         )
 
     def _queues(self) -> status_pb2.Queues:

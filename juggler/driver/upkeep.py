@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 from juggler.driver.core.ledger import Counters
 from juggler.driver.parts import RunParts
@@ -17,12 +16,10 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.program import ENVRUNNER
 from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.hub_events import Vitals
-from juggler.runtime.actors.resources import seconds_idle, usable_cores
 from juggler.runtime.nearest import listed
 from juggler.runtime.wire.v1 import training_pb2
 
 _LINE_SECONDS = 1.0
-_IDLE_SECONDS = 20.0  # long compared with an update
 
 
 class Intervals:
@@ -66,7 +63,6 @@ class Upkeep:
         self._bound = bound
         self._announce = announce
         self._endless = EndlessEpisodes(parts.config.env_runner)
-        self._idle_cores = IdleCores(parts.config.driver.learner_threads)
         self._intervals = Intervals({})
         self._checkpoint_due = False
         self._wait_was_reported = False
@@ -94,7 +90,6 @@ class Upkeep:
                 "checkpoint": 0.0 if driver.synchronous else driver.checkpoint_seconds,
                 "evaluation": driver.evaluation_seconds,
                 "look": driver.worker_timeout_seconds,
-                "idle cores": _IDLE_SECONDS,
             }
         )
 
@@ -118,9 +113,6 @@ class Upkeep:
                     parts.evaluations.want()
                 case "look":
                     self._check_standstill()
-                case "idle cores":
-                    if text := self._idle_cores.look(Used.by(parts)):
-                        parts.progress.message(text, "info")
         # One snapshot at a time; a checkpoint does not wait for consecutive evaluations.
         if self._checkpoint_due and parts.checkpointing.begin():
             self._checkpoint_due = self._wait_was_reported = False
@@ -212,7 +204,7 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
         "wall_time": times.wall,
         "training_time": times.training,
         **_steps(counters),
-        "learner_steps": _learner_steps(parts),
+        "learner_steps": {name: dict(each) for name, each in parts.trained.steps.items()},
         "updates": core.updates,
         "weights_version": list(core.weights_version),
         "num_env_runners": core.num_runners,
@@ -227,7 +219,7 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
         }
         line["by_module"] |= {each: parts.metrics.of(each).played_line() for each in others}
     if parts.league:
-        line["league"] = parts.league.standings.now().line()
+        line["league"] = parts.league.standings.line()
     agents = parts.config.agent_names or tuple(parts.metrics.by_agent)  # with simulators
     if has_metrics_by_agent(agents):
         line["by_agent"] = {agent: parts.metrics.of_agent(agent).line() for agent in agents}
@@ -249,18 +241,6 @@ def _module_line(parts: RunParts, module_id: str) -> dict[str, Any]:
         "learners": list(module.members),
         **parts.metrics.of(module_id).line(),
     }
-
-
-def _learner_steps(parts: RunParts) -> dict[str, dict[str, int]]:
-    """Return the learner processes' own counts, over the modules that each hosts."""
-    before = parts.trained.steps_before
-    sums = {worker_id: dict(counts) for worker_id, counts in before.items()}
-    for learners in parts.learners.values():
-        for worker_id, counts in learners.steps.items():
-            of_worker = sums.setdefault(worker_id, {})
-            for what, steps in counts.items():
-                of_worker[what] = of_worker.get(what, 0) + steps
-    return sums
 
 
 def _steps(counters: Counters) -> dict[str, Any]:
@@ -458,71 +438,3 @@ def waits_for(parts: RunParts) -> str:
     module = max(core.modules.values(), key=lambda each: each.held_steps / each.settings.batch_size)
     size = module.settings.batch_size
     return f"{min(module.held_steps, size)} of {size} steps for the first update"
-
-
-_BUSY = 0.9  # share of the time
-#: Updates are reported when they are done, so a report may have more work than time passed. Shares
-#: above this limit mean nothing.
-_MOST_BUSY = 1.2
-_WORK = ("collate", "update", "publish")
-_MOST_THREADS = 8  # maximum to suggest
-
-
-class Used(NamedTuple):
-    """Seconds that a run and its host have used so far."""
-
-    time: float
-    learners: int  # number of learners
-    worked: float  # time in which learners had work, added up
-    cpu: float  # processor time of the run
-    idle: float  # idle processor time of this host
-    cores: float  # number of cores that the run may use
-
-    @classmethod
-    def by(cls, parts: RunParts) -> Used | None:
-        """Return the time used by a run, if more threads could help.
-
-        None: learners are elsewhere, on GPUs or not at work yet, or the run may not use all cores.
-        """
-        members, cores = parts.core.members, usable_cores()
-        devices = {parts.registry.devices[name] for name in members}
-        seconds = parts.metrics.workers.seconds().get(LEARNER, {})
-        limited = cores < (os.cpu_count() or 1)
-        if not parts.only_local or devices != {"cpu"} or limited or not seconds:
-            return None
-        worked = sum(seconds.get(name, 0.0) for name in _WORK)
-        cpu = parts.local.cpu_seconds() + time.process_time()
-        return cls(time.monotonic(), len(members), worked, cpu, seconds_idle(), cores)
-
-
-class IdleCores:
-    """Suggests, once, more threads for learners if cores are idle."""
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._before: Used | None = None
-        self._was_shown = False
-
-    def look(self, used: Used | None) -> str:
-        """Return advice about the time since the last check, or ""."""
-        before = self._before
-        self._before = used
-        if self._was_shown or used is None or before is None or used.learners != before.learners:
-            return ""
-        seconds = used.time - before.time
-        worked = (used.worked - before.worked) / seconds / used.learners
-        left = used.cores - (used.cpu - before.cpu) / seconds
-        idle = min(left, (used.idle - before.idle) / seconds)
-        possible = min(_MOST_THREADS, self._threads + int(idle // used.learners))
-        threads = 1 << possible.bit_length() - 1  # a power of 2, like `juggler tune`
-        if not _BUSY <= worked <= _MOST_BUSY or threads <= self._threads:
-            return ""
-        self._was_shown = True
-        alone = used.learners == 1
-        learners, they = ("the learner limits", "it") if alone else ("learners limit", "they")
-        return (
-            f"{learners} this run: in the last {seconds:.0f} s {they} waited for "
-            f"{max(0.0, 1 - worked):.0%} of the time, and {idle:.1f} of {used.cores:g} cores had "
-            f"nothing to do. learner_threads = {threads} may make updates faster: `juggler tune` "
-            "measures it"
-        )

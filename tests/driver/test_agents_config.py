@@ -170,7 +170,7 @@ def test_modules_that_share_parts_directly_or_through_others_are_trained_togethe
     shared: dict[str, list[str]], together: list[tuple[str, ...]]
 ) -> None:
     config = RunConfig.from_flat({**FOUR, "shared": shared})
-    assert list(config.trained_together) == together
+    assert list(config.agents.trained_together) == together
     assert ("shared" in config.flat()) == bool(shared)
     assert RunConfig.from_flat(config.flat()) == config
     assert config.of("b").agents == AgentsConfig()
@@ -222,7 +222,7 @@ def test_the_table_is_kept_where_the_agents_are_found_in_the_environment() -> No
     groups = [FoundGroup((name,), None, None) for name in ("cat_0", "mouse_0")]
     found = with_agents(config, groups)
     assert found.agents.shared == config.agents.shared
-    assert found.trained_together == (("cat", "mouse"),)
+    assert found.agents.trained_together == (("cat", "mouse"),)
     others = [FoundGroup((name,), None, None) for name in ("dog_0", "mouse_0")]
     with pytest.raises(ConfigError, match=r"shared: 'encoder\.\*': there is"):
         with_agents(config, others)

@@ -37,7 +37,8 @@ def told_at_the_end(directory: Path, reason: str) -> list[str]:
     world = WorkersWorld(directory)
     world.ask_for_a_snapshot()
     world.resident["learner-0"] = 1
-    local = SimpleNamespace(stop_restarting=lambda: None, keep_failing=lambda _: False)
+    supervisor = SimpleNamespace(stop_restarting=lambda: None)
+    local = SimpleNamespace(supervisor=supervisor, keep_failing=lambda _: False)
     world.parts.local = cast(Any, local)
     nothing_comes = SimpleNamespace(drain=lambda seconds, done: None)
     upkeep = SimpleNamespace(

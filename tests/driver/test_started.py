@@ -29,7 +29,6 @@ class Trains:
         self.over = threading.Event()
         self.began = threading.Event()
         self.error: Exception | None = None
-        self.goes_on: Callable[[], object] = lambda: None  # what the run does again and again
 
     def __call__(self, follower: juggler.Callback) -> juggler.Result:
         nobody, values = cast(DriverCore, None), cast(ChangedValues, None)
@@ -40,7 +39,6 @@ class Trains:
         deadline = time.monotonic() + 30
         while not self.over.wait(0.01):
             assert time.monotonic() < deadline
-            self.goes_on()
         if self.error:
             raise self.error
         return juggler.Result({"reason_for_stop": "stop_steps"}, self.run.run_dir, None)
@@ -78,7 +76,7 @@ def test_metrics_come_one_by_one_until_the_run_is_over() -> None:
 
 
 class Values:
-    """Takes the place of `ChangedValues`: keeps what was set, and by which thread."""
+    """Takes the place of `ChangedValues`: keeps what was set."""
 
     def __init__(self) -> None:
         self.were_set: list[tuple[object, ...]] = []
@@ -86,29 +84,18 @@ class Values:
     def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
         if key == "lrr":
             raise ValueError("did you mean 'lr'?")
-        self.were_set.append((key, value, module_id, threading.current_thread().name))
+        self.were_set.append((key, value, module_id))
 
 
-def test_numbers_are_set_by_the_thread_of_the_run_and_errors_come_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_numbers_are_set_and_errors_come_back() -> None:
     trains, values = Trains(), Values()
-    trains.goes_on = lambda: trains.follower.on_update(trains.run, "default", {})
     run = StartedRun(trains)
     trains.run._values = cast(ChangedValues, values)
     run.set("lr", 1e-3)
     run.set("lr", None, module_id="default")
-    name = "juggler run"
-    assert values.were_set == [("lr", 1e-3, None, name), ("lr", None, "default", name)]
+    assert values.were_set == [("lr", 1e-3, None), ("lr", None, "default")]
     with pytest.raises(ValueError, match="did you mean 'lr'"):
         run.set("lrr", 1e-3)
-    trains.goes_on = lambda: run.set("lr", 2.0)  # as a callback with the handle may
-    while len(values.were_set) < 3:
-        time.sleep(0.01)
-    trains.goes_on = lambda: None
-    monkeypatch.setattr(started, "_ANSWER_SECONDS", 0.05)
-    with pytest.raises(TimeoutError, match=r"^set\('lr', 3.0\): the run in .* has not applied it"):
-        run.set("lr", 3.0)
     trains.over.set()
     run.result(10)
     with pytest.raises(ValueError, match="the run has ended"):

@@ -19,7 +19,7 @@ from juggler.driver.agents_found import FoundGroup
 from juggler.driver.checkpoint.restoring import checkpoint_tree
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.hosting import must_fit_together
-from juggler.driver.preflight import PreflightError, ResumedState
+from juggler.driver.preflight import PreflightError, without_arrays
 from juggler.driver.rehearsal import begin, must_continue
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.multi_agent.making import make_multi_agent_envs
@@ -158,7 +158,7 @@ class World:
         tree = checkpoint_tree({module_id: state}, {})
         path = Path("runs/mine/checkpoints/000000001")
         saved = Checkpoint((1, 1), tree, {module_id: module}, {}, before.flat(), {}, path)
-        self.before = ResumedState.of(saved)
+        self.before = without_arrays(saved)
 
     def go_on(self, now: RunConfig, sees: Any, acts: Any, agents: tuple[str, ...] = ()) -> None:
         group = FoundGroup(agents, space_to_message(sees), space_to_message(acts))

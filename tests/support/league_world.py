@@ -9,22 +9,18 @@ from typing import Any
 import numpy as np
 
 from juggler.driver.league.builder import LeagueBuilder, Pairing
-from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.events import (
+from juggler.driver.league.commands import (
     INITIAL,
     AddPlayer,
     AssignLineUp,
     BuilderCommand,
     Command,
     FreezePlayer,
-    MatchFinished,
-    MatchRequested,
-    PlayerReady,
     Report,
     ResetPlayer,
     RetirePlayer,
-    StepsTrained,
 )
+from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
 from juggler.driver.league.results import LeagueResults
 
@@ -50,9 +46,9 @@ def ready(league: League, commands: Iterable[Command]) -> list[Command]:
     for command in commands:
         match command:
             case AddPlayer() | ResetPlayer():
-                league.book(PlayerReady(command.player_id))
+                league.ready(command.player_id)
             case FreezePlayer():
-                league.book(PlayerReady(command.copy_id))
+                league.ready(command.copy_id)
     return commands
 
 
@@ -86,14 +82,17 @@ class Asking(LeagueBuilder):
 
 def line_up(league: League) -> AssignLineUp:
     """The next one."""
-    (command,) = league.book(MatchRequested())
+    (command,) = league.request_match()
     assert isinstance(command, AssignLineUp)
     return command
 
 
-def finished(assigned: AssignLineUp, *returns: float, length: int = 1) -> MatchFinished:
+def finished(
+    assigned: AssignLineUp, *returns: float, length: int = 1
+) -> tuple[int, int, dict[str, float], int]:
+    """What `League.finish_match` takes."""
     by_agent = dict(zip(assigned.players, returns, strict=True))
-    return MatchFinished(assigned.match_id, assigned.attempt, by_agent, length)
+    return assigned.match_id, assigned.attempt, by_agent, length
 
 
 def asking(inner: LeagueBuilder | None = None, **keys: Any) -> tuple[League, Asking]:
@@ -183,9 +182,7 @@ class RockPaperScissors:
             won = ROCK_PAPER_SCISSORS[actions[0], actions[1]]  # [R]
             got = dict(zip(AGENTS, (won, -won), strict=True))
             returns = {agent: float(each.sum()) for agent, each in got.items()}
-            self.league.book(
-                MatchFinished(assigned.match_id, assigned.attempt, returns, self.rounds)
-            )
+            self.league.finish_match(assigned.match_id, assigned.attempt, returns, self.rounds)
             for player, action, reward in zip(players, actions, got.values(), strict=True):
                 if self.league.roster[player].learning:
                     # [R, A], gradients of the log-probabilities
@@ -194,7 +191,7 @@ class RockPaperScissors:
                     steps[player] = steps.get(player, 0) + self.rounds
         for player, gradient in gradients.items():
             self.logits[player] = self.logits[player] + self.lr * gradient / steps[player]
-            self.league.book(StepsTrained(player, steps[player]))
+            self.league.trained(player, steps[player])
 
     def train(self, updates: int, watch: Callable[[], None] = lambda: None) -> None:
         """Update, and have the league built after each one."""

@@ -8,14 +8,15 @@ from typing import Any
 from juggler.driver import preflight
 from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import RunConfig
-from juggler.driver.preflight import ResumedState, Trial
+from juggler.driver.preflight import Trial
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
 
 def rehearse(
     config: RunConfig,
     own_code: bytes = b"",
     report: Callable[[str], None] = lambda _: None,
-    before: ResumedState | None = None,
+    before: Checkpoint | None = None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> tuple[FoundGroup, ...]:
     return preflight.rehearse(Trial(config, before), own_code, report, warn)

@@ -327,6 +327,10 @@ class RuntimeWorld:
 
     restarts = 0
 
+    @property
+    def supervisor(self) -> RuntimeWorld:
+        return self
+
     def kill(self, worker_id: str, pid: int, after: float, abort: bool) -> None:
         worker = self.workers.get(worker_id)
         if worker is not None and worker.pid == pid:

@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
-from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.checkpoint.beginning import FirstWeights
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.driver.config import RunConfig
@@ -108,7 +108,7 @@ class WorkersWorld:
     def __init__(
         self,
         directory: Path,
-        beginning: Beginning | None = None,
+        beginning: Mapping[str, FirstWeights] | None = None,
         only_local: bool = False,
         frozen: Mapping[str, FrozenModule] | None = None,
         resume: Checkpoint | None = None,
@@ -135,7 +135,7 @@ class WorkersWorld:
             self.snapshots,
             clock,
             directory,
-            Inherited(resume, beginning, frozen or {}),
+            Inherited(resume, beginning or {}, frozen or {}),
             only_local=only_local,
         )
         self.worker_events = WorkerEvents(self.parts)
@@ -270,11 +270,15 @@ class WorkersWorld:
         return self._hub.dismissed[0][1] if self._hub.dismissed else ""
 
 
-class _NobodyIsLocal:
+class _NothingIsSupervised:
     restarts = 0
 
     def of_use(self, worker_id: str) -> None:
         pass
+
+
+class _NobodyIsLocal:
+    supervisor = _NothingIsSupervised()
 
     def gave_up_on(self, worker_id: str) -> None:
         pass

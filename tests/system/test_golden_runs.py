@@ -24,7 +24,6 @@ from support.place import REPOSITORY, Place, metrics
 
 from juggler.driver.league.alphastar import AlphaStar
 from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.events import StepsTrained
 from juggler.runtime.checkpoints.checkpoint import read
 
 GOLDEN = Path(__file__).with_name("golden_runs.json")
@@ -120,9 +119,9 @@ def line_ups() -> str:
         assigned = line_up(league)
         drawn.update(json.dumps([*assigned.players.items()]).encode())
         won = 1.0 if number % 3 else -1.0
-        league.book(finished(assigned, *(won, -won)[: len(AGENTS)]))
+        league.finish_match(*finished(assigned, *(won, -won)[: len(AGENTS)]))
         for player in {each for each in assigned.players.values() if league.roster[each].learning}:
-            league.book(StepsTrained(player, 20))
+            league.trained(player, 20)
         ready(league, league.build())
     return drawn.hexdigest()
 

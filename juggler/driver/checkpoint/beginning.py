@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -41,28 +41,18 @@ _WHOLE: Final = "whole"
 _PLAYING: Final[tuple[Place, ...]] = ("env_to_module", "module_to_env")
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where weights are from."""
-
-    words: str  # for errors: a key with its value, or a description
-    selectable: bool = False  # `from_parameters` can select some of the weights
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Beginning:
-    """Weights of another run, and its connectors' state."""
+class FirstWeights:
+    """Weights from elsewhere that one module begins with."""
 
-    # For the learners, by module id of the new run. Other modules begin with weights from the seed.
-    weights: Weights
-    # Modules that take all weights of a checkpoint; the learner requires that none is missing.
-    whole: Collection[str]
-    # By module id of the new run, the state of the other run's connectors for observations; {}:
-    # none
-    connectors: Mapping[str, State]
-    text: str  # for people: the sources of the weights
-    warnings: tuple[str, ...]  # for people
-    sources: Mapping[str, Source]  # where the weights are from, by module id of the new run
+    # For its learner; parameters that are missing begin with weights from the seed
+    weights: dict[str, NDArray[Any]]
+    whole: bool  # they are all weights of a checkpoint; the learner requires that none is missing
+    text: str  # their source, for people
+    source: str  # for errors: a key with its value, or a description
+    selectable: bool = False  # `from_parameters` can select some of the weights
+    # State of the other run's connectors for observations; {}: none
+    learned: State = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,9 +61,7 @@ class _Origin:
 
     checkpoint: Checkpoint  # of another run
     module_id: str  # of a module there
-    weights: dict[str, NDArray[Any]]  # as asked for
-    whole: bool  # they are all that the checkpoint has of the module
-    source: Source  # for errors
+    first: FirstWeights  # without the state of connectors
 
     def pieces(self, place: Place) -> list[Piece]:
         """Return a pipeline of the module."""
@@ -88,7 +76,7 @@ class _Origin:
         try:
             return connector_state(self.checkpoint, self.module_id)
         except CheckpointError as error:
-            raise ConfigError(f"{self.source.words}: {error}") from error
+            raise ConfigError(f"{self.first.source}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,53 +114,38 @@ class Origins:
             raise ConfigError(f"from_parameters = {driver.from_parameters}: {error}") from None
         return cls(other, own)
 
-    def beginning(self, config: RunConfig) -> Beginning | None:
-        """Return what each module begins with; None: all begin with new weights.
+    def beginning(self, config: RunConfig) -> tuple[dict[str, FirstWeights], list[str]]:
+        """Return what modules begin with, by id, and warnings.
 
         A module begins with the weights that its table names. Without one, it takes the weights of
-        the module with the same id, or of the checkpoint's only module.
+        the module with the same id, or of the checkpoint's only module. Other modules begin with
+        new weights.
         """
-        if self.other is None and not self.own:
-            return None
         origins = self._by_module(config)
-        learned: dict[str, State] = {}
-        texts = dict[str, None]()
+        found: dict[str, FirstWeights] = {}
         warnings = dict.fromkeys(self.other[0].problems if self.other else ())
         for module_id, each in origins.items():
             pipelines = config.of(module_id).connectors.parsed()
             changed = [
                 place for place in _PLAYING if each.pieces(place) != list(pipelines.pipeline(place))
             ]
-            keeps = each.whole and "env_to_module" not in changed
-            learned[module_id] = each.learned() if keeps else {}
-            path, alone = each.checkpoint.path, each.source.selectable and len(origins) == 1
+            keeps = each.first.whole and "env_to_module" not in changed
+            found[module_id] = replace(each.first, learned=each.learned() if keeps else {})
+            alone = each.first.selectable and len(origins) == 1
             which = "" if alone else f" of module {each.module_id!r}"
-            if each.source.selectable:
-                parts = "the weights" if each.whole else "weights"
-                texts[f"{parts} of update {each.checkpoint.version[1]} in {path}"] = None
-            else:
-                there = f"module {each.module_id!r} in {path}"
-                texts[f"module {module_id!r} with the weights of {there}"] = None
             for place in changed:
                 warnings[
-                    f"the weights{which} of {path} were trained with other connectors: "
-                    f"connectors.{place} differs there"
+                    f"the weights{which} of {each.checkpoint.path} were trained with other "
+                    f"connectors: connectors.{place} differs there"
                 ] = None
-        weights = {module_id: each.weights for module_id, each in origins.items()}
+        weights = {module_id: each.weights for module_id, each in found.items()}
         for name, one, two in islice(different_parts(weights, config.agents.shared), 1):
             warnings[
                 f"modules {one!r} and {two!r} share {name!r}, and begin with different values of "
                 "it: all sharing modules begin with the values of the module that the table agents "
                 "names last"
             ] = None
-        return Beginning(
-            weights,
-            [module_id for module_id, each in origins.items() if each.whole],
-            learned,
-            ", ".join(texts),
-            tuple(warnings),
-            {module_id: each.source for module_id, each in origins.items()},
-        )
+        return found, [*warnings]
 
     def rescaled(self, config: RunConfig) -> dict[str, bool]:
         """Return by module id whether its source used rescale_actions."""
@@ -186,8 +159,10 @@ class Origins:
         found: dict[str, _Origin] = {}
         if self.other is not None:
             checkpoint, weights = self.other
-            given = Source(f"from_checkpoint = {config.driver.from_checkpoint!r}", selectable=True)
+            given = f"from_checkpoint = {config.driver.from_checkpoint!r}"
             whole = not config.driver.from_parameters
+            parts = "the weights" if whole else "weights"
+            text = f"{parts} of update {checkpoint.version[1]} in {checkpoint.path}"
             for module_id in [each for each in config.module_ids if each not in self.own]:
                 there = next(iter(weights)) if len(weights) == 1 else module_id
                 if there not in weights:
@@ -196,14 +171,16 @@ class Origins:
                         f"{listed(weights)}, and none for module {module_id!r} of this run: give "
                         "modules the same ids as there"
                     )
-                found[module_id] = _Origin(checkpoint, there, weights[there], whole, given)
+                first = FirstWeights(weights[there], whole, text, given, selectable=True)
+                found[module_id] = _Origin(checkpoint, there, first)
         for module_id, (checkpoint, there) in self.own.items():
             where = _own(config, module_id)
             try:
                 acting: Any = playing_tree(checkpoint, there)[WEIGHTS]
             except CheckpointError as error:
                 raise ConfigError(f"{where}: {error}") from error
-            found[module_id] = _Origin(checkpoint, there, acting, True, Source(where))
+            text = f"module {module_id!r} with the weights of module {there!r} in {checkpoint.path}"
+            found[module_id] = _Origin(checkpoint, there, FirstWeights(acting, True, text, where))
         return found
 
 
@@ -211,33 +188,39 @@ def _own(config: RunConfig, module_id: str) -> str:
     return f"modules.{module_id}: from = {config.agents.modules[module_id][FROM]!r}"
 
 
-def keep(beginning: Beginning, config: RunConfig, run_dir: Path) -> None:
-    """Write what a run begins with into its directory, for later resets."""
+def keep(beginning: Mapping[str, FirstWeights], config: RunConfig, run_dir: Path) -> None:
+    """Write what modules begin with into a run's directory, for later resets."""
     tree: dict[str, Any] = {
-        module_id: {"parameters": weights, "buffers": {}}
-        for module_id, weights in beginning.weights.items()
+        module_id: {"parameters": first.weights, "buffers": {}}
+        for module_id, first in beginning.items()
     }
-    if learned := connector_branch(beginning.connectors):
-        tree[CONNECTORS] = learned
+    learned = {module_id: first.learned for module_id, first in beginning.items()}
+    if branch := connector_branch(learned):
+        tree[CONNECTORS] = branch
     modules = {
-        module_id: {"version": (0, 0), "extra": {_WHOLE: module_id in beginning.whole}}
-        for module_id in beginning.weights
+        module_id: {"version": (0, 0), "extra": {_WHOLE: first.whole}}
+        for module_id, first in beginning.items()
     }
     write(run_dir / INITIAL, Checkpoint((0, 0), tree, modules, {}, config.flat(), {}), keep=1)
 
 
-def kept(config: RunConfig, run_dir: Path) -> Beginning | None:
-    """Read what `keep` has written; None: the run began with new weights."""
+def kept(config: RunConfig, run_dir: Path) -> dict[str, FirstWeights]:
+    """Read what `keep` has written; {}: the run began with new weights."""
     tables = config.agents.modules
     named = any(tables.get(module_id, {}).get(FROM) for module_id in config.module_ids)
     if config.driver.from_checkpoint is None and not named:
-        return None
-    found = read(run_dir / INITIAL)
-    weights = weights_of(found)
-    whole = [each for each in weights if found.modules[each]["extra"].get(_WHOLE)]
-    learned = {module_id: connector_state(found, module_id) for module_id in weights}
-    text = "the weights that the run began with"
-    return Beginning(weights, whole, learned, text, (), dict.fromkeys(weights, Source(text)))
+        return {}
+    saved, text = read(run_dir / INITIAL), "the weights that the run began with"
+    return {
+        module_id: FirstWeights(
+            weights,
+            bool(saved.modules[module_id]["extra"].get(_WHOLE)),
+            text,
+            text,
+            learned=connector_state(saved, module_id),
+        )
+        for module_id, weights in weights_of(saved).items()
+    }
 
 
 def different_parts(

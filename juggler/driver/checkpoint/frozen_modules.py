@@ -40,7 +40,7 @@ class FrozenModule:
     """A module that is not trained."""
 
     module_id: str  # in this run
-    checkpoint: Checkpoint  # has its weights
+    checkpoint: Checkpoint  # of it alone
     source: str  # its id there
     config: RunConfig  # as it was there
     tree: Mapping[str, Tree]  # weights and connectors' state
@@ -90,17 +90,7 @@ class FrozenModule:
 
     def keep(self, run_dir: Path) -> None:
         """Write its checkpoint into the directory of a run."""
-        before, source = self.checkpoint, self.source
-        copy = _checkpoint_of(
-            source,
-            self.tree[WEIGHTS],
-            connector_state(before, source),
-            before.version_of(source),
-            before.spaces_of(source),
-            before.config,
-            before.settings_of(source),
-        )
-        write(run_dir / DIRECTORY / self.module_id, copy, keep=1)
+        write(run_dir / DIRECTORY / self.module_id, self.checkpoint, keep=1)
 
     def must_fit(self, agent: str, group: FoundGroup) -> None:
         """Check that the module knows the spaces of an agent."""
@@ -213,7 +203,7 @@ def _frozen_module(module_id: str, table: Mapping[str, Any], run_dir: Path | Non
     try:
         checkpoint, own_id = read_module(source)
         tree = playing_tree(checkpoint, own_id)
-        connector_state(checkpoint, own_id)  # raises if it is damaged
+        learned = connector_state(checkpoint, own_id)
         config = RunConfig.to_act(checkpoint.config, where=str(checkpoint.path))
         config = config.of(checkpoint.settings_of(own_id))
     except (CheckpointError, ConfigError) as error:
@@ -224,7 +214,17 @@ def _frozen_module(module_id: str, table: Mapping[str, Any], run_dir: Path | Non
             f"{where}: its weights have the digest {digest}, and digest = {table[DIGEST]!r}: "
             "other weights were meant"
         )
-    return FrozenModule(module_id, checkpoint, own_id, config, tree, digest)
+    alone = _checkpoint_of(
+        own_id,
+        tree[WEIGHTS],
+        learned,
+        checkpoint.version_of(own_id),
+        checkpoint.spaces_of(own_id),
+        checkpoint.config,
+        checkpoint.settings_of(own_id),
+    )
+    alone = replace(alone, path=checkpoint.path)
+    return FrozenModule(module_id, alone, own_id, config, tree, digest)
 
 
 def _checkpoint_of(

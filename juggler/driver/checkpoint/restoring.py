@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.checkpoint.beginning import FirstWeights
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.ledger import Count, Counters, LedgerError
@@ -44,7 +44,7 @@ from juggler.runtime.wire.v1 import training_pb2
 def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
     """Make a core that continues a checkpoint's books."""
     trained = trained_now(config, resume.counters if resume else None)
-    together = config.trained_together
+    together = config.agents.trained_together
     hosting = Hosting(config, trained)
     starts = {
         module_id: _start_of(
@@ -115,12 +115,12 @@ def metrics_of(resume: Checkpoint | None) -> Metrics:
 
 
 def connectors_of(
-    resume: Checkpoint | None, beginning: Beginning | None = None, module_id: str = DEFAULT_MODULE
+    resume: Checkpoint | None, first: FirstWeights | None = None, module_id: str = DEFAULT_MODULE
 ) -> ConnectorState:
     """Return what a module's connectors have learned so far."""
     if resume is not None:
         return ConnectorState(connector_state(resume, module_id))
-    return ConnectorState({} if beginning is None else beginning.connectors.get(module_id, {}))
+    return ConnectorState(first.learned if first else {})
 
 
 def checkpoint_tree(
@@ -192,18 +192,17 @@ def _key_of_learner(name: str, module_id: str, checkpoint: Checkpoint) -> str | 
     return name if module_id == DEFAULT_MODULE else None
 
 
-def begin_commands(module_id: str, beginning: Beginning) -> Iterator[training_pb2.Restore]:
+def begin_commands(module_id: str, first: FirstWeights) -> Iterator[training_pb2.Restore]:
     """Make the commands that give a module weights from elsewhere."""
-    source = beginning.sources[module_id]
     return restores(
         module_id,
-        {DEFAULT_MODULE: beginning.weights[module_id]},
+        {DEFAULT_MODULE: first.weights},
         {},
         last=training_pb2.Restore(
             weights=True,
-            whole=module_id in beginning.whole,
-            source=source.words,
-            selectable=source.selectable,
+            whole=first.whole,
+            source=first.source,
+            selectable=first.selectable,
         ),
     )
 

@@ -17,7 +17,7 @@ from juggler.driver.core.ledger import Counters
 from juggler.driver.core.state import Past
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.run_end import RunClock
-from juggler.driver.workers.module_setups import Spaces
+from juggler.driver.workers.module_setups import spaces_of_environment
 from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.checkpoints.checkpoint import (
     Checkpoint,
@@ -68,7 +68,7 @@ class _ModuleCut:
     reader: FrameReader[training_pb2.StateHeader]
     counters: Counters | None = None
     connectors: State = field(default_factory=dict)
-    spaces: Spaces | None = None
+    spaces: Mapping[str, object] = field(default_factory=dict)  # of its agents
     header: training_pb2.StateHeader | None = None
     state: Mapping[str, Tree] | None = None
 
@@ -129,7 +129,7 @@ class SnapshotWriter:
         last: bool,
         core: DriverCore,
         metrics: Metrics,
-        spaces: Spaces | None,
+        spaces: training_pb2.Ready.Module,
         connectors: State,
         more: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
@@ -142,15 +142,13 @@ class SnapshotWriter:
             spaces: of the agents that the module plays.
             more: returns further counters of the run; None: nothing.
         """
-        if module_id not in self._awaited:
-            raise ValueError("a chunk after the end of a state")
         if self._abandoned:  # another module's learner still sends
             self._awaited -= {module_id} if last else set()
             return
         cut = self._cuts[module_id]
         if cut.counters is None:
             cut.counters = core.module(module_id).ledger.counters()
-            cut.connectors, cut.spaces = connectors, spaces
+            cut.connectors, cut.spaces = connectors, spaces_of_environment(spaces)
             books = [each.counters for each in self._cuts.values() if each.counters is not None]
             # The run's own counters are copied with the module that begins last.
             self._past = core.past_and(beside=self._cuts)
@@ -160,15 +158,8 @@ class SnapshotWriter:
                 self._counters |= more()
         frame = cut.reader.feed(chunk)
         if frame is None:
-            if last:
-                self.abandon(module_id)
-                raise ValueError("a state that ended in the middle")
             return
-        if not isinstance(frame.tree, dict):
-            raise ValueError("a state must be a branch of modules, not an array")
-        if frame.header.module_id != module_id:
-            raise ValueError(f"the state of module {frame.header.module_id[:100]!r}")
-        _extra(frame.header.extra)
+        assert isinstance(frame.tree, dict)
         cut.header, cut.state = frame.header, frame.tree
         self._awaited.remove(module_id)
         if self._awaited:
@@ -183,18 +174,16 @@ class SnapshotWriter:
         modules: dict[str, Any] = {}
         states: dict[str, Mapping[str, Tree]] = {}
         for module_id, cut in self._cuts.items():
-            # A learner knows its spaces, and they came with its state.
             assert cut.header is not None
             assert cut.state is not None
             assert cut.counters is not None
-            assert cut.spaces is not None
             version = Version.of(cut.header.version)
             states[module_id] = cut.state
             modules[module_id] = {
                 "version": version,
-                "extra": _extra(cut.header.extra),
+                "extra": json.loads(cut.header.extra),
                 "counters": books_of(cut.counters),
-                "spaces": cut.spaces.to_json(),
+                "spaces": cut.spaces,
             }
             if cut.settings_of != module_id:
                 modules[module_id]["settings_of"] = cut.settings_of
@@ -263,16 +252,6 @@ class SnapshotWriter:
             playing = playing_trees(checkpoint) if aside else {}
             written = SnapshotWritten(path, "", aside, update, steps, generation, playing)
             self._events.put(written)
-
-
-def _extra(text: str) -> dict[str, Any]:
-    try:
-        extra = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("a state whose JSON is too deep") from error
-    if not isinstance(extra, dict):
-        raise ValueError(f"a state whose JSON is no object but {type(extra).__name__}")
-    return extra
 
 
 def state_reader() -> FrameReader[training_pb2.StateHeader]:

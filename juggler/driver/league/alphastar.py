@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from juggler.driver.league.builder import LeagueBuilder, Pairing
-from juggler.driver.league.events import (
-    AddPlayer,
+from juggler.driver.league.builder import LeagueBuilder, Pairing, exploiters
+from juggler.driver.league.commands import (
     BuilderCommand,
     FreezePlayer,
     ResetPlayer,
@@ -108,23 +107,12 @@ class AlphaStar(LeagueBuilder):
         )
         find_weighting(self.main_weighting, "main_weighting")
         find_weighting(self.league_weighting, "league_weighting")
-        if self.pfsp_probability + self.verification_probability > 1:
-            raise ValueError(
-                f"pfsp_probability = {self.pfsp_probability}: must be at most 1 with "
-                f"verification_probability = {self.verification_probability}"
-            )
+        self._check_sum("pfsp_probability", "verification_probability")
 
     def initial(self) -> Iterable[BuilderCommand]:
         mains = list(super().initial())
-        exploiters = [
-            AddPlayer(f"{role}-{number}", role)
-            for role, count in (
-                (MAIN_EXPLOITER, self.main_exploiters),
-                (LEAGUE_EXPLOITER, self.league_exploiters),
-            )
-            for number in range(count)
-        ]
-        return [*mains, *exploiters, *(FreezePlayer(main.player_id) for main in mains)]
+        others = exploiters(self.main_exploiters, self.league_exploiters)
+        return [*mains, *others, *(FreezePlayer(main.player_id) for main in mains)]
 
     # Copies and resets.
 

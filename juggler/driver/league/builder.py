@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from juggler.driver.league.events import AddPlayer, BuilderCommand
+from juggler.driver.league.commands import AddPlayer, BuilderCommand
 from juggler.driver.league.results import LeagueResults
-from juggler.driver.league.roster import MAIN
+from juggler.driver.league.roster import LEAGUE_EXPLOITER, MAIN, MAIN_EXPLOITER
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +94,21 @@ class LeagueBuilder:
             value: Any = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
                 raise ValueError(f"{key} = {value!r}: must be a number from 0 to 1")
+
+    def _check_sum(self, one: str, other: str) -> None:
+        """Check that two probabilities add up to at most 1.
+
+        Raises:
+            ValueError: they add up to more.
+        """
+        first, second = getattr(self, one), getattr(self, other)
+        if first + second > 1:
+            raise ValueError(f"{one} = {first}: must be at most 1 with {other} = {second}")
+
+
+def exploiters(of_mains: int, of_leagues: int) -> list[AddPlayer]:
+    """Return commands that add exploiters of mains and of the whole league."""
+    counts = ((MAIN_EXPLOITER, of_mains), (LEAGUE_EXPLOITER, of_leagues))
+    return [
+        AddPlayer(f"{role}-{number}", role) for role, count in counts for number in range(count)
+    ]

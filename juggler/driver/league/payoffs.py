@@ -10,11 +10,11 @@ from juggler.policies.wilson import wilson
 
 @dataclass(slots=True)
 class Pair:
-    """The results of two players, from the first one's view.
+    """The results of two players, or of two kinds of players.
 
     Attributes:
         first, second: their ids, in alphabetical order.
-        wins, draws, losses: decay with each later result of the pair.
+        wins, draws, losses: of the first. Of players, they decay with each later result.
     """
 
     first: str
@@ -28,22 +28,6 @@ class Pair:
     def weight(self) -> float:
         """Decayed number of games."""
         return self.wins + self.draws + self.losses
-
-
-@dataclass(slots=True)
-class KindCount:
-    """All results between two kinds of players, without decay.
-
-    Attributes:
-        first, second: the kinds, in alphabetical order.
-        wins, draws, losses: of the first.
-    """
-
-    first: str
-    second: str
-    wins: int = 0
-    draws: int = 0
-    losses: int = 0
 
 
 @dataclass(slots=True)
@@ -73,7 +57,7 @@ class Payoffs:
         decay: float,
         min_games: int,
         pairs: Iterable[Pair] = (),
-        kinds: Iterable[KindCount] = (),
+        kinds: Iterable[Pair] = (),
         means: Iterable[Means] = (),
     ) -> None:
         self._decay, self.min_games = decay, min_games
@@ -88,22 +72,11 @@ class Payoffs:
         """
         if player == other:
             return
-        if player > other:
-            player, other, result = other, player, -result
-        pair = self.pairs.setdefault((player, other), Pair(player, other))
-        pair.wins = pair.wins * self._decay + (result > 0)
-        pair.draws = pair.draws * self._decay + (result == 0)
-        pair.losses = pair.losses * self._decay + (result < 0)
-        pair.games += 1
+        _book(self.pairs, player, other, result, self._decay)
 
     def book_kinds(self, kind: str, other: str, result: int) -> None:
         """Count one result between players of these kinds."""
-        if kind > other:
-            kind, other, result = other, kind, -result
-        count = self.kinds.setdefault((kind, other), KindCount(kind, other))
-        count.wins += result > 0
-        count.draws += result == 0
-        count.losses += result < 0
+        _book(self.kinds, kind, other, result, decay=1.0)
 
     def book_match(self, player: str, side_return: float, length: int) -> None:
         """Book a player's return and the length of the match."""
@@ -162,3 +135,15 @@ class Payoffs:
 
     def _pair(self, player: str, other: str) -> Pair | None:
         return self.pairs.get((player, other) if player < other else (other, player))
+
+
+def _book(
+    pairs: dict[tuple[str, str], Pair], one: str, other: str, result: int, decay: float
+) -> None:
+    if one > other:
+        one, other, result = other, one, -result
+    pair = pairs.setdefault((one, other), Pair(one, other))
+    pair.wins = pair.wins * decay + (result > 0)
+    pair.draws = pair.draws * decay + (result == 0)
+    pair.losses = pair.losses * decay + (result < 0)
+    pair.games += 1

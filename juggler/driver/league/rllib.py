@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from juggler.driver.league.builder import LeagueBuilder, Pairing
-from juggler.driver.league.events import RANDOM, AddPlayer, BuilderCommand, FreezePlayer
+from juggler.driver.league.builder import LeagueBuilder, Pairing, exploiters
+from juggler.driver.league.commands import RANDOM, AddPlayer, BuilderCommand, FreezePlayer
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import FIXED, LEAGUE_EXPLOITER, MAIN, MAIN_EXPLOITER
 
@@ -63,19 +63,11 @@ class Rllib(LeagueBuilder):
             "main_exploiter_probability",
             "learning_main_probability",
         )
-        if self.league_exploiter_probability + self.main_exploiter_probability > 1:
-            raise ValueError(
-                f"league_exploiter_probability = {self.league_exploiter_probability}: must be at "
-                f"most 1 with main_exploiter_probability = {self.main_exploiter_probability}"
-            )
+        self._check_sum("league_exploiter_probability", "main_exploiter_probability")
 
     def initial(self) -> Iterable[BuilderCommand]:
         yield from super().initial()
-        for role, count in (
-            (MAIN_EXPLOITER, self.main_exploiters),
-            (LEAGUE_EXPLOITER, self.league_exploiters),
-        ):
-            yield from (AddPlayer(f"{role}-{number}", role) for number in range(count))
+        yield from exploiters(self.main_exploiters, self.league_exploiters)
         for number in range(self.random_players):
             yield AddPlayer(f"random-{number}", FIXED, learning=False, source=RANDOM)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from juggler.driver.league.events import (
+from juggler.driver.league.commands import (
     INITIAL,
     RANDOM,
     AddPlayer,

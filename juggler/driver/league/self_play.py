@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from juggler.driver.league.builder import LeagueBuilder, Pairing
-from juggler.driver.league.events import BuilderCommand, FreezePlayer
+from juggler.driver.league.commands import BuilderCommand, FreezePlayer
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import MAIN
 

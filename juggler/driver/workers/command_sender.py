@@ -115,7 +115,7 @@ class CommandSender:
             ),  # sent once, in the first request of a round
             round=command.round,
             requests_in_round=command.requests_in_round,
-            line_ups=league.line_ups(worker, command.round) if league else (),
+            line_ups=league.matches.line_ups(worker, command.round) if league else (),
             steps_trained=self._parts.core.trained,
         )
         self.send(worker, request)
@@ -136,7 +136,18 @@ class CommandSender:
 
     def send_learners(self, worker: Worker, module_id: str, generation: int) -> None:
         """Send an EnvRunner the addresses of a module's learners."""
-        self.send(worker, self._registry.learners_message(module_id, generation))
+        learners = [
+            training_pb2.Learners.Learner(
+                worker_id=learner.worker_id,
+                incarnation=learner.incarnation,
+                addresses=learner.data_addresses,
+            )
+            for learner in self._registry.learners_of(module_id)
+        ]
+        message = training_pb2.Learners(
+            module_id=module_id, generation=generation, learners=learners
+        )
+        self.send(worker, message)
 
 
 #: Growth factor of samples between two announcements of connectors' state to EnvRunners. With many

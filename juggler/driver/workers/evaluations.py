@@ -32,7 +32,6 @@ from juggler.runtime.checkpoints.checkpoint import (
     write_synced,
 )
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.nearest import listed
 from juggler.runtime.plain_files import read_json
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -116,7 +115,7 @@ class Evaluators:
             command.version.CopyFrom(Version(cut.generation, cut.update).message())
             parts = (restores(module_id, tree, {}) for module_id, tree in cut.playing.items())
             messages = chain(chain.from_iterable(parts), [command])
-            self._parts.frozen_parts.append(evaluator, messages, self._parts.commands.send)
+            self._parts.frozen_parts.append(evaluator, messages)
         return commands
 
 
@@ -162,7 +161,6 @@ class Evaluations:
         self._checkpointing, self._snapshots = parts.checkpointing, parts.snapshots
         self._wanted = False
         self._wait_was_reported = False  # a waiting evaluation was reported
-        self._limit_was_reported = False  # the step limit was reported
         self._no_episode_was_reported = False  # a gateway without episodes was reported
         self._playing: _Playing | None = None
 
@@ -172,30 +170,7 @@ class Evaluations:
         return self._playing is not None
 
     def want(self) -> None:
-        """Note that an evaluation is due: `begin` starts it once possible.
-
-        Warns once if the evaluation before still waits because a module has no learner.
-        """
-        missing = self._checkpointing.waits_for
-        if self._wanted and missing and not self.under_way and not self._wait_was_reported:
-            self._wait_was_reported = True
-            text = (
-                f"there are no evaluations while these modules have no learner: {listed(missing)}"
-            )
-            self._progress.message(text, "warning")
-        if (
-            self._playing
-            and self._metrics.evaluation_return is None
-            and not self._limit_was_reported
-        ):
-            self._limit_was_reported = True
-            most = most_steps(self._metrics.lengths)
-            self._progress.message(
-                "the first evaluation has not ended, and the next one is due: it plays "
-                f"{self._episodes} episodes of at most {most:,} steps. "
-                "If they may never end, set a limit, such as max_episode_steps = 1000",
-                "warning",
-            )
+        """Note that an evaluation is due: `begin` starts it once possible."""
         self._wanted = True
 
     def begin(self) -> None:

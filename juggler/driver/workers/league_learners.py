@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from juggler.driver.checkpoint.beginning import Beginning, Source
-from juggler.driver.checkpoint.frozen_modules import FrozenModule
-from juggler.driver.checkpoint.restoring import restores
+from juggler.driver.checkpoint.beginning import FirstWeights
 from juggler.driver.checkpoint.snapshots import state_reader
-from juggler.driver.league.events import INITIAL, PlayerReady
+from juggler.driver.league.commands import INITIAL
 from juggler.driver.league.roster import Player
 from juggler.driver.league_players import RESETS, module_of
-from juggler.runtime.actors.hub_events import Worker
-from juggler.runtime.actors.worker import to_json, worker_seed
-from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
+from juggler.runtime.actors.worker import worker_seed
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.weights import WEIGHTS, weights_of
 from juggler.runtime.connectors.mergeable_state import State, connector_state
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
@@ -43,7 +40,7 @@ class LeagueLearners:
         parts: RunParts,
         league: LeagueRun,
         resume: Checkpoint | None,
-        beginning: Beginning | None,
+        beginning: Mapping[str, FirstWeights],
     ) -> None:
         self._first, self._seed = parts.config.module_ids, parts.config.driver.seed
         self._core, self._registry, self._trained = parts.core, parts.registry, parts.trained
@@ -63,10 +60,8 @@ class LeagueLearners:
         source = self._roster.players[player_id].source
         if player_id in self._core.modules:
             return
-        if source == INITIAL:
-            self._train(player_id, self._initial(player_id))
-        elif self._module(source) in self._registry.frozen:
-            self._train(player_id, self._of_frozen(player_id, source))
+        if self._is_here(source):
+            self._train(player_id, self._first_weights(player_id, source))
         elif source in self._core.modules:
             then = partial(self._train_with, player_id, source)
             self._weights.ask(source, player_id, then, partial(self._cannot, player_id))
@@ -75,9 +70,8 @@ class LeagueLearners:
 
     def must_fit(self, player_id: str, source: str) -> None:
         """Check that a player can be `reset` to these weights."""
-        if source == INITIAL:
-            return
-        if other := self._other_network(player_id, self._of_frozen(player_id, source)):
+        first = self._first_weights(player_id, source)
+        if source != INITIAL and first and (other := self._other_network(player_id, first)):
             raise ValueError(f"{player_id} cannot be reset to {source}: {other}")
 
     def reset(self, player_id: str, source: str) -> None:
@@ -100,7 +94,6 @@ class LeagueLearners:
 
     def retire(self, player_id: str) -> None:
         """Stop training a player."""
-        self._weights.cancel(player_id)
         if player_id in self._core.modules:
             self._trained.remove(player_id)
             self._progress.message(f"league: {player_id} has left, and no longer learns", "info")
@@ -124,26 +117,26 @@ class LeagueLearners:
         self, player_id: str, source: str, weights: Mapping[str, Tree], _: Version
     ) -> None:
         learned = self._trained.connectors[source].merged
-        self._train(player_id, _beginning(player_id, weights, learned, source))
+        self._train(player_id, _copied(player_id, weights, learned, source))
 
-    def _train(self, player_id: str, beginning: Beginning | None) -> None:
+    def _train(self, player_id: str, first: FirstWeights | None) -> None:
         model = self._roster.modelled_on(player_id, self._first)
-        if beginning and (other := self._other_network(player_id, beginning)):
+        if first and (other := self._other_network(player_id, first)):
             return self._cannot(player_id, other)
         try:
-            self._trained.add(player_id, model, beginning)
+            self._trained.add(player_id, model, first)
         except ValueError as error:
             return self._cannot(player_id, str(error))
-        begins_with = beginning.text if beginning else "new weights"
+        begins_with = first.text if first else "new weights"
         self._progress.message(f"league: {player_id} is new, and learns from {begins_with}", "info")
 
     def _cannot(self, player_id: str, why: str) -> None:
         self._progress.message(f"league: {player_id} cannot learn: {why}", "warning")
         self._league.removed(player_id)
 
-    def _other_network(self, player_id: str, beginning: Beginning) -> str:
+    def _other_network(self, player_id: str, first: FirstWeights) -> str:
         """Describe how weights do not fit a player's network, or ""."""
-        if player_id not in beginning.whole:
+        if not first.whole:
             return ""
         model, known = self._roster.modelled_on(player_id, self._first), self._registry.frozen
         copies = (
@@ -155,47 +148,37 @@ class LeagueLearners:
         )
         if (copy := next(copies, None)) is None:
             return ""
-        own, given = _shapes(copy.tree[WEIGHTS]), _shapes(beginning.weights[player_id])
+        own, given = _shapes(copy.tree[WEIGHTS]), _shapes(first.weights)
         for path in {**own, **given}:
             has, gets = own.get(path, "nothing"), given.get(path, "nothing")
             if has != gets:
                 return (
-                    f"{beginning.text} are of another network: at {'.'.join(path)!r}, {player_id} "
+                    f"{first.text} are of another network: at {'.'.join(path)!r}, {player_id} "
                     f"has {has}, and these weights have {gets}"
                 )
         return ""
 
-    def _new_life(self, player_id: str, source: str) -> tuple[int, Beginning | None]:
-        """Return seed and beginning of a player that is reset."""
+    def _new_life(self, player_id: str, source: str) -> tuple[int, FirstWeights | None]:
+        """Return seed and first weights of a player that is reset."""
         life = self._roster.players[player_id].life
         seed = worker_seed(self._seed, player_id, index=life)
+        first = self._first_weights(player_id, source)
+        if first is not None:
+            words = f"league: {player_id}, reset to {first.text}"
+            first = replace(first, source=words, selectable=False)
+        return seed, first
+
+    def _is_here(self, source: str) -> bool:
+        """Return whether no learner has to be asked for these weights."""
+        return source == INITIAL or self._module(source) in self._registry.frozen
+
+    def _first_weights(self, player_id: str, source: str) -> FirstWeights | None:
+        """Return weights that are here for a player; None: new weights."""
         if source == INITIAL:
-            beginning = self._initial(player_id)
-        else:
-            beginning = self._of_frozen(player_id, source)
-        if beginning is not None:
-            named = {player_id: Source(f"league: {player_id}, reset to {beginning.text}")}
-            beginning = replace(beginning, sources=named)
-        return seed, beginning
-
-    def _initial(self, player_id: str) -> Beginning | None:
-        """Return the first weights of a player; None: new weights."""
-        model, first = self._roster.modelled_on(player_id, self._first), self._beginning
-        if first is None or model not in first.weights:
-            return None
-        return Beginning(
-            {player_id: first.weights[model]},
-            (player_id,) if model in first.whole else (),
-            {player_id: first.connectors.get(model, {})},
-            first.text,
-            (),
-            {player_id: first.sources[model]},
-        )
-
-    def _of_frozen(self, player_id: str, source: str) -> Beginning:
+            return self._beginning.get(self._roster.modelled_on(player_id, self._first))
         frozen = self._registry.frozen[self._module(source)]
         learned = connector_state(frozen.checkpoint, frozen.source)
-        return _beginning(player_id, frozen.tree[WEIGHTS], learned, source)
+        return _copied(player_id, frozen.tree[WEIGHTS], learned, source)
 
     def _module(self, source: str) -> str:
         """Return the module of a player that another one copies."""
@@ -205,27 +188,25 @@ class LeagueLearners:
     def _restart_player(self, player: Player, resume: Checkpoint) -> None:
         """Start a player that is missing from the checkpoint."""
         player_id, source = player.player_id, player.source
-        beginning = None
-        if source == INITIAL:
-            beginning = self._initial(player_id)
-        elif self._module(source) in self._registry.frozen:
-            beginning = self._of_frozen(player_id, source)
+        first = None
+        if self._is_here(source):
+            first = self._first_weights(player_id, source)
         elif source in resume.module_ids:
             weights, learned = weights_of(resume)[source], connector_state(resume, source)
-            beginning = _beginning(player_id, weights, learned, source)
+            first = _copied(player_id, weights, learned, source)
         else:
             self._progress.message(
                 f"league: {player_id} starts again with new weights, since the weights of {source} "
                 "are not in the checkpoint",
                 "warning",
             )
-        if beginning is not None:
-            self._trained.begin_with(player_id, beginning)
+        if first is not None:
+            self._trained.begin_with(player_id, first)
 
     def _repeat_reset(self, player: Player) -> None:
         """Repeat a reset that happened after the checkpoint's state."""
         player_id, source = player.player_id, player.reset_to
-        if source != INITIAL and self._module(source) not in self._registry.frozen:
+        if not self._is_here(source):
             has_left = self._roster.players[source].retired
             why = f"{source} has been retired" if has_left else f"the weights of {source} are lost"
             text = f"is reset to its first weights, since {why}"
@@ -239,11 +220,11 @@ def _shapes(weights: Tree) -> dict[TreePath, str]:
     return {path: f"shape {list(array.shape)}" for path, array in flatten(weights)}
 
 
-def _beginning(player_id: str, weights: Any, learned: State, source: str) -> Beginning:
-    """Make a beginning from another player's weights and connectors."""
+def _copied(player_id: str, weights: Any, learned: State, source: str) -> FirstWeights:
+    """Make first weights from another player's weights and connectors."""
     text = f"the weights of {source}"
-    named = {player_id: Source(f"league: {player_id}, new with {text}")}
-    return Beginning({player_id: weights}, (player_id,), {player_id: learned}, text, (), named)
+    words = f"league: {player_id}, new with {text}"
+    return FirstWeights(weights, True, text, words, learned=learned)
 
 
 @dataclass(slots=True, eq=False)
@@ -255,7 +236,6 @@ class _Wanted:
     then: Callable[[Mapping[str, Tree], Version], None]  # called with the weights
     failed: Callable[[str], None]  # called with the reason if there are none
     reader: FrameReader[training_pb2.StateHeader]  # joins the learner's answers
-    unwanted: bool = False  # the weights are no longer needed
     # The player was reset since: only the same learner can send them
     has_others: bool = False
 
@@ -266,7 +246,7 @@ class LeagueWeights:
     def __init__(self, parts: RunParts) -> None:
         self._registry, self._commands = parts.registry, parts.commands
         self._waiting: list[_Wanted] = []  # for a learner of the player
-        self._asked: dict[int, tuple[Worker, _Wanted]] = {}  # by command id
+        self._asked: dict[int, _Wanted] = {}  # by command id
 
     def ask(
         self,
@@ -295,136 +275,42 @@ class LeagueWeights:
                 continue
             snapshot = training_pb2.Snapshot(module_id=wanted.player_id, whole=True)
             command_id = self._commands.pool.submit(learners[0], snapshot)
-            self._asked[command_id] = learners[0], wanted
+            self._asked[command_id] = wanted
 
-    def take(self, command_id: int, chunk: bytes, last: bool) -> bool:
-        """Handle a learner's answer; return whether it was about requested weights."""
-        if command_id not in self._asked:
-            return False
-        _, wanted = self._asked[command_id]
+    def take(self, command_id: int, chunk: bytes, last: bool) -> None:
+        """Handle a learner's answer."""
+        if (wanted := self._asked.get(command_id)) is None:
+            return  # the weights are no longer needed
         if last:
             del self._asked[command_id]
-        if wanted.unwanted:
-            return True
-        try:
-            found = _weights(wanted, chunk, last)
-        except ValueError as error:
-            self._asked.pop(command_id, None)
-            wanted.failed(f"its learner did not send its weights: {error}")
-            raise
-        if found is not None:
-            wanted.then(*found)
-        return True
+        if (frame := wanted.reader.feed(chunk)) is not None:
+            tree: Any = frame.tree
+            if DEFAULT_MODULE in tree:
+                wanted.then(tree[DEFAULT_MODULE], Version.of(frame.header.version))
+            else:
+                wanted.failed("its learner has no weights by name")
 
-    def abandoned(self, command_id: int) -> bool:
-        """Ask again for weights that a learner did not send.
-
-        Returns whether the command had asked for weights.
-        """
-        if command_id not in self._asked:
-            return False
-        _, wanted = self._asked.pop(command_id)
-        if wanted.has_others and not wanted.unwanted:
+    def abandoned(self, command_id: int) -> None:
+        """Ask again for weights that a learner did not send."""
+        if (wanted := self._asked.pop(command_id, None)) is None:
+            return
+        if wanted.has_others:
             wanted.failed("its learner sent no weights, and other learners have restarted")
-        elif not wanted.unwanted:
+        else:
             self.ask(wanted.player_id, wanted.for_id, wanted.then, wanted.failed)
-        return True
 
     def was_reset(self, player_id: str) -> None:
         """Note that a player was reset after its weights were requested."""
-        for _, wanted in self._asked.values():
+        for wanted in self._asked.values():
             wanted.has_others = wanted.has_others or wanted.player_id == player_id
 
     def cancel(self, for_id: str) -> None:
         """Cancel the requests for a player."""
         self._waiting = [each for each in self._waiting if each.for_id != for_id]
-        for _, wanted in self._asked.values():
-            wanted.unwanted = wanted.unwanted or wanted.for_id == for_id
+        asked = self._asked.items()
+        self._asked = {number: each for number, each in asked if each.for_id != for_id}
 
     def wanted_of(self, player_id: str) -> bool:
         """Return whether weights of this player are requested."""
-        asked = [wanted for _, wanted in self._asked.values()]
-        return any(wanted.player_id == player_id for wanted in (*self._waiting, *asked))
-
-
-def _weights(
-    wanted: _Wanted, chunk: bytes, last: bool
-) -> tuple[Mapping[str, Tree], Version] | None:
-    """Return the weights that a learner sent, once all have arrived."""
-    frame = wanted.reader.feed(chunk)
-    if frame is None:
-        if last:
-            raise ValueError("they are incomplete")
-        return None
-    tree = frame.tree.get(DEFAULT_MODULE) if isinstance(frame.tree, Mapping) else None
-    if not isinstance(tree, Mapping) or frame.header.module_id != wanted.player_id:
-        raise ValueError("something other than the weights of a module")
-    return tree, Version.of(frame.header.version)
-
-
-class LeagueCopies:
-    """Copies learning players, and sends copies to EnvRunners.
-
-    A learner of the player sends its weights. They are written into the run's directory once, and
-    sent to every worker that plays. When all of them have the copy, it can play.
-    """
-
-    def __init__(self, parts: RunParts, league: LeagueRun) -> None:
-        self._parts, self._registry, self._league = parts, parts.registry, league
-        self._awaited: dict[str, set[Worker]] = {}  # by copy, EnvRunners that do not have it yet
-
-    def copy(self, player_id: str, copy_id: str) -> None:
-        """Copy a player once it has a learner."""
-        keep, failed = (
-            partial(self._keep, player_id, copy_id),
-            partial(self._league.no_copy, copy_id),
-        )
-        self._league.weights.ask(player_id, copy_id, keep, failed)
-
-    def received(self, worker: Worker, module_id: str) -> None:
-        """Note that a worker has received a copy."""
-        if module_id in self._awaited:
-            self._awaited[module_id].discard(worker)
-            self._check_whether_all_have(module_id)
-
-    def left(self, worker: Worker) -> None:
-        """Stop waiting for a worker that has left."""
-        for copy_id in list(self._awaited):
-            self.received(worker, copy_id)
-
-    def retire(self, copy_id: str) -> None:
-        """Let workers forget a copy; its weights stay on the disk."""
-        self._league.weights.cancel(copy_id)
-        self._awaited.pop(copy_id, None)
-        if self._registry.frozen.pop(copy_id, None) is None:
-            return
-        for worker in self._registry.acting_workers():
-            removal = training_pb2.RemovePlayer(module_id=copy_id)
-            self._parts.frozen_parts.append(worker, [removal], self._parts.commands.send)
-
-    def _keep(
-        self, player_id: str, copy_id: str, weights: Mapping[str, Tree], version: Version
-    ) -> None:
-        spaces = self._registry.spaces[player_id].to_json()
-        learned = self._parts.connectors[player_id].merged
-        settings_of = self._registry.trained[player_id]
-        frozen = FrozenModule.copied(
-            copy_id, player_id, self._parts.config, spaces, weights, learned, version, settings_of
-        )
-        try:
-            frozen.keep(self._parts.run_dir)
-        except CheckpointError as error:
-            return self._league.no_copy(copy_id, str(error))
-        self._registry.frozen[copy_id] = frozen
-        self._awaited[copy_id] = set(self._registry.env_runners())
-        for worker in self._registry.acting_workers():
-            parts = restores(copy_id, frozen.tree, {})
-            acting = to_json(frozen.acting_setup())
-            add = training_pb2.AddPlayer(module_id=copy_id, config=acting)
-            self._parts.frozen_parts.append(worker, [*parts, add], self._parts.commands.send)
-        self._check_whether_all_have(copy_id)
-
-    def _check_whether_all_have(self, copy_id: str) -> None:
-        if self._awaited.get(copy_id) == set():
-            del self._awaited[copy_id]
-            self._league.book(PlayerReady(copy_id))
+        wanted = (*self._waiting, *self._asked.values())
+        return any(each.player_id == player_id for each in wanted)

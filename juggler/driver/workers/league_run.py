@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from juggler.driver.checkpoint.beginning import Beginning
-from juggler.driver.league import events
-from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.events import (
+from juggler.driver.checkpoint.beginning import FirstWeights
+from juggler.driver.checkpoint.frozen_modules import FrozenModule
+from juggler.driver.league.commands import (
+    AddPlayer,
     AssignLineUp,
     CancelMatch,
     Command,
-    Event,
-    MatchFinished,
-    MatchLost,
-    MatchRequested,
+    FreezePlayer,
+    Report,
+    ResetPlayer,
+    RetirePlayer,
 )
+from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
 from juggler.driver.league.ratings import elo, nash_averaging
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import Player
 from juggler.driver.league_players import COPIES, LEAGUE, RESETS, league_of, module_of
-from juggler.driver.workers.league_learners import LeagueCopies, LeagueLearners, LeagueWeights
-from juggler.envrunner.setup import RANDOM
+from juggler.driver.workers.league_learners import LeagueLearners, LeagueWeights
+from juggler.driver.workers.module_setups import spaces_of_environment
 from juggler.runtime.actors.hub_events import Worker
-from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
 if TYPE_CHECKING:
@@ -38,34 +41,32 @@ _SLOW_SECONDS: Final = 1.0  # limit of a builder's call
 
 
 class LeagueRun:
-    """Passes events to the league, and carries out its commands.
-
-    Attributes:
-        retired: players that have left, and may have played until just now.
-    """
+    """Passes events to the league, and carries out its commands."""
 
     def __init__(
-        self, parts: RunParts, resume: Checkpoint | None, beginning: Beginning | None
+        self,
+        parts: RunParts,
+        resume: Checkpoint | None,
+        beginning: Mapping[str, FirstWeights],
     ) -> None:
         config, state = parts.config, None if resume is None else resume.counters.get(LEAGUE)
-        self._registry, self._trained = parts.registry, parts.trained
-        self._progress = parts.progress
+        self._parts, self._registry, self._progress = parts, parts.registry, parts.progress
         self.league, self._others = league_of(config, state), config.others
         roster = self.league.roster
         self._builder = type(LeagueConfig.from_table(config.agents.league).make_builder()).__name__
         self._slow: set[str] = set()  # calls of the builder that were reported
         self.standings = LeagueStandings(self.league)
-        self.retired = {each.player_id for each in roster.players.values() if each.retired}
         self.matches = LeagueMatches(
-            self._booked,
+            self.league,
+            self._request_match,
             config.agent_names,
             config.env_runner.envs_per_runner,
             lambda player_id: module_of(roster.players[player_id]),
         )
         self.weights = LeagueWeights(parts)
-        self.copies = LeagueCopies(parts, self)
         begun = self.league.begin() if state is None else []
         self.learners = LeagueLearners(parts, self, resume, beginning)
+        self.league.must_fit = self.learners.must_fit
         if state is None:
             self._carry_out(begun)
         else:
@@ -74,43 +75,38 @@ class LeagueRun:
     # Events.
 
     def look(self) -> None:
-        """Let players play while they have learners and workers have their weights."""
-        for player in self.league.roster.learners():
-            can_play = self._trained.can_play(player.player_id)
+        """Let players play while they have learners and workers have them."""
+        on_their_way = self._parts.frozen_parts
+        for player in self.league.roster.present():
+            player_id, module_id = player.player_id, module_of(player)
+            if player.learning:
+                can_play = self._parts.trained.can_play(player_id)
+            else:
+                can_play = self._is_here(module_id) and not on_their_way.awaited(module_id)
             if can_play and not player.ready:
-                self.book(events.PlayerReady(player.player_id))
+                self.league.ready(player_id)
             elif player.ready and not can_play:
-                self.book(events.PlayerLost(player.player_id))
+                unready = partial(self.league.unready, player_id)
+                self._carry_out(self._timed("match", unready))
         self.weights.look()
 
     def received(self, worker: Worker, module_id: str) -> None:
         """Note that a worker has received a player."""
-        self.copies.received(worker, module_id)
-        self._trained.received(worker, module_id)
+        self._parts.frozen_parts.received(worker, module_id)
+        self._parts.trained.received(worker, module_id)
         self.look()
-
-    def line_ups(self, worker: Worker, round: int) -> Sequence[training_pb2.LineUp]:
-        """Return line-ups for an EnvRunner's request."""
-        return self.matches.line_ups(worker, round)
-
-    def finished(self, worker: Worker, matches: Sequence[training_pb2.MatchResult]) -> None:
-        """Book finished matches."""
-        if matches:
-            self._carry_out(self.matches.finished(worker, matches))
 
     def trained(self, module_id: str, steps: int) -> None:
         """Count steps of a player, and ask the builder for changes."""
         if not steps:
             return
-        self.book(events.StepsTrained(module_id, steps))
-        must_fit = self.learners.must_fit
-        self._carry_out(self._timed("build", lambda: self.league.build(must_fit)))
+        self.league.trained(module_id, steps)
+        self._carry_out(self._timed("build", self.league.build))
 
     def left(self, worker: Worker) -> None:
         """Handle a lost worker."""
-        self._trained.left(worker)
-        self._carry_out(self.matches.left(worker))
-        self.copies.left(worker)
+        for match_id in self.matches.left(worker):
+            self._carry_out(self._timed("match", partial(self.league.lose_match, match_id)))
         self.look()
 
     # State for checkpoints and people.
@@ -127,18 +123,10 @@ class LeagueRun:
 
     # Commands of the league.
 
-    def _booked(self, event: events.Event) -> list[events.Command]:
-        """Book an event; return commands without reports."""
-        commands = self._timed("match", lambda: self.league.book(event))
-        reports = [each for each in commands if isinstance(each, events.Report)]
-        self._carry_out(reports)
-        return [each for each in commands if each not in reports]
+    def _request_match(self) -> None:
+        self._carry_out(self._timed("match", self.league.request_match))
 
-    def book(self, event: events.Event) -> None:
-        """Book an event in the league, and carry out its commands."""
-        self._carry_out(self._timed("match", lambda: self.league.book(event)))
-
-    def _timed(self, call: str, work: Callable[[], list[events.Command]]) -> list[events.Command]:
+    def _timed(self, call: str, work: Callable[[], list[Command]]) -> list[Command]:
         """Return the builder's commands, and warn if it is slow."""
         before = time.monotonic()
         commands = work()
@@ -152,30 +140,31 @@ class LeagueRun:
             )
         return commands
 
-    def _carry_out(self, commands: Iterable[events.Command]) -> None:
+    def _carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
             match command:
-                case events.AssignLineUp() | events.CancelMatch():
+                case AssignLineUp() | CancelMatch():
                     self.matches.redraw(command)
-                case events.FreezePlayer():
-                    self.copies.copy(command.player_id, command.copy_id)
-                case events.ResetPlayer():
+                case FreezePlayer():
+                    self._copy(command.player_id, command.copy_id)
+                case ResetPlayer():
                     self.learners.reset(command.player_id, command.source)
-                case events.RetirePlayer():
-                    self.retired.add(command.player_id)
-                    self.copies.retire(command.player_id)
+                case RetirePlayer():
+                    self.weights.cancel(command.player_id)
+                    if self._registry.frozen.pop(command.player_id, None) is not None:
+                        self._parts.frozen_parts.remove_player(command.player_id)
                     self.learners.retire(command.player_id)
-                case events.Report():
+                case Report():
                     self._progress.message(f"league: {command.message}", "warning")
-                case events.AddPlayer():
+                case AddPlayer():
                     self._added(command)
 
-    def _added(self, command: events.AddPlayer) -> None:
+    def _added(self, command: AddPlayer) -> None:
         player_id, source = command.player_id, command.source
         if command.learning:
             self.learners.add(player_id)
-        elif source in {*self._registry.frozen, *self._others}:
-            self.book(events.PlayerReady(player_id))
+        elif self._is_here(source):
+            self.look()
         else:  # workers have slots for `random` if the run started with it
             text = (
                 f"{player_id} cannot play: {source!r} is neither a module with train = false nor "
@@ -184,26 +173,51 @@ class LeagueRun:
             self._progress.message(f"league: {text}", "warning")
             self.removed(player_id)
 
+    def _is_here(self, module_id: str) -> bool:
+        """Return whether workers have or will receive a frozen module."""
+        return module_id in self._registry.frozen or module_id in self._others
+
     def _restore(self) -> None:
         """Restore which players are ready, and remove lost ones."""
         for player in self.league.roster.present():
-            if player.learning:
-                continue
-            if module_of(player) in {RANDOM, *self._registry.frozen}:
-                self.book(events.PlayerReady(player.player_id))
-            else:
+            if not player.learning and not self._is_here(module_of(player)):
                 self.removed(player.player_id)
         self.look()  # no learning player can play yet
 
-    def no_copy(self, copy_id: str, why: str) -> None:
+    def _copy(self, player_id: str, copy_id: str) -> None:
+        """Copy a player once it has a learner, which sends its weights.
+
+        They are written into the run's directory once, and sent to every worker that plays. When
+        all of them have the copy, it can play.
+        """
+        keep = partial(self._keep, player_id, copy_id)
+        self.weights.ask(player_id, copy_id, keep, partial(self._no_copy, copy_id))
+
+    def _keep(
+        self, player_id: str, copy_id: str, weights: Mapping[str, Tree], version: Version
+    ) -> None:
+        spaces = spaces_of_environment(self._registry.spaces[player_id])
+        learned = self._parts.connectors[player_id].merged
+        settings_of = self._registry.trained[player_id]
+        frozen = FrozenModule.copied(
+            copy_id, player_id, self._parts.config, spaces, weights, learned, version, settings_of
+        )
+        try:
+            frozen.keep(self._parts.run_dir)
+        except CheckpointError as error:
+            return self._no_copy(copy_id, str(error))
+        self._registry.frozen[copy_id] = frozen
+        self._parts.frozen_parts.add_player(copy_id, frozen.acting_setup(), frozen.tree)
+        self.look()
+
+    def _no_copy(self, copy_id: str, why: str) -> None:
         """Report that a copy failed, and remove it."""
         self._progress.message(f"league: there is no copy {copy_id}: {why}", "warning")
         self.removed(copy_id)
 
     def removed(self, player_id: str) -> None:
         """Remove a player that can no longer play or learn."""
-        self.retired.add(player_id)
-        self.book(events.PlayerRemoved(player_id))
+        self._carry_out(self._timed("match", partial(self.league.remove, player_id)))
 
 
 _FEWEST_AHEAD = 8
@@ -217,19 +231,20 @@ class LeagueMatches:
     matches in its last round, within bounds: episodes begin between two requests.
 
     Args:
-        book: books an event in the league, and returns its commands.
+        request: has the league assign a match, if it can.
         agents: of an environment, in the order of its table.
         module_of: the module of a player.
     """
 
     def __init__(
         self,
-        book: Callable[[Event], list[Command]],
+        league: League,
+        request: Callable[[], None],
         agents: Sequence[str],
         environments: int,
         module_of: Callable[[str], str],
     ) -> None:
-        self._book, self._agents = book, tuple(agents)
+        self._league, self._request, self._agents = league, request, tuple(agents)
         self._environments, self._module_of = environments, module_of
         self._waiting: dict[int, AssignLineUp] = {}  # by match id; for the next request
         self._open: dict[Worker, dict[int, AssignLineUp]] = {}  # by match id
@@ -245,9 +260,11 @@ class LeagueMatches:
         ahead = min(_MOST_AHEAD, max(_FEWEST_AHEAD, 2 * self._finished.get(worker, 0)))
         given = []
         while len(has) < self._environments + ahead:
-            line_up = self._next()
-            if line_up is None:
+            if not self._waiting:
+                self._request()
+            if not self._waiting:
                 break
+            line_up = self._waiting.pop(next(iter(self._waiting)))
             has[line_up.match_id] = line_up
             players = [self._module_of(line_up.players[agent]) for agent in self._agents]
             given.append(
@@ -257,51 +274,34 @@ class LeagueMatches:
             )
         return given
 
-    def finished(
-        self, worker: Worker, matches: Sequence[training_pb2.MatchResult]
-    ) -> list[Command]:
+    def finished(self, worker: Worker, matches: Sequence[training_pb2.MatchResult]) -> None:
         """Book results of matches; outdated ones do not count."""
+        if not matches:
+            return
         has = self._open.get(worker, {})
-        commands: list[Command] = []
         for match in matches:
             line_up = has.get(match.match_id)
-            if len(match.returns) != len(self._agents):
-                raise ValueError(
-                    f"{len(match.returns)} returns of match {match.match_id}: the environment has "
-                    f"{len(self._agents)} agents"
-                )
             if line_up is None or line_up.attempt != match.attempt:
                 continue
-            rows = dict(zip(self._agents, match.returns, strict=True))
-            returns = {agent: value for agent, value in rows.items() if not math.isnan(value)}
+            rows = zip(self._agents, match.returns, strict=True)
+            returns = {agent: value for agent, value in rows if not math.isnan(value)}
             del has[match.match_id]
-            commands += self._book(
-                MatchFinished(match.match_id, match.attempt, returns, match.length)
-            )
+            self._league.finish_match(match.match_id, match.attempt, returns, match.length)
         self._finished[worker] = len(matches)
-        return commands
 
-    def left(self, worker: Worker) -> list[Command]:
-        """Redraw the matches of a lost EnvRunner."""
+    def left(self, worker: Worker) -> list[int]:
+        """Return the matches of a lost EnvRunner, to redraw."""
         self._finished.pop(worker, None)
         self._rounds.pop(worker, None)
-        lost = self._open.pop(worker, {})
-        return [command for match_id in lost for command in self._book(MatchLost(match_id))]
+        return list(self._open.pop(worker, {}))
 
     def redraw(self, command: AssignLineUp | CancelMatch) -> None:
         """Let others play a match, or cancel it."""
-        for has in (self._waiting, *self._open.values()):
-            has.pop(command.match_id, None)
+        if isinstance(command, CancelMatch) or command.attempt:
+            for has in (self._waiting, *self._open.values()):
+                has.pop(command.match_id, None)
         if isinstance(command, AssignLineUp):
             self._waiting[command.match_id] = command
-
-    def _next(self) -> AssignLineUp | None:
-        if self._waiting:
-            return self._waiting.pop(next(iter(self._waiting)))
-        for command in self._book(MatchRequested()):
-            if isinstance(command, AssignLineUp):
-                return command
-        return None
 
 
 _MOST_SHOWN = 32  # maximum number of players in a line of metrics
@@ -310,49 +310,6 @@ _MOST_IN_EQUILIBRIA = (
     128  # players: with more it takes seconds, during which the driver does nothing else
 )
 _SHARE = 0.02  # maximum share of the driver's time for ratings
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """The standing of a learning player."""
-
-    player_id: str
-    role: str
-    elo: float  # rating; the mean over all players that can play is 0
-    # Win rate against all opponents together; None: no games against other players
-    win_rate: float | None
-    # The 95 % Wilson interval of the win rate, or None
-    win_rate_low: float | None
-    win_rate_high: float | None
-    # Probability in the Nash equilibrium over all players that can play; None: the player is newer
-    # than the last rating, or there are more than 128 players, which would take too long
-    nash: float | None
-    steps: int  # training steps
-    copies: int  # number of copies
-    resets: int  # number of resets
-
-
-@dataclass(frozen=True, slots=True)
-class Standings:
-    """The standings of a league's players."""
-
-    players: int  # number of players that can play
-    historical: int  # number of frozen players among them
-    learning: tuple[Standing, ...]  # at most 32
-    # By pair of roles, as in "main, historical": games, and the win rate of the first role
-    kinds: dict[str, dict[str, float]]
-
-    def line(self) -> dict[str, Any]:
-        """Return the standings for a line of metrics."""
-        rows = {each.player_id: asdict(each) for each in self.learning}
-        for each in rows.values():
-            del each["player_id"], each["role"]
-        return {
-            "players": self.players,
-            "historical": self.historical,
-            "learning": rows,
-            "kinds": self.kinds,
-        }
 
 
 class LeagueStandings:
@@ -364,35 +321,40 @@ class LeagueStandings:
         self._equilibrium: dict[str, float] = {}
         self._next = float("-inf")
 
-    def now(self) -> Standings:
-        """Return standings; ratings may be some seconds old."""
+    def line(self) -> dict[str, Any]:
+        """Return the standings for a line of metrics.
+
+        Ratings may be some seconds old. Of each of at most 32 learning players: its Elo rating,
+        relative to the mean of all players that can play; its win rate against all opponents
+        together, with the 95 % Wilson interval; and its probability in the Nash equilibrium. None:
+        no games, or a player without a rating. Of pairs of roles, as in "main, historical": games,
+        and the win rate of the first role.
+        """
         roster, results = self._league.roster, self._league.results()
         playing = results.players()
         self._rate(playing)
         learning = [each for each in roster.learners() if each.plays][:_MOST_SHOWN]
-        return Standings(
-            len(playing),
-            sum(not roster.players[each].learning for each in playing),
-            tuple(self._standing(each, results) for each in learning),
-            self._kinds(),
-        )
+        return {
+            "players": len(playing),
+            "historical": sum(not roster.players[each].learning for each in playing),
+            "learning": {each.player_id: self._standing(each, results) for each in learning},
+            "kinds": self._kinds(),
+        }
 
-    def _standing(self, player: Player, results: LeagueResults) -> Standing:
+    def _standing(self, player: Player, results: LeagueResults) -> dict[str, Any]:
         name = player.player_id
         rate = results.overall_win_rate(name, 1)
         low, high = (None, None) if rate is None else results.overall_interval(name)
-        return Standing(
-            player_id=name,
-            role=player.role,
-            elo=self._ratings.get(name, 0.0),
-            win_rate=rate,
-            win_rate_low=low,
-            win_rate_high=high,
-            nash=self._equilibrium.get(name),
-            steps=player.steps,
-            copies=player.copies,
-            resets=player.life,
-        )
+        return {
+            "elo": self._ratings.get(name, 0.0),
+            "win_rate": rate,
+            "win_rate_low": low,
+            "win_rate_high": high,
+            "nash": self._equilibrium.get(name),
+            "steps": player.steps,
+            "copies": player.copies,
+            "resets": player.life,
+        }
 
     def _rate(self, playing: list[str]) -> None:
         before = time.monotonic()
@@ -408,7 +370,7 @@ class LeagueStandings:
     def _kinds(self) -> dict[str, dict[str, float]]:
         found = {}
         for each in list(self._league.payoffs.kinds.values())[:_MOST_KINDS]:
-            games = each.wins + each.draws + each.losses
+            games = int(each.weight)
             # The learning role comes first, because people ask about it.
             turned = each.first == "historical" or each.first == "fixed"
             names = (each.second, each.first) if turned else (each.first, each.second)

@@ -32,12 +32,15 @@ class LocalWorkers:
     """Starts EnvRunners, the learner and the evaluator, and keeps them alive.
 
     They communicate over Unix sockets in a directory that no other user may enter.
+
+    Attributes:
+        supervisor: keeps their processes running.
     """
 
     def __init__(self, events: Mailbox[Any], run_id: str, token: str, own_code: bytes) -> None:
         remove_abandoned()  # of a run whose driver was killed
         self._directory = HeldDirectory()
-        self._supervisor = Supervisor(events)
+        self.supervisor = Supervisor(events)
         self._run_id = run_id
         self._token = token
         self._own_code = own_code
@@ -53,10 +56,6 @@ class LocalWorkers:
     @property
     def driver_address(self) -> str:
         return f"unix:{self._directory.path / 'driver.sock'}"
-
-    @property
-    def restarts(self) -> int:
-        return self._supervisor.restarts
 
     def start(self, config: DriverConfig, gateway: GatewayAddress | None = None) -> None:
         """Start the workers; call this in a thread that outlives them.
@@ -83,7 +82,7 @@ class LocalWorkers:
         leaving = sorted(here - {*wanted}, key=worker_order)
         for worker_id in leaving:
             self._dismissed.add(worker_id)
-            self._supervisor.dismiss(worker_id, math.inf)
+            self.supervisor.dismiss(worker_id, math.inf)
         policy = _OF_ENV_RUNNERS if role == ENVRUNNER else RestartPolicy()
         for worker_id in wanted:
             if worker_id not in here:
@@ -102,7 +101,7 @@ class LocalWorkers:
 
     def end(self, worker_id: str, *, was_asked: bool) -> None:
         """End a leaving worker; at once, unless it was asked to leave."""
-        self._supervisor.dismiss(worker_id, self._timeout if was_asked else 0.0)
+        self.supervisor.dismiss(worker_id, self._timeout if was_asked else 0.0)
 
     def is_dismissed(self, worker_id: str) -> bool:
         """Return whether a worker leaves because fewer are wanted."""
@@ -128,23 +127,7 @@ class LocalWorkers:
 
     def cpu_seconds(self) -> float:
         """Return processor time of running processes and the forkserver."""
-        return seconds_used([*self._supervisor.pids().values(), forkserver_pid()])
-
-    def of_use(self, worker_id: str) -> None:
-        """Count a use of a worker; enough uses clear its failures."""
-        self._supervisor.of_use(worker_id)
-
-    def kill(self, worker_id: str, pid: int, after: float, abort: bool) -> None:
-        """Kill a process after some seconds; see `Supervisor.kill`."""
-        self._supervisor.kill(worker_id, pid, after, abort)
-
-    def give_up(self, worker_id: str, pid: int) -> None:
-        """Let a repeatedly failing worker stay down."""
-        self._supervisor.give_up(worker_id, pid)
-
-    def stop_restarting(self) -> None:
-        """Let workers leave: the run has ended."""
-        self._supervisor.stop_restarting()
+        return seconds_used([*self.supervisor.pids().values(), forkserver_pid()])
 
     def gave_up_on(self, worker_id: str) -> None:
         """Note that a worker's process stays down."""
@@ -167,7 +150,7 @@ class LocalWorkers:
     def keep_failing(self, role: str) -> bool:
         """Return whether all processes of a role keep dying before any work."""
         worker_ids = [each for each in self._worker_ids if each.startswith(f"{role}-")]
-        return bool(worker_ids) and all(map(self._supervisor.keeps_failing, worker_ids))
+        return bool(worker_ids) and all(map(self.supervisor.keeps_failing, worker_ids))
 
     def directory_is_gone(self) -> str:
         """Describe missing files that workers need, or ""."""
@@ -176,7 +159,7 @@ class LocalWorkers:
         return f"the directory of this run's sockets in {self._directory.path.parent} was removed"
 
     def close(self, grace: float) -> None:
-        self._supervisor.close(grace)
+        self.supervisor.close(grace)
         if self._shares:
             self._shares = False
             release_forkserver()
@@ -207,4 +190,4 @@ class LocalWorkers:
             program = EnvRunnerProgram(contact, role, self._own_code, gateway)
         worker_id = f"{role}-{index}"
         self._worker_ids.add(worker_id)
-        self._supervisor.add(worker_id, WorkerProgram(target, program), policy)
+        self.supervisor.add(worker_id, WorkerProgram(target, program), policy)

@@ -24,48 +24,32 @@ from juggler.runtime.wire.v1 import spaces_pb2, training_pb2
 _LONGEST_TEXT: Final = 1000  # characters of a description of spaces
 
 
-@dataclass(frozen=True, slots=True)
-class Spaces:
-    """Spaces of one module, as reported by the first EnvRunner."""
+def in_batches(module: training_pb2.Ready.Module) -> dict[str, spaces_pb2.Space]:
+    """Return the spaces of the columns of a module's batches, by name."""
+    spaces = {
+        "observation": module.observation_space,
+        "action": module.action_space,
+        "critic": module.critic_space,
+    }
+    return {name: space for name, space in spaces.items() if space.ByteSize()}
 
-    observation: spaces_pb2.Space  # of the observations in batches, after the connectors
-    action: spaces_pb2.Space  # of the actions in batches
-    # The environment's own spaces; an empty message if they have no encoding
-    environment_observation: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)
-    environment_action: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)  # as above
-    # Of further inputs of the value function; an empty message if it has none
-    critic: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)
 
-    @classmethod
-    def of(cls, ready: training_pb2.Ready.Module) -> Spaces:
-        return cls(
-            ready.observation_space,
-            ready.action_space,
-            ready.environment_observation_space,
-            ready.environment_action_space,
-            ready.critic_space,
-        )
+def described(spaces: Mapping[str, spaces_pb2.Space]) -> str:
+    """Describe spaces for people, unless that is too long."""
+    size = sum(space.ByteSize() for space in spaces.values())
+    if size >= _LONGEST_TEXT:
+        return f"spaces of {size} bytes"
+    return str({name: MessageToDict(space) for name, space in spaces.items()})
 
-    @property
-    def in_batches(self) -> dict[str, spaces_pb2.Space]:
-        """Return the spaces of the columns of batches, by name."""
-        spaces = {"observation": self.observation, "action": self.action, "critic": self.critic}
-        return {name: space for name, space in spaces.items() if space.ByteSize()}
 
-    def __str__(self) -> str:
-        size = sum(space.ByteSize() for space in self.in_batches.values())
-        if size >= _LONGEST_TEXT:
-            return f"spaces of {size} bytes"
-        return str({name: MessageToDict(space) for name, space in self.in_batches.items()})
-
-    def to_json(self) -> dict[str, object]:
-        """Return the environment's spaces, for a checkpoint; {}: no encoding."""
-        if not self.environment_action.ByteSize():
-            return {}
-        return {
-            "observation": MessageToDict(self.environment_observation),
-            "action": MessageToDict(self.environment_action),
-        }
+def spaces_of_environment(module: training_pb2.Ready.Module) -> dict[str, object]:
+    """Return a module's spaces before connectors, for a checkpoint; {}: no encoding."""
+    if not module.environment_action_space.ByteSize():
+        return {}
+    return {
+        "observation": MessageToDict(module.environment_observation_space),
+        "action": MessageToDict(module.environment_action_space),
+    }
 
 
 def acting_setup(config: RunConfig, own: Mapping[str, type[Any]] | None = None) -> ActingSetup:
@@ -105,9 +89,12 @@ def exploration_exponents(config: RunConfig, runner: int, environments: int) -> 
 
 
 def add_module(
-    config: RunConfig, module_id: str, spaces: Spaces, seed: int
+    config: RunConfig, module_id: str, spaces: training_pb2.Ready.Module, seed: int
 ) -> training_pb2.AddModule:
     """Make the command that has a learner process host a module.
+
+    Args:
+        spaces: of its batches, as an EnvRunner reports them.
 
     Raises:
         TypeError, ValueError: a value does not fit JSON or the message.
@@ -120,9 +107,9 @@ def add_module(
     return training_pb2.AddModule(
         module_id=module_id,
         config=to_json(setup),
-        observation_space=spaces.observation,
-        action_space=spaces.action,
-        critic_space=spaces.critic if spaces.critic.ByteSize() else None,
+        observation_space=spaces.observation_space,
+        action_space=spaces.action_space,
+        critic_space=spaces.critic_space if spaces.critic_space.ByteSize() else None,
         seed=seed,
     )
 
@@ -213,8 +200,11 @@ class LearnerSpec:
             for key in self.learner:
                 if key not in known:
                     raise ConfigError(f"learner has no key {key!r}{nearest(key, known)}")
-            spaces = space_to_message(self.observation_space), space_to_message(self.action_space)
+            spaces = training_pb2.Ready.Module(
+                observation_space=space_to_message(self.observation_space),
+                action_space=space_to_message(self.action_space),
+            )
             seed = seed if self.seed is None else self.seed
-            return add_module(config, module_id, Spaces(*spaces), seed)
+            return add_module(config, module_id, spaces, seed)
         except (TypeError, ValueError) as error:  # also values that do not fit JSON or a message
             raise ConfigError(f"module {module_id!r}: {error}") from error

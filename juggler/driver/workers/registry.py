@@ -13,12 +13,13 @@ from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.config import RunConfig
 from juggler.driver.hosting import Hosting
 from juggler.driver.workers.module_setups import (
-    Spaces,
     acting_setup,
     add_module,
+    described,
     env_runner_setup,
     environments,
     exploration_exponents,
+    in_batches,
     learner_setup,
 )
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
@@ -54,7 +55,7 @@ class WorkerRegistry:
     attached: dict[str, Worker] = field(default_factory=dict)
     ready: dict[str, Worker] = field(default_factory=dict)  # attached workers that are set up
     # By module id; {}: no EnvRunner is ready yet
-    spaces: dict[str, Spaces] = field(default_factory=dict)
+    spaces: dict[str, training_pb2.Ready.Module] = field(default_factory=dict)
     had_runner: bool = False  # an EnvRunner has ever been ready
     # By module id and worker id, for learners that host or have hosted the module
     meeting_points: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -64,9 +65,7 @@ class WorkerRegistry:
     kept_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     _lives: Counter[str] = field(default_factory=Counter)  # processes set up, by worker id
     _waiting: dict[str, Worker] = field(default_factory=dict)  # learners, for the spaces
-    _most_steps: dict[str, int] = field(
-        default_factory=dict
-    )  # maximum live steps in a batch, by module id
+    most_steps: int = 0  # maximum live steps in a batch
     _hosting: Hosting = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,11 +91,6 @@ class WorkerRegistry:
         if module_id not in self.config.module_ids:  # further modules may have its settings
             self.spaces.pop(module_id, None)
 
-    def begin_playing(self, module_id: str) -> int:
-        """Note an added player; return the maximum steps of its batches."""
-        self._most_steps[module_id] = max(self._most_steps.values())
-        return self._most_steps[module_id]
-
     def joined(self, worker: Worker) -> list[tuple[Worker, training_pb2.Setup]]:
         """Note a worker; return workers to set up now."""
         self.attached[worker.worker_id] = worker
@@ -112,21 +106,13 @@ class WorkerRegistry:
         for module in message.modules:
             self._must_have_the_same_spaces(worker, module)
         for module in message.modules:
-            spaces = Spaces.of(module)
-            self.spaces.setdefault(module.module_id, spaces)
+            self.spaces.setdefault(module.module_id, module)
             if worker.role == ENVRUNNER:
-                before = self._most_steps.get(module.module_id, 0)
-                self._most_steps[module.module_id] = max(before, module.rows * module.steps)
+                self.most_steps = max(self.most_steps, module.rows * module.steps)
         self.ready[worker.worker_id] = worker
         self.had_runner = self.had_runner or worker.role == ENVRUNNER
         waiting, self._waiting = self._waiting, {}
         return [(learner, self._setup(learner)) for learner in waiting.values()]
-
-    def must_fit_a_batch(self, module_id: str, live_steps: int) -> None:
-        """Check that a batch of the module can have this many steps."""
-        most = self._most_steps.get(module_id, 0)
-        if live_steps > most:
-            raise ValueError(f"{live_steps} steps in one batch: at most {most}")
 
     def learner_ready(self, worker: Worker, message: training_pb2.ModuleReady) -> None:
         """Note that a learner hosts a module."""
@@ -207,21 +193,6 @@ class WorkerRegistry:
         """Return a worker's seed at an update."""
         return worker_seed(self.config.driver.seed, worker.role, worker.index, life, update)
 
-    def learners_message(self, module_id: str, generation: int) -> training_pb2.Learners:
-        """Make the message to EnvRunners with the addresses of a module's learners."""
-        return training_pb2.Learners(
-            module_id=module_id,
-            generation=generation,
-            learners=[
-                training_pb2.Learners.Learner(
-                    worker_id=worker.worker_id,
-                    incarnation=worker.incarnation,
-                    addresses=worker.data_addresses,
-                )
-                for worker in self.learners_of(module_id)
-            ],
-        )
-
     def complete(self) -> bool:
         """Whether the workers needed for training are ready."""
         return bool(self.of_role(ENVRUNNER)) and bool(self.of_role(LEARNER))
@@ -243,16 +214,19 @@ class WorkerRegistry:
         spaces = self.spaces[module_id]  # learners are set up after EnvRunners
         return add_module(self.config.of(self.trained[module_id]), module_id, spaces, seed)
 
-    def acting_setup(self, module_id: str) -> ActingSetup:
-        """Make an EnvRunner's setup of a trained module."""
-        return acting_setup(self.config.of(self.trained[module_id]))
+    def acting_setup(self, module_id: str, worker: Worker | None = None) -> ActingSetup:
+        """Make the setup of a trained module.
 
-    def _exploring(self, module_id: str, worker: Worker) -> ActingSetup:
-        """Make the `acting_setup` of one EnvRunner, with its own exploration."""
+        Args:
+            worker: an EnvRunner with its own exploration; None: it explores like all others.
+        """
         config = self.config.of(self.trained[module_id])
+        setup = acting_setup(config)
+        if worker is None:
+            return setup
         rows = environments(self.config, worker.role)
         exponents = exploration_exponents(config, worker.index, rows)
-        return replace(self.acting_setup(module_id), exploration_exponents=exponents)
+        return replace(setup, exploration_exponents=exponents)
 
     def _see_the_same(self, one: str, other: str) -> bool:
         """Return whether batches of these modules have the same spaces."""
@@ -269,16 +243,16 @@ class WorkerRegistry:
 
     def _must_have_the_same_spaces(self, worker: Worker, module: training_pb2.Ready.Module) -> None:
         """Check that spaces are the same as at earlier EnvRunners."""
-        spaces = Spaces.of(module)
-        before = self.spaces.get(module.module_id, spaces)
-        if spaces.in_batches == before.in_batches:
+        spaces = in_batches(module)
+        before = in_batches(self.spaces.get(module.module_id, module))
+        if spaces == before:
             return
         several = len(self.config.module_ids) > 1
         of_module = f" for module {module.module_id!r}" if several else ""
         raise ValueError(
             f"{worker.worker_id} on {worker.host} has other spaces{of_module} than earlier "
-            f"EnvRunners: {spaces}, not {before}. Do all hosts have the same version of the "
-            "environment?"
+            f"EnvRunners: {described(spaces)}, not {described(before)}. Do all hosts have the "
+            "same version of the environment?"
         )
 
     def _config_for(self, worker: Worker) -> str:
@@ -286,9 +260,8 @@ class WorkerRegistry:
         config, role = self.config, worker.role
         if role == LEARNER:
             return to_json(learner_setup(config, worker.index, may_meet=self.most_learners > 1))
-        trained = {each: self.acting_setup(each) for each in self.trained}
-        if role != EVALUATOR:
-            trained = {each: self._exploring(each, worker) for each in self.trained}
+        explores = None if role == EVALUATOR else worker
+        trained = {each: self.acting_setup(each, explores) for each in self.trained}
         others = {each: module.acting_setup() for each, module in self.frozen.items()}
         setup = env_runner_setup(config, role, trained, others)
         return to_json(setup)
@@ -300,15 +273,14 @@ class Departures:
     Attributes:
         last_failure: of any worker, in its own words; "": no failure.
         last_exit: a message about the last process that ended by itself; "": none.
-        failures: by worker id, the last failure of each local worker, in its own words.
+        failures: by worker id, the last failure of each local worker.
     """
 
     def __init__(self, parts: RunParts) -> None:
         self.last_failure = self.last_exit = ""
-        self.failures: dict[str, str] = {}
+        self.failures: dict[str, attach_pb2.Failure] = {}
         self._parts, self._end, self._registry = parts, parts.end, parts.registry
         self._local, self._progress = parts.local, parts.progress
-        self._lasting: dict[str, str] = {}  # by worker id, the last rule that it broke
         # Failures that were already shown, and the last worker with each of them.
         self._shown: dict[str, str] = {}
 
@@ -327,7 +299,6 @@ class Departures:
         if failure is not None:
             self.last_failure = failure.message
             if event.worker.local:  # it may stay down, and is then shown again
-                self.failures[event.worker.worker_id] = failure.message
                 self._fails(event.worker, failure)
             # A failure that was already shown is not printed in full again.
             words = _WHEN.sub("", _NUMBER.sub("", failure.message))
@@ -346,10 +317,12 @@ class Departures:
 
     def _fails(self, worker: Worker, failure: attach_pb2.Failure) -> None:
         """Note a local worker's failure; give up on a repeated one."""
-        words = _NUMBER.sub("", failure.message) if failure.lasting else ""
-        before, self._lasting[worker.worker_id] = self._lasting.get(worker.worker_id), words
-        if words and words == before:
-            self._local.give_up(worker.worker_id, worker.pid)
+        before = self.failures.get(worker.worker_id)
+        self.failures[worker.worker_id] = failure
+        if before is None or not (before.lasting and failure.lasting):
+            return
+        if _NUMBER.sub("", before.message) == _NUMBER.sub("", failure.message):
+            self._local.supervisor.give_up(worker.worker_id, worker.pid)
 
     def exited(self, event: Exited) -> None:
         """Handle the end of a local process."""
@@ -380,8 +353,9 @@ class Departures:
             if self._parts.config.driver.synchronous:  # its turns need all modules
                 return self._end.fail(text, "learner_lost")
             text += ". Other modules continue, without checkpoints"
-        failure = self.failures.get(event.worker_id, "")
-        return self._progress.message(f"{text}. {failure}".rstrip(". "), "error")
+        failure = self.failures.get(event.worker_id)
+        why = failure.message if failure else ""
+        return self._progress.message(f"{text}. {why}".rstrip(". "), "error")
 
     def _without_learners(self, worker_id: str) -> list[str]:
         """Return modules that only this lost learner hosted."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
-from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.checkpoint.beginning import FirstWeights
 from juggler.driver.checkpoint.restoring import (
     begin_commands,
     connectors_of,
@@ -31,7 +32,6 @@ from juggler.driver.core.module_core import ModuleCore
 from juggler.driver.core.state import ModuleStart
 from juggler.envrunner.program import ENVRUNNER
 from juggler.runtime.actors.hub_events import Worker
-from juggler.runtime.actors.worker import to_json
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
@@ -52,48 +52,47 @@ class TrainedModules:
         resume: a state to resume from. Its arrays are released once each module has had a learner.
 
     Attributes:
-        steps_before: by learner, its own counts of removed modules.
+        steps: by worker id, the learner's own counts of steps trained on and dropped, over all
+            modules and processes. They must agree with the core's ledger.
     """
 
     def __init__(
-        self, parts: RunParts, resume: Checkpoint | None, beginning: Beginning | None
+        self,
+        parts: RunParts,
+        resume: Checkpoint | None,
+        beginning: Mapping[str, FirstWeights],
     ) -> None:
         self._parts, self._config, self._core = parts, parts.config, parts.core
         self._registry, self._commands, self._resume = parts.registry, parts.commands, resume
         self.connectors = parts.connectors
         self.learners: dict[str, Learners] = {}
         self.stale_runners: dict[str, StaleRunners] = {}
-        self.steps_before: dict[str, dict[str, int]] = {}
-        self._awaited: dict[str, set[Worker]] = {}  # by module id, workers without it
+        self.steps: dict[str, Counter[str]] = defaultdict(Counter)
         for module_id in parts.core.modules:
-            self._keep(module_id, beginning)
+            self._keep(module_id, beginning.get(module_id))
 
-    def add(self, module_id: str, settings_of: str, beginning: Beginning | None) -> None:
+    def add(self, module_id: str, settings_of: str, first: FirstWeights | None) -> None:
         """Train another module from now on.
 
         Args:
             settings_of: the module of the configuration whose settings it has.
-            beginning: its first weights; None: new ones.
+            first: its first weights; None: new ones.
         """
         registry = self._registry
         registry.add(module_id, settings_of)
         # Its first learner begins alone, and further ones join later.
         settings = settings_for(self._config, settings_of, num_learners=1)
         self._core.add(module_id, ModuleStart(settings, late=True))
-        self._keep(module_id, beginning)
+        self._keep(module_id, first)
         for learner in registry.hosts(module_id):
             for command in self.learners[module_id].begin(learner, seed=0):
                 self._commands.send(learner, command)
-        acting = to_json(registry.acting_setup(module_id))
-        self._awaited[module_id] = set(registry.env_runners())
-        for worker in registry.acting_workers():
-            added = training_pb2.AddPlayer(module_id=module_id, config=acting)
-            self._parts.frozen_parts.append(worker, [added], self._commands.send)
+        self._parts.frozen_parts.add_player(module_id, registry.acting_setup(module_id))
 
-    def begin_with(self, module_id: str, beginning: Beginning) -> None:
+    def begin_with(self, module_id: str, first: FirstWeights) -> None:
         """Set the first weights of a module that has no learner yet."""
-        self.learners[module_id].beginning = beginning
-        self.connectors[module_id] = connectors_of(None, beginning, module_id)
+        self.learners[module_id].first = first
+        self.connectors[module_id] = connectors_of(None, first, module_id)
 
     def learner_ready(self) -> None:
         """Release the resumed state once each module had a learner."""
@@ -103,52 +102,42 @@ class TrainedModules:
 
     def received(self, worker: Worker, module_id: str) -> None:
         """Note that a worker has received an added module."""
-        if module_id not in self._awaited:
+        if (module := self._core.modules.get(module_id)) is None:
             return
-        self._awaited[module_id].discard(worker)
-        module = self._core.modules[module_id]
         if worker.role == ENVRUNNER:
-            key, steps = (
-                (worker.worker_id, worker.incarnation),
-                self._registry.begin_playing(module_id),
-            )
+            key, steps = (worker.worker_id, worker.incarnation), self._registry.most_steps
             self._core.book(RunnerPlays(*key, steps, module_id))
         if module.members:
             self._commands.send_learners(worker, module_id, module.generation)
 
-    def left(self, worker: Worker) -> None:
-        """Stop waiting for a worker that has left."""
-        for workers in self._awaited.values():
-            workers.discard(worker)
-
-    def reset(self, module_id: str, seed: int, beginning: Beginning | None) -> None:
+    def reset(self, module_id: str, seed: int, first: FirstWeights | None) -> None:
         """Give a module other weights and a new optimizer.
 
         Learners carry out commands in order, so no update is incomplete. Then their group forms
         again, because EnvRunners get the first weights of each generation.
 
         Args:
-            seed: for parameters missing from `beginning`.
-            beginning: source of the weights; None: new weights.
+            seed: for parameters missing from `first`.
+            first: the weights; None: new weights.
         """
         module = self._core.modules[module_id]
-        reset = self.reset_first(module_id, seed, beginning)
+        reset = self.reset_first(module_id, seed, first)
         for learner in self._registry.learners_of(module_id):
             for command in reset.commands(module_id):
                 self._commands.send(learner, command)
         for formed in self._core.book(MeetAgain(module.generation, module_id)):
             self._commands.carry_out(formed)
 
-    def reset_first(self, module_id: str, seed: int, beginning: Beginning | None) -> ModuleReset:
+    def reset_first(self, module_id: str, seed: int, first: FirstWeights | None) -> ModuleReset:
         """Let future learners of a module reset older states."""
-        reset = ModuleReset(self._core.modules[module_id].generation + 1, seed, beginning)
+        reset = ModuleReset(self._core.modules[module_id].generation + 1, seed, first)
         self.learners[module_id].last_reset = reset
         return reset
 
     def can_play(self, module_id: str) -> bool:
         """Return whether a module has current learners and all EnvRunners have it."""
         module = self._core.modules.get(module_id)
-        if module is None or not module.members or self._awaited.get(module_id):
+        if module is None or not module.members or self._parts.frozen_parts.awaited(module_id):
             return False
         return not self.learners[module_id].precede_reset(module.weights_version)
 
@@ -166,32 +155,25 @@ class TrainedModules:
         """Close the books of a settled module everywhere."""
         registry = self._registry
         self._core.forget(module_id)
-        for worker in registry.acting_workers():
-            removed = training_pb2.RemovePlayer(module_id=module_id)
-            self._parts.frozen_parts.append(worker, [removed], self._commands.send)
+        self._parts.frozen_parts.remove_player(module_id)
         for learner in registry.hosts(module_id):
             self._commands.send(learner, training_pb2.RemoveModule(module_id=module_id))
         registry.remove(module_id)
-        for worker_id, counts in self.learners.pop(module_id).steps.items():
-            before = self.steps_before.setdefault(worker_id, {})
-            for what, steps in counts.items():
-                before[what] = before.get(what, 0) + steps
-        self._awaited.pop(module_id, None)
-        del self.connectors[module_id], self.stale_runners[module_id]
+        del self.learners[module_id], self.connectors[module_id], self.stale_runners[module_id]
 
-    def _keep(self, module_id: str, beginning: Beginning | None) -> None:
+    def _keep(self, module_id: str, first: FirstWeights | None) -> None:
         """Add a module to the tables."""
         config, module = self._config, self._core.modules[module_id]
         settings = config.of(self._registry.trained[module_id])
         resume = self._resume
         if resume is not None and is_without(resume, module_id):
             resume = None
-        self.connectors[module_id] = connectors_of(resume, beginning, module_id)
+        self.connectors[module_id] = connectors_of(resume, first, module_id)
         several = len(self._core.modules) > 1 or bool(config.agents.league)
         self.stale_runners[module_id] = StaleRunners(
             settings.staleness.drop_after, module_id if several else ""
         )
-        self.learners[module_id] = Learners(self._parts, module, resume, beginning)
+        self.learners[module_id] = Learners(self._parts, module, resume, first, self.steps)
 
 
 def _about(module_id: str) -> Callable[[Any], bool]:
@@ -215,23 +197,21 @@ class ModuleReset:
     """A reset of a module: other weights, and a new optimizer."""
 
     generation: int  # of the first group with these weights
-    seed: int  # for parameters missing from `beginning`
-    beginning: Beginning | None  # source of the weights; None: new weights
+    seed: int  # for parameters missing from `first`
+    first: FirstWeights | None  # None: new weights
 
     def commands(self, module_id: str) -> Iterator[Message]:
         """Make the commands for a learner."""
         yield training_pb2.Reset(module_id=module_id, seed=self.seed)
-        if self.beginning is not None:
-            yield from begin_commands(module_id, self.beginning)
+        if self.first is not None:
+            yield from begin_commands(module_id, self.first)
 
 
 class Learners:
     """The driver's records of a module's learners, except batches.
 
     Attributes:
-        steps: by worker id, the learner's own counts of steps trained on and dropped, over all its
-            processes. They must agree with the core's ledger.
-        beginning: their first weights before the first checkpoint; None: new weights.
+        first: their first weights before the first checkpoint; None: new weights.
         last_reset: last reset of the module; None: never reset.
     """
 
@@ -240,11 +220,12 @@ class Learners:
         parts: RunParts,
         core: ModuleCore,
         resume: Checkpoint | None,
-        beginning: Beginning | None,
+        first: FirstWeights | None,
+        steps: dict[str, Counter[str]],
     ) -> None:
         config, registry = parts.config, parts.registry
-        self.steps: dict[str, dict[str, int]] = {}
-        self._steps_before: dict[str, dict[str, int]] = {}  # steps of processes that have ended
+        self._steps = steps  # see `TrainedModules`
+        self._counted: dict[Worker, Counter[str]] = {}  # what `steps` has of each process
         # By learner that is not ready yet: the version of its weights, and a description; "": the
         # state that the run resumes from.
         self._given: dict[Worker, tuple[Version, str]] = {}
@@ -263,7 +244,7 @@ class Learners:
         self._snapshots, self._progress = parts.snapshots, parts.progress
         without = resume is not None and is_without(resume, core.module_id)
         self._resume = None if without else resume
-        self.beginning = beginning
+        self.first = first
         self.last_reset: ModuleReset | None = None
 
     def precede_reset(self, version: Version) -> bool:
@@ -286,8 +267,8 @@ class Learners:
         state = self._state_for(learner)
         if state is not None:
             yield from restore_commands(module.module_id, state)
-        elif self.beginning is not None and module.module_id in self.beginning.weights:
-            yield from begin_commands(module.module_id, self.beginning)
+        elif self.first is not None:
+            yield from begin_commands(module.module_id, self.first)
 
     @property
     def had_learner(self) -> bool:
@@ -305,7 +286,7 @@ class Learners:
             self._progress.message(problem, "error")
         if state is not None and is_without(state, self._core.module_id):
             state = None
-        at_first = self.beginning.text if self.beginning else "new weights"
+        at_first = self.first.text if self.first else "new weights"
         known = (0, 0) if state is None else state.version_of(self._core.module_id)
         given = at_first if state is None else f"update {known[1]}"
         self._given[learner] = Version(*known), given
@@ -332,7 +313,7 @@ class Learners:
                 version, used = Version.of(done.version), used_batches(done)
                 yield UnreportedUpdate(learner.worker_id, version, used, self._core.module_id)
             trained = self._core.ledger.trained - before
-            self._kept(learner.worker_id, trained)
+            self._steps[learner.worker_id].update(trained=trained, dropped=0)
             weights = f"its weights{self._of_module} of update {ready.handed_over.update}"
             text = f"{learner.worker_id} is back with {weights}"
             unreported = f", and with {trained} unreported steps trained on"
@@ -421,25 +402,18 @@ class Learners:
             "warning",
         )
 
-    def updated(self, worker_id: str, done: training_pb2.UpdateDone) -> None:
-        before = self._steps_before.get(worker_id, {})
-        self.steps[worker_id] = {
-            "trained": done.steps_trained + before.get("trained", 0),
-            "dropped": done.steps_dropped + before.get("dropped", 0),
-        }
+    def updated(self, learner: Worker, done: training_pb2.UpdateDone) -> None:
+        counted = Counter(trained=done.steps_trained, dropped=done.steps_dropped)
+        self._steps[learner.worker_id].update(counted)
+        self._steps[learner.worker_id].subtract(self._counted.get(learner, {}))
+        self._counted[learner] = counted
         if done.peer_lost:
-            self.lost(done.version.generation, worker_id, done.peer_lost)
-
-    def _kept(self, worker_id: str, trained: int) -> None:
-        """Count steps that an earlier process trained on."""
-        for books in (self.steps, self._steps_before):
-            books[worker_id] = {"dropped": 0, **books.get(worker_id, {})}
-            books[worker_id]["trained"] = books[worker_id].get("trained", 0) + trained
+            self.lost(done.version.generation, learner.worker_id, done.peer_lost)
 
     def left(self, learner: Worker) -> None:
-        """Keep a lost learner's steps: its next process counts from zero."""
+        """Forget a lost learner: its next process counts from zero."""
         self._given.pop(learner, None)
-        self._steps_before[learner.worker_id] = self.steps.get(learner.worker_id, {})
+        self._counted.pop(learner, None)
 
 
 def _counted(missing: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from google.protobuf import any_pb2
@@ -36,15 +36,12 @@ _GRACE_SECONDS: Final = 5.0
 _AGAIN_SECONDS: Final = 60.0
 
 
-def read(packed: any_pb2.Any, message: M, **asked: object) -> M:
+def read(packed: any_pb2.Any, message: M) -> M:
     """Read an answer or a report; texts become one line each.
-
-    Args:
-        asked: expected fields by name, from the command.
 
     Raises:
         TypeError: it is another message.
-        ValueError: it is not a message, or does not answer this command.
+        ValueError: it is not a message.
     """
     kind: Any = message.DESCRIPTOR
     if not packed.Is(kind):
@@ -53,60 +50,10 @@ def read(packed: any_pb2.Any, message: M, **asked: object) -> M:
         message.ParseFromString(packed.value)
     except DecodeError as error:
         raise ValueError(f"bytes that are not a {kind.full_name}") from error
-    for name, value in asked.items():
-        if (found := getattr(message, name)) != value:
-            raise ValueError(f"an answer about {name} {found!r}, not {value!r}"[:_LONGEST_TEXT])
     for name in _TEXTS:
         if name in kind.fields_by_name:
             setattr(message, name, one_line(getattr(message, name), _LONGEST_TEXT))
     return message
-
-
-def _must_be_pairs(returns: Collection[float], lengths: Collection[int]) -> None:
-    """Reject returns of episodes without a length each."""
-    if len(returns) != len(lengths):
-        raise ValueError(f"{len(returns)} returns of episodes, and {len(lengths)} lengths")
-
-
-class UnreachedLearners:
-    """Warns of EnvRunners whose batches do not reach learners."""
-
-    def __init__(self) -> None:
-        # By incarnations of both: the generation of the learners' group, the time of the first
-        # lost batch since one arrived or a warning, and whether there was a warning.
-        self._since: dict[tuple[str, str], tuple[int, float, bool]] = {}
-
-    def brought(self, runner: Worker, learner: Worker) -> None:
-        """Note that a batch arrived."""
-        self._since.pop((runner.incarnation, learner.incarnation), None)
-
-    def lost(self, runner: Worker, learner: Worker, generation: int, why: str) -> str:
-        """Note a lost batch; return a warning or "".
-
-        Args:
-            generation: of the learners' group; while a new group forms, learners accept no
-                batches.
-        """
-        key, now = (runner.incarnation, learner.incarnation), time.monotonic()
-        since = self._since.get(key)
-        if since is None or since[0] != generation:
-            self._since[key] = (generation, now, False)
-            return ""
-        if now - since[1] < (_AGAIN_SECONDS if since[2] else _GRACE_SECONDS):
-            return ""
-        self._since[key] = (generation, now, True)
-        where = ", ".join(learner.data_addresses)
-        return (
-            f"batches of {runner.worker_id} on {runner.host} do not reach {learner.worker_id} on "
-            f"{learner.host} at {where}: {why}. They are dropped (learner_lost), and updates wait "
-            f"for that learner. Can {runner.host} reach that address? A learner needs --bind, and "
-            "--advertise if it is known by another address; with TLS, its certificate must name it"
-        )
-
-    def left(self, runner: Worker) -> None:
-        """Forget a lost EnvRunner."""
-        for key in [key for key in self._since if key[0] == runner.incarnation]:
-            del self._since[key]
 
 
 class RunnerEvents:
@@ -117,7 +64,9 @@ class RunnerEvents:
         self._synchronous = parts.config.driver.synchronous
         # Receipts whose episodes are not counted yet, by EnvRunner and batch id.
         self._receipts: dict[tuple[str, int], training_pb2.Receipt] = {}
-        self._unreached = UnreachedLearners()
+        # By EnvRunner and learner: the generation of the learners' group, the time of the first
+        # lost batch since one arrived or a warning, and whether there was a warning.
+        self._unreached: dict[tuple[Worker, Worker], tuple[int, float, bool]] = {}
         # By module and EnvRunner: refused batches since the last accepted one.
         self._refused: dict[str, Counter[str]] = defaultdict(Counter)
 
@@ -140,13 +89,6 @@ class RunnerEvents:
     def sampled(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
         """Book a receipt: a batch is at its learner, or lost."""
         parts, module_id = self._parts, receipt.module_id
-        parts.registry.must_fit_a_batch(module_id, receipt.live_steps)
-        _must_be_pairs(receipt.episode_returns, receipt.episode_lengths)
-        _must_be_pairs(receipt.env_returns, receipt.env_lengths)
-        for played in receipt.played:
-            _must_be_pairs(played.episode_returns, played.episode_lengths)
-            if not self._may_play(played.module_id):
-                raise ValueError(f"module {played.module_id[:100]!r} played, but should not play")
         version = Version.of(receipt.version)
         # Before the core sends requests, which carry the state of connectors.
         connectors = parts.connectors[module_id]
@@ -167,9 +109,7 @@ class RunnerEvents:
             )
         )
         if parts.league:
-            parts.league.finished(worker, receipt.matches)
-        elif receipt.matches:
-            raise ValueError("the outcome of a match, but this run has no league")
+            parts.league.matches.finished(worker, receipt.matches)
         parts.metrics.workers.sampled(worker.worker_id, receipt.live_steps, version)
         for played in receipt.played:
             parts.metrics.of(played.module_id).played += played.steps
@@ -189,22 +129,38 @@ class RunnerEvents:
                 parts.progress.message(f"{worker.worker_id}: {receipt.explanation}", "warning")
             return
         self._refused[module_id].clear()
-        parts.local.of_use(worker.worker_id)
+        parts.local.supervisor.of_use(worker.worker_id)
         self._receipts[worker.worker_id, receipt.batch_id] = receipt
         if not self._synchronous:
             self.count_episodes()
 
     def _check_arrival(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
+        """Warn if batches of an EnvRunner do not reach a learner.
+
+        While a new group of learners forms, they accept no batches.
+        """
         learner = self._parts.registry.attached.get(receipt.learner)
         if learner is None:
             return
         if not receipt.dropped:
-            return self._unreached.brought(worker, learner)
-        if receipt.dropped == "learner_lost":
-            generation = self._parts.core.modules[receipt.module_id].generation
-            text = self._unreached.lost(worker, learner, generation, receipt.explanation)
-            if text:
-                self._parts.progress.message(text, "warning")
+            self._unreached.pop((worker, learner), None)
+        if receipt.dropped != "learner_lost":
+            return
+        generation, now = self._parts.core.modules[receipt.module_id].generation, time.monotonic()
+        before, since, shown = self._unreached.get((worker, learner), (-1, now, False))
+        if before != generation:
+            self._unreached[worker, learner] = (generation, now, False)
+        elif now - since >= (_AGAIN_SECONDS if shown else _GRACE_SECONDS):
+            self._unreached[worker, learner] = (generation, now, True)
+            where = ", ".join(learner.data_addresses)
+            self._parts.progress.message(
+                f"batches of {worker.worker_id} on {worker.host} do not reach {learner.worker_id} "
+                f"on {learner.host} at {where}: {receipt.explanation}. They are dropped "
+                f"(learner_lost), and updates wait for that learner. Can {worker.host} reach that "
+                "address? A learner needs --bind, and --advertise if it is known by another "
+                "address; with TLS, its certificate must name it",
+                "warning",
+            )
 
     def _is_refused(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
         """Log a refused batch; end the run after many."""
@@ -216,13 +172,6 @@ class RunnerEvents:
                 f"{receipt.learner} has refused {_MOST_REFUSED} batches of {worker.worker_id} in a "
                 f"row, and accepted no others. The last reason: {receipt.explanation}"
             )
-
-    def _may_play(self, module_id: str) -> bool:
-        """Return whether an untrained module plays, or just did."""
-        parts = self._parts
-        if parts.league and module_id in parts.league.retired:
-            return True
-        return module_id in parts.registry.frozen or module_id in parts.config.others
 
     def count_episodes(self) -> None:
         """Count episodes in order of EnvRunners and requests, for reproducible runs."""
@@ -262,7 +211,9 @@ class RunnerEvents:
         parts, worker = self._parts, event.worker
         for stale_runners in parts.stale_runners.values():
             stale_runners.left(worker.worker_id)
-        self._unreached.left(worker)
+        self._unreached = {
+            pair: each for pair, each in self._unreached.items() if worker not in pair
+        }
         if parts.league:
             parts.league.left(worker)
         key = worker.worker_id, worker.incarnation
@@ -276,12 +227,6 @@ class LearnerEvents:
 
     def __init__(self, parts: RunParts) -> None:
         self._parts = parts
-
-    def first_commands(self, worker: Worker, setup: training_pb2.Setup) -> Iterator[Message]:
-        """Yield a learner's setup, then commands for its modules."""
-        yield setup
-        for module_id in self._parts.registry.modules_of(worker.index):
-            yield from self._parts.learners[module_id].begin(worker, setup.seed)
 
     def ready(self, worker: Worker, ready: training_pb2.ModuleReady) -> None:
         """Handle a learner that has the first weights of a module."""
@@ -309,19 +254,16 @@ class LearnerEvents:
     def arrived(self, worker: Worker, message: training_pb2.Arrivals) -> None:
         """Book batches that arrived at a learner."""
         parts, module_id = self._parts, message.module_id
-        if parts.league and module_id in parts.league.retired and module_id not in parts.learners:
+        if module_id not in parts.learners:
             return  # a player that has left: its books are closed
         key = worker.worker_id, worker.incarnation
         for arrival in message.arrivals:
-            parts.registry.must_fit_a_batch(module_id, arrival.live_steps)
             parts.happened(events.Arrived(*key, arrival.batch_id, arrival.live_steps, module_id))
 
     def updated(self, worker: Worker, done: training_pb2.UpdateDone) -> None:
         """Book a learner's share of an update."""
         parts, worker_id, module_id = self._parts, worker.worker_id, done.module_id
         used = used_batches(done)
-        for batch in used:
-            parts.registry.must_fit_a_batch(module_id, batch.live_steps)
         version = Version.of(done.version)
         if done.peer_lost:  # a new member may have none of the group's updates
             version = parts.core.modules[module_id].weights_version
@@ -332,8 +274,8 @@ class LearnerEvents:
         metrics = {key: each.values for key, each in done.metrics.items()}
         finished = events.UpdateFinished(done.update_id, *key, version, used, module_id)
         self._made(finished, metrics)
-        parts.local.of_use(worker_id)
-        parts.learners[module_id].updated(worker_id, done)
+        parts.local.supervisor.of_use(worker_id)
+        parts.learners[module_id].updated(worker, done)
         trained = [batch for batch in used if not batch.dropped]
         for batch in trained:
             parts.metrics.batch_consumed(module_id, batch.staleness)
@@ -447,59 +389,49 @@ class WorkerEvents:
     def _answered(self, completed: Completed, body: any_pb2.Any) -> None:
         parts, worker, request = self._parts, completed.worker, completed.request
         if isinstance(request, training_pb2.Snapshot):
-            if parts.league and parts.league.weights.take(
-                completed.command_id, body.value, completed.last
-            ):
-                return
+            if request.whole:
+                assert parts.league is not None
+                number = completed.command_id
+                return parts.league.weights.take(number, body.value, completed.last)
             module_id = request.module_id
-            spaces = parts.registry.spaces.get(module_id)
+            spaces = parts.registry.spaces[module_id]
             learned = parts.connectors[module_id].merged
             state = module_id, body.value, completed.last
             return parts.snapshots.take(
                 *state, parts.core, parts.metrics, spaces, learned, parts.more_counters
             )
-        if not completed.last:
-            raise ValueError("a reply before the last one to a command with a single reply")
         match request:
             case training_pb2.SampleRequest():
-                about = {"batch_id": request.batch_id, "learner": request.learner}
-                receipt = read(body, training_pb2.Receipt(), module_id=request.module_id, **about)
-                self._runners.sampled(worker, receipt)
+                self._runners.sampled(worker, read(body, training_pb2.Receipt()))
             case training_pb2.Update():
-                about = {"module_id": request.module_id, "update_id": request.update_id}
-                done = read(body, training_pb2.UpdateDone(), **about)
+                done = read(body, training_pb2.UpdateDone())
                 self._must_not_be_ahead(request.module_id, Version.of(done.version))
                 self._learners.updated(worker, done)
                 self._runners.count_episodes()
             case training_pb2.Group():
-                about = {"module_id": request.module_id, "generation": request.generation}
-                formed = read(body, training_pb2.GroupFormed(), **about)
+                formed = read(body, training_pb2.GroupFormed())
                 self._must_not_be_ahead(request.module_id, Version(0, formed.update))
                 self._learners.formed(worker, formed)
             case training_pb2.Restore() | training_pb2.RemovePlayer() if worker.role != LEARNER:
-                self._send_next_part(worker)
+                parts.frozen_parts.send_next(worker)
             case training_pb2.Setup() if worker.role != LEARNER:
                 self._set_up(self._runners.ready(worker, read(body, training_pb2.Ready())))
-                self._send_next_part(worker)
+                parts.frozen_parts.send_next(worker)
             case training_pb2.AddPlayer():
                 if parts.league:
                     parts.league.received(worker, request.module_id)
-                self._send_next_part(worker)
+                parts.frozen_parts.send_next(worker)
             case training_pb2.AddModule():
-                ready = read(body, training_pb2.ModuleReady(), module_id=request.module_id)
-                self._learners.ready(worker, ready)
+                self._learners.ready(worker, read(body, training_pb2.ModuleReady()))
             case training_pb2.Evaluate():
-                parts.local.of_use(worker.worker_id)
+                parts.local.supervisor.of_use(worker.worker_id)
                 evaluation = read(body, training_pb2.Evaluation())
-                if not evaluation.episode_returns and worker.role != ENVRUNNER:
-                    raise ValueError("an evaluation without an episode")
-                _must_be_pairs(evaluation.episode_returns, evaluation.episode_lengths)
                 if parts.evaluations.is_of_it(request):
                     parts.evaluations.answered(worker, request, evaluation)
                 elif parts.confirmation.evaluated(request, evaluation):
                     parts.end.stop("solved")
                 if request.HasField("version"):
-                    self._send_next_part(worker)
+                    parts.frozen_parts.send_next(worker)
 
     def _must_not_be_ahead(self, module_id: str, version: Version) -> None:
         """Reject a version that no weights can have.
@@ -510,11 +442,6 @@ class WorkerEvents:
         newest = Version(module.generation, module.weights_version.update)
         if version.generation > newest.generation or version.update > newest.update + 1:
             raise ValueError(f"weights of {version}, but the newest can be one after {newest}")
-
-    def _send_next_part(self, worker: Worker) -> None:
-        """Send a worker its next frozen module, or the message after it."""
-        if (part := self._parts.frozen_parts.next(worker)) is not None:
-            self._parts.commands.send(worker, part)
 
     def _failed(self, completed: Completed, reason: str) -> None:
         """Handle a failed request; its worker usually leaves."""
@@ -527,7 +454,10 @@ class WorkerEvents:
                 failed = events.UpdateFailed(request.update_id, *key, reason, request.module_id)
                 parts.happened(failed)
             case training_pb2.Snapshot():
-                if not (parts.league and parts.league.weights.abandoned(completed.command_id)):
+                if request.whole:
+                    assert parts.league is not None
+                    parts.league.weights.abandoned(completed.command_id)
+                else:
                     parts.snapshots.abandon(request.module_id)
             case training_pb2.Evaluate():
                 self._evaluates_no_more(worker)
@@ -543,10 +473,12 @@ class WorkerEvents:
         for worker, setup in setups:
             if worker.role != LEARNER:
                 setup.steps_trained = self._parts.core.trained
-                self._parts.commands.send(worker, self._parts.frozen_parts.first(worker, setup))
+                self._parts.frozen_parts.set_up(worker, setup)
                 continue
-            for command in self._learners.first_commands(worker, setup):
-                self._parts.commands.send(worker, command)
+            self._parts.commands.send(worker, setup)
+            for module_id in self._parts.registry.modules_of(worker.index):
+                for command in self._parts.learners[module_id].begin(worker, setup.seed):
+                    self._parts.commands.send(worker, command)
 
     def _left(self, event: Left, unanswered: list[Completed]) -> None:
         parts, worker = self._parts, event.worker
@@ -563,7 +495,8 @@ class WorkerEvents:
         if worker.local:
             # It may hang, and its successor needs its place.
             after = 5.0 if event.farewell else 0.0
-            parts.local.kill(worker.worker_id, worker.pid, after, abort=event.unresponsive)
+            supervisor = parts.local.supervisor
+            supervisor.kill(worker.worker_id, worker.pid, after, abort=event.unresponsive)
         parts.departures.left(event)
         if not parts.end.reached:
             parts.callbacks.note("on_worker_lost", worker.worker_id, event.reason)

@@ -33,14 +33,6 @@ def seconds_used(pids: Iterable[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def seconds_idle() -> float:
-    """Return idle seconds of all processors of this host; 0: unknown."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        _, *fields = Path("/proc/stat").read_text().partition("\n")[0].split()
-        return sum(map(int, fields[3:5])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
-
-
 def _threads(pid: int) -> list[str]:
     try:
         return os.listdir(f"/proc/{pid}/task")

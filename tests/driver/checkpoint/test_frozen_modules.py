@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from google.protobuf.json_format import MessageToDict
 from gymnasium import spaces
-from support.beginnings import beginning_of
 
 from juggler.driver.agents_found import FoundGroup, with_agents
-from juggler.driver.checkpoint.beginning import Source
+from juggler.driver.checkpoint.beginning import Origins
 from juggler.driver.checkpoint.frozen_modules import (
     FrozenModule,
     frozen_modules,
@@ -196,28 +195,27 @@ def test_a_module_may_begin_with_weights_of_its_own(before: Path, tmp_path: Path
     filters = {"connectors": {"env_to_module": ["mean_std_filter"]}}
     table = {"from": f"{before}:prey", **filters}
     config = RunConfig.from_flat({**TABLES, "modules": {"main": table}})
-    beginning = beginning_of(config)
-    assert beginning is not None
-    assert set(beginning.weights) == {"main"}, "the other begins with what the seed gives"
-    assert float(beginning.weights["main"]["scale"]) == 1
-    assert set(beginning.whole) == {"main"}
-    np.testing.assert_equal(beginning.connectors["main"], LEARNED)
-    assert not beginning.warnings
+    beginning, warnings = Origins.of(config).beginning(config)
+    assert set(beginning) == {"main"}, "the other begins with what the seed gives"
+    main = beginning["main"]
+    assert float(main.weights["scale"]) == 1
+    assert main.whole
+    np.testing.assert_equal(main.learned, LEARNED)
+    assert not warnings
     said = f"modules.main: from = '{before}:prey'"
-    assert beginning.sources == {"main": Source(said, selectable=False)}
+    assert (main.source, main.selectable) == (said, False)
 
     save(tmp_path / "other", "old", "main")
     config = RunConfig.from_flat(
         {**TABLES, "modules": {"main": table}, "from_checkpoint": str(tmp_path / "other")}
     )
-    both = beginning_of(config)
-    assert both is not None
-    assert {name: float(each["scale"]) for name, each in both.weights.items()} == {
+    both, warnings = Origins.of(config).beginning(config)
+    assert {name: float(each.weights["scale"]) for name, each in both.items()} == {
         "old": 0,
         "main": 1,
     }
-    assert len(both.warnings) == 1, "the connectors of the one are others than there"
-    assert both.sources == {
-        "old": Source(f"from_checkpoint = '{tmp_path / 'other'}'", selectable=True),
-        "main": Source(said, selectable=False),
+    assert len(warnings) == 1, "the connectors of the one are others than there"
+    assert {name: (each.source, each.selectable) for name, each in both.items()} == {
+        "old": (f"from_checkpoint = '{tmp_path / 'other'}'", True),
+        "main": (said, False),
     }

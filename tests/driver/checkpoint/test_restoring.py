@@ -147,8 +147,7 @@ def test_parameters_to_act_with_may_differ_where_the_trained_ones_are_shared() -
 def test_a_run_that_begins_with_different_ones_says_whose_it_takes(differs: bool) -> None:
     checkpoint = made(cat=float(differs))
     origins = Origins((checkpoint, weights_of(checkpoint)), {})
-    beginning = origins.beginning(RunConfig.from_flat(CONFIG))
-    assert beginning is not None
-    said = [each for each in beginning.warnings if "share 'encoder.mean'" in each]
+    _, warnings = origins.beginning(RunConfig.from_flat(CONFIG))
+    said = [each for each in warnings if "share 'encoder.mean'" in each]
     assert len(said) == differs
     assert all("of the module that the table agents names last" in each for each in said)

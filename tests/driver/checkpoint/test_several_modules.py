@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from support.beginnings import beginning_of
 from support.workers_world import SPACE
 
+from juggler.driver.checkpoint.beginning import Origins
 from juggler.driver.checkpoint.restoring import (
     begin_commands,
     connectors_of,
@@ -28,7 +28,6 @@ from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.events import LearnerJoined
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.run_end import RunClock
-from juggler.driver.workers.module_setups import Spaces
 from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
 from juggler.runtime.connectors.mergeable_state import Moments, State
@@ -45,7 +44,7 @@ CONFIG = RunConfig.from_flat(
         "connectors": {"env_to_module": ["mean_std_filter"]},
     }
 )
-SPACES = Spaces(SPACE, SPACE)
+SPACES = training_pb2.Ready.Module(observation_space=SPACE, action_space=SPACE)
 PATIENCE = 30.0  # seconds until a test fails
 
 
@@ -203,22 +202,23 @@ def test_books_of_modules_that_do_not_add_up_are_refused(world: World) -> None:
 
 def _beginning(saved: Checkpoint, agents: dict[str, str], **keys: Any) -> Any:
     values = {**CONFIG.flat(), "agents": agents, "modules": {}, **keys}
-    return beginning_of(RunConfig.from_flat({**values, "from_checkpoint": str(saved.path)}))
+    config = RunConfig.from_flat({**values, "from_checkpoint": str(saved.path)})
+    return Origins.of(config).beginning(config)
 
 
 def test_each_module_begins_with_the_weights_of_its_namesake(world: World) -> None:
-    beginning = _beginning(_saved(world), {"a": "blue", "b": "red"})
-    assert {name: arrays["w"][0] for name, arrays in beginning.weights.items()} == {
+    beginning, warnings = _beginning(_saved(world), {"a": "blue", "b": "red"})
+    assert {name: first.weights["w"][0] for name, first in beginning.items()} == {
         "blue": 2.0,
         "red": 1.0,
     }
-    (command,) = begin_commands("blue", beginning)
+    (command,) = begin_commands("blue", beginning["blue"])
     frame = state_reader().feed(command.chunk)
     assert frame is not None
     assert frame.tree["default"]["w"][0] == 2.0  # type: ignore[index,call-overload]
-    merged = connectors_of(None, beginning, "blue").merged
+    merged = connectors_of(None, beginning["blue"], "blue").merged
     assert Moments.from_tree(merged["mean_std_filter"]).mean == [2.0]
-    assert beginning.warnings == ()
+    assert warnings == []
 
 
 def test_a_module_without_a_namesake_is_an_error_that_names_those_there(world: World) -> None:

@@ -10,20 +10,15 @@ from support.league_world import AGENTS, Asking, asking, begun, book_games, fini
 
 from juggler.driver.league.alphastar import AlphaStar
 from juggler.driver.league.builder import LeagueBuilder
-from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.events import (
+from juggler.driver.league.commands import (
     AddPlayer,
     AssignLineUp,
     CancelMatch,
     FreezePlayer,
-    MatchFinished,
-    MatchRequested,
-    PlayerLost,
-    PlayerReady,
     ResetPlayer,
     RetirePlayer,
-    StepsTrained,
 )
+from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
 from juggler.driver.league.rllib import Rllib
 from juggler.driver.league.self_play import Fictitious, SelfPlayWindow
@@ -43,7 +38,7 @@ def test_returns_within_the_margin_are_a_draw() -> None:
         assigned = line_up(league)
         while assigned.players["row"] != "main-0":
             assigned = line_up(league)
-        league.book(finished(assigned, *returns))
+        league.finish_match(*finished(assigned, *returns))
         assert league.payoffs.win_rate("main-0", "main-1") == rate
 
 
@@ -57,7 +52,7 @@ def test_every_two_teams_have_an_outcome() -> None:
     assert assigned.players["a1"] == assigned.players["a2"]
     assert assigned.players["b1"] == assigned.players["b2"]
 
-    league.book(finished(assigned, 1, 2, 5, -4, 3))  # 3, 1 and 3 for the teams
+    league.finish_match(*finished(assigned, 1, 2, 5, -4, 3))  # 3, 1 and 3 for the teams
 
     a, b, c = (assigned.players[agent] for agent in ("a1", "b1", "c"))
     rates = [league.payoffs.win_rate(*pair) for pair in ((a, b), (b, c), (a, c))]
@@ -68,16 +63,10 @@ def test_every_two_teams_have_an_outcome() -> None:
 def test_matches_that_nobody_can_play_are_cancelled_until_somebody_is_back() -> None:
     league = begun()
     assigned = line_up(league)
-    assert league.book(PlayerLost("main-0")) == [CancelMatch(assigned.match_id)]
-    assert league.book(MatchRequested()) == []
-    league.book(PlayerReady("main-0"))
+    assert league.unready("main-0") == [CancelMatch(assigned.match_id)]
+    assert league.request_match() == []
+    league.ready("main-0")
     assert line_up(league).match_id == assigned.match_id + 1
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_an_outcome_must_be_finite(value) -> None:
-    with pytest.raises(ValueError, match="row"):
-        MatchFinished(1, 0, {"row": value, "column": 0.0}, 1)
 
 
 # Changes.
@@ -89,7 +78,7 @@ def test_a_copy_is_in_line_ups_once_it_is_ready() -> None:
     assert league.build() == [FreezePlayer("main-0", "main-0-v0")]
     assert set(line_up(league).players.values()) == {"main-0"}
 
-    league.book(PlayerReady("main-0-v0"))
+    league.ready("main-0-v0")
 
     assert the_other(line_up(league)) == "main-0-v0"
     frozen = league.roster["main-0-v0"]
@@ -104,7 +93,7 @@ def test_the_number_of_copies_is_bounded(keys) -> None:
         if version == 3:  # the second is beaten most often, and the newest is new
             for other, wins in enumerate((3, 9, 6)):
                 book_games(league, "main-0", f"main-0-v{other}", wins, 10 - wins)
-        league.book(StepsTrained("main-0", 10))
+        league.trained("main-0", 10)
         commands += builder.change(league, FreezePlayer("main-0"))
     retired = [command.player_id for command in commands if isinstance(command, RetirePlayer)]
     oldest = keys.get("recycled") == "oldest"
@@ -118,13 +107,13 @@ def test_an_exploiter_is_copied_before_it_is_reset() -> None:
     league = begun(LeagueConfig(), builder)
     exploiter = "main_exploiter-0"
     book_games(league, exploiter, "main-0", wins=20, losses=2)
-    league.book(StepsTrained(exploiter, 99))
+    league.trained(exploiter, 99)
     assert league.build() == []
 
-    league.book(StepsTrained(exploiter, 1))
+    league.trained(exploiter, 1)
 
     assert league.build() == [FreezePlayer(exploiter, f"{exploiter}-v0"), ResetPlayer(exploiter)]
-    league.book(PlayerReady(exploiter))
+    league.ready(exploiter)
     assert league.results().win_rate(exploiter, "main-0") == 0.5
     assert league.build() == []
 
@@ -134,15 +123,15 @@ def test_a_main_is_copied_when_it_beats_all_or_late_and_is_never_reset() -> None
         mains=1, league_exploiters=0, main_exploiters=0, min_phase_steps=10, max_phase_steps=30
     )
     league = begun(LeagueConfig(min_games=5), builder)
-    league.book(StepsTrained("main-0", 10))
+    league.trained("main-0", 10)
     assert league.build() == []
     book_games(league, "main-0", "main-0-v0", wins=4, losses=0)
     assert league.build() == []  # too few games
     book_games(league, "main-0", "main-0-v0", wins=1, losses=0)
     assert ready(league, league.build()) == [FreezePlayer("main-0", "main-0-v1")]
-    league.book(StepsTrained("main-0", 29))
+    league.trained("main-0", 29)
     assert league.build() == []
-    league.book(StepsTrained("main-0", 1))
+    league.trained("main-0", 1)
     assert league.build() == [FreezePlayer("main-0", "main-0-v2")]
 
 
@@ -152,15 +141,15 @@ def test_after_the_last_copies_exploiters_retire_and_mains_learn_on() -> None:
     builder.league_reset_probability = 0.0
     league = begun(LeagueConfig(), builder)
     exploiters = ["main_exploiter-0", "league_exploiter-0"]
-    league.book(StepsTrained(exploiters[0], 119))
-    league.book(StepsTrained("main-0", 30))
+    league.trained(exploiters[0], 119)
+    league.trained("main-0", 30)
     commands = ready(league, league.build())
     assert {type(command) for command in commands} == {FreezePlayer, ResetPlayer}
 
-    league.book(StepsTrained("main-0", 1))  # the last of the steps
+    league.trained("main-0", 1)  # the last of the steps
 
     assert league.build() == [RetirePlayer(exploiter) for exploiter in exploiters]
-    league.book(StepsTrained("main-0", 1_000))
+    league.trained("main-0", 1_000)
     assert league.build() == []
     drawn = [line_up(league) for _ in range(100)]
     copies = {"main-0-v0", "main-0-v1", "main_exploiter-0-v0"}
@@ -173,7 +162,7 @@ def test_a_league_exploiter_is_reset_as_often_as_its_probability() -> None:
     league = begun(LeagueConfig(), builder)
     resets = 0
     for _ in range(400):
-        league.book(StepsTrained("league_exploiter-0", 1))
+        league.trained("league_exploiter-0", 1)
         commands = ready(league, league.build())
         resets += ResetPlayer("league_exploiter-0") in commands
     assert 70 <= resets <= 130  # 100 ± 3.5 standard deviations
@@ -183,7 +172,7 @@ def test_rllib_copies_whoever_wins_often_enough() -> None:
     config = LeagueConfig(decay=1.0)
     league = begun(config, Rllib(min_matches=20, keep_training_probability=1.0))
     player = "league_exploiter-1"
-    league.book(StepsTrained(player, 5))
+    league.trained(player, 5)
     book_games(league, player, "random-0", wins=9, losses=0)
     book_games(league, player, "random-1", wins=9, losses=1)
     assert league.build() == []
@@ -200,7 +189,7 @@ def test_rllib_copies_a_player_that_always_wins_once_in_min_matches_games() -> N
     copies = []
     for _ in range(40):
         book_games(league, "main-0", "random-0", wins=10, losses=0)
-        league.book(StepsTrained("main-0", 1))
+        league.trained("main-0", 1)
         ready(league, league.build())
         copies.append(league.roster["main-0"].copies)
     assert copies == [0] * 9 + [1] * 10 + [2] * 10 + [3] * 10 + [4]
@@ -210,9 +199,9 @@ def test_rllib_copies_a_player_that_always_wins_once_in_min_matches_games() -> N
 def test_games_against_others_count_from_the_last_copy_or_reset_on(change) -> None:
     league, builder = asking(LeagueBuilder(mains=2))
     main, other = league.roster["main-0"], league.roster["main-1"]
-    league.book(finished(line_up(league), 1, -1))
+    league.finish_match(*finished(line_up(league), 1, -1))
     assert (main.phase_games, other.phase_games) == (1, 1)
-    league.book(StepsTrained("main-0", 1))
+    league.trained("main-0", 1)
     builder.change(league, change)
     assert (main.phase_games, other.phase_games) == (0, 1)
 
@@ -259,7 +248,7 @@ def league_of(inner: LeagueBuilder) -> tuple[League, Asking]:
 
 
 def copy(league: League, builder: Asking, player: str) -> None:
-    league.book(StepsTrained(player, 10))
+    league.trained(player, 10)
     builder.change(league, FreezePlayer(player))
 
 
@@ -385,10 +374,10 @@ def test_a_window_holds_the_newest_copies(window: int, known: list[int]) -> None
 def play(league: League, matches: int) -> list[AssignLineUp]:
     played = []
     for _ in range(matches):
-        (line_up,) = league.book(MatchRequested())
+        (line_up,) = league.request_match()
         assert isinstance(line_up, AssignLineUp)
         returns = dict.fromkeys(line_up.players, 0.0)
-        league.book(MatchFinished(line_up.match_id, line_up.attempt, returns, 1))
+        league.finish_match(line_up.match_id, line_up.attempt, returns, 1)
         played.append(line_up)
     return played
 

@@ -12,19 +12,15 @@ from support.league_world import AGENTS, asking, begun, finished, line_up, ready
 
 from juggler.driver.league.alphastar import AlphaStar
 from juggler.driver.league.builder import LeagueBuilder, Pairing
-from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.events import (
+from juggler.driver.league.commands import (
     AddPlayer,
     AssignLineUp,
     FreezePlayer,
-    MatchRequested,
-    PlayerLost,
-    PlayerReady,
     Report,
     ResetPlayer,
     RetirePlayer,
-    StepsTrained,
 )
+from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
 from juggler.driver.league.rllib import Rllib
 
@@ -76,7 +72,7 @@ def test_a_builder_that_is_wrong_is_told_of_and_the_league_goes_on(wrong, told) 
     assert len(reports) == 1
     assert told in reports[0].message
     for _ in range(3):
-        assigned = league.book(MatchRequested())[-1]
+        assigned = league.request_match()[-1]
         assert isinstance(assigned, AssignLineUp)
         assert assigned.branch == "self-play"
 
@@ -94,13 +90,13 @@ def test_a_builder_that_is_wrong_is_told_of_and_the_league_goes_on(wrong, told) 
 )
 def test_a_pairing_that_is_wrong_becomes_self_play_with_a_word(pairing, told) -> None:
     league = begun(LeagueConfig(), Broken(wrong=pairing))
-    report, assigned = league.book(MatchRequested())
+    report, assigned = league.request_match()
     assert isinstance(report, Report)
     assert report.message.startswith("Broken.match failed: ValueError: ")
     assert told in report.message
     assert isinstance(assigned, AssignLineUp)
     assert set(assigned.players.values()) == {"main-0"}
-    assert league.book(MatchRequested())[0] != report  # told once
+    assert league.request_match()[0] != report  # told once
 
 
 def test_players_that_cannot_play_are_left_out_of_a_pairing() -> None:
@@ -113,7 +109,7 @@ def test_players_that_cannot_play_are_left_out_of_a_pairing() -> None:
 )
 def test_resets_cannot_go_in_a_circle(again) -> None:
     league, builder = asking()
-    league.book(StepsTrained("main-0", 1))
+    league.trained("main-0", 1)
     done = [builder.change(league, *again) for _ in range(5)]
     assert sum(ResetPlayer("main-0") in commands for commands in done) == 1
 
@@ -121,9 +117,9 @@ def test_resets_cannot_go_in_a_circle(again) -> None:
 @pytest.mark.parametrize("source", ["main-1", "main-0-v0", "main-0-v1"])
 def test_a_player_is_reset_to_a_frozen_player_that_can_play_and_to_no_other(source: str) -> None:
     league, builder = asking()
-    league.book(StepsTrained("main-0", 1))
+    league.trained("main-0", 1)
     builder.change(league, FreezePlayer("main-0"))
-    league.book(StepsTrained("main-0", 1))
+    league.trained("main-0", 1)
     builder.wanted = [FreezePlayer("main-0")]
     league.build()  # nobody has this copy yet
     before = league.to_state()
@@ -155,20 +151,20 @@ def test_a_player_begins_as_a_copy_once_that_can_play_and_can_have_its_id_until_
     )
     assert why in report.message
     assert "heir" not in league.roster.players
-    league.book(PlayerReady("main-0-v0"))
+    league.ready("main-0-v0")
     assert builder.change(league, heir) == [heir]
 
 
 def test_a_player_without_a_learner_is_reset_once_it_has_one() -> None:
     league, builder = asking()
-    league.book(StepsTrained("main-0", 1))
-    league.book(PlayerLost("main-0"))
+    league.trained("main-0", 1)
+    league.unready("main-0")
     builder.wanted = [ResetPlayer("main-0")]
     (report,) = league.build()
     assert isinstance(report, Report)
     assert "main-0 cannot be reset while it cannot play: ask again once" in report.message
     assert league.roster["main-0"].life == 0
-    league.book(PlayerReady("main-0"))
+    league.ready("main-0")
     assert builder.change(league, ResetPlayer("main-0")) == [ResetPlayer("main-0")]
 
 
@@ -205,10 +201,10 @@ def play(league: League, count: int) -> list[AssignLineUp]:
     for number in range(count):
         assigned = line_up(league)
         line_ups.append(assigned)
-        league.book(finished(assigned, assigned.match_id % 3, 1))
+        league.finish_match(*finished(assigned, assigned.match_id % 3, 1))
         for player in set(assigned.players.values()):
             if league.roster[player].learning:
-                league.book(StepsTrained(player, 1))
+                league.trained(player, 1)
         if number % 10 == 9:
             ready(league, league.build())
     return line_ups
@@ -233,7 +229,9 @@ def test_the_next_100_line_ups_are_the_same_after_it_is_saved(builder) -> None:
     assert other.to_state() == league.to_state()
     assert play(league, 100) == play(other, 100)
     assert other.to_state() == league.to_state()
-    assert other.book(finished(open_match, 1, -1)) == []
+    before = other.to_state()
+    other.finish_match(*finished(open_match, 1, -1))
+    assert other.to_state() == before
     assert len(league.roster.players) > len(league.roster.present()) > 10
 
 
@@ -275,7 +273,7 @@ def test_the_line_that_failed_is_told_and_what_happens_now() -> None:
     assert report.message.startswith("Fails.build failed: ValueError: no player is called 'ghost'")
     assert "(test_league_faults.py, line " in report.message
     assert ", in build). Nothing changes until it works" in report.message
-    report, _ = league.book(MatchRequested())
+    report, _ = league.request_match()
     assert isinstance(report, Report)
     assert ", in match). A learner plays against itself instead" in report.message
 

@@ -13,25 +13,17 @@ from support.league_world import Asking
 
 from juggler.driver.league.alphastar import AlphaStar
 from juggler.driver.league.builder import LeagueBuilder
-from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.events import (
+from juggler.driver.league.commands import (
     AddPlayer,
     AssignLineUp,
     CancelMatch,
     Command,
-    Event,
     FreezePlayer,
-    MatchFinished,
-    MatchLost,
-    MatchRequested,
-    PlayerLost,
-    PlayerReady,
-    PlayerRemoved,
     Report,
     ResetPlayer,
     RetirePlayer,
-    StepsTrained,
 )
+from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
 from juggler.driver.league.rllib import Rllib
 from juggler.driver.league.self_play import SelfPlayWindow
@@ -111,9 +103,6 @@ class LeagueMachine(RuleBasedStateMachine):
     def forget(self, player: str) -> None:
         self.games = {pair: count for pair, count in self.games.items() if player not in pair}
 
-    def book(self, event: Event) -> None:
-        self.carry_out(self.league.book(event))
-
     def someone(self, pick: int) -> str:
         players = list(self.league.roster.players)
         return players[pick % len(players)]
@@ -121,14 +110,14 @@ class LeagueMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 4))
     def request(self, count: int) -> None:
         for _ in range(count):
-            self.book(MatchRequested())
+            self.carry_out(self.league.request_match())
 
     @rule(pick=ANY)
     def becomes_ready(self, pick: int) -> None:
         """One player, or now and then all of them."""
         for _ in range(1 if pick % 2 else len(self.unready)):
             if self.unready:
-                self.book(PlayerReady(self.unready.pop(pick % len(self.unready))))
+                self.league.ready(self.unready.pop(pick % len(self.unready)))
 
     @rule(pick=ANY, returns=st.tuples(*[st.integers(-1, 1)] * 3))
     def finish(self, pick: int, returns: tuple[int, ...]) -> None:
@@ -136,7 +125,7 @@ class LeagueMachine(RuleBasedStateMachine):
             return
         line_up = self.open.pop(list(self.open)[pick % len(self.open)])
         by_agent = dict(zip(AGENTS, map(float, returns), strict=True))
-        self.book(MatchFinished(line_up.match_id, line_up.attempt, by_agent, 1))
+        self.league.finish_match(line_up.match_id, line_up.attempt, by_agent, 1)
         sides = self.config.sides(AGENTS)
         players = [line_up.players[agents[0]] for agents in sides]
         for one, other in combinations(players, 2):
@@ -149,30 +138,30 @@ class LeagueMachine(RuleBasedStateMachine):
     def finish_again(self, pick: int) -> None:
         if self.old:
             line_up = self.old[-min(pick, len(self.old))]
-            self.book(MatchFinished(line_up.match_id, line_up.attempt, {"a": 1.0}, 1))
+            self.league.finish_match(line_up.match_id, line_up.attempt, {"a": 1.0}, 1)
 
     @rule(pick=ANY)
     def lose_match(self, pick: int) -> None:
         if self.open:
-            self.book(MatchLost(list(self.open)[pick % len(self.open)]))
+            self.carry_out(self.league.lose_match(list(self.open)[pick % len(self.open)]))
 
     @rule(pick=ANY)
     def lose_player(self, pick: int) -> None:
         player = self.someone(pick)
-        self.book(PlayerLost(player))
+        self.carry_out(self.league.unready(player))
         self.unready.append(player)
 
     @rule(pick=ANY)
     def remove_player(self, pick: int) -> None:
         player = self.someone(pick)
         self.forget(player)
-        self.book(PlayerRemoved(player))
+        self.carry_out(self.league.remove(player))
 
     @rule(pick=ANY, steps=st.integers(0, 4))
     def train(self, pick: int, steps: int) -> None:
         learners = self.league.roster.learners()
         if learners:
-            self.book(StepsTrained(learners[pick % len(learners)].player_id, steps))
+            self.league.trained(learners[pick % len(learners)].player_id, steps)
 
     @rule(picks=st.lists(st.tuples(ANY, st.integers(0, 3)), max_size=4))
     def change(self, picks: list[tuple[int, int]]) -> None:

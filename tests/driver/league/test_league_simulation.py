@@ -11,8 +11,8 @@ from support.place import first_of
 
 from juggler.driver.league.alphastar import AlphaStar
 from juggler.driver.league.builder import LeagueBuilder
+from juggler.driver.league.commands import AddPlayer, FreezePlayer, ResetPlayer
 from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.events import AddPlayer, FreezePlayer, ResetPlayer
 from juggler.driver.league.league import League
 from juggler.driver.league.ratings import nash_averaging
 from juggler.driver.league.self_play import SelfPlay

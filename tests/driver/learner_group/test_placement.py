@@ -130,6 +130,7 @@ class Outside:
         self.sent: list[Any] = []
         self.dismissed: list[str] = []
         self.answer: Completed | None = None
+        self.supervisor = self
 
     def submit(self, worker: Worker, command: Message) -> int:
         self.sent.append(command)

@@ -50,17 +50,6 @@ def evaluate(world: WorkersWorld, player: Worker, *returns: float) -> SnapshotWr
     return written
 
 
-def test_a_first_evaluation_that_does_not_end_is_told_once(world: WorkersWorld) -> None:
-    world.joined()
-    begin_an_evaluation(world)
-    for _ in range(3):
-        world.parts.evaluations.want()
-    told = [each for each in world.told.messages if "has not ended" in each]
-    assert len(told) == 1
-    assert "10 episodes of at most 10,000 steps" in told[0]
-    assert "max_episode_steps" in told[0]
-
-
 def test_the_best_checkpoint_is_kept_and_a_worse_one_is_not(tmp_path: Path) -> None:
     keys = {"evaluation_seconds": 1000.0, "only_local": True}
     world, heard = synchronous_world(tmp_path / "run", **keys), Heard()
@@ -99,29 +88,18 @@ def test_the_best_checkpoint_is_kept_and_a_worse_one_is_not(tmp_path: Path) -> N
     assert BestCheckpoint(tmp_path / "run").summary == best.summary, "a resumed run knows it"
 
 
-def test_people_are_told_once_that_evaluations_wait_for_a_learner(world: WorkersWorld) -> None:
+def test_an_evaluation_waits_for_a_learner(world: WorkersWorld) -> None:
     player = world.joined()
     evaluations = world.parts.evaluations
     world.leave(world.learner)
-
-    def told() -> list[str]:
-        return [text for text in world.told.messages if "no evaluations" in text]
-
     for _ in range(4):
-        assert len(told()) <= 1
         evaluations.want()
         evaluations.begin()
-    assert told() == ["there are no evaluations while these modules have no learner: 'default'"]
     assert world.snapshots_asked() == 0
     world.learner = world.joined("learner")
     evaluations.begin()
     evaluate(world, player, 1.0)
     assert evaluations.best.summary is not None, "the one that waited"
-    world.leave(world.learner)
-    for _ in range(3):
-        evaluations.want()
-        evaluations.begin()
-    assert len(told()) == 2, "once each time"
 
 
 def two_evaluators(tmp_path: Path, heard: Heard, **keys: Any) -> tuple[WorkersWorld, list[Worker]]:

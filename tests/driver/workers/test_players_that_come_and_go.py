@@ -12,7 +12,7 @@ from google.protobuf import any_pb2
 from support.workers_world import Asked, Changing, resumed
 
 from juggler.driver.checkpoint.frozen_modules import kept_modules
-from juggler.driver.league.events import AddPlayer, FreezePlayer, ResetPlayer, RetirePlayer
+from juggler.driver.league.commands import AddPlayer, FreezePlayer, ResetPlayer, RetirePlayer
 from juggler.driver.league_players import copies_of
 from juggler.driver.workers import league_run
 from juggler.runtime.actors.hub_events import Worker
@@ -163,9 +163,9 @@ def test_a_player_that_was_added_just_before_a_checkpoint_begins_again(
     saved = world.checkpoint()
     assert saved.module_ids == ("main-0",)
     again = resumed(tmp_path / "again", saved)
-    beginning = again.parts.learners["new"].beginning
-    assert beginning is not None
-    assert beginning.text == "the weights of main-0"
+    first = again.parts.learners["new"].first
+    assert first is not None
+    assert first.text == "the weights of main-0"
     restored = [each for _, each in again.asked(again.learner, training_pb2.Restore)]
     assert [each.weights for each in restored if each.module_id == "new"][-1]
     again.meet("new")
@@ -187,9 +187,9 @@ def test_a_player_whose_source_left_before_it_had_a_learner_begins_again_with_it
 
     again = resumed(tmp_path / "again", saved)
     assert set(again.parts.core.modules) == {"main-0", "heir"}
-    beginning = again.parts.learners["heir"].beginning
-    assert beginning is not None
-    assert beginning.text == "the weights of old"
+    first = again.parts.learners["heir"].first
+    assert first is not None
+    assert first.text == "the weights of old"
     again.parts.core.counters().check()
 
     world.has_been_added("heir")
@@ -232,7 +232,7 @@ def test_people_are_told_once_which_call_of_a_builder_is_slow(
     match = Asked.match
     monkeypatch.setattr(Asked, "match", lambda *given: time.sleep(0.02) or match(*given))
     for index in (1, 2):
-        world.league.line_ups(world.join("envrunner", index), 1)
+        world.league.matches.line_ups(world.join("envrunner", index), 1)
     (told,) = [text for text in world.told.messages if " took " in text]
     pattern = r"league: Asked\.match took \d+\.\d s, in which the driver could do nothing else"
     assert re.match(pattern, told)

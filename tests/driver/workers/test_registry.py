@@ -106,7 +106,7 @@ def test_a_runner_with_other_spaces_is_refused(role: str, other: training_pb2.Re
     assert "same version of the environment?" in said
     assert "\n" not in said
     assert stranger not in registry.ready.values()
-    assert space_from_message(registry.spaces["default"].observation) == VECTOR
+    assert space_from_message(registry.spaces["default"].observation_space) == VECTOR
 
 
 # -- seeds ----------------------------------------------------------------------------------------

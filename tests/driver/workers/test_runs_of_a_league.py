@@ -10,22 +10,19 @@ import numpy as np
 import pytest
 from support.workers_world import Asked, Changing, World
 
-from juggler.driver.checkpoint.beginning import Beginning, Source, keep, kept
+from juggler.driver.checkpoint.beginning import FirstWeights, keep, kept
 from juggler.driver.checkpoint.frozen_modules import FrozenModule, kept_modules
 from juggler.driver.checkpoint.restoring import must_be_sound
 from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.driver.config import RunConfig
-from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.events import (
+from juggler.driver.league.commands import (
     AddPlayer,
-    CancelMatch,
+    AssignLineUp,
     FreezePlayer,
-    MatchFinished,
-    MatchRequested,
-    PlayerReady,
     ResetPlayer,
     RetirePlayer,
 )
+from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
 from juggler.driver.league_players import copies_of
 from juggler.driver.record.prometheus import families
@@ -120,26 +117,24 @@ def test_a_receipt_tells_of_as_many_matches_as_an_envrunner_with_many_environmen
     assert world.parts.metrics.episodes == matches
 
 
-def beginning(*whole: str) -> Beginning:
+def beginning(whole: bool) -> dict[str, FirstWeights]:
     """Weights of another run for the main."""
-    weights = {"main-0": {"scale": np.full(3, 7.0, np.float32)}}
-    sources = {"main-0": Source("those of another run", selectable=True)}
-    return Beginning(weights, whole, {}, "those of another run", (), sources)
+    weights, text = {"scale": np.full(3, 7.0, np.float32)}, "those of another run"
+    return {"main-0": FirstWeights(weights, whole, text, text, selectable=True)}
 
 
 @pytest.mark.parametrize("resumes", [False, True])
-@pytest.mark.parametrize("whole", [(), ("main-0",)])
+@pytest.mark.parametrize("whole", [False, True])
 def test_a_reset_gives_a_player_what_the_run_began_with(
-    tmp_path: Path, resumes: bool, whole: tuple[str, ...]
+    tmp_path: Path, resumes: bool, whole: bool
 ) -> None:
     Asked.wanted.clear()
-    began = Changing(tmp_path, beginning=beginning(*whole))
+    began = Changing(tmp_path, beginning=beginning(whole))
     saved = began.checkpoint() if resumes else None
     config = RunConfig.from_flat({"from_checkpoint": "runs/other"})
-    keep(beginning(*whole), config, tmp_path)
+    keep(beginning(whole), config, tmp_path)
     found = kept(config, tmp_path)
-    assert found is not None
-    np.testing.assert_array_equal(found.weights["main-0"]["scale"], np.full(3, 7.0))
+    np.testing.assert_array_equal(found["main-0"].weights["scale"], np.full(3, 7.0))
     world = World(tmp_path / "again", resume=saved, beginning=found) if resumes else began
     world.league.league.roster.players["main-0"].steps += 1
     before = len(world.asked(world.learner, training_pb2.Restore))
@@ -147,7 +142,7 @@ def test_a_reset_gives_a_player_what_the_run_began_with(
     assert len(world.asked(world.learner, training_pb2.Reset)) == 1
     last, weights = weights_given(world, before)
     assert last.weights
-    assert last.whole == bool(whole), "what was not given stays as the seed has it"
+    assert last.whole == whole, "what was not given stays as the seed has it"
     np.testing.assert_array_equal(weights, np.full(3, 7.0))
 
 
@@ -257,9 +252,16 @@ class LeagueMatchesWorld:
         self.league = League(config, AGENTS, seed=0)
         self.league.begin()
         for player_id in ("main-0", "main-1"):
-            self.league.book(PlayerReady(player_id))
-        self.matches = LeagueMatches(self.league.book, AGENTS, 3, lambda player_id: player_id)
+            self.league.ready(player_id)
+        self.matches = LeagueMatches(
+            self.league, self.request, AGENTS, 3, lambda player_id: player_id
+        )
         self.one, self.other = worker(0), worker(1)
+
+    def request(self) -> None:
+        for command in self.league.request_match():
+            assert isinstance(command, AssignLineUp)
+            self.matches.redraw(command)
 
     def ask(self, who: Worker, round: int = 0) -> list[training_pb2.LineUp]:
         return self.matches.line_ups(who, round)
@@ -271,8 +273,7 @@ class LeagueMatchesWorld:
             )
             for each in line_ups
         ]
-        for command in self.matches.finished(who, results):
-            raise AssertionError(command)
+        self.matches.finished(who, results)
 
     @property
     def games(self) -> int:
@@ -304,8 +305,9 @@ def test_an_outcome_counts_once_and_only_from_who_was_to_play() -> None:
 def test_matches_of_an_envrunner_that_is_gone_are_drawn_anew_for_others() -> None:
     world = LeagueMatchesWorld()
     before = world.ask(world.one)
-    for command in world.matches.left(world.one):
-        assert not isinstance(command, CancelMatch)
+    for match_id in world.matches.left(world.one):
+        (command,) = world.league.lose_match(match_id)
+        assert isinstance(command, AssignLineUp)
         world.matches.redraw(command)
     again = world.ask(world.other)
     assert [each.match_id for each in again] == [each.match_id for each in before]
@@ -322,21 +324,21 @@ def test_matches_of_an_envrunner_that_is_gone_are_drawn_anew_for_others() -> Non
 def league_of_two() -> League:
     league = League(LeagueConfig(builder="none", options={"mains": 2}), ("row", "column"), 0)
     for command in league.begin():
-        league.book(PlayerReady(command.player_id))  # type: ignore[union-attr]
+        league.ready(command.player_id)  # type: ignore[union-attr]
     return league
 
 
 def play(league: League, winner: str) -> None:
-    (line_up,) = league.book(MatchRequested())
+    (line_up,) = league.request_match()
     returns = {agent: float(player == winner) for agent, player in line_up.players.items()}  # type: ignore[union-attr]
-    league.book(MatchFinished(line_up.match_id, line_up.attempt, returns, 3))  # type: ignore[union-attr]
+    league.finish_match(line_up.match_id, line_up.attempt, returns, 3)  # type: ignore[union-attr]
 
 
 def test_who_wins_is_rated_higher() -> None:
     league = league_of_two()
     for _ in range(30):
         play(league, "main-1")
-    line = LeagueStandings(league).now().line()
+    line = LeagueStandings(league).line()
     assert line["players"] == 2
     assert line["historical"] == 0
     first, second = line["learning"]["main-0"], line["learning"]["main-1"]
@@ -350,9 +352,9 @@ def test_who_wins_is_rated_higher() -> None:
 
 
 def test_before_any_game_there_is_no_win_rate() -> None:
-    learning = LeagueStandings(league_of_two()).now().learning
-    assert [(each.elo, each.win_rate) for each in learning] == [(0.0, None), (0.0, None)]
-    assert {(each.win_rate_low, each.win_rate_high) for each in learning} == {(None, None)}
+    learning = LeagueStandings(league_of_two()).line()["learning"].values()
+    assert [(each["elo"], each["win_rate"]) for each in learning] == [(0.0, None), (0.0, None)]
+    assert {(each["win_rate_low"], each["win_rate_high"]) for each in learning} == {(None, None)}
 
 
 def test_prometheus_has_a_line_for_each_player() -> None:

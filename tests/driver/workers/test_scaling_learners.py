@@ -50,7 +50,7 @@ class World(WorkersWorld):
 
     def __init__(self, directory: Path, **keys: Any) -> None:
         local = LocalWorkers(Mailbox(), "run", "token", b"")
-        self.supervisor: Any = local._supervisor
+        self.supervisor: Any = local.supervisor
         learners: dict[str, Any] = {"num_learners": keys.get("num_learners", 1), "devices": "cpu"}
         local.start(DriverConfig(num_env_runners=1, **learners))
         super().__init__(directory, only_local=True, local=local, **{**learners, **keys})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +17,7 @@ from juggler.driver.core.ledger import Batch
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.progress import PlainProgress
 from juggler.driver.record.wording import age, conclude
-from juggler.driver.upkeep import EndlessEpisodes, IdleCores, Standstill, Upkeep, Used, waits_for
+from juggler.driver.upkeep import EndlessEpisodes, Standstill, Upkeep, waits_for
 from juggler.driver.workers import trained_modules as learners
 from juggler.driver.workers import worker_events
 from juggler.driver.workers.trained_modules import StaleRunners
@@ -35,7 +35,9 @@ def _standstill_of(
 ) -> Standstill:
     """Of a run of that configuration, whose local workers have used so many seconds."""
     world.parts.config = RunConfig.from_flat({**SHAPE, **keys})
-    world.parts.local = cast(Any, SimpleNamespace(cpu_seconds=cpu_seconds, of_use=lambda _: None))
+    supervisor = SimpleNamespace(of_use=lambda _: None)
+    local = SimpleNamespace(cpu_seconds=cpu_seconds, supervisor=supervisor)
+    world.parts.local = cast(Any, local)
     return Standstill(world.parts)
 
 
@@ -350,53 +352,6 @@ def test_each_learner_s_reason_is_told_once_a_minute(
     assert world_of_groups.fail_to_meet() == []
     world_of_groups.now += 60.0
     assert len(world_of_groups.fail_to_meet()) == 1
-
-
-# Whom to tell that a learner could use idle cores.
-
-
-def used(
-    *, waiting: float = 0.02, busy: float = 2.0, idle: float = 6.0, cores: float = 8.0, learners=1
-) -> Iterator[Used]:
-    """What a run has used every 20 seconds: of each, so much in a second."""
-    for second in range(0, 100, 20):
-        yield Used(
-            float(second),
-            learners,
-            (1 - waiting) * learners * second,
-            busy * second,
-            idle * second,
-            cores,
-        )
-
-
-def told(threads: int, seconds: Iterator[Used]) -> list[str]:
-    idle_cores = IdleCores(threads)
-    return [text for each in seconds if (text := idle_cores.look(each))]
-
-
-def test_a_learner_that_limits_a_run_beside_idle_cores_is_told_once() -> None:
-    assert told(1, used()) == [
-        "the learner limits this run: in the last 20 s it waited for 2% of the time, and 6.0 of 8 "
-        "cores had nothing to do. learner_threads = 4 may make updates faster: `juggler tune` "
-        "measures it"
-    ]
-    (text,) = told(2, used(learners=2, busy=4.0, idle=4.0))
-    assert text.startswith("learners limit this run: in the last 20 s they waited for 2% of")
-    assert "learner_threads = 4 " in text
-
-
-@pytest.mark.parametrize(
-    "seconds",
-    [
-        used(waiting=0.3),  # EnvRunners limit the run
-        used(idle=0.9),  # others use the cores
-        used(busy=1.5, cores=2.0),  # the run uses them
-        used(learners=8),  # there is not one core for each
-    ],
-)
-def test_nothing_is_told_where_no_thread_would_help(seconds: Iterator[Used]) -> None:
-    assert not told(1, seconds)
 
 
 # Where no episode ends for long: how old the mean return is, and the hint at a limit.

@@ -1,4 +1,4 @@
-"""Events that the league books, and commands that it returns.
+"""Commands of the league and of its builder.
 
 Terms player a policy of the league. It learns, or it is frozen. side the agents of an environment
     that one player plays in a match: one agent, or a team. match one episode. Its id is never used
@@ -8,7 +8,6 @@ Terms player a policy of the league. It learns, or it is frozen. side the agents
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -17,81 +16,6 @@ from typing import Final
 INITIAL: Final = "initial"
 #: Source of a player that draws every action at random.
 RANDOM: Final = "random"
-
-
-@dataclass(frozen=True, slots=True)
-class MatchRequested:
-    """An EnvRunner can play a match."""
-
-
-@dataclass(frozen=True, slots=True)
-class MatchFinished:
-    """A match has ended."""
-
-    match_id: int
-    attempt: int  # of the line-up that was played; results of earlier attempts do not count
-    returns: Mapping[str, float]  # by agent; agents that never appeared are missing
-    length: int  # of the episode, in environment steps
-
-    def __post_init__(self) -> None:
-        for agent, value in self.returns.items():
-            if not math.isfinite(value):
-                raise ValueError(
-                    f"match {self.match_id}: the return of {agent[:100]} is {value}: must be finite"
-                )
-        if self.length < 0:
-            raise ValueError(f"match {self.match_id} had {self.length} steps: must be at least 0")
-
-
-@dataclass(frozen=True, slots=True)
-class MatchLost:
-    """The EnvRunner of a match is gone, and will report no outcome."""
-
-    match_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepsTrained:
-    """A player was trained on this many more steps."""
-
-    player_id: str
-    steps: int
-
-    def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise ValueError(f"{self.player_id} was trained on {self.steps} steps: at least 0")
-
-
-@dataclass(frozen=True, slots=True)
-class PlayerReady:
-    """A player's weights can be fetched, so it can be in line-ups."""
-
-    player_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlayerLost:
-    """A player cannot play until `PlayerReady`, because its learner is gone."""
-
-    player_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlayerRemoved:
-    """A player has left permanently, or could not be copied."""
-
-    player_id: str
-
-
-Event = (
-    MatchRequested
-    | MatchFinished
-    | MatchLost
-    | StepsTrained
-    | PlayerReady
-    | PlayerLost
-    | PlayerRemoved
-)
 
 
 @dataclass(frozen=True, slots=True)
