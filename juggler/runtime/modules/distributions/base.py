@@ -92,9 +92,6 @@ class DistributionSpec(ABC):
             def __call__(self, inputs):
                 return Laplace(inputs)
 
-            def zeros(self, leading_shape):
-                return torch.zeros(*leading_shape, self.noise_size)
-
 
         def laplace(action_space):
             size = action_space.shape[0]
@@ -114,14 +111,6 @@ class DistributionSpec(ABC):
     @abstractmethod
     def __call__(self, inputs: Tensor) -> ActionDistribution:
         """Return the distribution with these inputs [..., D]."""
-
-    @abstractmethod
-    def zeros(self, leading_shape: Sequence[int]) -> Actions:
-        """Return zeros [*leading_shape, *action shape], like sampled actions.
-
-        They have the dtypes of sampled actions, and are memory to write actions into; 0 may not be
-        an action of the space.
-        """
 
     def draw_noise(
         self, leading_shape: Sequence[int], generator: torch.Generator | None = None
@@ -318,9 +307,6 @@ class GaussianSpec(DistributionSpec):
     def __call__(self, inputs: Tensor) -> DiagGaussian:
         return DiagGaussian(inputs, self.action_shape)
 
-    def zeros(self, leading_shape: Sequence[int]) -> Tensor:
-        return torch.zeros((*leading_shape, *self.action_shape), dtype=torch.float32)
-
     def draw_noise(
         self, leading_shape: Sequence[int], generator: torch.Generator | None = None
     ) -> Tensor:
@@ -466,9 +452,6 @@ def _mean_absolute(mean: Tensor, std: Tensor) -> Tensor:
     z = mean / std
     peak = math.sqrt(2 / math.pi) * std * torch.exp(-0.5 * z.square())
     return peak + mean * torch.erf(z * math.sqrt(0.5))
-
-
-_TINY = torch.finfo(torch.float32).tiny
 
 
 class ClippedGaussian(SquashedGaussian):

@@ -84,9 +84,6 @@ class CategoricalSpec(DistributionSpec):
     def __call__(self, inputs: Tensor) -> Categorical:
         return Categorical(inputs, self.start)
 
-    def zeros(self, leading_shape: Sequence[int]) -> Tensor:
-        return torch.zeros(tuple(leading_shape), dtype=torch.int64)  # [...]
-
     def draw_noise(
         self, leading_shape: Sequence[int], generator: torch.Generator | None = None
     ) -> Tensor:
@@ -198,9 +195,6 @@ class MultiCategoricalSpec(DistributionSpec):
         """
         return self._constants.on(device)
 
-    def zeros(self, leading_shape: Sequence[int]) -> Tensor:
-        return torch.zeros((*leading_shape, *self.action_shape), dtype=torch.int64)
-
     def draw_noise(
         self, leading_shape: Sequence[int], generator: torch.Generator | None = None
     ) -> Tensor:
@@ -270,9 +264,6 @@ class BernoulliSpec(DistributionSpec):
     def __call__(self, inputs: Tensor) -> Bernoulli:
         return Bernoulli(inputs, self.action_shape)
 
-    def zeros(self, leading_shape: Sequence[int]) -> Tensor:
-        return torch.zeros((*leading_shape, *self.action_shape), dtype=torch.int8)
-
     def mask(self, inputs: Tensor, mask: Any) -> Tensor:
         if isinstance(mask, Tensor) and mask.shape == inputs.shape[:-1] + self.action_shape:
             mask = mask.reshape(inputs.shape)  # [..., k]
@@ -333,9 +324,6 @@ class CompositeSpec(DistributionSpec):
     def __call__(self, inputs: Tensor) -> Composite:
         parts = {key: part(part_inputs) for key, part, part_inputs in self._split(inputs)}
         return Composite(parts, self._noise_sizes)
-
-    def zeros(self, leading_shape: Sequence[int]) -> dict[str, Actions]:
-        return {key: part.zeros(leading_shape) for key, part in self.parts.items()}
 
     def draw_noise(
         self, leading_shape: Sequence[int], generator: torch.Generator | None = None
