@@ -208,7 +208,7 @@ class OwnNetwork:
         """Apply the network with a state's constant tensors and `trained` [P]."""
         pieces = zip(self._shapes.items(), torch.split(trained, self._sizes), strict=True)
         named = {name: piece.view(shape) for (name, shape), piece in pieces}
-        result: Tensor = self._places.call({**own["constant"], **named}, *args)
+        result: Tensor = self._places.call(self._network, {**own["constant"], **named}, *args)
         return result
 
     @torch.no_grad()
