@@ -41,7 +41,10 @@ from juggler.learner.config import IntrinsicConfig
         ),
         ({"lr": [(-1, 0.1)]}, r"lr = .*: expected a number, or \[step, value\]"),
         ({"lr": [(0, -0.1)]}, "lr = .*: values must be at least"),
-        ({"entropy_coefficient": [(0, float("nan"))]}, "entropy_coefficient = .*: expected a number"),
+        (
+            {"entropy_coefficient": [(0, float("nan"))]},
+            "entropy_coefficient = .*: expected a number",
+        ),
         ({"lambda_": 2.0}, "lambda_ = 2.0: must be at least 0"),
         ({"rho_bar_pg": 0.0}, "rho_bar_pg = 0.0: must be above 0"),
         ({"rho_bar": 0.5}, "rho_bar = 0.5: must be at least"),
