@@ -119,7 +119,9 @@ class DistributionSpec(ABC):
 
         Uniform between 0 and 1, both excluded, unless a subclass overrides this.
         """
-        return uniform_noise(leading_shape, self.noise_size, generator)  # [..., M]
+        noise = empty_noise(leading_shape, self.noise_size, generator)  # [..., M]
+        # With bounds of 0 and 1, one number in 16 million would be 0.
+        return noise.uniform_(_TINY, 1, generator=generator)  # [..., M]
 
     def noise_from(self, uniform: Tensor) -> Tensor:
         """Map uniform numbers to noise, by exportable operations.
@@ -174,15 +176,6 @@ def empty_noise(
     """Return uninitialized memory for noise [*leading_shape, size]."""
     device = generator.device if generator is not None else torch.device("cpu")
     return torch.empty((*leading_shape, size), dtype=torch.float32, device=device)
-
-
-def uniform_noise(
-    leading_shape: Sequence[int], size: int, generator: torch.Generator | None
-) -> Tensor:
-    """Draw uniform numbers [*leading_shape, size] between 0 and 1, exclusive."""
-    noise = empty_noise(leading_shape, size, generator)  # [..., size]
-    # With bounds of 0 and 1, one number in 16 million would be 0.
-    return noise.uniform_(_TINY, 1, generator=generator)  # [..., size]
 
 
 def one_uniform(uniform: Tensor) -> Tensor:
