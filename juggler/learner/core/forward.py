@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -17,7 +17,7 @@ from juggler.runtime.episodes.batch import COLUMNS
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.nearest import nearest
-from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.structures import first_leaf, tree_map
 
 
 class Loss(NamedTuple):
@@ -227,23 +227,19 @@ class InChunks(Forward):
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> dict[str, Any]:
-        leaf = _first_leaf(batch[c.OBSERVATIONS])  # [B, ...], or [B, T, ...] with states
+        leaf = first_leaf(batch[c.OBSERVATIONS])  # [B, ...], or [B, T, ...] with states
         size = max(1, CHUNK // leaf.shape[1]) if c.STATES in batch else CHUNK
         if len(leaf) <= size:
             return super().__call__(batch)
-        outputs = [
-            super(InChunks, self).__call__(tree_map(lambda x, at=at: x[at : at + size], batch))
-            for at in range(0, len(leaf), size)
-        ]
+        outputs = [super(InChunks, self).__call__(part) for part in pieces(batch, size)]
         joined: dict[str, Any] = tree_map(lambda *parts: torch.cat(parts), *outputs)
         return joined
 
 
-def _first_leaf(tree: Any) -> Tensor:
-    while isinstance(tree, Mapping):
-        tree = next(iter(tree.values()))
-    leaf: Tensor = tree
-    return leaf
+def pieces(tree: Any, size: int) -> Iterator[Any]:
+    """Split tensors [B, ...] of a tree into trees of at most `size` rows."""
+    for at in range(0, len(first_leaf(tree)), size):
+        yield tree_map(lambda x, at=at: x[at : at + size], tree)
 
 
 def gradient_of(total: Tensor, forward: Forward) -> Tensor:

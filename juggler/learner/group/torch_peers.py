@@ -18,7 +18,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from threading import Thread
 from typing import Any
@@ -312,10 +312,7 @@ class NcclGroup:
             return
         group, self._group = self._group, None
         ended = _in_thread(self._abort, group)
-        deadline = time.monotonic() + _NCCL_END_SECONDS
-        while not ended.done() and time.monotonic() < deadline:
-            time.sleep(_NCCL_POLL_SECONDS)
-        if not ended.done():
+        if wait([ended], timeout=_NCCL_END_SECONDS).not_done:
             problem = f"it does not stop within {_NCCL_END_SECONDS:.0f} s"
         elif (error := ended.exception()) is not None:
             problem = torch_message(error)
