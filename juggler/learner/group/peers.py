@@ -104,7 +104,7 @@ class Peers(ABC):
         x = torch.zeros(-(-size // 8), dtype=torch.int64)  # [size / 8]
         if data is not None:
             x.numpy().view(np.uint8)[:size] = memoryview(data)
-        return self.sum(x).numpy().tobytes()[:size]
+        return self.sum(x).numpy().view(np.uint8)[:size].tobytes()
 
     @abstractmethod
     def close(self) -> None:
