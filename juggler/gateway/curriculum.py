@@ -42,10 +42,10 @@ class Curriculum:
 
     def follow(self, steps: int) -> None:
         """Set the parameters for a number of trained steps."""
-        now = {
-            name: float(np.interp(steps, *zip(*points, strict=True)))
-            for name, points in self._schedules.items()
-        }
+        now = {}
+        for name, points in self._schedules.items():
+            at, values = zip(*points, strict=True)
+            now[name] = float(np.interp(steps, at, values))
         if now != self.parameters:
             self.parameters = now
             self._news = pb.ActionBatch(parameters=now).SerializeToString()

@@ -237,7 +237,7 @@ class InChunks(Forward):
 
 
 def pieces(tree: Any, size: int) -> Iterator[Any]:
-    """Split tensors [B, ...] of a tree into trees of at most `size` rows."""
+    """Split tensors [B, ...] of a tree into trees of `size` rows."""
     for at in range(0, len(first_leaf(tree)), size):
         yield tree_map(lambda x, at=at: x[at : at + size], tree)
 

@@ -100,7 +100,7 @@ class Peers(ABC):
         return found
 
     def broadcast(self, data: bytes | None, size: int) -> bytes:
-        """Send `size` bytes from one learner; the others pass None, which adds nothing."""
+        """Send `size` bytes from one learner; the others pass None."""
         x = torch.zeros(-(-size // 8), dtype=torch.int64)  # [size / 8]
         if data is not None:
             x.numpy().view(np.uint8)[:size] = memoryview(data)

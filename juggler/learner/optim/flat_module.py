@@ -174,7 +174,7 @@ class Places:
                         self._places.append((tensors, key, name))
 
     def call(self, function: Callable[..., Any], tensors: Mapping[str, Tensor], *args: Any) -> Any:
-        """Call a function while the module has these tensors, by their first names."""
+        """Call a function with these tensors in the module, by first names."""
         before = [place[key] for place, key, _ in self._places]
         try:
             for place, key, name in self._places:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -21,7 +24,7 @@ def first_observations(columns: Columns) -> Tensor:
     return torch.cat([torch.zeros_like(live[:, :1]), begins], 1)  # [N, T]
 
 
-def following(columns: Columns) -> Tensor:
+def following(columns: Mapping[str, Any]) -> Tensor:
     """Index observations after each step, int64 [N, T].
 
     They count observations before each step, row by row, then last ones, then final ones.

@@ -54,7 +54,7 @@ class TwinCritics(nn.ModuleList):
         super().__init__(Critic(catalog, values) for _ in range(2))
 
     def of(self, batch: Batch, module: RLModule) -> dict[str, Any]:
-        """Return values [B, 2] of actions [B, ...], or [B, 2, n] of all if Discrete.
+        """Return values [B, 2] of actions, or [B, 2, n] if Discrete.
 
         Critics see actions with bounds scaled to -1 and 1.
         """
