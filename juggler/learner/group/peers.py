@@ -12,9 +12,9 @@ import json
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -24,11 +24,8 @@ from torch import Tensor
 from juggler.learner.core.learner_core import Aux, Grads
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
-from juggler.runtime.wire.trees import flatten
+from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
-
-if TYPE_CHECKING:
-    from juggler.learner.learner import Learner
 
 #: Time limit for meeting, and for one operation; in a ring, for one message.
 COLLECTIVE_SECONDS = 8.0
@@ -132,7 +129,19 @@ def torch_message(error: BaseException) -> str:
     return re.sub(r"^\[[^]]*\.c(?:c|pp):\d+\] ", "", line).strip()
 
 
-def take_over_newest(learner: Learner, peers: Peers) -> None:
+class Member(Protocol):
+    """A learner whose state others can take over."""
+
+    updates: int  # so far
+
+    def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
+        """Return the state for `restore`: named arrays, and JSON for the rest."""
+
+    def restore(self, tree: Tree, extras: Mapping[str, Any]) -> None:
+        """Continue from a state of `save`."""
+
+
+def take_over_newest(learner: Member, peers: Peers) -> None:
     """Take over the state with the most updates (ties: lowest rank).
 
     If an update succeeded at only some learners, all continue from their state. With a large
@@ -169,7 +178,7 @@ def take_over_newest(learner: Learner, peers: Peers) -> None:
     peers.wait_for_all(restore)
 
 
-def state_hash(learner: Learner) -> int:
+def state_hash(learner: Member) -> int:
     """Hash everything that updates change, including connectors: signed XXH3, 64 bits."""
     digest = xxhash.xxh3_64()
     tree, _ = learner.save()
@@ -179,7 +188,7 @@ def state_hash(learner: Learner) -> int:
     return digest.intdigest() - 2**63
 
 
-def _chunks(learner: Learner) -> tuple[int, Iterator[bytes]]:
+def _chunks(learner: Member) -> tuple[int, Iterator[bytes]]:
     """Return a state's maximum size in a frame, and the frame's chunks."""
     tree, extra = learner.save()
     header = training_pb2.StateHeader(extra=json.dumps(extra))
