@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Literal, get_args
 
-from juggler.runtime.wrong_value import WrongValue, wrong_where
+from juggler.runtime.wrong_value import WrongValue, points_of, wrong_where
 
 #: Prefixes of the names of environments that are not Python environments.
 _SERVED = "dm_env_rpc://"
@@ -46,19 +44,9 @@ def check_points(name: str, points: Any) -> None:
         ValueError: it is neither, or its steps do not rise.
     """
     try:
-        pairs = [(0, points)] if isinstance(points, (int, float)) else [*map(tuple, points)]
-        numbers = [(float(step), float(value)) for step, value in pairs]
-    except (TypeError, ValueError):
-        numbers = []
-    steps = [step for step, _ in numbers]
-    rises = bool(steps) and all(a < b for a, b in pairwise([-1.0, *steps]))
-    if (
-        isinstance(points, bool)
-        or not rises
-        or not all(math.isfinite(each) for pair in numbers for each in pair)
-    ):
-        text = "expected a number, or [step, value] pairs by rising step"
-        raise ValueError(f"simulator_parameters.{name} = {points!r}: {text}")
+        points_of(points)
+    except ValueError as error:
+        raise ValueError(f"simulator_parameters.{name} = {points!r}: {error}") from None
 
 
 @dataclass(kw_only=True)

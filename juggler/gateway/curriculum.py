@@ -10,6 +10,7 @@ import numpy as np
 from juggler.envrunner.environments.seeding import session_seed
 from juggler.gateway.sessions import Session
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
+from juggler.runtime.wrong_value import points_of
 
 
 class Curriculum:
@@ -33,14 +34,18 @@ class Curriculum:
     ) -> None:
         self.own: Sequence[str] = ()
         self.parameters: dict[str, float] = {}
-        self._seed, self._schedules = seed, parameters or {}
+        self._seed = seed
+        self._schedules = {name: points_of(each) for name, each in (parameters or {}).items()}
         self._begun: Counter[int] = Counter()  # number of sessions, by index of the address
         self._news = b""
         self.follow(steps)
 
     def follow(self, steps: int) -> None:
         """Set the parameters for a number of trained steps."""
-        now = {name: _at(steps, points) for name, points in self._schedules.items()}
+        now = {}
+        for name, points in self._schedules.items():
+            at, values = zip(*points, strict=True)
+            now[name] = float(np.interp(steps, at, values))
         if now != self.parameters:
             self.parameters = now
             self._news = pb.ActionBatch(parameters=now).SerializeToString()
@@ -68,10 +73,3 @@ class Curriculum:
             return b""
         session.parameters = self.parameters
         return self._news
-
-
-def _at(steps: int, points: float | Sequence[tuple[float, float]]) -> float:
-    """Return the value of a number or a schedule."""
-    if isinstance(points, (int, float)):
-        return float(points)
-    return float(np.interp(steps, [step for step, _ in points], [each for _, each in points]))

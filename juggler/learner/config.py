@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Final, Literal, Self, TypedDict, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypedDict, get_args, get_type_hints
 
 from juggler.learner.optim.config import (
     OWN_KEYS,
@@ -295,12 +295,6 @@ class Passes(TypedDict, total=False):
     num_epochs: int | None
 
 
-_PASSES: Final[tuple[Literal["minibatch_size", "num_epochs"], ...]] = (
-    "minibatch_size",
-    "num_epochs",
-)
-
-
 def given_passes(passes: Passes) -> Passes:
     """Return the passes that are set, by name.
 
@@ -310,14 +304,12 @@ def given_passes(passes: Passes) -> Passes:
         TypeError: there are other names.
         ValueError: a value is not a whole number above 0.
     """
-    if unknown := passes.keys() - set(_PASSES):
-        raise TypeError(f"{sorted(unknown)[0]!r} is no argument: there are {' and '.join(_PASSES)}")
-    given: Passes = {}
-    for name in _PASSES:
-        value = passes.get(name)
-        if value is None:
-            continue
-        if not isinstance(value, int) or value < 1:
+    names = Passes.__annotations__
+    for name, value in passes.items():
+        if name not in names:
+            raise TypeError(f"{name!r} is no argument: there are {' and '.join(names)}")
+        if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"{name} = {value!r}: must be a whole number, at least 1")
-        given[name] = value
-    return given
+    given: Any = {name: value for name, value in passes.items() if value is not None}
+    found: Passes = given
+    return found

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from functools import partial
+from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Final, Literal, Protocol, Union, get_args, get_origin
 
@@ -107,6 +109,27 @@ class WrongValue(ValueError):
 
     def __str__(self) -> str:
         return str(self.args[1])
+
+
+def points_of(given: Any) -> list[tuple[float, float]]:
+    """Return the (step, value) pairs of a schedule, or of a number.
+
+    Between two pairs a schedule is linear, and constant before the first and after the last.
+
+    Raises:
+        ValueError: it is neither, or its steps do not rise from 0 on.
+    """
+    try:
+        pairs = [(0, given)] if isinstance(given, (int, float)) else [*map(tuple, given)]
+        points = [(float(step), float(value)) for step, value in pairs]
+    except (TypeError, ValueError):
+        points = []
+    steps = [step for step, _ in points]
+    rises = bool(steps) and steps[0] >= 0 and all(a < b for a, b in pairwise(steps))
+    finite = all(math.isfinite(number) for point in points for number in point)
+    if isinstance(given, bool) or not rises or not finite:
+        raise ValueError("expected a number, or [step, value] pairs by rising step")
+    return points
 
 
 class Validated(Protocol):

@@ -112,9 +112,6 @@ class HeavySpec(juggler.DistributionSpec):
     def __call__(self, inputs):
         return Heavy(inputs)
 
-    def zeros(self, leading_shape):
-        return torch.zeros(*leading_shape, self.noise_size)
-
 
 class HeavyTailed(juggler.ActorCritic):
     def action_distribution(self):

@@ -692,9 +692,6 @@ class _Peers(Peers):
     def _sum_on_host(self, x: torch.Tensor) -> torch.Tensor:
         return torch.stack(self._exchange(x.clone())).sum(0)
 
-    def broadcast(self, data: bytes | None, root: int, size: int) -> bytes:
-        return cast(bytes, self._exchange(data)[root])
-
     def _exchange(self, mine: Any) -> list[Any]:
         said, operation = self._meeting.said, self._operation
         self._operation += 1

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self, TypedDict
 import torch
 from torch import Tensor, nn
 
+from juggler.learner.core.forward import CHUNK, pieces
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import (
@@ -30,9 +31,6 @@ from juggler.learner.optim.flat_module import Places, seeded
 from juggler.learner.optim.optimizers import Adam, Step, on_host
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
-
-#: Rows in one pass without gradients.
-_CHUNK = 2048
 
 
 class AroundState(TypedDict):
@@ -208,23 +206,13 @@ class OwnNetwork:
         """Apply the network with a state's constant tensors and `trained` [P]."""
         pieces = zip(self._shapes.items(), torch.split(trained, self._sizes), strict=True)
         named = {name: piece.view(shape) for (name, shape), piece in pieces}
-        result: Tensor = self._places.call({**own["constant"], **named}, *args)
+        result: Tensor = self._places.call(self._network, {**own["constant"], **named}, *args)
         return result
 
     @torch.no_grad()
     def in_chunks(self, own: Mapping[str, Any], rows: Any, *args: Any) -> Tensor:
         """Apply the network to rows [B, ...] in bounded memory -> [B]."""
-        leaves: list[Tensor] = []
-        tree_map(leaves.append, rows)
-        parts = [
-            self(
-                own,
-                own["trained"],
-                tree_map(lambda x, start=start: x[start : start + _CHUNK], rows),
-                *args,
-            )
-            for start in range(0, len(leaves[0]), _CHUNK)
-        ]
+        parts = [self(own, own["trained"], part, *args) for part in pieces(rows, CHUNK)]
         return torch.cat(parts)  # [B]
 
     def loss_sum(

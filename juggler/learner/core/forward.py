@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -17,7 +17,7 @@ from juggler.runtime.episodes.batch import COLUMNS
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.nearest import nearest
-from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.structures import first_leaf, tree_map
 
 
 class Loss(NamedTuple):
@@ -70,58 +70,41 @@ def checked_loss(
             f"{where} must return a Loss, and its result is {_kind(loss)}: return "
             "juggler.Loss(total, live_steps, metrics, means={}) instead"
         )
-    if not _is_scalar(loss.total):
-        raise ValueError(
-            f"{where} returned a Loss whose total is {_kind(loss.total)}: return the mean over "
-            "live steps, a tensor of shape (), as juggler.LiveMean(live) computes it"
-        )
+
+    def must(holds: bool, field: str, value: object, instead: str) -> None:
+        if not holds:
+            found = f"{where} returned a Loss whose {field} is {_kind(value)}"
+            raise ValueError(f"{found}: return {instead}")
+
+    mean = "the mean over live steps, a tensor of shape (), as juggler.LiveMean(live) computes it"
+    must(_is_scalar(loss.total), "total", loss.total, mean)
     if not mapped and not loss.total.requires_grad:
         raise ValueError(
             f"{where} returned a Loss whose total takes no gradient: compute it from the outputs "
             "of forward, without detach() or torch.no_grad() on the way"
         )
-    if not _is_scalar(loss.live_steps) or loss.live_steps.is_floating_point():
-        raise ValueError(
-            f"{where} returned a Loss whose live_steps is {_kind(loss.live_steps)}: return the "
-            "number of live steps, an integer tensor of shape (), such as live.sum()"
-        )
+    steps = loss.live_steps
+    number = "the number of live steps, an integer tensor of shape (), such as live.sum()"
+    must(_is_scalar(steps) and not steps.is_floating_point(), "live_steps", steps, number)
     for field in ("metrics", "means"):
         numbers = getattr(loss, field)
-        if not isinstance(numbers, dict):
-            raise ValueError(
-                f"{where} returned a Loss whose {field} is {_kind(numbers)}: return a dict of "
-                "tensors of shape () by name"
-            )
+        must(isinstance(numbers, dict), field, numbers, "a dict of tensors of shape () by name")
+        of_steps = "a mean of juggler.LiveMean(live) or torch.tensor(number)"
         for name, value in numbers.items():
-            if not _is_scalar(value):
-                raise ValueError(
-                    f"{where} returned a Loss whose {field}[{name!r}] is {_kind(value)}: return a "
-                    "tensor of shape (), such as a mean of juggler.LiveMean(live) or "
-                    "torch.tensor(number)"
-                )
+            instead = f"a tensor of shape (), such as {of_steps}"
+            must(_is_scalar(value), f"{field}[{name!r}]", value, instead)
     if loss.means.keys() != set(mean_names):
         raise ValueError(
             f"{where} returned a Loss with the means {sorted(loss.means)}, and the mean_names of "
             f"its class are {sorted(mean_names)}: give both the same names"
         )
-    rows = _rows_of(columns)
-    if loss.priorities is not None and rows is not None and not _has(loss.priorities, rows):
-        raise ValueError(
-            f"{where} returned a Loss whose priorities is {_kind(loss.priorities)}, of a sample of "
-            f"{rows} rows: return a number for each row, a tensor of shape ({rows},), such as the "
-            "largest error in each row, errors.abs().amax(1)"
-        )
-    return loss
-
-
-def _rows_of(columns: Columns) -> int | None:
-    """Return the number of rows in a sample; None: unknown."""
     of_rows = columns.get(c.LIVE, columns.get(IMPORTANCE_WEIGHTS))  # [N, ...]
-    return None if of_rows is None else len(of_rows)
-
-
-def _has(priorities: object, rows: int) -> bool:
-    return isinstance(priorities, Tensor) and priorities.shape == (rows,)
+    if loss.priorities is not None and of_rows is not None:
+        rows, given = len(of_rows), loss.priorities
+        fits = isinstance(given, Tensor) and given.shape == (rows,)
+        instead = f"a number for each of {rows} rows, a tensor of shape ({rows},), such as the "
+        must(fits, "priorities", given, f"{instead}largest error, errors.abs().amax(1)")
+    return loss
 
 
 def _is_scalar(value: object) -> bool:
@@ -244,23 +227,19 @@ class InChunks(Forward):
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> dict[str, Any]:
-        leaf = _first_leaf(batch[c.OBSERVATIONS])  # [B, ...], or [B, T, ...] with states
+        leaf = first_leaf(batch[c.OBSERVATIONS])  # [B, ...], or [B, T, ...] with states
         size = max(1, CHUNK // leaf.shape[1]) if c.STATES in batch else CHUNK
         if len(leaf) <= size:
             return super().__call__(batch)
-        outputs = [
-            super(InChunks, self).__call__(tree_map(lambda x, at=at: x[at : at + size], batch))
-            for at in range(0, len(leaf), size)
-        ]
+        outputs = [super(InChunks, self).__call__(part) for part in pieces(batch, size)]
         joined: dict[str, Any] = tree_map(lambda *parts: torch.cat(parts), *outputs)
         return joined
 
 
-def _first_leaf(tree: Any) -> Tensor:
-    while isinstance(tree, Mapping):
-        tree = next(iter(tree.values()))
-    leaf: Tensor = tree
-    return leaf
+def pieces(tree: Any, size: int) -> Iterator[Any]:
+    """Split tensors [B, ...] of a tree into trees of `size` rows."""
+    for at in range(0, len(first_leaf(tree)), size):
+        yield tree_map(lambda x, at=at: x[at : at + size], tree)
 
 
 def gradient_of(total: Tensor, forward: Forward) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from juggler.learner.core.forward import Forward
 from juggler.learner.core.learner_core import Columns
+from juggler.runtime.connectors.rows import following
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import Batch
 from juggler.runtime.wire.structures import tree_map
@@ -150,20 +151,6 @@ def transitions(columns: Columns, n: int, gamma: float) -> Transitions:
     ended = columns[c.TERMINATED].flatten()[last]  # [N, T]
     after = following(columns).flatten()[last]  # [N, T]
     return Transitions(sums, torch.where(ended, 0.0, discounts), after, last)
-
-
-def following(columns: Columns) -> Tensor:
-    """Index in `all_observations` after each step, int64 [N, T].
-
-    A terminal observation is missing in batches; its index is then arbitrary.
-    """
-    live = columns[c.LIVE]  # [N, T]
-    rows, steps = live.shape
-    inside = torch.arange(rows * steps, device=live.device).view(rows, steps)  # [N, T]
-    behind = rows * steps + torch.arange(rows, device=live.device)  # [N]
-    after = torch.cat([inside[:, 1:], behind.unsqueeze(1)], 1)  # [N, T]
-    finals = rows * steps + rows + torch.arange(len(columns[c.FINAL_ROWS]), device=live.device)
-    return after.index_put((columns[c.FINAL_ROWS], columns[c.FINAL_STEPS]), finals)
 
 
 def terminated(columns: Columns) -> Tensor:

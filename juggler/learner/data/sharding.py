@@ -62,16 +62,15 @@ def _ends(live_steps: NDArray[np.integer[Any]], count: int) -> list[int]:
             f"{len(rows)} rows with a live step cannot be split among {count} learners"
         )
     sums = np.cumsum(live_steps[rows])  # [R]
-    ends, last = [], 0
-    for place in range(1, count):
-        wanted = sums[-1] * place / count
-        after = int(np.searchsorted(sums, wanted))  # the row that reaches it
-        nearest = after + bool(
-            sums[after] - wanted < wanted - (sums[after] - live_steps[rows[after]])
-        )
-        last = min(max(nearest, last + 1), len(rows) - count + place)
-        ends.append(int(rows[last]))
-    return [*ends, len(live_steps)]
+    places = np.arange(1, count)
+    wanted = sums[-1] * places / count
+    after = np.searchsorted(sums, wanted)  # the rows that reach these sums
+    before = sums[after] - live_steps[rows[after]]
+    nearest = after + (sums[after] - wanted < wanted - before)
+    # Each shard has a row: later ends are larger, and leave enough rows.
+    found = np.maximum.accumulate(np.maximum(nearest - places, 0))
+    found = np.minimum(found, len(rows) - count) + places
+    return [*rows[found].tolist(), len(live_steps)]
 
 
 def _between(batches: Sequence[EpisodeBatch], start: int, end: int) -> list[EpisodeBatch]:

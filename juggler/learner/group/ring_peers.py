@@ -213,17 +213,6 @@ class RingPeers(Peers):
             self.close()
             raise PeerLost(str(error)) from None
 
-    def broadcast(self, data: bytes | None, root: int, size: int) -> bytes:
-        x = torch.empty(size, dtype=torch.uint8)  # [size]
-        if data is not None:
-            x.numpy()[:] = memoryview(data)
-        for piece in _pieces(x):
-            if self.rank != root:
-                piece.copy_(self._received(piece))
-            if self.rank != (root - 1) % self.size:
-                self._send(piece)
-        return x.numpy().tobytes()
-
     def close(self) -> None:
         self._unsent.put(None)  # after messages that others may still need
         if self._call is not None:

@@ -18,7 +18,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from threading import Thread
 from typing import Any
@@ -136,24 +136,10 @@ class GlooPeers(Peers):
             return self._nccl.sum(x)
         return super().sum(x)
 
-    def broadcast(self, data: bytes | None, root: int, size: int) -> bytes:
-        x = torch.empty(size, dtype=torch.uint8)  # [size]
-        if data is not None:
-            x.numpy()[:] = memoryview(data)
-        options = dist.BroadcastOptions()
-        options.rootRank = root
-        options.timeout = timedelta(seconds=COLLECTIVE_SECONDS)
-        self._wait(lambda: self._group.broadcast([x], options))
-        return x.numpy().tobytes()
-
     def _sum_on_host(self, x: Tensor) -> Tensor:
         options = dist.AllreduceOptions()
         options.timeout = timedelta(seconds=COLLECTIVE_SECONDS)
-        self._wait(lambda: self._group.allreduce([x], options))
-        return x
-
-    def _wait(self, start: Callable[[], Any]) -> None:
-        work = start()  # raises only for its arguments
+        work = self._group.allreduce([x], options)  # raises only for its arguments
         try:
             work.wait()
         except RuntimeError as error:
@@ -161,6 +147,7 @@ class GlooPeers(Peers):
             if "gloo/" not in str(error):
                 raise
             raise PeerLost(torch_message(error)) from None
+        return x
 
 
 def _device(host: str) -> Any:
@@ -312,10 +299,7 @@ class NcclGroup:
             return
         group, self._group = self._group, None
         ended = _in_thread(self._abort, group)
-        deadline = time.monotonic() + _NCCL_END_SECONDS
-        while not ended.done() and time.monotonic() < deadline:
-            time.sleep(_NCCL_POLL_SECONDS)
-        if not ended.done():
+        if wait([ended], timeout=_NCCL_END_SECONDS).not_done:
             problem = f"it does not stop within {_NCCL_END_SECONDS:.0f} s"
         elif (error := ended.exception()) is not None:
             problem = torch_message(error)

@@ -6,13 +6,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias, get_origin, get_type_hints
 
 import msgspec
 
 from juggler.runtime.nearest import nearest
-from juggler.runtime.wrong_value import WrongValue, converted
+from juggler.runtime.wrong_value import WrongValue, converted, points_of
 
 #: A number, or a schedule: (step, value) pairs by rising step, of steps trained on.
 Scheduled: TypeAlias = float | list[tuple[float, float]]
@@ -75,10 +74,11 @@ class OptimizerConfig:
         if isinstance(value, (int, float)):
             (self.check_above if above_0 else self.check_at_least)(key, 0)
             return
-        steps = [step for step, _ in value]
-        if not steps or steps[0] < 0 or any(a >= b for a, b in pairwise(steps)):
-            raise WrongValue(key, f"{key} = {value}: expected [step, value] pairs by rising step")
-        if fractions := [step for step in steps if step % 1]:
+        try:
+            points = points_of(value)
+        except ValueError as error:
+            raise WrongValue(key, f"{key} = {value}: {error}") from None
+        if fractions := [step for step, _ in points if step % 1]:
             raise WrongValue(
                 key,
                 f"{key} = {value}: the step {fractions[0]:g} of a schedule must be a whole number; "

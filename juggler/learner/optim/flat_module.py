@@ -68,7 +68,7 @@ class FlatModule:
         }
         self._shapes = {name: x.shape for name, x in _trained(module).items()}
         self.arrange(list(self._shapes))
-        self._initial_state = Places(_InitialState(module)) if module.get_initial_state() else None
+        self._has_state = bool(module.get_initial_state())
         self._acting = acting_names(module)
 
     def arrange(self, names: Sequence[str]) -> None:
@@ -144,11 +144,10 @@ class FlatModule:
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
     ) -> dict[str, Any]:
         """Return the module's state at an episode's start, possibly learned."""
-        if self._initial_state is None:
+        if not self._has_state:
             return {}
         tensors = self._under_all_names(parameters, buffers)
-        named = {f"module.{name}": tensor for name, tensor in tensors.items()}
-        state: dict[str, Any] = self._initial_state.call(named)
+        state: dict[str, Any] = self._pass.places.call(self.module.get_initial_state, tensors)
         return state
 
     def _under_all_names(
@@ -165,7 +164,6 @@ class Places:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
         self._places: list[tuple[dict[str, Any], str, str]] = []  # a map, the key there, the name
         names: dict[int, str] = {}  # the first name of each tensor
         for prefix, part in module.named_modules(remove_duplicate=False):
@@ -175,13 +173,13 @@ class Places:
                         name = names.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)
                         self._places.append((tensors, key, name))
 
-    def call(self, tensors: Mapping[str, Tensor], *args: Any) -> Any:
-        """Call the module with these tensors, by their first names."""
+    def call(self, function: Callable[..., Any], tensors: Mapping[str, Tensor], *args: Any) -> Any:
+        """Call a function with these tensors in the module, by first names."""
         before = [place[key] for place, key, _ in self._places]
         try:
             for place, key, name in self._places:
                 place[key] = tensors[name]
-            return self._module(*args)
+            return function(*args)
         finally:
             for (place, key, _), tensor in zip(self._places, before, strict=True):
                 place[key] = tensor
@@ -201,11 +199,12 @@ class TrainingPass:
 
     Attributes:
         compiled_calls: number of runs of graphs compiled by torch.compile.
+        places: places of the module's tensors.
     """
 
     def __init__(self, module: RLModule, *, bfloat16: bool = False, compiled: bool = False) -> None:
         self.compiled_calls = 0
-        self._module, self._places, self._bfloat16 = module, Places(module), bfloat16
+        self._module, self.places, self._bfloat16 = module, Places(module), bfloat16
         self._is_checked = False  # after the first pass
         self._compiled: Callable[..., Any] | None = None
         if compiled:
@@ -229,7 +228,7 @@ class TrainingPass:
             tree_map(_any_rows, batch)
             outputs = self._compiled(self._module, tensors, (batch,))
         else:
-            outputs = self._places.call(tensors, batch)
+            outputs = self.places.call(self._module, tensors, batch)
             self._is_checked = True
         return outputs
 
@@ -268,17 +267,6 @@ def _check_compiler() -> None:
             "compile = true: torch.compile needs a C++ compiler, and this host has none. Install "
             "g++ or clang, name one in the environment variable CXX, or set compile = false"
         ) from error
-
-
-class _InitialState(nn.Module):
-    """`get_initial_state` as a forward pass, for torch's functional calls."""
-
-    def __init__(self, module: RLModule) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self) -> dict[str, Any]:
-        return self.module.get_initial_state()
 
 
 def _trained(module: RLModule) -> dict[str, nn.Parameter]:

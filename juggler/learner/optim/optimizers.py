@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from juggler.learner.optim.config import OptimizerConfig, OptimizerSpec
+from juggler.learner.optim.config import OptimizerSpec
 from juggler.learner.optim.flat_module import FlatModule, Moments
 from juggler.runtime.nearest import all_of
 
@@ -29,16 +29,6 @@ class Step(NamedTuple):
     moved: Tensor  # bool [K], which parameters in the vector change, or [] for all
     sizes: Sequence[int]  # of the K parameters
     in_place: bool = False  # whether the old tensors may change: see `on_host`
-
-
-class Optimizer(Protocol):
-    def init(self, parameters: Tensor) -> Moments:
-        """Return the state before the first update of parameters [P]."""
-
-    def update(
-        self, parameters: Tensor, gradient: Tensor, moments: Moments, step: Step
-    ) -> tuple[Tensor, Moments]:
-        """Return new parameters [P] and moments after a step, perhaps in place."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +127,10 @@ class RMSProp:
         return torch.where(moved, stepped, parameters), kept
 
 
+#: Returns new parameters [P] and moments after a step, perhaps in place.
+Optimizer: TypeAlias = Adam | RMSProp
+
+
 def on_host(x: Tensor) -> bool:
     """Return whether the host reads a tensor without waiting for a device.
 
@@ -163,22 +157,9 @@ def chosen(
     }
 
 
-def make_optimizer(config: OptimizerConfig) -> Optimizer:
-    if config.optimizer == "adam":
-        return Adam(betas=config.adam_betas, epsilon=config.optimizer_epsilon)
-    return RMSProp(decay=config.rmsprop_decay, epsilon=config.optimizer_epsilon)
-
-
 def clip_by_global_norm(gradient: Tensor, norm: Tensor, limit: float) -> Tensor:
     """Scale a gradient [P] of this norm (0-d) down to `limit`."""
     return gradient * (limit / (norm + 1e-6)).clamp(max=1.0)  # [P]
-
-
-def clip_by_norm(gradient: Tensor, sizes: Sequence[int], limit: float) -> Tensor:
-    """Scale each parameter's gradient in [P] down to `limit`."""
-    pieces = torch.split(gradient, list(sizes))  # [p] each
-    clipped = [clip_by_global_norm(x, torch.linalg.vector_norm(x), limit) for x in pieces]
-    return torch.cat(clipped)  # [P]
 
 
 class Optimizers:
@@ -300,7 +281,10 @@ class _Part:
 
     def __init__(self, spec: OptimizerSpec, sizes: list[int]) -> None:
         self._spec, self.sizes = spec, sizes
-        self.optimizer = make_optimizer(spec.config)
+        config = spec.config
+        self.optimizer: Optimizer = RMSProp(config.rmsprop_decay, config.optimizer_epsilon)
+        if config.optimizer == "adam":
+            self.optimizer = Adam(config.adam_betas, config.optimizer_epsilon)
 
     def step(self, lrs: Mapping[str, Tensor], moved: Tensor, in_place: bool) -> Step:
         lr = lrs[self._spec.lr_key] * self._spec.lr_scale  # []
@@ -314,7 +298,10 @@ class _Part:
         if by == "value":
             return gradient.clamp(-limit, limit)  # [p]
         if by == "norm":
-            return clip_by_norm(gradient, self.sizes, limit)  # [p]
+            pieces = torch.split(gradient, self.sizes)  # of each parameter
+            return torch.cat(
+                [clip_by_global_norm(x, torch.linalg.vector_norm(x), limit) for x in pieces]
+            )  # [p]
         return clip_by_global_norm(gradient, norm, limit)  # [p]
 
 

@@ -8,6 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from juggler.runtime.wrong_value import points_of
+
 
 class Schedule:
     """Piecewise linear function of steps, constant outside of its points.
@@ -18,14 +20,11 @@ class Schedule:
         points: (step, value) pairs by rising step, or one value for all steps.
 
     Raises:
-        ValueError: there are no points, or their steps do not rise.
+        ValueError: as for `points_of`.
     """
 
     def __init__(self, points: float | Sequence[tuple[float, float]]) -> None:
-        pairs = [(0, float(points))] if isinstance(points, (int, float)) else list(points)
-        if not pairs or any(a >= b for (a, _), (b, _) in pairwise(pairs)):
-            raise ValueError(f"a schedule needs points of rising steps, not {points!r}")
-        self.points = pairs
+        self.points = points_of(points)
 
     def __call__(self, steps: Tensor) -> Tensor:
         """Return the value after this many steps (0-d) -> 0-d, float64."""

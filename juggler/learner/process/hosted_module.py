@@ -149,7 +149,7 @@ class HostedModule:
         self._steps_trained = 0  # including steps that a replay keeps for later
         self._steps_dropped = 0
         self._metrics = PendingMetrics(self.module_id)
-        self._clipped, self._warn = ClippedActions(self.module_id, acted), warn
+        self._clipped = ClippedActions(self.module_id, acted, warn)
 
     @property
     def version(self) -> Version:
@@ -300,7 +300,7 @@ class HostedModule:
                 self._publish()
             # Measured only when other metrics are sent: twice a second is enough.
             if metrics := self._metrics.take(self.learner.updates):
-                metrics |= self._clipped_in(batches)
+                metrics |= self._clipped.metrics(batch.episodes for batch in batches)
         self._complete(done, metrics, seconds)
         collated = self.learner.collate_seconds - collated
         seconds["collate"] += collated
@@ -414,15 +414,6 @@ class HostedModule:
         episodes = [batch.episodes for batch in fresh]
         return Share([batch.batch_id for batch in fresh], episodes)
 
-    def _clipped_in(self, batches: list[HeldBatch]) -> dict[str, float]:
-        """Measure the share of clipped actions; {}: the actions have no bounds."""
-        share = self._clipped.share(batch.episodes for batch in batches)
-        if share is None:
-            return {}
-        if note := self._clipped.note(share):
-            self._warn(note)
-        return {CLIPPED: share}
-
     def _coming(self) -> Share | None:
         """Predict the next update's share; None: no request or fresh batch."""
         update = self._next_update()
@@ -484,10 +475,13 @@ class ClippedActions:
     Args:
         module_id: id of the module, for the warning.
         action_space: action space of the policy.
+        warn: shows a warning, once, if nearly all values are clipped.
     """
 
-    def __init__(self, module_id: str, action_space: gymnasium.Space[Any]) -> None:
-        self._module_id = module_id
+    def __init__(
+        self, module_id: str, action_space: gymnasium.Space[Any], warn: Callable[[str], None]
+    ) -> None:
+        self._module_id, self._warn = module_id, warn
         boxes = {
             path: leaf
             for path, leaf in space_leaves(action_space)
@@ -502,31 +496,26 @@ class ClippedActions:
         # A new policy's actions are about as large as these bounds: larger ones were learned.
         self._suits = all(((box.low == -1) & (box.high == 1)).all() for box in boxes.values())
 
-    def share(self, batches: Iterable[EpisodeBatch]) -> float | None:
-        """Return the share of clipped values; None: no live action has bounds."""
+    def metrics(self, batches: Iterable[EpisodeBatch]) -> dict[str, float]:
+        """Return the share of clipped values; {}: no live action has bounds."""
         outside = numbers = 0
         for batch in batches:
             for path, (low, high) in self._bounds.items():
                 actions = at(batch.actions, path)[batch.live]  # [live steps, ...]
                 outside += int(np.count_nonzero((actions < low) | (actions > high)))
                 numbers += actions.size
-        return outside / numbers if numbers else None
-
-    def note(self, share: float) -> str:
-        """Return a warning, once; "": nothing to warn about.
-
-        Args:
-            share: the result of `share`.
-        """
-        if self._suits or share < _NEARLY_ALL:
-            return ""
-        self._suits = True
-        return (
-            f"found {share:.0%} of the numbers in actions of module {self._module_id!r} outside of "
-            "the bounds of the action space: all of them become a bound, and little can be "
-            'learned so. Set connectors.module_to_env = ["rescale_actions"], which maps [-1, 1] '
-            "to finite bounds, or model.squash = true"
-        )
+        if not numbers:
+            return {}
+        share = outside / numbers
+        if share >= _NEARLY_ALL and not self._suits:
+            self._suits = True
+            self._warn(
+                f"found {share:.0%} of the numbers in actions of module {self._module_id!r} "
+                "outside of the bounds of the action space: all of them become a bound, and "
+                'little can be learned so. Set connectors.module_to_env = ["rescale_actions"], '
+                "which maps [-1, 1] to finite bounds, or model.squash = true"
+            )
+        return {CLIPPED: share}
 
 
 #: Environment variable with the file's descriptor, which stays open across `exec`.

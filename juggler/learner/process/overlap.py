@@ -20,6 +20,7 @@ from juggler.learner.core.state import arrays_like, to_device
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.structures import tree_leaves
 from juggler.runtime.wire.trees import Tree
 
 #: Publishes a version of weights, name -> array.
@@ -262,17 +263,9 @@ class SideStream:
         """
         stream = self._backend.current_stream()
         stream.wait_event(copied)
-        for tensor in _leaves(sample):
+        for _, tensor in tree_leaves(sample):
             if tensor.device.type != "cpu":
                 tensor.record_stream(stream)
-
-
-def _leaves(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    else:
-        for branch in tree.values():
-            yield from _leaves(branch)
 
 
 @dataclass(frozen=True, slots=True)

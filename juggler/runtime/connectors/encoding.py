@@ -32,6 +32,7 @@ from juggler.runtime.connectors.leaves import (
     space_with,
 )
 from juggler.runtime.connectors.mergeable_state import Moments
+from juggler.runtime.modules import encoders
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import Choice, choices_of, has_bounds, space_leaves, two_bounds
 from juggler.runtime.wire.trees import Path, Tree, unflatten
@@ -208,17 +209,10 @@ class Flatten(ObservationConnector):
 class _OneHot:
     """Maps choices [B, *shape] to one-hot float32 [B, n]."""
 
-    def __init__(self, space: Space) -> None:
-        if isinstance(space, spaces.Discrete):
-            counts, starts = np.array([space.n]), np.array([space.start])  # [1] both
-        else:
-            assert isinstance(space, spaces.MultiDiscrete)
-            counts, starts = space.nvec.reshape(-1), space.start.reshape(-1)  # [k] both
-        counts = counts.astype(np.int64)
+    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
+        layer = encoders.OneHot(space)
         (self._choice,) = choices_of([((), space)])
-        self.size = int(counts.sum())
-        # The index of each number's 0 in the vector.
-        self._offsets = np.cumsum(counts) - counts - starts.astype(np.int64)  # [k]
+        self.size, self._offsets = layer.size, layer.first.numpy()  # [k]
 
     def __call__(self, numbers: Any) -> Any:
         if isinstance(numbers, Tensor):
@@ -252,8 +246,9 @@ def _bounds(space: Space) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     if isinstance(space, spaces.Box):
         low, high = (bound.reshape(-1).astype(np.float32) for bound in (space.low, space.high))
         return low, high
-    ones = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
-    size = _OneHot(space).size if ones else math.prod(space.shape or ())
+    size = math.prod(space.shape or ())
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        size = encoders.OneHot(space).size
     return np.zeros(size, np.float32), np.ones(size, np.float32)
 
 

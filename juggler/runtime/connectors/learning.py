@@ -18,7 +18,7 @@ from juggler.runtime.connectors.connector import (
     LearnerConnector,
     Space,
 )
-from juggler.runtime.connectors.rows import first_observations, linear_recurrence
+from juggler.runtime.connectors.rows import first_observations, following, linear_recurrence
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import first_leaf, tree_map
 
@@ -205,13 +205,7 @@ class NextObservations(LearnerConnector):
     """
 
     def __call__(self, columns: Columns) -> Columns:
-        n, t = columns[c.LIVE].shape
-        final_rows, final_steps = columns[c.FINAL_ROWS], columns[c.FINAL_STEPS]  # [K] both
-        # Indices into all observations in a row: before each step, then last and final ones.
-        index = torch.arange(1, n * t + 1, device=final_rows.device).view(n, t)  # [N, T]
-        index[:, -1] = torch.arange(n * t, n * t + n, device=index.device)
-        finals = torch.arange(len(final_rows), device=index.device) + n * t + n  # [K]
-        index[final_rows, final_steps] = finals
+        index = following(columns)  # [N, T]
         return columns | {
             NEXT_OBSERVATIONS: tree_map(
                 lambda before, last, final: torch.cat([before.flatten(0, 1), last, final])[index],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,6 +22,21 @@ def first_observations(columns: Columns) -> Tensor:
     # The step after an end begins the next episode, unless it only resets the environment.
     begins = (done[:, :-1] & live[:, 1:]) | ~live[:, :-1]  # [N, T - 1]
     return torch.cat([torch.zeros_like(live[:, :1]), begins], 1)  # [N, T]
+
+
+def following(columns: Mapping[str, Any]) -> Tensor:
+    """Index observations after each step, int64 [N, T].
+
+    They count observations before each step, row by row, then last ones, then final ones.
+    A terminal observation is missing in batches; its index is then arbitrary.
+    """
+    live = columns[c.LIVE]  # [N, T]
+    rows, steps = live.shape
+    inside = torch.arange(rows * steps, device=live.device).view(rows, steps)  # [N, T]
+    behind = rows * steps + torch.arange(rows, device=live.device)  # [N]
+    after = torch.cat([inside[:, 1:], behind.unsqueeze(1)], 1)  # [N, T]
+    finals = rows * steps + rows + torch.arange(len(columns[c.FINAL_ROWS]), device=live.device)
+    return after.index_put((columns[c.FINAL_ROWS], columns[c.FINAL_STEPS]), finals)
 
 
 def per_step(mask: Tensor, column: Tensor) -> Tensor:

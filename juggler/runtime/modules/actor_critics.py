@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, OBSERVATIONS
 from juggler.runtime.modules.distributions import (
     ClippedGaussianSpec,
-    DistributionSpec,
     SquashedGaussianSpec,
     distribution_for,
 )
@@ -55,28 +54,20 @@ class TwinCritics(nn.ModuleList):
         super().__init__(Critic(catalog, values) for _ in range(2))
 
     def of(self, batch: Batch, module: RLModule) -> dict[str, Any]:
-        """Return values [B, 2] of actions, or [B, 2, n] if Discrete."""
-        if isinstance(module.action_space, spaces.Discrete):
-            return {Q_VALUES: self.of_all(batch)}
-        return {Q_VALUES: self.of_taken(batch, module.action_distribution())}
+        """Return values [B, 2] of actions, or [B, 2, n] if Discrete.
 
-    def of_all(self, batch: Batch) -> Tensor:
-        """Return values [B, 2, n] of each action of a Discrete space."""
-        return torch.stack([critic(batch[OBSERVATIONS]) for critic in self], 1)  # [B, 2, n]
-
-    def of_taken(self, batch: Batch, distribution: DistributionSpec) -> Tensor:
-        """Return values [B, 2] of actions [B, ...] of a Box.
-
-        Args:
-            batch: has observations and actions.
-            distribution: of the actions; with bounds, critics see them scaled to -1 and 1.
+        Critics see actions with bounds scaled to -1 and 1.
         """
+        if isinstance(module.action_space, spaces.Discrete):
+            values = [critic(batch[OBSERVATIONS]) for critic in self]  # [B, n] each
+            return {Q_VALUES: torch.stack(values, 1)}  # [B, 2, n]
         actions = batch[ACTIONS].reshape(len(batch[ACTIONS]), -1)  # [B, M]
+        distribution = module.action_distribution()
         if isinstance(distribution, SquashedGaussianSpec):
             _, low, width, _, _ = distribution.bounds_on(actions.device)  # [M] each
             actions = 2 * (actions - low) / width - 1  # [B, M] between -1 and 1
         seen = {OBSERVATIONS: batch[OBSERVATIONS], ACTIONS: actions}
-        return torch.cat([critic(seen) for critic in self], -1)  # [B, 2]
+        return {Q_VALUES: torch.cat([critic(seen) for critic in self], -1)}  # [B, 2]
 
 
 class Critic(nn.Module):
@@ -175,11 +166,6 @@ class SoftActorCritic(RLModule):
         self.critics = TwinCritics(observation_space, action_space, model_config)
         self.log_temperature = nn.Parameter(torch.zeros(()))  # []
 
-    @property
-    def is_discrete(self) -> bool:
-        """Whether values are of all actions."""
-        return isinstance(self.action_space, spaces.Discrete)
-
     def _forward(self, batch: Batch) -> dict[str, Any]:
         inputs = self.policy_head(self.encoder(batch[OBSERVATIONS]))  # [B, D]
         if self._log_std:
@@ -188,7 +174,7 @@ class SoftActorCritic(RLModule):
         return {ACTION_DIST_INPUTS: inputs}
 
     def _forward_train(self, batch: Batch) -> dict[str, Any]:
-        if self.is_discrete:
+        if isinstance(self.action_space, spaces.Discrete):
             return self._forward(batch) | self.critics.of(batch, self)
         return self.critics.of(batch, self) if ACTIONS in batch else self._forward(batch)
 

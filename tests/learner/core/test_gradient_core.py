@@ -145,8 +145,8 @@ CASES: list[tuple[Callable[[juggler.Loss], Any], str]] = [
     (lambda loss: loss._replace(means={"kl": torch.tensor(0.0)}), r"the means \['kl'\], and the"),
     (
         lambda loss: loss._replace(priorities=torch.zeros(ROWS, 1)),
-        rf"priorities is a tensor of shape \({ROWS}, 1\) and torch.float32, of a sample of {ROWS} "
-        rf"rows: return a number for each row, a tensor of shape \({ROWS},\)",
+        rf"priorities is a tensor of shape \({ROWS}, 1\) and torch.float32: return a number for "
+        rf"each of {ROWS} rows, a tensor of shape \({ROWS},\)",
     ),
     (lambda loss: loss._replace(priorities=loss.total), r"priorities is a tensor of shape \(\)"),
     (lambda loss: loss._replace(priorities=[1.0] * ROWS), "priorities is of type list"),

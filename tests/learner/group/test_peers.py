@@ -53,7 +53,7 @@ def test_sums_gathers_and_broadcasts_reach_everybody() -> None:
     tables = at_once([lambda p=p: p.gather([p.rank, -(2**63)]) for p in group])  # type: ignore[misc]
     assert tables == [[[0, -(2**63)], [1, -(2**63)], [2, -(2**63)]]] * 3
     data = at_once(
-        [lambda p=p: p.broadcast(b"news" if p.rank == 1 else None, 1, 4) for p in group]  # type: ignore[misc]
+        [lambda p=p: p.broadcast(b"news" if p.rank == 1 else None, 4) for p in group]  # type: ignore[misc]
     )
     assert data == [b"news"] * 3
 

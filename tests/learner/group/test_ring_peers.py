@@ -197,7 +197,7 @@ def test_sums_gathers_and_broadcasts_reach_everybody(tls: Tls, size: int) -> Non
             data = at_once(
                 [
                     lambda p=p, root=root: p.broadcast(  # type: ignore[misc]
-                        news if p.rank == root else None, root, len(news)
+                        news if p.rank == root else None, len(news)
                     )
                     for p in group
                 ]

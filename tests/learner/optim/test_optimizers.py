@@ -143,7 +143,7 @@ def test_a_schedule_from_one_value_is_constant() -> None:
 
 @pytest.mark.parametrize("points", [[], [(10, 1.0), (10, 2.0)], [(10, 1.0), (5, 2.0)]])
 def test_a_schedule_whose_steps_do_not_rise_is_refused(points: list[tuple[int, float]]) -> None:
-    with pytest.raises(ValueError, match="points of rising steps"):
+    with pytest.raises(ValueError, match="pairs by rising step"):
         Schedule(points)
 
 

@@ -27,7 +27,7 @@ from juggler.learner.group.peers import state_hash
 from juggler.learner.learner import Learner
 from juggler.learner.process import hosted_module as state_handover
 from juggler.learner.process import program as devices
-from juggler.learner.process.hosted_module import ClippedActions, StateHandover
+from juggler.learner.process.hosted_module import CLIPPED, ClippedActions, StateHandover
 from juggler.learner.process.learner_worker import LearnerServer
 from juggler.learner.process.overlap import PendingMetrics, Publishing, SideStream
 from juggler.learner.process.program import LearnerProgram, device_for, parse_devices, use_threads
@@ -378,35 +378,41 @@ def batch(actions: Any, live: Any = ((True, True),)) -> Any:
 
 
 def test_the_share_is_of_live_numbers_with_a_bound() -> None:
-    clipped = ClippedActions("default", spaces.Box(5, 9, (2,), np.float32))
+    clipped = ClippedActions("default", spaces.Box(5, 9, (2,), np.float32), print)
     actions = np.array([[[4, 7], [1, 1]]], np.float32)  # [1, 2, 2]
-    assert clipped.share([batch(actions)]) == 0.75
-    assert clipped.share([batch(actions, [[True, False]])]) == 0.5
-    assert clipped.share([batch(actions), batch(actions + 4)]) == 0.5
-    assert clipped.share([]) is None
+    assert clipped.metrics([batch(actions)]) == {CLIPPED: 0.75}
+    assert clipped.metrics([batch(actions, [[True, False]])]) == {CLIPPED: 0.5}
+    assert clipped.metrics([batch(actions), batch(actions + 4)]) == {CLIPPED: 0.5}
+    assert clipped.metrics([]) == {}
     rounded = np.full((1, 2, 2), np.nextafter(np.float32(9), np.float32(10)))
-    assert clipped.share([batch(rounded)]) == 0
+    assert clipped.metrics([batch(rounded)]) == {CLIPPED: 0}
     box = spaces.Box(0, np.inf, (), np.float32)
-    within = ClippedActions("default", spaces.Dict({"push": box, "turn": spaces.Discrete(2)}))
-    assert within.share([batch({"push": np.array([[-1, 1e9]]), "turn": np.ones((1, 2))})]) == 0.5
+    both = spaces.Dict({"push": box, "turn": spaces.Discrete(2)})
+    within = ClippedActions("default", both, print)
+    actions = {"push": np.array([[-1, 1e9]]), "turn": np.ones((1, 2))}
+    assert within.metrics([batch(actions)]) == {CLIPPED: 0.5}
 
 
 @pytest.mark.parametrize(
     "space", [spaces.Discrete(3), spaces.Box(-np.inf, np.inf, (1,), np.float32)]
 )
 def test_without_bounds_nothing_is_clipped(space: spaces.Space[Any]) -> None:
-    assert ClippedActions("default", space).share([batch(np.zeros((1, 2, 1)))]) is None
+    assert ClippedActions("default", space, print).metrics([batch(np.zeros((1, 2, 1)))]) == {}
 
 
 def test_one_warning_says_that_nearly_all_is_clipped_and_what_to_do() -> None:
-    clipped = ClippedActions("walker", spaces.Box(5, 9, (2,), np.float32))
-    assert clipped.note(0.8) == ""
-    note = clipped.note(0.97)
-    assert "97% of the numbers in actions of module 'walker'" in note
+    notes: list[str] = []
+    clipped = ClippedActions("walker", spaces.Box(5, 9, (50,), np.float32), notes.append)
+    few, many = np.full((1, 2, 50), 7.0), np.full((1, 2, 50), 1.5)
+    many[0, 0, :2] = 7.0
+    for actions in (few, many, many):
+        clipped.metrics([batch(actions)])
+    (note,) = notes
+    assert "98% of the numbers in actions of module 'walker'" in note
     assert "rescale_actions" in note
-    assert clipped.note(0.97) == "", "once is enough"
-    suiting = ClippedActions("walker", spaces.Box(-1, 1, (2,), np.float32))
-    assert suiting.note(1.0) == "", "it was learned to choose the bounds"
+    suiting = ClippedActions("walker", spaces.Box(-1, 1, (50,), np.float32), notes.append)
+    assert suiting.metrics([batch(many)]) == {CLIPPED: 1.0}
+    assert notes == [note], "once is enough, and it was learned to choose bounds of 1"
 
 
 # What the key `devices` says.

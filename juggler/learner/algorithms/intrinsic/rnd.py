@@ -53,11 +53,11 @@ from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import ALONE, Columns, Metrics, Seam
 from juggler.learner.core.live_mean import LiveMean
-from juggler.learner.core.sequences import DISCOUNTS, all_observations, following, terminated
+from juggler.learner.core.sequences import DISCOUNTS, all_observations, terminated
 from juggler.runtime.checkpoints.checkpoint import RND
 from juggler.runtime.connectors.learning import TensorMoments, no_moments, variance, with_live
 from juggler.runtime.connectors.leaves import at, observed_leaves, replaced, space_with
-from juggler.runtime.connectors.rows import linear_recurrence
+from juggler.runtime.connectors.rows import following, linear_recurrence
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.config import ModelConfig

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import pairwise
-from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -486,18 +485,16 @@ class EpisodeTable(Table):
         """Insert rows as `Table.insert` does.
 
         Raises:
-            Exception: there is not enough memory for longer rows. All rows stay if the largest
-                column fails, which is made first; otherwise all are discarded.
+            Exception: there is not enough memory for larger rows; all rows are discarded.
         """
         size = self._size.covering(size_of(rows))
-        if size.steps > self._size.steps:
-            self._lengthen(size)
-        elif size != self._size:  # rows keep their slots: these columns are small
-            names = list(c.FINALS if size.finals > self._size.finals else ())
-            names += c.SEGMENTS if size.segments > self._size.segments else ()
-            slots = self.oldest_first()
-            self._rebuild(names, size, slots, slots, self.capacity)
-        return super().insert(resized(rows, self._size, size_of(rows)))
+        if size != self._size:
+            try:
+                self._enlarge(size)
+            except BaseException:
+                self._discard_all()
+                raise
+        return super().insert(resized(rows, size, size_of(rows)))
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         if state["table"]["columns"]:
@@ -508,13 +505,26 @@ class EpisodeTable(Table):
     def _capacity_for(self, size: Size) -> int:
         return max(1, self._steps // max(1, size.steps))
 
-    def _lengthen(self, size: Size) -> None:
-        """Make rows longer and fewer, moved to the first slots."""
-        capacity, ordered = self._capacity_for(size), self.oldest_first()  # [size]
-        excess = max(0, self.size - capacity)
-        dropped, kept = ordered[:excess], ordered[excess:]  # [g], [n]
-        slots = np.arange(len(kept))  # [n]
-        self._rebuild((), size, kept, slots, capacity)
+    def _enlarge(self, size: Size) -> None:
+        """Enlarge rows, column by column, so that at most one exists twice.
+
+        Longer rows are fewer, and move to the first slots. Otherwise rows keep their slots, and
+        only the columns of truncated episodes or of segments change, which are small.
+        """
+        before, longer = self._size, size.steps > self._size.steps
+        capacity = self._capacity_for(size) if longer else self.capacity
+        ordered = self.oldest_first()  # [size]
+        dropped, kept = np.split(ordered, [max(0, len(ordered) - capacity)])  # [g], [n]
+        slots = np.arange(len(kept)) if longer else kept  # [n]
+        changed = {*(c.FINALS if size.finals > before.finals else ())}
+        changed |= {*(c.SEGMENTS if size.segments > before.segments else ())}
+        tree = {} if self._columns is None else self._columns.tree
+        for name in sorted(tree, key=WITHOUT_STEPS.__contains__):  # added steps need the last ones
+            if (longer or name in changed) and next(tree_leaves(tree[name]), None):
+                tree[name] = self._rebuilt(name, size, kept, slots, capacity)
+        self._size = size
+        if not longer:
+            return
         self._leave(dropped)
         drawn, marks = self.drawn[kept], self.marks  # [n]
         weights = None if self._weights is None else self._weights[kept]  # [n]
@@ -528,30 +538,6 @@ class EpisodeTable(Table):
             each[slots] = marks[name][kept]
         if self._weights is not None and weights is not None:
             self._weights[slots] = weights
-
-    def _rebuild(
-        self, names: Collection[str], size: Size, slots: Slots, places: Slots, capacity: int
-    ) -> None:
-        """Rebuild columns with another size, and move their rows.
-
-        Columns are rebuilt one by one, the largest first if possible, so that at most one exists
-        twice at a time.
-        """
-        tree = {} if self._columns is None else self._columns.tree
-        sizes = {name: _bytes_of(tree[name]) for name in (names or tree) if name in tree}
-        begun = False
-        # Added steps need the last observations.
-        for name in sorted(sizes, key=lambda name: (name in WITHOUT_STEPS, -sizes[name])):
-            if not sizes[name]:
-                continue
-            try:
-                tree[name] = self._rebuilt(name, size, slots, places, capacity)
-            except BaseException:
-                if begun:
-                    self._discard_all()
-                raise
-            begun = True
-        self._size = size
 
     def _rebuilt(
         self, name: str, size: Size, slots: Slots, places: Slots, capacity: int
@@ -574,11 +560,6 @@ def _in_order(generations: NDArray[np.int64]) -> Slots:
     """Return occupied slots [n], the oldest row first."""
     slots = np.flatnonzero(generations)  # [n]
     return slots[np.argsort(generations[slots])]
-
-
-def _bytes_of(column: Any) -> int:
-    """Return bytes of a row in a column or tree of them."""
-    return sum(max(1, prod(x.shape) * x.dtype.itemsize) for _, x in tree_leaves(column))
 
 
 def _part(slots: Slots, device: torch.device, column: NDArray[Any]) -> Tensor:

@@ -92,9 +92,6 @@ class DistributionSpec(ABC):
             def __call__(self, inputs):
                 return Laplace(inputs)
 
-            def zeros(self, leading_shape):
-                return torch.zeros(*leading_shape, self.noise_size)
-
 
         def laplace(action_space):
             size = action_space.shape[0]
@@ -115,14 +112,6 @@ class DistributionSpec(ABC):
     def __call__(self, inputs: Tensor) -> ActionDistribution:
         """Return the distribution with these inputs [..., D]."""
 
-    @abstractmethod
-    def zeros(self, leading_shape: Sequence[int]) -> Actions:
-        """Return zeros [*leading_shape, *action shape], like sampled actions.
-
-        They have the dtypes of sampled actions, and are memory to write actions into; 0 may not be
-        an action of the space.
-        """
-
     def draw_noise(
         self, leading_shape: Sequence[int], generator: torch.Generator | None = None
     ) -> Tensor:
@@ -130,7 +119,9 @@ class DistributionSpec(ABC):
 
         Uniform between 0 and 1, both excluded, unless a subclass overrides this.
         """
-        return uniform_noise(leading_shape, self.noise_size, generator)  # [..., M]
+        noise = empty_noise(leading_shape, self.noise_size, generator)  # [..., M]
+        # With bounds of 0 and 1, one number in 16 million would be 0.
+        return noise.uniform_(_TINY, 1, generator=generator)  # [..., M]
 
     def noise_from(self, uniform: Tensor) -> Tensor:
         """Map uniform numbers to noise, by exportable operations.
@@ -185,15 +176,6 @@ def empty_noise(
     """Return uninitialized memory for noise [*leading_shape, size]."""
     device = generator.device if generator is not None else torch.device("cpu")
     return torch.empty((*leading_shape, size), dtype=torch.float32, device=device)
-
-
-def uniform_noise(
-    leading_shape: Sequence[int], size: int, generator: torch.Generator | None
-) -> Tensor:
-    """Draw uniform numbers [*leading_shape, size] between 0 and 1, exclusive."""
-    noise = empty_noise(leading_shape, size, generator)  # [..., size]
-    # With bounds of 0 and 1, one number in 16 million would be 0.
-    return noise.uniform_(_TINY, 1, generator=generator)  # [..., size]
 
 
 def one_uniform(uniform: Tensor) -> Tensor:
@@ -317,9 +299,6 @@ class GaussianSpec(DistributionSpec):
 
     def __call__(self, inputs: Tensor) -> DiagGaussian:
         return DiagGaussian(inputs, self.action_shape)
-
-    def zeros(self, leading_shape: Sequence[int]) -> Tensor:
-        return torch.zeros((*leading_shape, *self.action_shape), dtype=torch.float32)
 
     def draw_noise(
         self, leading_shape: Sequence[int], generator: torch.Generator | None = None
@@ -468,20 +447,17 @@ def _mean_absolute(mean: Tensor, std: Tensor) -> Tensor:
     return peak + mean * torch.erf(z * math.sqrt(0.5))
 
 
-_TINY = torch.finfo(torch.float32).tiny
-
-
 class ClippedGaussian(SquashedGaussian):
     """Squashed means plus normal noise, clipped to the bounds.
 
     An action is clip(m + s · noise) with m = low + (high - low) · (1 + tanh u) / 2, where u is the
     first half of the outputs. The second half is the logarithm of s in halves of the distance
     between the bounds. Each bound has a probability, because clipping makes actions equal to it:
-    `log_prob` is the logarithm of this probability at a bound, and of the density elsewhere.
-    `entropy` and `kl` include both, and are exact.
+    `log_prob` is the logarithm of this probability at a bound, and of the density elsewhere. No
+    algorithm with this distribution needs its entropy or divergence.
 
     If s is infinite, an action is drawn uniformly between the bounds for any mean, so gradients
-    are zero. `kl` is NaN for infinite s.
+    are zero.
     """
 
     @property
@@ -512,25 +488,10 @@ class ClippedGaussian(SquashedGaussian):
         return torch.where(self._anywhere, -self.bounds.width.log(), around).sum(-1)  # [...]
 
     def entropy(self) -> Tensor:
-        below, above = self._chances()  # [..., M]
-        within, _, second = self._moments()  # [..., M]
-        at_bounds = below * below.log() + above * above.log()  # [..., M]
-        between = within * (self._scale.log() + _HALF_LOG_2_PI) + 0.5 * second  # [..., M]
-        around = between - at_bounds  # [..., M]
-        return torch.where(self._anywhere, self.bounds.width.log(), around).sum(-1)  # [...]
+        raise NotImplementedError("a clipped Gaussian has no entropy here")
 
     def kl(self, other: ActionDistribution) -> Tensor:
-        other = same_kind(self, other)
-        at_bounds = torch.zeros_like(self.mean)  # [..., M]
-        for own, theirs in zip(self._chances(), other._chances(), strict=True):
-            at_bounds = at_bounds + own * (own.log() - theirs.log())  # [..., M]
-        within, first, second = self._moments()  # [..., M]
-        ratio = self._scale / other._scale  # [..., M]
-        shift = (self._centre - other._centre) / other._scale  # [..., M]
-        theirs = shift.square() * within + 2 * shift * ratio * first + ratio.square() * second
-        between = 0.5 * (theirs - second) - within * ratio.log()  # [..., M]
-        uniform = self._anywhere | other._anywhere  # [..., M]
-        return torch.where(uniform, math.nan, at_bounds + between).sum(-1)  # [...]
+        raise NotImplementedError("a clipped Gaussian has no KL divergence here")
 
     def sample(self, noise: Tensor) -> Tensor:
         _, low, width, lowest, highest = self.bounds
@@ -558,22 +519,11 @@ class ClippedGaussian(SquashedGaussian):
         # Not equality with infinity: ONNX Runtime clamps to the range of float32.
         return self.log_std > LARGEST_LOG_STD
 
-    def _ends(self) -> tuple[Tensor, Tensor]:
-        """Return the bounds, in deviations from the centre [..., M]."""
-        _, _, _, lowest, highest = self.bounds
-        return (lowest - self._centre) / self._scale, (highest - self._centre) / self._scale
-
     def _chances(self) -> tuple[Tensor, Tensor]:
         """Return probabilities [..., M] of both bounds, which are never exactly 0."""
-        below, above = self._ends()
-        return _below(below).clamp(min=_TINY), _below(-above).clamp(min=_TINY)
-
-    def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return integrals [..., M] of 1, z, z² over the truncated normal."""
-        below, above = self._ends()
-        at_low, at_high = _density(below), _density(above)  # [..., M]
-        within = (_below(above) - _below(below)).clamp(min=0)  # [..., M]
-        return within, at_low - at_high, within + below * at_low - above * at_high
+        _, _, _, lowest, highest = self.bounds
+        below = _below((lowest - self._centre) / self._scale).clamp(min=_TINY)  # [..., M]
+        return below, _below((self._centre - highest) / self._scale).clamp(min=_TINY)
 
 
 class ClippedGaussianSpec(SquashedGaussianSpec):
@@ -595,8 +545,3 @@ class ClippedGaussianSpec(SquashedGaussianSpec):
 def _below(z: Tensor) -> Tensor:
     """Return P(x < z) for standard normal x, elementwise."""
     return 0.5 * torch.erfc(z * -math.sqrt(0.5))
-
-
-def _density(z: Tensor) -> Tensor:
-    """Return the standard normal density, elementwise."""
-    return torch.exp(-0.5 * z.square() - _HALF_LOG_2_PI)

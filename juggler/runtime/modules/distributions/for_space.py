@@ -27,7 +27,6 @@ from juggler.runtime.modules.distributions.base import (
     mask_logits,
     one_uniform,
     same_kind,
-    uniform_noise,
 )
 from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.errors import UnsupportedSpace
@@ -74,7 +73,24 @@ class Categorical(ActionDistribution):
         return actions + by if by else actions
 
 
-class CategoricalSpec(DistributionSpec):
+class _GumbelSpec(DistributionSpec):
+    """Draws noise with which an argmax of logits follows their softmax.
+
+    The noise is finite, between -4.5 and 17.
+    """
+
+    def draw_noise(
+        self, leading_shape: Sequence[int], generator: torch.Generator | None = None
+    ) -> Tensor:
+        # torch's exponential_ takes four times as long.
+        noise = super().draw_noise(leading_shape, generator)  # [..., M]
+        return noise.log_().neg_().log_().neg_()  # [..., M]
+
+    def noise_from(self, uniform: Tensor) -> Tensor:
+        return -(-one_uniform(uniform).log()).log()  # [..., M]
+
+
+class CategoricalSpec(_GumbelSpec):
     """For `Discrete(n, start)`: n logits; Gumbel noise; masks [..., n]."""
 
     def __init__(self, n: int, start: int = 0) -> None:
@@ -84,37 +100,8 @@ class CategoricalSpec(DistributionSpec):
     def __call__(self, inputs: Tensor) -> Categorical:
         return Categorical(inputs, self.start)
 
-    def zeros(self, leading_shape: Sequence[int]) -> Tensor:
-        return torch.zeros(tuple(leading_shape), dtype=torch.int64)  # [...]
-
-    def draw_noise(
-        self, leading_shape: Sequence[int], generator: torch.Generator | None = None
-    ) -> Tensor:
-        return gumbel_noise(leading_shape, self.noise_size, generator)  # [..., n]
-
-    def noise_from(self, uniform: Tensor) -> Tensor:
-        return gumbel_from(uniform)  # [..., n]
-
     def mask(self, inputs: Tensor, mask: Any) -> Tensor:
         return mask_logits(inputs, mask, f"the {self.inputs_size} actions")  # [..., n]
-
-
-def gumbel_noise(
-    leading_shape: Sequence[int], size: int, generator: torch.Generator | None
-) -> Tensor:
-    """Gumbel noise: argmax of logits plus noise follows their softmax.
-
-    The noise is finite, between -4.5 and 17.
-    """
-    # -log(-log(u)) is Gumbel noise if u is uniform. (torch's exponential_ takes four times as
-    # long.)
-    noise = uniform_noise(leading_shape, size, generator)  # [..., size]
-    return noise.log_().neg_().log_().neg_()  # [..., size]
-
-
-def gumbel_from(uniform: Tensor) -> Tensor:
-    """Gumbel noise from uniform numbers [..., 2, size] -> [..., size]."""
-    return -(-one_uniform(uniform).log()).log()  # [..., size]
 
 
 class MultiCategorical(ActionDistribution):
@@ -154,7 +141,7 @@ class MultiCategorical(ActionDistribution):
         return flat.reshape(flat.shape[:-1] + self.action_shape)  # [..., *action shape]
 
 
-class MultiCategoricalSpec(DistributionSpec):
+class MultiCategoricalSpec(_GumbelSpec):
     """Distribution for `MultiDiscrete`: concatenated logits, Gumbel noise.
 
     A mask has the layout of the logits: [..., sum of nvec].
@@ -197,17 +184,6 @@ class MultiCategoricalSpec(DistributionSpec):
         of their logits among the outputs [k * n].
         """
         return self._constants.on(device)
-
-    def zeros(self, leading_shape: Sequence[int]) -> Tensor:
-        return torch.zeros((*leading_shape, *self.action_shape), dtype=torch.int64)
-
-    def draw_noise(
-        self, leading_shape: Sequence[int], generator: torch.Generator | None = None
-    ) -> Tensor:
-        return gumbel_noise(leading_shape, self.noise_size, generator)  # [..., k * n]
-
-    def noise_from(self, uniform: Tensor) -> Tensor:
-        return gumbel_from(uniform)  # [..., k * n]
 
     def mask(self, inputs: Tensor, mask: Any) -> Tensor:
         options = f"the {self.inputs_size} options, choice by choice"
@@ -270,9 +246,6 @@ class BernoulliSpec(DistributionSpec):
     def __call__(self, inputs: Tensor) -> Bernoulli:
         return Bernoulli(inputs, self.action_shape)
 
-    def zeros(self, leading_shape: Sequence[int]) -> Tensor:
-        return torch.zeros((*leading_shape, *self.action_shape), dtype=torch.int8)
-
     def mask(self, inputs: Tensor, mask: Any) -> Tensor:
         if isinstance(mask, Tensor) and mask.shape == inputs.shape[:-1] + self.action_shape:
             mask = mask.reshape(inputs.shape)  # [..., k]
@@ -333,9 +306,6 @@ class CompositeSpec(DistributionSpec):
     def __call__(self, inputs: Tensor) -> Composite:
         parts = {key: part(part_inputs) for key, part, part_inputs in self._split(inputs)}
         return Composite(parts, self._noise_sizes)
-
-    def zeros(self, leading_shape: Sequence[int]) -> dict[str, Actions]:
-        return {key: part.zeros(leading_shape) for key, part in self.parts.items()}
 
     def draw_noise(
         self, leading_shape: Sequence[int], generator: torch.Generator | None = None
