@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, make_dataclass
 from itertools import pairwise
@@ -421,6 +421,12 @@ def keys_given(arguments: Sequence[str]) -> frozenset[str]:
     return frozenset(names | {name.removeprefix("no_") for name in names})
 
 
+def values_given(run: RunConfig, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the values of the keys that options set."""
+    keys = keys_given(arguments)
+    return {key: value for key, value in run.flat().items() if key in keys}
+
+
 def must_not_be_combined(
     config: str | None, arguments: Sequence[str], resumed: str, may_change: Sequence[str]
 ) -> None:
@@ -477,6 +483,27 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
             f"juggler {command}: {failure.message}\n{failure.traceback}".rstrip(), file=sys.stderr
         )
         return 1
+
+
+def command(
+    name: str,
+    kind: type[T],
+    work: Callable[[T], int],
+    modes: Mapping[str, Callable[[Sequence[str]], int]] | None = None,
+) -> Callable[[Sequence[str]], int]:
+    """Make the function of a command from its options and its work.
+
+    Args:
+        modes: by option, the command that does other work instead.
+    """
+
+    def run(arguments: Sequence[str]) -> int:
+        for option, other in (modes or {}).items():
+            if option in arguments:
+                return other([each for each in arguments if each != option])
+        return report_errors(name, lambda: work(parse(kind, arguments, name)))
+
+    return run
 
 
 def process_started() -> float:

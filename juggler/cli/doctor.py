@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import tyro
 
-from juggler.cli.arguments import Flag, parse, report_errors
+from juggler.cli.arguments import Flag, command
 from juggler.cli.findings import MARKS, Finding, State, print_finding, status_of
 from juggler.driver.record.wording import quantity
 from juggler.runtime.actors.resources import usable_cores, usable_memory
@@ -44,11 +44,6 @@ for i in range(torch.cuda.device_count()):
     torch.ones(8, device=i).sum().item()
     print(torch.cuda.get_device_name(i))
 """
-
-
-#: Options for a process or a simulator.
-HEALTH: Final = "--health"
-SIMULATOR: Final = "--simulator"
 
 
 def _judged(name: str, is_good: bool, text: str, advice: str, state: State = "warning") -> Finding:
@@ -346,19 +341,6 @@ class HealthArguments:
     """Seconds to wait for the answer."""
 
 
-def run(arguments: Sequence[str]) -> int:
-    if HEALTH in arguments:
-        rest = [each for each in arguments if each != HEALTH]
-        wanted = parse(HealthArguments, rest, "healthcheck")
-        return report_errors("healthcheck", lambda: _check_health(wanted))
-    if SIMULATOR in arguments:
-        from juggler.cli import check_simulator  # imports torch
-
-        return check_simulator.run([each for each in arguments if each != SIMULATOR])
-    given = parse(Arguments, arguments, "doctor")
-    return report_errors("doctor", lambda: _look(given))
-
-
 def _look(given: Arguments) -> int:
     found: list[Finding] = []
     for each in findings():
@@ -389,3 +371,16 @@ def _check_health(given: HealthArguments) -> int:
     of = given.service or "the process"
     print(f"{given.address}: {of} {f'does not serve: {problem}' if problem else 'serves'}")
     return 1 if problem else 0
+
+
+def _check_simulator(arguments: Sequence[str]) -> int:
+    from juggler.cli import check_simulator  # imports torch
+
+    return check_simulator.run(arguments)
+
+
+_MODES = {
+    "--health": command("healthcheck", HealthArguments, _check_health),
+    "--simulator": _check_simulator,
+}
+run = command("doctor", Arguments, _look, _MODES)

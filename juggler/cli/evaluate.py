@@ -13,18 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, TextIO
+from typing import Annotated, Any, TextIO
 
 import tyro
 
-from juggler.cli.arguments import Flag, parse, report_errors
+from juggler.cli.arguments import Flag, command
 from juggler.driver.config import ConfigError
 from juggler.driver.record.episode_returns import Played, WithReturns
 from juggler.driver.record.run_directory import to_json
 from juggler.envrunner.agent_returns import MOST_WITH_METRICS
-
-#: The option for making a data set.
-RECORD: Final = "--record"
 
 
 @dataclass(kw_only=True)
@@ -85,15 +82,6 @@ class RecordArguments(PlayedArguments):
     to: str | None = None
     """Directory of the data set, which must not exist; none: demonstrations, in the run's
     directory."""
-
-
-def run(arguments: Sequence[str]) -> int:
-    if RECORD in arguments:
-        rest = [each for each in arguments if each != RECORD]
-        wanted = parse(RecordArguments, rest, "record")
-        return report_errors("record", lambda: _record(wanted))
-    given = parse(Arguments, arguments, "evaluate")
-    return report_errors("evaluate", lambda: _evaluate(given))
 
 
 def _evaluate(given: Arguments) -> int:
@@ -259,3 +247,7 @@ def in_words(played: WithReturns) -> str:
         f"{len(played.returns)} episodes: return {played.mean:.1f} ± {played.deviation:.1f} "
         f"(standard deviation; min {min(played.returns):.1f}, max {max(played.returns):.1f})"
     )
+
+
+_MODES = {"--record": command("record", RecordArguments, _record)}
+run = command("evaluate", Arguments, _evaluate, _MODES)

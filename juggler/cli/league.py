@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from juggler.cli.arguments import Flag, parse, report_errors
+from juggler.cli.arguments import Flag, command
 from juggler.cli.evaluate import Progress
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league.config import LeagueConfig
@@ -168,11 +168,6 @@ class Arguments:
     picture: str | None = None
     """File for a picture: win rates of all pairs, and ratings over time. Its suffix is the format;
     without one, PNG."""
-
-
-def run(arguments: Sequence[str]) -> int:
-    given = parse(Arguments, arguments, "league")
-    return report_errors("league", lambda: _league(given))
 
 
 def _league(given: Arguments) -> int:
@@ -367,3 +362,6 @@ def _ratings(run_dir: Path) -> dict[str, list[tuple[float, float]]]:
                 at = finite(line.get("env_steps_trained")), finite(line[key])
                 curves.setdefault(name, []).append(at)
     return curves
+
+
+run = command("league", Arguments, _league)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import tyro
 
-from juggler.cli.arguments import Flag, PlotError, parse, report_errors
+from juggler.cli.arguments import Flag, PlotError, command
 from juggler.driver.record.episode_returns import Column
 from juggler.driver.record.metrics_file import STEPS, TIME, number, read_metrics
 from juggler.driver.record.run_directory import METRICS_FILE, flat
@@ -63,11 +63,6 @@ class Arguments:
 
     log: Flag = False
     """Draw on logarithmic axes, without numbers that are not above 0."""
-
-
-def run(arguments: Sequence[str]) -> int:
-    given = parse(Arguments, arguments, "plot")
-    return report_errors("plot", lambda: _plot(given))
 
 
 def _plot(given: Arguments) -> int:
@@ -390,3 +385,6 @@ def _keys(
         parts = dict.fromkeys(having, "")
     names = {key: re.sub("^by_(module|agent)/", "", part) for key, part in parts.items()}
     return {names[key]: (key, of) for key, of in having.items()}
+
+
+run = command("plot", Arguments, _plot)

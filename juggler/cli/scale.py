@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from juggler.cli.arguments import parse, report_errors
+from juggler.cli.arguments import command
 
 _ANSWER_SECONDS = 10.0
 
@@ -33,11 +32,6 @@ class Arguments:
 
     evaluators: int | None = None
     """Number of evaluators, in a run of `juggler launch`. none: unchanged."""
-
-
-def run(arguments: Sequence[str]) -> int:
-    given = parse(Arguments, arguments, "scale")
-    return report_errors("scale", lambda: _scale(given))
 
 
 def _scale(given: Arguments) -> int:
@@ -99,3 +93,6 @@ def _ask(run_dir: Path, address: str, env_runners: int, learners: int) -> tuple[
                 raise RunDirectoryError(not_running(run_dir)) from None
             raise EndpointError(f"{here(run_dir)}: {answer.details()}") from None
     return int(reply.before), int(reply.learners_before)
+
+
+run = command("scale", Arguments, _scale)

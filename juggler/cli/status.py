@@ -20,15 +20,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from juggler.cli.arguments import AccessArguments, Flag, parse, report_errors
+from juggler.cli.arguments import AccessArguments, Flag, command
 from juggler.driver.record.wording import LEAGUE_RETURNS, clock, number, plain, quantity
 from juggler.runtime.wire.v1 import status_pb2
 
 if TYPE_CHECKING:
     from juggler.driver.watching.overview import Overview
 
-#: The option for listing runs.
-RUNS: Final = "--runs"
 #: Default directory of runs.
 DEFAULT: Final = "runs"
 _EVERY_SECONDS = 1.0
@@ -94,20 +92,6 @@ class WatchArguments(AccessArguments):
 
     insecure: Flag = False
     """Serve beyond loopback without encryption: only on a network that you trust."""
-
-
-def run(arguments: Sequence[str]) -> int:
-    if RUNS in arguments or not arguments:
-        rest = [each for each in arguments if each != RUNS]
-        wanted = parse(RunsArguments, rest, "runs")
-        return report_errors("runs", lambda: _list(wanted))
-    given = parse(Arguments, arguments, "status")
-    return report_errors("status", lambda: _show(given))
-
-
-def watch(arguments: Sequence[str]) -> int:
-    given = parse(WatchArguments, arguments, "watch")
-    return report_errors("watch", lambda: _watch(given))
 
 
 def _console() -> Console:
@@ -468,3 +452,12 @@ def _watch(given: WatchArguments) -> int:
                 signal.pause()
         except KeyboardInterrupt:
             return 0  # Ctrl-C is the usual way to end it
+
+
+_runs = command("runs", RunsArguments, _list)
+_status = command("status", Arguments, _show, {"--runs": _runs})
+watch = command("watch", WatchArguments, _watch)
+
+
+def run(arguments: Sequence[str]) -> int:
+    return (_status if arguments else _runs)(arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -99,28 +99,16 @@ def train_seeds(
         keys: of the configuration; everything is written into `run_dir`.
 
     Raises:
-        ConfigError: a key or a value is wrong, or the runs would never end.
+        ConfigError: a key or a value is wrong; the runs would never end, or record their steps.
         RunFailed: no run succeeded.
         KeyboardInterrupt: on Ctrl-C.
     """
     must_be_some("jobs", jobs)
     _, final, given = configured(config, keys)
-    run_dir = Path(final.driver.run_dir) if final.driver.run_dir else None
-    return run_seeds(create(final, given, seeds, run_dir), seeds, jobs)
-
-
-def create(config: RunConfig, given: Collection[str], seeds: int, path: Path | None) -> Path:
-    """Make the directory of several runs.
-
-    Args:
-        path: of the directory; None: a new one under runs/.
-
-    Raises:
-        ConfigError: the runs would never end, or would record their steps.
-    """
     must_be_some("seeds", seeds)
-    must_not_record(config)
-    flat = config.flat()
+    must_not_record(final)
+    flat, env = final.flat(), final.env_runner.env
+    path = Path(final.driver.run_dir) if final.driver.run_dir else None
     if all(flat[stop] is None for stop in ("stop_return", "stop_steps", "stop_seconds")):
         raise ConfigError(
             "runs with several seeds need an end: give --stop-steps, --stop-return "
@@ -128,15 +116,15 @@ def create(config: RunConfig, given: Collection[str], seeds: int, path: Path | N
         )
     values = {key: flat[key] for key in flat if key in given and key != "run_dir"}
     resume_command = f"juggler train --seeds {seeds} --resume"
-    env, content = config.env_runner.env, to_toml(values)
-    return make_directory(path, "seeds", env, CONFIG_FILE, content, resume_command)
+    made = make_directory(path, "seeds", env, CONFIG_FILE, to_toml(values), resume_command)
+    return run_seeds(made, seeds, jobs)
 
 
 def run_seeds(directory: Path, seeds: int, jobs: int | None = None) -> SeedsResult:
     """Train the runs of a directory, or resume unfinished ones.
 
     Raises:
-        RunDirectoryError: it was not made by `create`, or another process has it.
+        RunDirectoryError: it was not made for this, or another process has it.
     """
     from juggler.driver.driver import RunFailed
 

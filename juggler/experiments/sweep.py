@@ -143,24 +143,43 @@ def sweep(
         The best settings; None: no complete trial.
 
     Raises:
-        ConfigError: a key or a value is wrong, trials would never end, or Optuna is not installed.
+        ConfigError: a key or a value is wrong; trials would never end, have different lengths or
+            record their steps; runs have no such metric; or Optuna is not installed.
         SweepFailed: the first trials have all failed.
         KeyboardInterrupt: on Ctrl-C.
     """
     base, final, given = configured(config, keys)
-    plan = plan_of(
-        final,
-        given,
-        keys,
-        base,
-        {} if space is None else space,
-        metric=metric,
-        trials=trials,
-        minimize=minimize,
-        prune=prune,
-    )
-    run_dir = final.driver.run_dir
-    return start_sweep(plan, Path(run_dir) if run_dir else None, jobs)
+    flat, before, run_dir = final.flat(), base.flat(), final.driver.run_dir
+    run = {key: flat[key] for key in flat if key in given and key != "run_dir"}
+    # Trials that reach it earlier would be compared at another number of steps.
+    run["stop_return"] = flat["stop_return"] if "stop_return" in keys else "none"
+    if not space:
+        raise ConfigError("a sweep needs a space, such as --space lr=1e-4..1e-2:log")
+    if flat["stop_steps"] is None and flat["stop_seconds"] is None:
+        raise ConfigError(
+            "trials are compared at equal lengths: give their length, such as "
+            "--stop-steps 50000 or --stop-seconds 30"
+        )
+    must_be_some("trials", trials)
+    own = {key: before[key] for key in _STOPS if before[key] is not None}
+    stops = own or {key: flat[key] for key in _STOPS if flat[key] is not None}
+    plain = _plain(space)
+    axes = parse_space(plain, run)  # before anything is made
+    for each in configurations(axes, run):
+        must_not_record(each)
+        must_be_a_metric(metric, each)
+    for key in _STOPS:
+        if key in plain:
+            raise ConfigError(f"--space {key}: trials are compared at equal lengths; leave it out")
+    run = {key: "none" if value is None else value for key, value in run.items()}
+    how = {"metric": metric, "minimize": minimize, "prune": prune, "trials": trials}
+    plan = SweepPlan(run=run, stops=stops, space=plain, **how)
+    _must_have_optuna()
+    must_be_some("jobs", jobs)
+    path, content = Path(run_dir) if run_dir else None, to_toml(asdict(plan))
+    env = str(run.get("env", ""))
+    made = make_directory(path, "sweep", env, PLAN_FILE, content, "juggler sweep --resume")
+    return _sweep(made, plan, axes, jobs)
 
 
 def resume_sweep(
@@ -191,65 +210,6 @@ def resume_sweep(
         raise ConfigError(f"{file}: {error}") from error
     plan = dataclasses.replace(plan, trials=trials or plan.trials)
     return _sweep(file.parent, plan, parse_space(plan.space, plan.run), jobs)
-
-
-def start_sweep(plan: SweepPlan, path: Path | None, jobs: int | None) -> SweepResult | None:
-    """Start a new sweep; see `sweep`."""
-    _must_have_optuna()
-    must_be_some("jobs", jobs)
-    axes = parse_space(plan.space, plan.run)
-    env, content = str(plan.run.get("env", "")), to_toml(asdict(plan))
-    made = make_directory(path, "sweep", env, PLAN_FILE, content, "juggler sweep --resume")
-    return _sweep(made, plan, axes, jobs)
-
-
-def plan_of(
-    config: RunConfig,
-    given: Collection[str],
-    given_here: Collection[str],
-    base: RunConfig,
-    space: Mapping[str, str | Sequence[Any]],
-    *,
-    metric: str,
-    trials: int,
-    **how: bool,
-) -> SweepPlan:
-    """Make the plan of a new sweep.
-
-    Args:
-        given: keys given in a file or with the sweep.
-        given_here: keys given with the sweep itself.
-        base: the configuration without these keys.
-        how: `minimize` and `prune`, as in `SweepPlan`.
-
-    Raises:
-        ConfigError: trials would never end, or have different lengths, or record their steps, or
-            runs have no such metric.
-    """
-    flat, before = config.flat(), base.flat()
-    run = {key: flat[key] for key in flat if key in given and key != "run_dir"}
-    # Trials that reach it earlier would be compared at another number of steps.
-    run["stop_return"] = flat["stop_return"] if "stop_return" in given_here else "none"
-    if not space:
-        raise ConfigError("a sweep needs a space, such as --space lr=1e-4..1e-2:log")
-    if flat["stop_steps"] is None and flat["stop_seconds"] is None:
-        raise ConfigError(
-            "trials are compared at equal lengths: give their length, such as "
-            "--stop-steps 50000 or --stop-seconds 30"
-        )
-    must_be_some("trials", trials)
-    own = {key: before[key] for key in _STOPS if before[key] is not None}
-    stops = own or {key: flat[key] for key in _STOPS if flat[key] is not None}
-    plain = _plain(space)
-    axes = parse_space(plain, run)  # before anything is made
-    for each in configurations(axes, run):
-        must_not_record(each)
-        must_be_a_metric(metric, each)
-    for key in _STOPS:
-        if key in plain:
-            raise ConfigError(f"--space {key}: trials are compared at equal lengths; leave it out")
-    run = {key: "none" if value is None else value for key, value in run.items()}
-    return SweepPlan(run=run, stops=stops, space=plain, metric=metric, trials=trials, **how)
 
 
 def _plain(space: object) -> dict[str, str | list[Any]]:
