@@ -7,7 +7,6 @@ import json
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, make_dataclass
@@ -504,18 +503,6 @@ def command(
         return report_errors(name, lambda: work(parse(kind, arguments, name)))
 
     return run
-
-
-def process_started() -> float:
-    """Return when this process began, as `time.monotonic`."""
-    try:
-        # The name may contain spaces and brackets; the fields after it do not.
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return time.monotonic()
-    age = uptime - float(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return time.monotonic() - max(0.0, age)
 
 
 @dataclass(kw_only=True)

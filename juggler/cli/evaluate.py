@@ -94,15 +94,7 @@ def _evaluate(given: Arguments) -> int:
     if given.explore:
         raise ConfigError("--explore: only for matches; name players with --play")
     with warnings_printed("evaluate"), stdout_kept(given.json):
-        played = evaluate(
-            given.checkpoint,
-            given.episodes,
-            given.seed,
-            env=given.env,
-            video=given.video,
-            videos=given.videos,
-            watch=Progress(given.episodes),
-        )
+        played = evaluate(given.checkpoint, given.episodes, given.seed, **_how(given))
     if given.json:
         agents = [
             {"agent": agent, "module": module_id, "returns": returns}
@@ -135,23 +127,19 @@ def _play(given: Arguments) -> int:
             raise ConfigError(f"--play {pair}: expected AGENT=PLAYER, such as player_0=random")
         players[agent] = player
     with warnings_printed("evaluate"), stdout_kept(given.json):
-        played = play_matches(
-            given.checkpoint,
-            players,
-            given.episodes,
-            given.seed,
-            explore=given.explore,
-            env=given.env,
-            video=given.video,
-            videos=given.videos,
-            watch=Progress(given.episodes),
-        )
+        how = {"explore": given.explore, **_how(given)}
+        played = play_matches(given.checkpoint, players, given.episodes, given.seed, **how)
     if given.json:
         _print(asdict(played))
         return 0
     print(played)
     _print_videos(played.videos)
     return 0
+
+
+def _how(given: Arguments) -> dict[str, Any]:
+    watch = Progress(given.episodes)
+    return {"env": given.env, "video": given.video, "videos": given.videos, "watch": watch}
 
 
 def _print(values: Mapping[str, Any]) -> None:
@@ -168,14 +156,8 @@ def _record(given: RecordArguments) -> int:
     from juggler.driver.evaluating import record
 
     with warnings_printed("record"):
-        made = record(
-            given.checkpoint,
-            given.episodes,
-            given.seed,
-            to=given.to,
-            env=given.env,
-            watch=Progress(given.episodes),
-        )
+        how = {"to": given.to, "env": given.env, "watch": Progress(given.episodes)}
+        made = record(given.checkpoint, given.episodes, given.seed, **how)
     print(f"checkpoint: {made.checkpoint}")
     print(f"{in_words(made)}, {sum(made.lengths)} steps")
     print(f"data set: {made.dataset}")

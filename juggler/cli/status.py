@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 DEFAULT: Final = "runs"
 _EVERY_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
+_DAY = 86_400.0
 _PIPE_COLUMNS = 300  # without a terminal, nothing is cut off
 _RUN_STYLES = {
     "running": "cyan",
@@ -368,7 +369,7 @@ def _show_runs(found: list[Overview], console: Console) -> None:
             number(each.return_last),
             number(each.return_best),
             quantity(each.env_steps),
-            duration(each.wall_time),
+            clock(each.wall_time),
             str(len(each.checkpoints)),
             _ago(each.written),
         )
@@ -411,18 +412,8 @@ def _checkpoints(run_dir: Path) -> Iterator[Path]:
 
 
 def _ago(then: float) -> str:
-    return f"{duration(max(0.0, time.time() - then))} ago"
-
-
-def duration(seconds: float) -> str:
-    """Describe a duration: 8.3 s, 12 min 5 s, 4 days."""
-    if seconds < 59.95:  # rounded: never 60.0 s
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"
+    seconds = max(0.0, time.time() - then)
+    return f"{int(seconds / _DAY)} days ago" if seconds >= 2 * _DAY else f"{clock(seconds)} ago"
 
 
 def _watch(given: WatchArguments) -> int:

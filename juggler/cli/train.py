@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from juggler.cli import STARTED
 from juggler.cli.arguments import (
     Flag,
     must_not_be_combined,
     parse_first,
-    process_started,
     report_errors,
     values_given,
 )
@@ -48,11 +48,10 @@ class Arguments(RunArguments):
 
 
 def run(arguments: Sequence[str]) -> int:
-    started = process_started()
-    return report_errors("train", lambda: _train(arguments, started))
+    return report_errors("train", lambda: _train(arguments))
 
 
-def _train(arguments: Sequence[str], started: float) -> int:
+def _train(arguments: Sequence[str]) -> int:
     # The file sets the defaults of the options, so its name is read first.
     first, algorithm = parse_first(Arguments, arguments, "train")
     if first.list:
@@ -76,7 +75,7 @@ def _train(arguments: Sequence[str], started: float) -> int:
         must_be_given_again(given.run, None, None, {})
         if given.run.driver.run_dir != RunConfig.from_flat(checkpoint.config).driver.run_dir:
             raise ConfigError("a resumed run stays in its directory: leave out --run-dir")
-    read_first.start(started)
+    read_first.start(STARTED)
     return 0
 
 

@@ -14,11 +14,9 @@ from rich.table import Table
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import read_toml
 from juggler.driver.record.episode_returns import FEWEST
-from juggler.driver.record.metrics import RETURN_WINDOW
-from juggler.driver.record.metrics_file import number as finite
-from juggler.driver.record.metrics_file import read_metrics
 from juggler.driver.record.run_directory import to_toml
 from juggler.driver.record.wording import clock, here, how_it_ended, number, quantity
+from juggler.driver.watching.overview import Overseer
 from juggler.experiments.runs import (
     RunEnd,
     RunProcess,
@@ -236,18 +234,14 @@ def _reached(seed: int, run_dir: Path, end: RunEnd) -> dict[str, Any] | str:
         return end.problem
     if (reason := end.summary.get("reason_for_stop")) not in _GOOD_ENDS:
         return f"it ended ({reason})"
-    # The first episodes that end are short, and their returns mean little.
-    whole = [x for x in read_metrics(run_dir).lines if x.get("episodes", 0) >= RETURN_WINDOW]
-    returns = [finite(line.get(_RETURN)) for line in whole]
-    known = [each for each in returns if each == each]  # not NaN
-    final = finite(end.summary.get(_RETURN))
-    if final != final:
+    overview = Overseer(run_dir, run_dir.name).look()
+    if overview.return_last is None:
         return "it ended before its first episode"
     return {
         "seed": seed,
         "run_dir": str(run_dir),
         "solved": bool(end.summary.get("solved")),
-        "final_return": final,
-        "best_return": max(known, default=final),
+        "final_return": overview.return_last,
+        "best_return": overview.return_best,
         "env_steps_trained": end.summary["env_steps_trained"],
     }

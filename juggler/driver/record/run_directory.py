@@ -396,7 +396,6 @@ class LineWriter:
 RunState: TypeAlias = Literal["running", "solved", "stopped", "failed", "killed"]
 
 _FRESH_SECONDS = 15.0  # a run writes a line each second
-_UNIX: Final = "unix:"
 
 
 def last_summary(run_dir: Path) -> tuple[dict[str, Any], str]:
@@ -439,13 +438,9 @@ def is_running(run_dir: Path) -> bool:
     A run writes to its files every second. Their age decides if the run is on another host, on a
     file system without locks, or just starting.
     """
-    try:
-        (address, *_), host = _announced(run_dir)
-    except RunDirectoryError:
-        address = host = ""
-    path = Path(address.removeprefix(_UNIX))
-    if address.startswith(_UNIX) and path.exists():
-        return _listens(path)
+    host = ""
+    with contextlib.suppress(RunDirectoryError):
+        _, host = _announced(run_dir)
     if host == socket.gethostname():  # or of a container with this host's name
         locked = is_locked(run_dir / METRICS_FILE)
         if locked is not None:
@@ -457,16 +452,6 @@ def is_running(run_dir: Path) -> bool:
         except OSError:
             continue
     return now - written < _FRESH_SECONDS
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True
 
 
 DRIVER_FILE = "driver.json"
