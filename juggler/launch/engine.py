@@ -456,6 +456,12 @@ class EngineRun(ABC):
     def take_down(self) -> None:
         """End all processes at once, and remove the run."""
 
+    def stop_showing(self) -> None:
+        """Remove the counts of workers, and end the display of the driver's output."""
+        self._launch.forget_counts()
+        if self._tail is not None:
+            self._tail.close()
+
     @contextmanager
     def taken_down(self) -> Iterator[None]:
         """Take the run down if something goes wrong within, such as Ctrl-C."""
