@@ -16,14 +16,13 @@ import tyro
 
 from juggler.cli.arguments import Flag, command
 from juggler.cli.evaluate import Progress
+from juggler.cli.plot import STYLES, read_run
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.ratings import elo, nash_averaging
 from juggler.driver.league.roster import Player
 from juggler.driver.league_players import LEAGUE, league_of, module_of
-from juggler.driver.record.metrics_file import metrics_table
-from juggler.driver.record.metrics_file import number as finite
 from juggler.driver.record.run_directory import CONFIG_FILE, METRICS_FILE
 from juggler.envrunner.multi_agent.openspiel import SCHEME
 from juggler.envrunner.setup import RANDOM
@@ -339,9 +338,10 @@ def _draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Pa
     left.set_yticks(range(len(ids)), ids, fontsize=7)
     left.set_title("win rate of the row against the column")
     figure.colorbar(image, ax=left)
-    for place, (name, curve) in enumerate(_ratings(run_dir).items()):
-        steps, ratings = zip(*curve, strict=True)
-        right.plot(steps, ratings, ("-", "--", ":", "-.")[place // 10 % 4], label=name)
+    run = read_run(run_dir, run_dir.name) if (run_dir / METRICS_FILE).is_file() else None
+    for place, key in enumerate(run.keys_of("elo") if run else ()):
+        name, style = key.removeprefix(_BEFORE).removesuffix(_BEHIND), STYLES[place // 10 % 4]
+        right.plot(run.column("env_steps_trained"), run.column(key), style, label=name)
     right.set_xlabel("steps trained, all players")
     right.set_ylabel("Elo rating")
     right.set_title("ratings of learning players")
@@ -350,18 +350,6 @@ def _draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Pa
     path = output if output.suffix else output.with_suffix(".png")
     figure.savefig(path, dpi=120)
     return path
-
-
-def _ratings(run_dir: Path) -> dict[str, list[tuple[float, float]]]:
-    """Return each player's ratings by trained steps."""
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for line in metrics_table(run_dir) if (run_dir / METRICS_FILE).is_file() else []:
-        for key in line:
-            if key.startswith(_BEFORE) and key.endswith(_BEHIND):
-                name = key.removeprefix(_BEFORE).removesuffix(_BEHIND)
-                at = finite(line.get("env_steps_trained")), finite(line[key])
-                curves.setdefault(name, []).append(at)
-    return curves
 
 
 run = command("league", Arguments, _league)

@@ -175,7 +175,7 @@ _LABELS = {
     _RETURN: ("training", (_EVALUATION, "evaluation", "o")),
     "staleness_mean": ("mean", ("staleness_max", "max", ".")),
 }
-_STYLES = ("-", "--", ":", "-.")
+STYLES = ("-", "--", ":", "-.")
 _TIME_UNITS = (
     ("training time (h)", 3600.0),
     ("training time (min)", 60.0),
@@ -348,7 +348,7 @@ def _set_range(axes: Axes, y_label: str, *, log: bool) -> None:
 
 def _panels(runs: list[Run], by: By, metrics: Sequence[str]) -> dict[str, list[_Curve]]:
     """Make the curves of each panel, by the panel's name."""
-    looks = ((colour, style) for style in itertools.cycle(_STYLES) for colour in COLOURS)
+    looks = ((colour, style) for style in itertools.cycle(STYLES) for colour in COLOURS)
     known: dict[str, tuple[str, str]] = {}  # by the name of a curve
     owners: dict[str, list[Run]] = {}  # runs by group, or by their own name
     for run in runs:

@@ -122,6 +122,7 @@ class RunDirectory:
         self._config = config
         self._metrics = metrics
         self._end = metrics.seek(0, os.SEEK_END)  # of the last whole line
+        self._problem = ""  # of the last line
 
     @classmethod
     def create(cls, path: Path | None, config: Mapping[str, Any], name: str) -> Self:
@@ -232,6 +233,27 @@ class RunDirectory:
                 self._cut()
             raise RunDirectoryError(f"cannot write metrics in {self.path}: {error}") from error
         self._end = end
+
+    def write_line(self, line: Mapping[str, Any], progress: Progress) -> bool:
+        """Append a line, in a new directory if it is gone; return whether it was.
+
+        A run continues if the disk fails: one message reports the problem, another its end.
+        """
+        problem, renewed = "", False
+        try:
+            renewed = self.renew()
+            self.append(line)
+        except RunDirectoryError as error:
+            problem = str(error)
+        if renewed:
+            text = f"the run directory {self.path} was deleted or moved. It is created again"
+            progress.message(f"{text}, without its files", "error")
+        if problem and problem != self._problem:
+            progress.message(problem, "error")
+        elif self._problem and not problem:
+            progress.message(f"metrics are written in {self.path} again", "info")
+        self._problem = problem
+        return renewed
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`, whole or not at all."""
@@ -352,44 +374,6 @@ def must_be_writable(path: Path) -> None:
     with TemporaryDirectory(prefix=".juggler-", dir=there) as made:
         # A full disk still accepts directories and empty files.
         (Path(made) / "some").write_bytes(bytes(_SOME_BYTES))
-
-
-class LineWriter:
-    """Appends metrics lines to a run directory.
-
-    A run continues if the disk fails: one message reports the problem, another its end.
-    """
-
-    def __init__(self, directory: RunDirectory, progress: Progress) -> None:
-        self._directory = directory
-        self._progress = progress
-        self._problem = ""
-
-    def append(self, line: Mapping[str, Any]) -> bool:
-        """Append a line; return whether the directory was created again."""
-        problem, renewed = "", False
-        try:
-            renewed = self._directory.renew()
-            self._directory.append(line)
-        except RunDirectoryError as error:
-            problem = str(error)
-        path = self._directory.path
-        if renewed:
-            text = (
-                f"the run directory {path} was deleted or moved. It is created again, without its"
-            )
-            self._progress.message(f"{text} files", "error")
-        if problem and problem != self._problem:
-            self._progress.message(problem, "error")
-        elif self._problem and not problem:
-            self._progress.message(f"metrics are written in {path} again", "info")
-        self._problem = problem
-        return renewed
-
-    @property
-    def taken(self) -> bool:
-        """Whether another run has the directory now."""
-        return self._directory.taken
 
 
 #: killed: it is neither running nor has it written a summary.
