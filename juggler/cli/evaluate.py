@@ -156,8 +156,14 @@ def _record(given: RecordArguments) -> int:
     from juggler.driver.evaluating import record
 
     with warnings_printed("record"):
-        how = {"to": given.to, "env": given.env, "watch": Progress(given.episodes)}
-        made = record(given.checkpoint, given.episodes, given.seed, **how)
+        made = record(
+            given.checkpoint,
+            given.episodes,
+            given.seed,
+            to=given.to,
+            env=given.env,
+            watch=Progress(given.episodes),
+        )
     print(f"checkpoint: {made.checkpoint}")
     print(f"{in_words(made)}, {sum(made.lengths)} steps")
     print(f"data set: {made.dataset}")

@@ -338,10 +338,11 @@ def _draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Pa
     left.set_yticks(range(len(ids)), ids, fontsize=7)
     left.set_title("win rate of the row against the column")
     figure.colorbar(image, ax=left)
-    run = read_run(run_dir, run_dir.name) if (run_dir / METRICS_FILE).is_file() else None
-    for place, key in enumerate(run.keys_of("elo") if run else ()):
-        name, style = key.removeprefix(_BEFORE).removesuffix(_BEHIND), STYLES[place // 10 % 4]
-        right.plot(run.column("env_steps_trained"), run.column(key), style, label=name)
+    runs = [read_run(run_dir, run_dir.name)] if (run_dir / METRICS_FILE).is_file() else []
+    for run in runs:
+        for place, key in enumerate(run.keys_of("elo")):
+            name, style = key.removeprefix(_BEFORE).removesuffix(_BEHIND), STYLES[place // 10 % 4]
+            right.plot(run.column("env_steps_trained"), run.column(key), style, label=name)
     right.set_xlabel("steps trained, all players")
     right.set_ylabel("Elo rating")
     right.set_title("ratings of learning players")

@@ -281,15 +281,15 @@ class _Curve:
         ((places, y),) = curves
         prefix, (metric, label, marker) = self.key[: self.key.rfind("/") + 1], self.points
         known = np.isfinite(y)  # [lines]; not every line has a number from the learner
-        look = {"color": self.colour, "linewidth": 1.5, "label": self.label}
-        axes.plot(places[known], y[known], self.style, **look)
+        (line,) = axes.plot(places[known], y[known], self.style, linewidth=1.5, label=self.label)
+        line.set_color(self.colour)
         points = self.runs[0].column(f"{prefix}{metric}")
         shown = np.isfinite(points)
         if metric == _EVALUATION:  # each line repeats the last evaluation until the next one
             shown[1:] &= points[1:] != points[:-1]
         if shown.any():
-            look = {"color": self.colour, "ms": 4.5, "alpha": 0.7, "label": label}
-            axes.plot(places[shown], points[shown], marker, **look)
+            (line,) = axes.plot(places[shown], points[shown], marker, ms=4.5, label=label)
+            line.set(color=self.colour, alpha=0.7)
 
     def _draw_mean(self, axes: Axes, curves: Sequence[tuple[Column, Column]]) -> None:
         colour, style = self.colour, self.style

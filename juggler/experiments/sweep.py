@@ -172,8 +172,15 @@ def sweep(
         if key in plain:
             raise ConfigError(f"--space {key}: trials are compared at equal lengths; leave it out")
     run = {key: "none" if value is None else value for key, value in run.items()}
-    how = {"metric": metric, "minimize": minimize, "prune": prune, "trials": trials}
-    plan = SweepPlan(run=run, stops=stops, space=plain, **how)
+    plan = SweepPlan(
+        run=run,
+        stops=stops,
+        space=plain,
+        metric=metric,
+        minimize=minimize,
+        prune=prune,
+        trials=trials,
+    )
     _must_have_optuna()
     must_be_some("jobs", jobs)
     path, content = Path(run_dir) if run_dir else None, to_toml(asdict(plan))
