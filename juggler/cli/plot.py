@@ -22,7 +22,6 @@ from juggler.driver.result import Result
 from juggler.driver.started import StartedRun
 from juggler.experiments.seeds import members
 from juggler.experiments.statistics import mean_curve
-from juggler.experiments.style import COLOURS, dress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -175,6 +174,9 @@ _LABELS = {
     _RETURN: ("training", (_EVALUATION, "evaluation", "o")),
     "staleness_mean": ("mean", ("staleness_max", "max", ".")),
 }
+#: Distinguishable with any colour vision.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#404040")
+GREY = "#555555"
 STYLES = ("-", "--", ":", "-.")
 _TIME_UNITS = (
     ("training time (h)", 3600.0),
@@ -344,6 +346,32 @@ def _set_range(axes: Axes, y_label: str, *, log: bool) -> None:
         axes.set_yscale("log", nonpositive="mask")
     elif _USUAL.get(y_label, _RETURN) != _RETURN:
         axes.set_ylim(bottom=0)
+
+
+def dress(axes: Axes, x_label: str, y_label: str) -> None:
+    """Label axes, and remove clutter."""
+    axes.set_xlabel(x_label, color=GREY)
+    axes.set_ylabel(y_label, color=GREY)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.margins(x=0.01)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=GREY, labelsize=9)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(tick)
+    # One legend entry for each kind of line, for any number of runs.
+    kinds = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    if len(kinds) > 1:
+        legend = axes.legend(kinds.values(), kinds.keys(), frameon=False, fontsize=9)
+        for handle in legend.get_lines():
+            handle.set_color(GREY)
+
+
+def tick(value: float, _: float) -> str:
+    """Short labels such as 10k and 1.25M, without making two ticks alike."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
 
 
 def _panels(runs: list[Run], by: By, metrics: Sequence[str]) -> dict[str, list[_Curve]]:

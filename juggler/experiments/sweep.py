@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import itertools
 import math
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -36,13 +37,11 @@ from juggler.experiments.runs import (
     must_not_record,
 )
 from juggler.experiments.space import Axis, Value, configurations, parse_space, placed, settings_in
-from juggler.experiments.style import COLOURS, GREY, dress
 from juggler.runtime.checkpoints.checkpoint import write_synced
 from juggler.runtime.installing import installing
-from juggler.runtime.nearest import closest
+from juggler.runtime.nearest import all_of, closest
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from optuna import Study, Trial
 
 PLAN_FILE: Final = "sweep.toml"
@@ -55,7 +54,6 @@ _MEDIAN_OF: Final = 5  # minimum number of complete trials
 _MOST_LISTED: Final = 10_000  # settings of a space; larger spaces hardly repeat any
 _MOST_FAILED: Final = 3  # failed trials before any has succeeded
 _MOST_ROWS: Final = 10  # of the result
-_COLUMNS: Final = 3  # of the picture
 #: Attributes of Optuna's trials: the number of the run, and its end, for people.
 _RUN, _ENDED = "run", "said"
 
@@ -367,7 +365,7 @@ class Sweep(Runs):
     - `sweep.toml`: its plan;
     - `study.db`: Optuna's study, in SQLite;
     - `trials/`: configuration, run directory and output of each trial;
-    - `best.toml`, `trials.csv`, `sweep.png`: the result.
+    - `best.toml`, `trials.csv`, `sweep.png`, `history.png`: the result.
     """
 
     file = PLAN_FILE
@@ -566,9 +564,8 @@ class Sweep(Runs):
         settings = differing(placed({**values, **plan.stops}, chosen), plan.space)
         config = self.directory / "best.toml"
         write_synced(config, about.encode() + to_toml(settings))
-        picture = self.directory / "sweep.png"
-        _draw(picture, over, plan, self._axes)
-        self.report(f"table: {here(table)}\nplot: {here(picture)}")
+        pictures = _draw(self.directory, self._study, plan)
+        self.report(f"table: {here(table)}\nplots: {all_of(map(here, pictures))}")
         self.report(
             f"best settings: {here(config)}; to train with them: juggler train {here(config)}"
         )
@@ -652,52 +649,18 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _draw(file: Path, over: Sequence[TrialOver], plan: SweepPlan, axes: Sequence[Axis]) -> None:
-    """Draw trials in order, with the best so far, and over keys."""
-    # Matplotlib takes half a second; without pyplot it needs no window system.
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+def _draw(directory: Path, study: Study, plan: SweepPlan) -> list[Path]:
+    """Draw complete trials over each key, and in their order."""
+    # Both take half a second.
+    import matplotlib.pyplot as plt
+    from optuna.visualization.matplotlib import plot_optimization_history, plot_slice
 
-    rows = -(-(len(axes) + 1) // _COLUMNS)
-    figure = Figure(figsize=(13, 3.6 * rows), dpi=140, layout="constrained")
-    panels = figure.subplots(rows, _COLUMNS, squeeze=False).flat
-    shown = [each for each in over if each.value is not None]
-    panel = next(panels)
-    _scatter(panel, [each.number for each in shown], shown)
-    good = sorted((each for each in shown if each.complete), key=lambda each: each.number)
-    values = np.array([each.value for each in good], dtype=np.float64)  # [complete trials]
-    best = (np.minimum if plan.minimize else np.maximum).accumulate(values)
-    numbers = [each.number for each in good]
-    panel.step(numbers, best, where="post", color=COLOURS[1], linewidth=1.5, label="best so far")
-    dress(panel, "trial", plan.metric)
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axis, panel in zip(axes, panels, strict=False):
-        chosen = [each.settings[axis.key] for each in shown]
-        names = [str(name) for name in axis.names()] if axis.values else []
-        if axis.log:
-            panel.set_xscale("log")
-        places = [names.index(str(name)) for name in chosen] if names else chosen
-        _scatter(panel, places, shown)
-        dress(panel, axis.key, plan.metric, numbers_on_x=not (names or axis.log))
-        if names:
-            panel.set_xticks(range(len(names)), names)
-            panel.set_xlim(-0.5, len(names) - 0.5)
-        else:  # the whole range
-            panel.set_xlim(axis.low, axis.high)
-    for panel in figure.get_axes()[len(axes) + 1 :]:
-        panel.set_visible(False)
-    figure.savefig(file)
-
-
-def _scatter(panel: Axes, x: Sequence[float], shown: Sequence[TrialOver]) -> None:
-    for complete, mark, colour, label in (
-        (True, "o", COLOURS[0], "complete"),
-        (False, "x", GREY, "pruned"),
-    ):
-        points = [
-            (at, each.value)
-            for at, each in zip(x, shown, strict=True)
-            if each.complete == complete and each.value is not None
-        ]
-        if points:
-            panel.plot(*zip(*points, strict=True), mark, color=colour, ms=5, label=label)
+    files = [directory / "sweep.png", directory / "history.png"]
+    with warnings.catch_warnings(), plt.style.context("default"):
+        warnings.simplefilter("ignore")  # about experimental functions, and keys with one value
+        over_keys = plot_slice(study, list(plan.space), target_name=plan.metric)
+        in_order = plot_optimization_history(study, target_name=plan.metric)
+        for file, axes in zip(files, (np.ravel(over_keys)[0], in_order), strict=True):
+            axes.figure.savefig(file, dpi=140, bbox_inches="tight")
+            plt.close(axes.figure)
+    return files

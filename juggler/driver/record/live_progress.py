@@ -205,41 +205,29 @@ class LiveProgress(Progress):
 
 
 class Curve:
-    """The course of a number over the run, drawn with block characters.
-
-    Attributes:
-        first: the first value; None before it.
-    """
+    """The course of a number over the run, drawn with block characters."""
 
     points = 16
 
     def __init__(self) -> None:
-        self.first: float | None = None
-        self._means: list[float] = []  # means of `_share` values each, except the last
-        self._share = 1
-        self._left = 0  # number of values missing from the last mean
+        self._values: list[float] = []
+
+    @property
+    def first(self) -> float | None:
+        """The first value; None before it."""
+        return self._values[0] if self._values else None
 
     def add(self, value: float | None) -> None:
-        if value is None or not math.isfinite(value):
-            return
-        if self.first is None:
-            self.first = value
-        if self._left == 0:
-            if len(self._means) == self.points:
-                pairs = zip(self._means[::2], self._means[1::2], strict=True)
-                self._means = [(a + b) / 2 for a, b in pairs]
-                self._share *= 2
-            self._means.append(value)
-            self._left = self._share - 1
-        else:
-            count = self._share - self._left
-            self._means[-1] += (value - self._means[-1]) / (count + 1)
-            self._left -= 1
+        if value is not None and math.isfinite(value):
+            self._values.append(value)
 
     def drawn(self) -> str:
-        means = self._means
-        if not means:
+        values = self._values
+        if not values:
             return ""
+        share = -(-len(values) // self.points)
+        parts = (values[begin : begin + share] for begin in range(0, len(values), share))
+        means = [sum(part) / len(part) for part in parts]
         low, span = min(means), max(means) - min(means)
         return "".join(
             _BLOCKS[round((mean - low) / span * (len(_BLOCKS) - 1)) if span else 0]
