@@ -21,7 +21,14 @@ from rich.table import Table
 from rich.text import Text
 
 from juggler.cli.arguments import AccessArguments, Flag, command
-from juggler.driver.record.wording import LEAGUE_RETURNS, clock, number, plain, quantity
+from juggler.driver.record.wording import (
+    LEAGUE_RETURNS,
+    clock,
+    named_returns,
+    number,
+    plain,
+    quantity,
+)
 from juggler.runtime.wire.v1 import status_pb2
 
 if TYPE_CHECKING:
@@ -257,11 +264,11 @@ def _returns(
     title: str, of: Mapping[str, status_pb2.ModuleStatus | status_pb2.AgentStatus]
 ) -> dict[str, str]:
     """Return a row with each module's or agent's mean return."""
-    words = (
-        f"{plain(name)} {number(each.return_mean if each.HasField('return_mean') else None)}"
+    means = {
+        plain(name): each.return_mean if each.HasField("return_mean") else None
         for name, each in of.items()
-    )
-    return {title: ", ".join(words)} if of else {}
+    }
+    return {title: named_returns(means)} if of else {}
 
 
 def _workers(status: status_pb2.RunStatus, left_out: Sequence[str]) -> Table:

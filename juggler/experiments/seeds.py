@@ -203,16 +203,6 @@ class _Seeds(Runs):
         )
         return SeedsResult(self.directory, runs, self._failed, *means)
 
-    def line(self, running: Sequence[RunProcess]) -> str:
-        words = (
-            f"seed {self._at_work[run.pid]:>3}  return {number(run.newest.get(_RETURN))}"
-            f"  steps {quantity(run.newest['env_steps_trained'])}"
-            if run.newest
-            else f"seed {self._at_work[run.pid]:>3}  starting"
-            for run in running
-        )
-        return "; ".join(words)
-
     def table(self, running: Sequence[RunProcess], title: str) -> Table:
         over = f"{len(self.reached) + len(self._failed)} of {self._count} seeds have ended{title}"
         table = Table(title=over, title_justify="left", box=None, pad_edge=False)

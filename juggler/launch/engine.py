@@ -249,10 +249,6 @@ class Launch:
     def scale(self, role: str, number: int) -> str:
         """Set the number of workers, and return a report."""
         before = self.count(role)
-        if (self.directory / f"{role}.scale").exists():
-            raise LaunchError(
-                f"{self.directory} is from an earlier version of Juggler: launch the run again"
-            )
         if self._engine_file.exists():
             ask(*self._scaling(role, number), advice="scale the run where it was launched")
         _write_new(self.count_file(role), f"{number}\n")

@@ -39,7 +39,7 @@ def test_each_seed_has_a_run_and_they_are_reported_together(seeds: tuple[Path, s
     for run in runs:
         config = tomllib.loads((directory / run / "config.toml").read_text())
         assert (config["seed"], config["lr"]) == (int(run[-1]), 2.0)
-    assert "seed   3  starting; seed   4  starting" in said, "before any has ended"
+    assert "0 of 5 seeds have ended" in said, "before any has ended"
     assert "final return  20.00  (95 % interval 20.00 to 20.00; interquartile mean of 5" in said
     result = json.loads((directory / "seeds.json").read_text())
     assert [run["seed"] for run in result["runs"]] == [3, 4, 5, 6, 7]
