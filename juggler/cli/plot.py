@@ -16,8 +16,14 @@ import tyro
 
 from juggler.cli.arguments import Flag, PlotError, command
 from juggler.driver.record.episode_returns import Column
-from juggler.driver.record.metrics_file import STEPS, TIME, number, read_metrics
-from juggler.driver.record.run_directory import METRICS_FILE, flat
+from juggler.driver.record.run_directory import (
+    METRICS_FILE,
+    STEPS,
+    TIME,
+    flat,
+    number,
+    read_metrics,
+)
 from juggler.driver.result import Result
 from juggler.driver.started import StartedRun
 from juggler.experiments.seeds import members

@@ -27,16 +27,17 @@ from rich.text import Text
 from juggler.driver.callbacks import MetricsLine
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import load_given
-from juggler.driver.record.metrics_file import LineFile, parse_line
 from juggler.driver.record.progress import is_capable
 from juggler.driver.record.run_directory import (
     METRICS_FILE,
     SUMMARY_FILE,
+    LineFile,
     RunDirectoryError,
     flat,
     has_checkpoint,
     lock,
     must_be_free,
+    parse_line,
 )
 from juggler.driver.record.wording import here, plain
 from juggler.driver.signals import as_exception, signals_become

@@ -25,21 +25,19 @@ from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.ratings import elo
 from juggler.driver.league_players import LEAGUE
 from juggler.driver.monitoring import ask_status, to_plain
-from juggler.driver.record.metrics_file import (
+from juggler.driver.record.progress import EVENTS_FILE
+from juggler.driver.record.run_directory import (
+    METRICS_FILE,
     STEPS,
     TIME,
     LineFile,
     MetricsCourse,
-    number,
-    parse_line,
-)
-from juggler.driver.record.progress import EVENTS_FILE
-from juggler.driver.record.run_directory import (
-    METRICS_FILE,
     RunDirectoryError,
     find_driver,
     flat,
     last_summary,
+    number,
+    parse_line,
     state_of,
 )
 from juggler.driver.watching.overview import is_checkpoint, read_config, text_of
