@@ -218,7 +218,6 @@ class Runs(ABC):
             RunDirectoryError: another process has it, or it is not a directory of these runs.
         """
         must_not_be_imported()
-        must_have(self.directory, self.file)
         with (self.directory / self.file).open("rb") as locked:
             if not lock(locked):
                 raise RunDirectoryError(

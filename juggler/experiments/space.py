@@ -195,8 +195,8 @@ def _values(text: str) -> list[Value]:
         values: list[Value] = tomllib.loads(f"values = [{text}]")["values"]
         return values
     except tomllib.TOMLDecodeError:
-        pieces = [piece.strip() for piece in text.split(",")]
-        return pieces if len(pieces) == 1 else [each for one in pieces for each in _values(one)]
+        first, *others = (piece.strip() for piece in text.split(","))
+        return [each for one in (first, *others) for each in _values(one)] if others else [first]
 
 
 def _name(value: Value) -> str | int | float | bool:

@@ -14,7 +14,6 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import numpy as np
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -658,9 +657,10 @@ def _draw(directory: Path, study: Study, plan: SweepPlan) -> list[Path]:
     files = [directory / "sweep.png", directory / "history.png"]
     with warnings.catch_warnings(), plt.style.context("default"):
         warnings.simplefilter("ignore")  # about experimental functions, and keys with one value
-        over_keys = plot_slice(study, list(plan.space), target_name=plan.metric)
-        in_order = plot_optimization_history(study, target_name=plan.metric)
-        for file, axes in zip(files, (np.ravel(over_keys)[0], in_order), strict=True):
-            axes.figure.savefig(file, dpi=140, bbox_inches="tight")
-            plt.close(axes.figure)
+        plot_slice(study, target_name=plan.metric)
+        plt.savefig(files[0], dpi=140, bbox_inches="tight")
+        plt.close()
+        plot_optimization_history(study, target_name=plan.metric)
+        plt.savefig(files[1], dpi=140, bbox_inches="tight")
+        plt.close()
     return files

@@ -21,7 +21,7 @@ from juggler.driver.monitoring import MOST_WORKERS
 from juggler.driver.signals import ending_signals
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.process.program import LEARNER
-from juggler.runtime.actors.tls import AUTHORITY, CERTIFICATE, KEY, TLS_VARIABLE, TOKEN
+from juggler.runtime.actors.tls import AUTHORITY, CERTIFICATE, KEY, TOKEN
 from juggler.runtime.installing import installing
 from juggler.runtime.plain_files import open_plain, read_plain, try_lock
 
@@ -308,12 +308,6 @@ def must_allow(numbers: Mapping[str, int | None]) -> None:
         if number is not None and not least <= number <= MOST_WORKERS:
             what = OPTIONS[role]
             raise LaunchError(f"{what} {number}: must be from {least} to {MOST_WORKERS}")
-
-
-def shell(words: Sequence[str], tls: str = "") -> str:
-    """Return a shell command, with its certificates in the environment."""
-    command = shlex.join(words)
-    return f"{TLS_VARIABLE}={tls} {command}" if tls else command
 
 
 def launch_directory(run_dir: str, config: str) -> Path:

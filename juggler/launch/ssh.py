@@ -33,12 +33,12 @@ from juggler.launch.engine import (
     Launch,
     LaunchError,
     Report,
-    shell,
 )
 from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.commands import Command, CommandProcess
 from juggler.runtime.actors.endpoints import EndpointError, split_address
 from juggler.runtime.actors.supervisor import Exited, RestartPolicy, Supervisor
+from juggler.runtime.actors.tls import TLS_VARIABLE
 
 #: Workers are started again for as long as the run lasts.
 _POLICY = RestartPolicy(first_delay=1.0, quarantine_after=sys.maxsize, most_in_window=sys.maxsize)
@@ -305,8 +305,8 @@ class SshRun(EngineRun):
         """Return a worker's name for people, and the words of its command."""
         juggler, driver = shlex.split(host.juggler), self._hosts.driver
         words = self._launch.worker(role, driver, juggler, index, host.dialed)
-        tls = "" if self._launch.insecure else f"{self._there}/tls"
-        command = shell([*words, "--reattach-seconds", "0"], tls)
+        tls = "" if self._launch.insecure else f"{TLS_VARIABLE}={self._there}/tls "
+        command = f"{tls}{shlex.join([*words, '--reattach-seconds', '0'])}"
         name = f"{role} {index} on {host.name}"
         return name, [*_SSH, "-tt", host.name, f"{_cd(host)}{command}"]
 
