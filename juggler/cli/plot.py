@@ -271,7 +271,7 @@ def smoothed(column: Column, lines: int) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class _Curve:
-    """A line of a panel: a metric of one run, or of a group's runs."""
+    """A metric of one run, or of a group's runs."""
 
     name: str
     key: str
@@ -408,7 +408,7 @@ def _panels(runs: list[Run], by: By, metrics: Sequence[str]) -> dict[str, list[_
 def _keys(
     runs: list[Run], by: By, metric: str, *, is_usual: bool
 ) -> dict[str, tuple[str, list[Run]]]:
-    """Return a metric's keys and the runs that have each, by the part that differs."""
+    """Return a metric's keys and their runs, by the differing part."""
     having: dict[str, list[Run]] = {}
     for run in runs:
         keys = [metric] if is_usual else run.keys_of(metric)

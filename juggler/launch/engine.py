@@ -447,7 +447,7 @@ class EngineRun(ABC):
         """End all processes at once, and remove the run."""
 
     def stop_showing(self) -> None:
-        """Remove the counts of workers, and end the display of the driver's output."""
+        """Remove the counts, and stop showing the driver's output."""
         self._launch.forget_counts()
         if self._tail is not None:
             self._tail.close()

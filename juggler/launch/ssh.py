@@ -143,7 +143,7 @@ def _can_be_dialed(address: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """A worker elsewhere, as a `Program`: released by the driver, it stays down."""
+    """A `Program` that stays down once the driver has released it."""
 
     command: Command
     released: Callable[[], None]

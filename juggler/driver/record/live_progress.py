@@ -153,7 +153,7 @@ class LiveProgress(Progress):
         return grid
 
     def _return_row(self, name: str, now: float | None, goal: float | None) -> _Row:
-        """Make the row of a return: of episodes, a module or an agent."""
+        """Make the row of episodes, a module or an agent."""
         curve = self._curves.get(name, Curve())
         bar, shown = _bar(curve.first, now, goal), "" if goal is None else number(goal)
         return plain(name) or "return", number(now), bar, shown, curve.drawn()
@@ -248,7 +248,7 @@ def _bar(first: float | None, now: float | None, goal: float | None) -> Renderab
 
 
 def _returns(line: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the mean returns of episodes, and of modules and agents with a goal."""
+    """Return mean returns of episodes, modules and agents by name."""
     return {EPISODE: line.get("episode_return_mean"), **goal_returns(line)}
 
 

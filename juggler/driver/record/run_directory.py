@@ -1,4 +1,4 @@
-"""A run's directory: its files, its driver's address, its end, and its metrics."""
+"""A run's directory: files, metrics, the driver's address, and the end."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ class RunDirectory:
         self._end = end
 
     def write_line(self, line: Mapping[str, Any], progress: Progress) -> bool:
-        """Append a line, in a new directory if it is gone; return whether it was.
+        """Append a line; return whether the directory was created again.
 
         A run continues if the disk fails: one message reports the problem, another its end.
         """
