@@ -23,11 +23,10 @@ from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.ratings import elo, nash_averaging
 from juggler.driver.league.roster import Player
 from juggler.driver.league_players import LEAGUE, league_of, module_of
-from juggler.driver.record.run_directory import CONFIG_FILE, METRICS_FILE
+from juggler.driver.record.run_directory import METRICS_FILE
 from juggler.envrunner.multi_agent.openspiel import SCHEME
 from juggler.envrunner.setup import RANDOM
 from juggler.policies.wilson import outcome
-from juggler.runtime.checkpoints.checkpoint import DIRECTORY as CHECKPOINTS
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read, read_or_warn
 from juggler.runtime.checkpoints.weights import DIRECTORY, run_of
 
@@ -175,7 +174,6 @@ def _league(given: Arguments) -> int:
             f"--tournament {given.tournament}: every pair of players plays at least "
             f"{_LEAST_MATCHES} matches"
         )
-    _must_have_a_checkpoint(Path(given.run))
     checkpoint = read_or_warn(given.run)
     where = checkpoint.path or Path(given.run)
     config = RunConfig.to_act(checkpoint.config, where=str(where))
@@ -213,14 +211,6 @@ def _league(given: Arguments) -> int:
             why = (isinstance(error, OSError) and error.strerror) or error
             raise ConfigError(f"--picture {given.picture}: {why}") from error
     return 0
-
-
-def _must_have_a_checkpoint(run: Path) -> None:
-    """Check that the run has made a checkpoint."""
-    if (run / CONFIG_FILE).is_file() and not any((run / CHECKPOINTS).glob("*")):
-        raise ConfigError(
-            f"{run}: this run has no checkpoint with its league yet: try again after the first one"
-        )
 
 
 def _available(players: Sequence[Player], checkpoint: Checkpoint) -> list[Player]:
