@@ -31,12 +31,18 @@ def run(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Ite
     assert not made._workers.pids()
 
 
+def looked(run: SshRun, said: list[str]) -> int:
+    """Let the run look; return the number of messages so far."""
+    run.look()
+    return len(said)
+
+
 def test_what_fails_is_started_again_and_its_last_line_is_told(
     tmp_path: Path, said: list[str], run: SshRun
 ) -> None:
     runs = tmp_path / "runs"
     run._start("a worker", ["sh", "-c", f"echo run >> {runs}; echo first; echo no driver; exit 3"])
-    soon(lambda: run.look() or len(said) >= 2, "it is started again")
+    soon(lambda: looked(run, said) >= 2, "it is started again")
     assert runs.read_text().count("run") >= 2
     assert said[0].startswith("a worker ended: exit code 3, its last output: first | no driver; ")
     assert "starting it again in" in said[0]
@@ -56,5 +62,5 @@ def test_what_ends_in_order_stays_down(tmp_path: Path, said: list[str], run: Ssh
 
 def test_a_command_that_is_not_there_is_told(said: list[str], run: SshRun) -> None:
     run._start("a worker", ["/no/such/command"])
-    soon(lambda: run.look() or said, "it is told")
+    soon(lambda: looked(run, said), "it is told")
     assert said[0].startswith("a worker ended: it could not be started (FileNotFoundError: ")
