@@ -53,7 +53,7 @@ PROGRAMS = {
     "pictures": (
         "from pathlib import Path\n"
         "from juggler.cli.plot import save\n"
-        "from juggler.experiments.style import tick\n"
+        "from juggler.cli.plot import tick\n"
         "assert 'matplotlib' not in sys.modules\n"
         "save([Path('drawn')])",
         "torch matplotlib.pyplot",

@@ -6,11 +6,15 @@ import importlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import NoReturn
 
 from juggler.runtime.nearest import closest
+
+#: When this process began, by the monotonic clock.
+STARTED = time.monotonic()
 
 #: For each command its function, and its line in `juggler --help`.
 COMMANDS = {

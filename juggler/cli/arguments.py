@@ -7,8 +7,7 @@ import json
 import os
 import re
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, make_dataclass
 from itertools import pairwise
@@ -52,7 +51,6 @@ def registry_of_values(*, checked: bool = True) -> tyro.constructors.Constructor
     def rule(
         metavar: str,
         read: Callable[[list[str]], Any],
-        fits: Callable[[Any], bool],
         show: Callable[[Any], list[str]] = lambda value: [str(value)],
         count: Literal[1, "*"] = 1,
     ) -> Any:
@@ -64,7 +62,7 @@ def registry_of_values(*, checked: bool = True) -> tyro.constructors.Constructor
             nargs=count,
             metavar=metavar,
             instance_from_str=read if checked else leniently,
-            is_instance=lambda value: fits(value) or (not checked and value is None),
+            is_instance=lambda value: True,  # configurations are checked elsewhere
             str_from_instance=show,
         )
 
@@ -73,27 +71,19 @@ def registry_of_values(*, checked: bool = True) -> tyro.constructors.Constructor
         kind, words = info.type, get_args(info.type)
         kinds = [each for each in words if each is not NoneType]
         if get_origin(kind) is Literal:  # an error names the nearest word
-            metavar = f"{{{','.join(words)}}}"
-            return rule(metavar, lambda given: _word(given[0], kind), lambda value: value in words)
+            return rule(f"{{{','.join(words)}}}", lambda given: _word(given[0], kind))
         if kind is dict or get_origin(kind) is dict:
-            return rule(
-                "JSON",
-                _from_json,
-                lambda value: isinstance(value, dict),
-                lambda value: [json.dumps(value)],
-            )
+            return rule("JSON", _from_json, lambda value: [json.dumps(value)])
         if set(kinds) == {float, dict[str, float]}:
             return rule(
                 "FLOAT|JSON",
                 _number_or_table,
-                lambda value: value is None or isinstance(value, float | int | dict),
                 lambda value: [json.dumps(value) if type(value) is dict else _none(value, None)],
             )
         if kind == Scheduled:  # a number, or the pairs of a schedule, one after the other
             return rule(
                 "FLOAT|STEP FLOAT STEP FLOAT ...",
                 _schedule,
-                lambda value: isinstance(value, float | int | list),
                 lambda value: (
                     [str(each) for pair in value for each in pair]
                     if isinstance(value, list)
@@ -102,11 +92,7 @@ def registry_of_values(*, checked: bool = True) -> tyro.constructors.Constructor
                 "*",
             )
         if kind in (int, float):
-            return rule(
-                kind.__name__.upper(),
-                lambda given: _number(given[0], kind),
-                lambda value: type(value) is kind or (kind is float and type(value) is int),
-            )
+            return rule(kind.__name__.upper(), lambda given: _number(given[0], kind))
         # As in files, "none" means None, and also an empty text, which is shown that way.
         optional = len(kinds) == 1 and NoneType in words
         one, nothing = (kinds[0], None) if optional else (kind, "")
@@ -115,7 +101,6 @@ def registry_of_values(*, checked: bool = True) -> tyro.constructors.Constructor
         return rule(
             one.__name__.upper(),
             lambda given: nothing if given[0] == "none" else _number(given[0], one),
-            lambda value: value == nothing or isinstance(value, one),
             lambda value: [_none(value, nothing)],
         )
 
@@ -421,6 +406,12 @@ def keys_given(arguments: Sequence[str]) -> frozenset[str]:
     return frozenset(names | {name.removeprefix("no_") for name in names})
 
 
+def values_given(run: RunConfig, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the values of the keys that options set."""
+    keys = keys_given(arguments)
+    return {key: value for key, value in run.flat().items() if key in keys}
+
+
 def must_not_be_combined(
     config: str | None, arguments: Sequence[str], resumed: str, may_change: Sequence[str]
 ) -> None:
@@ -479,16 +470,25 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
         return 1
 
 
-def process_started() -> float:
-    """Return when this process began, as `time.monotonic`."""
-    try:
-        # The name may contain spaces and brackets; the fields after it do not.
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return time.monotonic()
-    age = uptime - float(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return time.monotonic() - max(0.0, age)
+def command(
+    name: str,
+    kind: type[T],
+    work: Callable[[T], int],
+    modes: Mapping[str, Callable[[Sequence[str]], int]] | None = None,
+) -> Callable[[Sequence[str]], int]:
+    """Make the function of a command from its options and its work.
+
+    Args:
+        modes: by option, the command that does other work instead.
+    """
+
+    def run(arguments: Sequence[str]) -> int:
+        for option, other in (modes or {}).items():
+            if option in arguments:
+                return other([each for each in arguments if each != option])
+        return report_errors(name, lambda: work(parse(kind, arguments, name)))
+
+    return run
 
 
 @dataclass(kw_only=True)

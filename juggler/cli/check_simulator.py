@@ -15,8 +15,8 @@ from gymnasium import Space
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
-from juggler.cli.arguments import Flag, parse, report_errors
-from juggler.cli.findings import Finding, State, print_finding, status_of
+from juggler.cli.arguments import Flag, command
+from juggler.cli.doctor import Finding, State, print_finding, status_of
 from juggler.driver.config import ConfigError
 from juggler.driver.signals import as_exception, signals_become
 from juggler.envrunner.config import ADDRESS, check_points, words_of
@@ -76,11 +76,6 @@ class Arguments:
 
     insecure: Flag = False
     """Listen beyond loopback even without TLS or without a token."""
-
-
-def run(arguments: Sequence[str]) -> int:
-    given = parse(Arguments, arguments, "check-simulator")
-    return report_errors("check-simulator", lambda: _report(given))
 
 
 def _report(given: Arguments) -> int:
@@ -444,3 +439,6 @@ class Check:
 
 def _spread(numbers: Sequence[float]) -> str:
     return f"{min(numbers):g} to {max(numbers):g}, mean {sum(numbers) / len(numbers):.4g}"
+
+
+run = command("check-simulator", Arguments, _report)

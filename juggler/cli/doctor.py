@@ -17,15 +17,44 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import tyro
 
-from juggler.cli.arguments import Flag, parse, report_errors
-from juggler.cli.findings import MARKS, Finding, State, print_finding, status_of
+from juggler.cli.arguments import Flag, command
 from juggler.driver.record.wording import quantity
 from juggler.runtime.actors.resources import usable_cores, usable_memory
 from juggler.runtime.installing import installing
+
+State = Literal["ok", "absent", "warning", "problem"]
+MARKS = {"ok": "ok", "absent": "-", "warning": "warning", "problem": "problem"}
+_COLOURS = {"ok": "32", "absent": "2", "warning": "33", "problem": "31"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A line of a report."""
+
+    name: str  # what was checked
+    state: State  # "absent": optional, no fault
+    said: str  # the finding
+    advice: str = ""  # what to do, or ""
+
+
+def status_of(found: Sequence[Finding]) -> int:
+    """Return the exit status for these findings."""
+    return 1 if any(each.state == "problem" for each in found) else 0
+
+
+def print_finding(found: Finding) -> None:
+    """Print a finding and its advice."""
+    mark = f"{MARKS[found.state]:<8}"
+    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
+        mark = f"\x1b[{_COLOURS[found.state]}m{mark}\x1b[0m"
+    print(f"{mark} {found.name:<16} {found.said}", flush=True)
+    if found.advice:
+        print(f"{'':<25} → {found.advice}")
+
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _TORCH_SECONDS = 120.0
@@ -44,11 +73,6 @@ for i in range(torch.cuda.device_count()):
     torch.ones(8, device=i).sum().item()
     print(torch.cuda.get_device_name(i))
 """
-
-
-#: Options for a process or a simulator.
-HEALTH: Final = "--health"
-SIMULATOR: Final = "--simulator"
 
 
 def _judged(name: str, is_good: bool, text: str, advice: str, state: State = "warning") -> Finding:
@@ -346,19 +370,6 @@ class HealthArguments:
     """Seconds to wait for the answer."""
 
 
-def run(arguments: Sequence[str]) -> int:
-    if HEALTH in arguments:
-        rest = [each for each in arguments if each != HEALTH]
-        wanted = parse(HealthArguments, rest, "healthcheck")
-        return report_errors("healthcheck", lambda: _check_health(wanted))
-    if SIMULATOR in arguments:
-        from juggler.cli import check_simulator  # imports torch
-
-        return check_simulator.run([each for each in arguments if each != SIMULATOR])
-    given = parse(Arguments, arguments, "doctor")
-    return report_errors("doctor", lambda: _look(given))
-
-
 def _look(given: Arguments) -> int:
     found: list[Finding] = []
     for each in findings():
@@ -389,3 +400,16 @@ def _check_health(given: HealthArguments) -> int:
     of = given.service or "the process"
     print(f"{given.address}: {of} {f'does not serve: {problem}' if problem else 'serves'}")
     return 1 if problem else 0
+
+
+def _check_simulator(arguments: Sequence[str]) -> int:
+    from juggler.cli import check_simulator  # imports torch
+
+    return check_simulator.run(arguments)
+
+
+_MODES = {
+    "--health": command("healthcheck", HealthArguments, _check_health),
+    "--simulator": _check_simulator,
+}
+run = command("doctor", Arguments, _look, _MODES)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from juggler.cli import STARTED
 from juggler.cli.arguments import (
     AccessArguments,
     ConfigArguments,
@@ -15,7 +16,6 @@ from juggler.cli.arguments import (
     keys_given,
     parse_first,
     parse_rest,
-    process_started,
     report_errors,
 )
 from juggler.driver.config import ConfigError, RunConfig
@@ -63,8 +63,7 @@ class Arguments(RunArguments, AccessArguments):
 
 
 def run(arguments: Sequence[str]) -> int:
-    started = process_started()
-    return report_errors("driver", lambda: _drive(arguments, started))
+    return report_errors("driver", lambda: _drive(arguments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +123,10 @@ def read_arguments(arguments: Sequence[str]) -> Given[Arguments]:
     return given
 
 
-def _drive(arguments: Sequence[str], started: float) -> int:
+def _drive(arguments: Sequence[str]) -> int:
     read_first = read_arguments(arguments)
     given = read_first.arguments
     tls = read_tls(given.tls)
     listen = Listen(given.bind, given.insecure, read_token(given.token_file, tls), tls)
-    read_first.start(started, given.go_on, listen)
+    read_first.start(STARTED, given.go_on, listen)
     return 0

@@ -13,18 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, TextIO
+from typing import Annotated, Any, TextIO
 
 import tyro
 
-from juggler.cli.arguments import Flag, parse, report_errors
+from juggler.cli.arguments import Flag, command
 from juggler.driver.config import ConfigError
 from juggler.driver.record.episode_returns import Played, WithReturns
 from juggler.driver.record.run_directory import to_json
 from juggler.envrunner.agent_returns import MOST_WITH_METRICS
-
-#: The option for making a data set.
-RECORD: Final = "--record"
 
 
 @dataclass(kw_only=True)
@@ -87,15 +84,6 @@ class RecordArguments(PlayedArguments):
     directory."""
 
 
-def run(arguments: Sequence[str]) -> int:
-    if RECORD in arguments:
-        rest = [each for each in arguments if each != RECORD]
-        wanted = parse(RecordArguments, rest, "record")
-        return report_errors("record", lambda: _record(wanted))
-    given = parse(Arguments, arguments, "evaluate")
-    return report_errors("evaluate", lambda: _evaluate(given))
-
-
 def _evaluate(given: Arguments) -> int:
     from juggler.driver.evaluating import evaluate
 
@@ -106,15 +94,7 @@ def _evaluate(given: Arguments) -> int:
     if given.explore:
         raise ConfigError("--explore: only for matches; name players with --play")
     with warnings_printed("evaluate"), stdout_kept(given.json):
-        played = evaluate(
-            given.checkpoint,
-            given.episodes,
-            given.seed,
-            env=given.env,
-            video=given.video,
-            videos=given.videos,
-            watch=Progress(given.episodes),
-        )
+        played = evaluate(given.checkpoint, given.episodes, given.seed, **_how(given))
     if given.json:
         agents = [
             {"agent": agent, "module": module_id, "returns": returns}
@@ -147,23 +127,19 @@ def _play(given: Arguments) -> int:
             raise ConfigError(f"--play {pair}: expected AGENT=PLAYER, such as player_0=random")
         players[agent] = player
     with warnings_printed("evaluate"), stdout_kept(given.json):
-        played = play_matches(
-            given.checkpoint,
-            players,
-            given.episodes,
-            given.seed,
-            explore=given.explore,
-            env=given.env,
-            video=given.video,
-            videos=given.videos,
-            watch=Progress(given.episodes),
-        )
+        how = {"explore": given.explore, **_how(given)}
+        played = play_matches(given.checkpoint, players, given.episodes, given.seed, **how)
     if given.json:
         _print(asdict(played))
         return 0
     print(played)
     _print_videos(played.videos)
     return 0
+
+
+def _how(given: Arguments) -> dict[str, Any]:
+    watch = Progress(given.episodes)
+    return {"env": given.env, "video": given.video, "videos": given.videos, "watch": watch}
 
 
 def _print(values: Mapping[str, Any]) -> None:
@@ -259,3 +235,7 @@ def in_words(played: WithReturns) -> str:
         f"{len(played.returns)} episodes: return {played.mean:.1f} ± {played.deviation:.1f} "
         f"(standard deviation; min {min(played.returns):.1f}, max {max(played.returns):.1f})"
     )
+
+
+_MODES = {"--record": command("record", RecordArguments, _record)}
+run = command("evaluate", Arguments, _evaluate, _MODES)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from juggler.cli.arguments import Flag, parse, report_errors
+from juggler.cli.arguments import Flag, command, parse, report_errors
 from juggler.launch.engine import (
     ROLES,
     EngineRun,
@@ -190,8 +190,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     engine, *rest = arguments
     if engine == "certs":
-        certs = parse(CertsArguments, rest, "certs")
-        return report_errors("certs", lambda: _make(certs))
+        return command("certs", CertsArguments, _make)(rest)
     if engine not in _OPTIONS:
         print(f"juggler launch: no engine {engine!r}{nearest(engine, _OPTIONS)}", file=sys.stderr)
         return 2

@@ -14,21 +14,19 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from juggler.cli.arguments import Flag, parse, report_errors
+from juggler.cli.arguments import Flag, command
 from juggler.cli.evaluate import Progress
+from juggler.cli.plot import STYLES, read_run
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.ratings import elo, nash_averaging
 from juggler.driver.league.roster import Player
 from juggler.driver.league_players import LEAGUE, league_of, module_of
-from juggler.driver.record.metrics_file import metrics_table
-from juggler.driver.record.metrics_file import number as finite
-from juggler.driver.record.run_directory import CONFIG_FILE, METRICS_FILE
+from juggler.driver.record.run_directory import METRICS_FILE
 from juggler.envrunner.multi_agent.openspiel import SCHEME
 from juggler.envrunner.setup import RANDOM
 from juggler.policies.wilson import outcome
-from juggler.runtime.checkpoints.checkpoint import DIRECTORY as CHECKPOINTS
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read, read_or_warn
 from juggler.runtime.checkpoints.weights import DIRECTORY, run_of
 
@@ -170,18 +168,12 @@ class Arguments:
     without one, PNG."""
 
 
-def run(arguments: Sequence[str]) -> int:
-    given = parse(Arguments, arguments, "league")
-    return report_errors("league", lambda: _league(given))
-
-
 def _league(given: Arguments) -> int:
     if given.tournament is not None and given.tournament < _LEAST_MATCHES:
         raise ConfigError(
             f"--tournament {given.tournament}: every pair of players plays at least "
             f"{_LEAST_MATCHES} matches"
         )
-    _must_have_a_checkpoint(Path(given.run))
     checkpoint = read_or_warn(given.run)
     where = checkpoint.path or Path(given.run)
     config = RunConfig.to_act(checkpoint.config, where=str(where))
@@ -219,14 +211,6 @@ def _league(given: Arguments) -> int:
             why = (isinstance(error, OSError) and error.strerror) or error
             raise ConfigError(f"--picture {given.picture}: {why}") from error
     return 0
-
-
-def _must_have_a_checkpoint(run: Path) -> None:
-    """Check that the run has made a checkpoint."""
-    if (run / CONFIG_FILE).is_file() and not any((run / CHECKPOINTS).glob("*")):
-        raise ConfigError(
-            f"{run}: this run has no checkpoint with its league yet: try again after the first one"
-        )
 
 
 def _available(players: Sequence[Player], checkpoint: Checkpoint) -> list[Player]:
@@ -344,9 +328,11 @@ def _draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Pa
     left.set_yticks(range(len(ids)), ids, fontsize=7)
     left.set_title("win rate of the row against the column")
     figure.colorbar(image, ax=left)
-    for place, (name, curve) in enumerate(_ratings(run_dir).items()):
-        steps, ratings = zip(*curve, strict=True)
-        right.plot(steps, ratings, ("-", "--", ":", "-.")[place // 10 % 4], label=name)
+    runs = [read_run(run_dir, run_dir.name)] if (run_dir / METRICS_FILE).is_file() else []
+    for run in runs:
+        for place, key in enumerate(run.keys_of("elo")):
+            name, style = key.removeprefix(_BEFORE).removesuffix(_BEHIND), STYLES[place // 10 % 4]
+            right.plot(run.column("env_steps_trained"), run.column(key), style, label=name)
     right.set_xlabel("steps trained, all players")
     right.set_ylabel("Elo rating")
     right.set_title("ratings of learning players")
@@ -357,13 +343,4 @@ def _draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Pa
     return path
 
 
-def _ratings(run_dir: Path) -> dict[str, list[tuple[float, float]]]:
-    """Return each player's ratings by trained steps."""
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for line in metrics_table(run_dir) if (run_dir / METRICS_FILE).is_file() else []:
-        for key in line:
-            if key.startswith(_BEFORE) and key.endswith(_BEHIND):
-                name = key.removeprefix(_BEFORE).removesuffix(_BEHIND)
-                at = finite(line.get("env_steps_trained")), finite(line[key])
-                curves.setdefault(name, []).append(at)
-    return curves
+run = command("league", Arguments, _league)

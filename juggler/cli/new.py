@@ -6,7 +6,6 @@ import importlib.util
 import keyword
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -15,7 +14,7 @@ from typing import Annotated
 
 import tyro
 
-from juggler.cli.arguments import parse, report_errors
+from juggler.cli.arguments import command
 from juggler.driver.config import ConfigError
 from juggler.driver.record.run_directory import RunDirectoryError
 
@@ -38,12 +37,8 @@ class Arguments:
     """Directory to write. Its name becomes the package's: letters, digits and underscores."""
 
 
-def run(arguments: Sequence[str]) -> int:
-    given = parse(Arguments, arguments, "new")
-    return report_errors("new", lambda: _write(Path(given.directory)))
-
-
-def _write(directory: Path) -> int:
+def _write(given: Arguments) -> int:
+    directory = Path(given.directory)
     whole = directory.resolve()
     name = whole.name
     try:
@@ -103,3 +98,6 @@ def _is_installed(name: str) -> bool:
     """Return whether Python would find another package first."""
     spec = importlib.util.find_spec(name)
     return spec is not None and spec.origin is not None
+
+
+run = command("new", Arguments, _write)

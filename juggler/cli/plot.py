@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import tyro
-from numpy.typing import NDArray
 
-from juggler.cli.arguments import Flag, PlotError, parse, report_errors
-from juggler.driver.record.metrics_file import STEPS, TIME, number, read_metrics
-from juggler.driver.record.run_directory import METRICS_FILE, flat
+from juggler.cli.arguments import Flag, PlotError, command
+from juggler.driver.record.episode_returns import Column
+from juggler.driver.record.run_directory import (
+    METRICS_FILE,
+    STEPS,
+    TIME,
+    flat,
+    number,
+    read_metrics,
+)
 from juggler.driver.result import Result
 from juggler.driver.started import StartedRun
 from juggler.experiments.seeds import members
 from juggler.experiments.statistics import mean_curve
-from juggler.experiments.style import COLOURS, dress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,24 +70,11 @@ class Arguments:
     """Draw on logarithmic axes, without numbers that are not above 0."""
 
 
-def run(arguments: Sequence[str]) -> int:
-    given = parse(Arguments, arguments, "plot")
-    return report_errors("plot", lambda: _plot(given))
-
-
 def _plot(given: Arguments) -> int:
+    how = {"together": given.together, "smooth": given.smooth, "log": given.log}
     output = Path(given.output) if given.output else None
     run_dirs = [Path(name) for name in given.run_dirs]
-    picture = save(
-        run_dirs,
-        output,
-        given.by,
-        together=given.together,
-        metrics=given.metric,
-        smooth=given.smooth,
-        log=given.log,
-    )
-    print(f"plot: {picture}")
+    print(f"plot: {save(run_dirs, output, by=given.by, metrics=given.metric, **how)}")
     return 0
 
 
@@ -113,10 +106,11 @@ def plot(
 ) -> Picture:
     """Draw runs into one picture, like `juggler plot`.
 
-    Runs may still be training.
+    Runs may still be training. Skipped lines are reported on stderr.
 
     Args:
-        runs: results, runs from `juggler.start`, or directories of runs.
+        runs: results, runs from `juggler.start`, or directories of runs. A directory of runs with
+            several seeds is drawn as their interquartile mean with its 95 % interval.
         by: returns per "run", per "module" or per "agent". "auto": for one run, per module if
             there are several, otherwise per agent if there are several; otherwise per run.
         together: draw the interquartile mean of all runs, with its 95 % interval.
@@ -128,50 +122,126 @@ def plot(
         PlotError: a run has no metrics, no metrics by module or agent although `by` needs them, or
             no numbers of one of `metrics`.
     """
-    given = [run.run_dir if isinstance(run, Result | StartedRun) else Path(run) for run in runs]
-    return Picture(draw(given, by, together=together, metrics=metrics, smooth=smooth, log=log))
+    run_dirs = [run.run_dir if isinstance(run, Result | StartedRun) else Path(run) for run in runs]
+    if not run_dirs:
+        raise PlotError("give at least one run directory")
+    if smooth < 1:
+        raise PlotError(f"--smooth {smooth}: give a number of lines, at least 1")
+    if metrics and by != "auto":
+        raise PlotError(f"a metric has a curve for each module or agent: leave out --by {by}")
+    names = [path.resolve().name for path in run_dirs]
+    unique = len(set(names)) == len(names)
+    found: list[tuple[Path, str, str]] = []  # directory, name and group of each run
+    for path, own in zip(run_dirs, names, strict=True):
+        name = own if unique else str(path)
+        seeds = members(path)
+        found += [(each, f"{name}/{each.name}", name) for each in seeds] or [(path, name, "")]
+    if together:
+        found = [(path, name, f"{len(found)} runs") for path, name, _ in found]
+    grouped = any(group for *_, group in found)
+    if by == "auto" and (metrics or len(found) > 1 or grouped):
+        by = "run"
+    if by != "run" and grouped:
+        raise PlotError(f"the mean of several runs needs returns per run: leave out --by {by}")
+    return Picture(_figure([read_run(*each, smooth) for each in found], by, metrics, log=log))
 
 
-_KEYS = (
-    STEPS,
-    TIME,
-    "episode_return_mean",
-    "evaluation_return_mean",
-    "steps_per_second",
-    "staleness_mean",
-    "staleness_max",
-)
-_OF_EACH = ("episode_return_mean", "evaluation_return_mean")  # of a module or an agent
+def save(run_dirs: Sequence[Path], output: Path | None = None, **how: Any) -> Path:
+    """Draw runs into a file, like `plot`.
+
+    Args:
+        output: file of the picture. Its suffix is the format; without one, PNG. None: plot.png in
+            the directory of one run, comparison.png in the working directory for several.
+
+    Raises:
+        PlotError: as for `plot`; or the picture cannot be written.
+    """
+    figure = plot(*run_dirs, **how).figure
+    default = run_dirs[0] / "plot.png" if len(run_dirs) == 1 else Path("comparison.png")
+    output = output or default
+    output = output if output.suffix else output.with_suffix(".png")
+    try:
+        figure.savefig(output)
+    except (OSError, ValueError) as error:
+        raise PlotError(f"cannot write {output}: {error}") from error
+    return output
+
+
 _MOST_NAMES = 32
-
-Column: TypeAlias = NDArray[np.float64]  # [lines]
-Columns: TypeAlias = dict[str, Column]  # by the keys above
+_RETURN, _EVALUATION = "episode_return_mean", "evaluation_return_mean"
+#: Names of the usual panels, and their metrics.
+_USUAL = {
+    "mean return per episode": _RETURN,
+    "throughput (steps/s)": "steps_per_second",
+    "staleness (updates)": "staleness_mean",
+}
+#: By usual metric, the label of its curve; a metric drawn as points with it, their label, marker.
+_LABELS = {
+    _RETURN: ("training", (_EVALUATION, "evaluation", "o")),
+    "staleness_mean": ("mean", ("staleness_max", "max", ".")),
+}
+#: Distinguishable with any colour vision.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#404040")
+GREY = "#555555"
+STYLES = ("-", "--", ":", "-.")
+_TIME_UNITS = (
+    ("training time (h)", 3600.0),
+    ("training time (min)", 60.0),
+    ("training time (s)", 1.0),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run's metrics by key; NaN if a line has no number."""
+    """A run's metrics."""
 
     name: str
-    columns: Columns
-    broken: int  # lines that could not be read
-    named: dict[str, Columns]  # returns by module or agent; {}: the run's returns only
-    # Columns by full key, by requested metric name.
-    metrics: dict[str, Columns] = field(default_factory=dict)
+    lines: list[dict[str, Any]]  # nested
+    flat: list[dict[str, Any]]  # the same lines, flat
     group: str = ""  # runs of a group are drawn as one curve; "": this run has its own curve
+    smooth: int = 1  # number of lines to average over
+    columns: dict[str, Column] = field(default_factory=dict)  # known columns by key, [lines]
+
+    def column(self, key: str) -> Column:
+        """Return a metric, [lines]; NaN if a line has no number."""
+        if key not in self.columns:
+            column = np.array([number(line.get(key)) for line in self.flat], dtype=np.float64)
+            is_raw = key in (STEPS, TIME) or key.endswith(_EVALUATION)
+            self.columns[key] = column if is_raw else smoothed(column, self.smooth)
+        return self.columns[key]
+
+    def keys_of(self, metric: str) -> list[str]:
+        """Return the keys of a metric that have numbers.
+
+        Args:
+            metric: a key, or the end of several keys. For example, "modules/default/policy_loss"
+                ends in "policy_loss".
+        """
+        whole = dict.fromkeys(key for line in self.flat for key in line)
+        ends = (key for key in whole if key.endswith(f"/{metric}"))
+        keys = [metric] if metric in whole else ends
+        return [key for key in keys if np.isfinite(self.column(key)).any()][:_MOST_NAMES]
+
+    def keys_by(self, by: By) -> list[str]:
+        """Return the keys of mean returns, per run, module or agent."""
+        for kind in {"auto": ("module", "agent"), "run": ()}.get(by, (by,)):
+            tables = (line.get(f"by_{kind}") or {} for line in self.lines)
+            names = list(dict.fromkeys(name for table in tables for name in table))
+            if len(names) > 1 or (names and by != "auto"):
+                return [f"by_{kind}/{name}/{_RETURN}" for name in names[:_MOST_NAMES]]
+            if by != "auto":
+                raise PlotError(
+                    f"{self.name}: it has no metrics by {by}, not having several {by}s: leave out "
+                    "--by"
+                )
+        return [_RETURN]
 
 
-def read_run(
-    path: Path, name: str, by: By = "run", metrics: Sequence[str] = (), smooth: int = 1
-) -> Run:
+def read_run(path: Path, name: str, group: str = "", smooth: int = 1) -> Run:
     """Read a run's metrics; repeated steps count once.
 
-    Args:
-        metrics: further metrics to read, by names as in `columns_of`.
-
     Raises:
-        PlotError: the run has no metrics, or no metrics by module or agent although `by` needs
-            them.
+        PlotError: the run has no metrics.
     """
     file = path / METRICS_FILE
     if not file.exists():
@@ -181,39 +251,10 @@ def read_run(
     if not found.lines:
         what = f"none of its {found.broken} lines has metrics" if found.broken else "it is empty"
         raise PlotError(f"{file}: {what}; the first line is written a second after the start")
-    lines = list(map(flat, found.lines))
-    names, table = _names(found.lines, by)
-    if by in ("module", "agent") and not names:
-        raise PlotError(
-            f"{file}: it has no metrics by {by}, not having several {by}s: leave out --by"
-        )
-    columns = {key: _column(lines, key) for key in _KEYS}
-    named = {
-        each: {key: _column(lines, f"{table}/{each}/{key}") for key in _OF_EACH} for each in names
-    }
-    own = {metric: columns_of(lines, metric) for metric in metrics}
-    for of in (columns, *named.values(), *own.values()):
-        for key in of.keys() - {STEPS, TIME, "evaluation_return_mean"}:
-            of[key] = smoothed(of[key], smooth)
-    return Run(name, columns, found.broken, named, own)
-
-
-def _column(lines: Sequence[Mapping[str, Any]], key: str) -> Column:
-    return np.array([number(line.get(key)) for line in lines], dtype=np.float64)  # [lines]
-
-
-def columns_of(lines: Sequence[Mapping[str, Any]], name: str) -> Columns:
-    """Return the columns of a metric, by full key.
-
-    Args:
-        name: a full key, or the end of several keys. For example, "modules/default/policy_loss"
-            ends in "policy_loss".
-    """
-    whole = dict.fromkeys(key for line in lines for key in line)
-    keys = [name] if name in whole else [key for key in whole if key.endswith(f"/{name}")]
-    found = {key: _column(lines, key) for key in keys}
-    known = {key: column for key, column in found.items() if np.isfinite(column).any()}
-    return dict(list(known.items())[:_MOST_NAMES])
+    if found.broken:
+        count = "1 line" if found.broken == 1 else f"{found.broken} lines"
+        print(f"left out {count} of {file}: not metrics", file=sys.stderr)
+    return Run(name, found.lines, list(map(flat, found.lines)), group, smooth)
 
 
 def smoothed(column: Column, lines: int) -> Column:
@@ -228,127 +269,71 @@ def smoothed(column: Column, lines: int) -> Column:
     return np.where(known, sums / np.maximum(counts, 1), np.nan)
 
 
-def _names(lines: list[dict[str, Any]], by: By) -> tuple[list[str], str]:
-    """Return modules or agents to draw, and their table."""
-    for kind in ("module", "agent") if by == "auto" else (by,):
-        table = f"by_{kind}"
-        names = list(dict.fromkeys(name for values in lines for name in values.get(table) or {}))
-        if len(names) > 1 or (names and by != "auto"):
-            return names[:_MOST_NAMES], table
-    return [], ""
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """A metric of one run, or of a group's runs."""
+
+    name: str
+    key: str
+    runs: list[Run]
+    colour: str
+    style: str
+    label: str  # in the panel's legend of kinds of lines
+    points: tuple[str, str, str]  # a metric drawn with it, its label and marker
+
+    def draw(self, axes: Axes, x: str, scale: float) -> None:
+        """Draw it over a key, whose numbers are divided by `scale`."""
+        curves = [(run.column(x) / scale, run.column(self.key)) for run in self.runs]
+        if self.runs[0].group:
+            return self._draw_mean(axes, curves)
+        ((places, y),) = curves
+        prefix, (metric, label, marker) = self.key[: self.key.rfind("/") + 1], self.points
+        known = np.isfinite(y)  # [lines]; not every line has a number from the learner
+        (line,) = axes.plot(places[known], y[known], self.style, linewidth=1.5, label=self.label)
+        line.set_color(self.colour)
+        points = self.runs[0].column(f"{prefix}{metric}")
+        shown = np.isfinite(points)
+        if metric == _EVALUATION:  # each line repeats the last evaluation until the next one
+            shown[1:] &= points[1:] != points[:-1]
+        if shown.any():
+            (line,) = axes.plot(places[shown], points[shown], marker, ms=4.5, label=label)
+            line.set(color=self.colour, alpha=0.7)
+
+    def _draw_mean(self, axes: Axes, curves: Sequence[tuple[Column, Column]]) -> None:
+        colour, style = self.colour, self.style
+        for x, y in curves:
+            axes.plot(x, y, style, color=colour, linewidth=0.8, alpha=0.3, label="one run")
+        if (mean := mean_curve(curves)) is None:
+            return
+        axes.plot(mean.x, mean.mean, style, color=colour, linewidth=2, label="interquartile mean")
+        if np.isfinite(mean.low).all():
+            axes.fill_between(mean.x, mean.low, mean.high, color=colour, alpha=0.2, linewidth=0)
 
 
-_RETURN = "episode_return_mean"
-_STYLES = ("-", "--", ":", "-.")
-_TIME_UNITS = (
-    ("training time (h)", 3600.0),
-    ("training time (min)", 60.0),
-    ("training time (s)", 1.0),
-)
-
-
-def save(run_dirs: Sequence[Path], output: Path | None = None, by: By = "auto", **how: Any) -> Path:
-    """Draw runs into a file.
-
-    Args:
-        output: file of the picture. Its suffix is the format; without one, PNG. None: plot.png in
-            the directory of one run, comparison.png in the working directory for several.
-
-    Raises:
-        PlotError: as for `draw`; or the picture cannot be written.
-    """
-    figure = draw(run_dirs, by, **how)
-    default = run_dirs[0] / "plot.png" if len(run_dirs) == 1 else Path("comparison.png")
-    output = output or default
-    output = output if output.suffix else output.with_suffix(".png")
-    try:
-        figure.savefig(output)
-    except (OSError, ValueError) as error:
-        raise PlotError(f"cannot write {output}: {error}") from error
-    return output
-
-
-def draw(
-    run_dirs: Sequence[Path],
-    by: By = "auto",
-    *,
-    together: bool = False,
-    metrics: Sequence[str] = (),
-    smooth: int = 1,
-    log: bool = False,
+def _figure(
+    runs: list[Run], by: By = "run", metrics: Sequence[str] = (), *, log: bool = False
 ) -> Figure:
-    """Draw runs into one figure; report skipped lines on stderr.
-
-    Args:
-        run_dirs: directories of runs. A directory of runs with several seeds is drawn as the
-            interquartile mean of their returns with its 95 % interval.
-        by: returns to draw. "auto": for one run, per module if there are several, otherwise per
-            agent if there are several; otherwise per run.
-        together: draw all runs that way.
-        metrics: metrics to draw instead. Each is a key of a flat line, or the end of a key.
-        smooth: number of lines to average over: each line and the lines before it.
-        log: draw on logarithmic axes.
-
-    Raises:
-        PlotError: a directory has no metrics, or none by module or agent although `by` needs them.
-    """
-    if not run_dirs:
-        raise PlotError("give at least one run directory")
-    if smooth < 1:
-        raise PlotError(f"--smooth {smooth}: give a number of lines, at least 1")
-    if metrics and by != "auto":
-        raise PlotError(f"a metric has a curve for each module or agent: leave out --by {by}")
-    names = [path.resolve().name for path in run_dirs]
-    unique = len(set(names)) == len(names)
-    found: list[tuple[Path, str, str]] = []  # directory, name and group of each run
-    for path, own in zip(run_dirs, names, strict=True):
-        name = own if unique else str(path)
-        seeds = members(path)
-        found += [(each, f"{name}/{each.name}", name) for each in seeds] or [(path, name, "")]
-    if by == "auto" and (
-        metrics or together or len(found) > 1 or any(group for *_, group in found)
-    ):
-        by = "run"
-    if together:
-        found = [(path, name, f"{len(found)} runs") for path, name, _ in found]
-    if by != "run" and any(group for *_, group in found):
-        raise PlotError(f"the mean of several runs needs returns per run: leave out --by {by}")
-    runs = [
-        replace(read_run(path, name, by, metrics, smooth), group=group)
-        for path, name, group in found
-    ]
-    for run, (path, *_) in zip(runs, found, strict=True):
-        if run.broken:
-            count = "1 line" if run.broken == 1 else f"{run.broken} lines"
-            print(f"left out {count} of {path / METRICS_FILE}: not metrics", file=sys.stderr)
-    return _figure(runs, metrics, log=log)
-
-
-def _figure(runs: list[Run], metrics: Sequence[str] = (), *, log: bool = False) -> Figure:
     # Matplotlib takes half a second; without pyplot it needs no window system.
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    longest = max(float(run.columns[TIME][-1]) for run in runs)
+    longest = max(float(run.column(TIME)[-1]) for run in runs)
     unit, seconds = next((u for u in _TIME_UNITS if longest >= 2 * u[1]), _TIME_UNITS[-1])
     abscissae = ((STEPS, 1.0, "environment steps"), (TIME, seconds, unit))
-    panels = _panels_of(runs, metrics) if metrics else _usual_panels(runs)
+    panels = _panels(runs, by, metrics)
     figure = Figure(figsize=(13 / 3 * max(len(panels), 2), 7), dpi=140, layout="constrained")
     grid = figure.subplots(2, len(panels), sharex="row", sharey="col", squeeze=False)
     for row, (key, scale, x_label) in enumerate(abscissae):
-        for axes, (y_label, curves, draw) in zip(grid[row], panels, strict=True):
+        for axes, (y_label, curves) in zip(grid[row], panels.items(), strict=True):
             for curve in curves:
-                draw(axes, curve, key, scale)
-            _set_range(
-                axes, y_label, log=log, from_zero=draw in (_draw_throughput, _draw_staleness)
-            )
+                curve.draw(axes, key, scale)
+            _set_range(axes, y_label, log=log)
             dress(axes, x_label, y_label)
     if len(runs) == 1:
         figure.suptitle(runs[0].name, fontweight="bold")
     # Panels share their colours and styles, so one legend entry is enough for each.
-    looks = {
-        each.name: each for _, curves, _ in (panels if metrics else panels[:1]) for each in curves
-    }
+    shown = panels.values() if metrics else [panels[next(iter(_USUAL))]]
+    looks = {each.name: each for curves in shown for each in curves}
     if len(looks) > 1:
         handles = [
             Line2D([], [], color=each.colour, ls=each.style, linewidth=2, label=each.name)
@@ -358,144 +343,82 @@ def _figure(runs: list[Run], metrics: Sequence[str] = (), *, log: bool = False) 
     return figure
 
 
-def _set_range(axes: Axes, y_label: str, *, log: bool, from_zero: bool) -> None:
+def _set_range(axes: Axes, y_label: str, *, log: bool) -> None:
     """Set the range of the axis with numbers."""
     if log:
         drawn = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.get_lines()]
         if not any((each > 0).any() for each in drawn):
             raise PlotError(f"--log: {y_label} has no number above 0: leave out --log")
         axes.set_yscale("log", nonpositive="mask")
-    elif from_zero:
+    elif _USUAL.get(y_label, _RETURN) != _RETURN:
         axes.set_ylim(bottom=0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Curve:
-    """A line of the picture."""
-
-    run: Run
-    name: str
-    columns: Columns
-    colour: str
-    style: str
-    # The runs and columns to average; (): the curve shows one run.
-    together: Sequence[tuple[Run, Column]] = ()
-
-
-def _whole(runs: list[Run]) -> list[_Curve]:
-    """Return a curve for each run."""
-    names = dict.fromkeys(run.group or run.name for run in runs)
-    colours = dict(zip(names, itertools.cycle(COLOURS), strict=False))
-    return [_Curve(run, run.name, run.columns, colours[run.group or run.name], "-") for run in runs]
+def dress(axes: Axes, x_label: str, y_label: str) -> None:
+    """Label axes, and remove clutter."""
+    axes.set_xlabel(x_label, color=GREY)
+    axes.set_ylabel(y_label, color=GREY)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.margins(x=0.01)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=GREY, labelsize=9)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(tick)
+    # One legend entry for each kind of line, for any number of runs.
+    kinds = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    if len(kinds) > 1:
+        legend = axes.legend(kinds.values(), kinds.keys(), frameon=False, fontsize=9)
+        for handle in legend.get_lines():
+            handle.set_color(GREY)
 
 
-def _curves(runs: list[Run]) -> list[_Curve]:
-    """Return a curve for each module or agent, or run or group."""
-    looks = ((colour, style) for style in itertools.cycle(_STYLES) for colour in COLOURS)
-    found = []
-    drawn = set()
-    for run in runs:
-        if run.group:
-            if run.group not in drawn:
-                drawn.add(run.group)
-                group = [(each, each.columns[_RETURN]) for each in runs if each.group == run.group]
-                found.append(_Curve(run, run.group, run.columns, *next(looks), together=group))
-            continue
-        if not run.named:
-            found.append(_Curve(run, run.name, run.columns, *next(looks)))
-        for name, columns in run.named.items():
-            label = f"{run.name}: {name}" if len(runs) > 1 else name
-            found.append(_Curve(run, label, columns, *next(looks)))
-    return found
+def tick(value: float, _: float) -> str:
+    """Short labels such as 10k and 1.25M, without making two ticks alike."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
 
 
-def _draw_return(axes: Axes, curve: _Curve, key: str, scale: float) -> None:
-    if curve.together:
-        return _draw_mean(axes, curve, key, scale)
-    x, columns = curve.run.columns[key] / scale, curve.columns
-    colour, style = curve.colour, curve.style
-    returns = columns[_RETURN]
-    axes.plot(x, returns, style, color=colour, linewidth=1.8, label="training")
-    evaluation = columns["evaluation_return_mean"]
-    # Each line repeats the last evaluation until the next one.
-    is_new = np.isfinite(evaluation) & (evaluation != np.roll(evaluation, 1))
-    is_new[0] = np.isfinite(evaluation[0])
-    if is_new.any():
-        axes.plot(x[is_new], evaluation[is_new], "o", color=colour, ms=4.5, label="evaluation")
-
-
-def _draw_mean(axes: Axes, curve: _Curve, key: str, scale: float) -> None:
-    colour, style = curve.colour, curve.style
-    curves = [(run.columns[key] / scale, y) for run, y in curve.together]
-    for x, y in curves:
-        axes.plot(x, y, style, color=colour, linewidth=0.8, alpha=0.3, label="one run")
-    if (mean := mean_curve(curves)) is not None:
-        axes.plot(mean.x, mean.mean, style, color=colour, linewidth=2, label="interquartile mean")
-        if np.isfinite(mean.low).all():
-            axes.fill_between(mean.x, mean.low, mean.high, color=colour, alpha=0.2, linewidth=0)
-
-
-def _draw_throughput(axes: Axes, curve: _Curve, key: str, scale: float) -> None:
-    y = curve.columns["steps_per_second"]
-    axes.plot(curve.run.columns[key] / scale, y, curve.style, color=curve.colour, linewidth=1.2)
-
-
-def _draw_staleness(axes: Axes, curve: _Curve, key: str, scale: float) -> None:
-    x, columns, colour = curve.run.columns[key] / scale, curve.columns, curve.colour
-    axes.plot(x, columns["staleness_mean"], curve.style, color=colour, linewidth=1.8, label="mean")
-    axes.plot(x, columns["staleness_max"], ".", color=colour, ms=4, alpha=0.5, label="max")
-
-
-def _draw_metric(axes: Axes, curve: _Curve, key: str, scale: float) -> None:
-    if curve.together:
-        return _draw_mean(axes, curve, key, scale)
-    (y,) = curve.columns.values()
-    known = np.isfinite(y)  # [lines]; not every line has a number from the learner
-    x = curve.run.columns[key][known] / scale
-    axes.plot(x, y[known], curve.style, color=curve.colour, linewidth=1.5)
-
-
-#: A panel's name, its curves, and the function that draws a curve.
-_Panel: TypeAlias = tuple[str, list[_Curve], Callable[..., None]]
-
-
-def _usual_panels(runs: list[Run]) -> list[_Panel]:
-    whole = _whole(runs)
-    return [
-        ("mean return per episode", _curves(runs), _draw_return),
-        ("throughput (steps/s)", whole, _draw_throughput),
-        ("staleness (updates)", whole, _draw_staleness),
-    ]
-
-
-def _panels_of(runs: list[Run], metrics: Sequence[str]) -> list[_Panel]:
-    """Make a panel for each metric."""
-    looks = ((colour, style) for style in itertools.cycle(_STYLES) for colour in COLOURS)
+def _panels(runs: list[Run], by: By, metrics: Sequence[str]) -> dict[str, list[_Curve]]:
+    """Make the curves of each panel, by the panel's name."""
+    looks = ((colour, style) for style in itertools.cycle(STYLES) for colour in COLOURS)
     known: dict[str, tuple[str, str]] = {}  # by the name of a curve
-    panels: list[_Panel] = []
-    for metric in dict.fromkeys(metrics):
-        curves = []
-        for name, key, of in _curves_of(runs, metric):
-            known[name] = known.get(name) or next(looks)
-            first, columns = of[0], {key: of[0].metrics[metric][key]}
-            together = [(run, run.metrics[metric][key]) for run in of] if first.group else ()
-            curves.append(_Curve(first, name, columns, *known[name], together=together))
-        if not curves:
+    owners: dict[str, list[Run]] = {}  # runs by group, or by their own name
+    for run in runs:
+        owners.setdefault(run.group or run.name, []).append(run)
+    panels: dict[str, list[_Curve]] = {}
+    for panel, metric in (dict(zip(metrics, metrics, strict=True)) or _USUAL).items():
+        panels[panel] = curves = []
+        label, points = (None if metrics else _LABELS.get(metric)) or (panel, ("", "", ""))
+        for owner, of in owners.items():
+            for part, (key, having) in _keys(of, by, metric, is_usual=not metrics).items():
+                parts = [owner] * (len(owners) > 1 or not part) + [part] * bool(part)
+                name = ": ".join(parts)
+                known[name] = known.get(name) or next(looks)
+                curves.append(_Curve(name, key, having, *known[name], label, points))
+        if metrics and not curves:
             raise PlotError(
                 f"no run has numbers of the metric {metric!r}: give a key of the lines of "
                 f"{METRICS_FILE}, such as episode_length_mean, or of a table in them, such as kl"
             )
-        panels.append((metric, curves, _draw_metric))
     return panels
 
 
-def _curves_of(runs: list[Run], metric: str) -> Iterator[tuple[str, str, list[Run]]]:
-    """List a metric's curves: name of the curve, full key, runs."""
-    owners = dict.fromkeys(run.group or run.name for run in runs)
-    for owner in owners:
-        of = [run for run in runs if owner == (run.group or run.name)]
-        keys = dict.fromkeys(key for run in of for key in run.metrics[metric])
-        for key in keys:
-            part = key.removesuffix(metric).strip("/").removeprefix("modules/")
-            names = [owner] * (len(owners) > 1 or len(keys) == 1) + [part] * (len(keys) > 1)
-            yield ": ".join(names), key, [run for run in of if key in run.metrics[metric]]
+def _keys(
+    runs: list[Run], by: By, metric: str, *, is_usual: bool
+) -> dict[str, tuple[str, list[Run]]]:
+    """Return a metric's keys and their runs, by the differing part."""
+    having: dict[str, list[Run]] = {}
+    for run in runs:
+        keys = [metric] if is_usual else run.keys_of(metric)
+        for key in run.keys_by(by) if is_usual and metric == _RETURN else keys:
+            having.setdefault(key, []).append(run)
+    parts = {key: key.removesuffix(metric).strip("/").removeprefix("modules/") for key in having}
+    if not is_usual and len(having) == 1:
+        parts = dict.fromkeys(having, "")
+    names = {key: re.sub("^by_(module|agent)/", "", part) for key, part in parts.items()}
+    return {names[key]: (key, of) for key, of in having.items()}
+
+
+run = command("plot", Arguments, _plot)

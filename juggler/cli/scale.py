@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from juggler.cli.arguments import parse, report_errors
+from juggler.cli.arguments import command
 
 _ANSWER_SECONDS = 10.0
 
@@ -33,11 +32,6 @@ class Arguments:
 
     evaluators: int | None = None
     """Number of evaluators, in a run of `juggler launch`. none: unchanged."""
-
-
-def run(arguments: Sequence[str]) -> int:
-    given = parse(Arguments, arguments, "scale")
-    return report_errors("scale", lambda: _scale(given))
 
 
 def _scale(given: Arguments) -> int:
@@ -85,17 +79,17 @@ def _ask(run_dir: Path, address: str, env_runners: int, learners: int) -> tuple[
     from juggler.runtime.wire.v1 import status_pb2
 
     with dial(address) as channel:
-        ask: Any = channel.unary_unary(
-            SCALE_METHOD,
-            request_serializer=status_pb2.ScaleRequest.SerializeToString,
-            response_deserializer=status_pb2.ScaleReply.FromString,
-        )
+        ask: Any = channel.unary_unary(SCALE_METHOD)
+        wanted = status_pb2.ScaleRequest(env_runners=env_runners, learners=learners)
         try:
-            wanted = status_pb2.ScaleRequest(env_runners=env_runners, learners=learners)
-            reply = ask(wanted, timeout=_ANSWER_SECONDS)
+            answered = ask(wanted.SerializeToString(), timeout=_ANSWER_SECONDS)
         except grpc.RpcError as error:
             answer: Any = error
             if answer.code() == grpc.StatusCode.UNAVAILABLE:
                 raise RunDirectoryError(not_running(run_dir)) from None
             raise EndpointError(f"{here(run_dir)}: {answer.details()}") from None
+    reply = status_pb2.ScaleReply.FromString(answered)
     return int(reply.before), int(reply.learners_before)
+
+
+run = command("scale", Arguments, _scale)

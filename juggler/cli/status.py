@@ -20,19 +20,25 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from juggler.cli.arguments import AccessArguments, Flag, parse, report_errors
-from juggler.driver.record.wording import LEAGUE_RETURNS, clock, number, plain, quantity
+from juggler.cli.arguments import AccessArguments, Flag, command
+from juggler.driver.record.wording import (
+    LEAGUE_RETURNS,
+    clock,
+    named_returns,
+    number,
+    plain,
+    quantity,
+)
 from juggler.runtime.wire.v1 import status_pb2
 
 if TYPE_CHECKING:
     from juggler.driver.watching.overview import Overview
 
-#: The option for listing runs.
-RUNS: Final = "--runs"
 #: Default directory of runs.
 DEFAULT: Final = "runs"
 _EVERY_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
+_DAY = 86_400.0
 _PIPE_COLUMNS = 300  # without a terminal, nothing is cut off
 _RUN_STYLES = {
     "running": "cyan",
@@ -94,20 +100,6 @@ class WatchArguments(AccessArguments):
 
     insecure: Flag = False
     """Serve beyond loopback without encryption: only on a network that you trust."""
-
-
-def run(arguments: Sequence[str]) -> int:
-    if RUNS in arguments or not arguments:
-        rest = [each for each in arguments if each != RUNS]
-        wanted = parse(RunsArguments, rest, "runs")
-        return report_errors("runs", lambda: _list(wanted))
-    given = parse(Arguments, arguments, "status")
-    return report_errors("status", lambda: _show(given))
-
-
-def watch(arguments: Sequence[str]) -> int:
-    given = parse(WatchArguments, arguments, "watch")
-    return report_errors("watch", lambda: _watch(given))
 
 
 def _console() -> Console:
@@ -272,11 +264,11 @@ def _returns(
     title: str, of: Mapping[str, status_pb2.ModuleStatus | status_pb2.AgentStatus]
 ) -> dict[str, str]:
     """Return a row with each module's or agent's mean return."""
-    words = (
-        f"{plain(name)} {number(each.return_mean if each.HasField('return_mean') else None)}"
+    means = {
+        plain(name): each.return_mean if each.HasField("return_mean") else None
         for name, each in of.items()
-    )
-    return {title: ", ".join(words)} if of else {}
+    }
+    return {title: named_returns(means)} if of else {}
 
 
 def _workers(status: status_pb2.RunStatus, left_out: Sequence[str]) -> Table:
@@ -384,7 +376,7 @@ def _show_runs(found: list[Overview], console: Console) -> None:
             number(each.return_last),
             number(each.return_best),
             quantity(each.env_steps),
-            duration(each.wall_time),
+            clock(each.wall_time),
             str(len(each.checkpoints)),
             _ago(each.written),
         )
@@ -427,18 +419,8 @@ def _checkpoints(run_dir: Path) -> Iterator[Path]:
 
 
 def _ago(then: float) -> str:
-    return f"{duration(max(0.0, time.time() - then))} ago"
-
-
-def duration(seconds: float) -> str:
-    """Describe a duration: 8.3 s, 12 min 5 s, 4 days."""
-    if seconds < 59.95:  # rounded: never 60.0 s
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"
+    seconds = max(0.0, time.time() - then)
+    return f"{int(seconds / _DAY)} days ago" if seconds >= 2 * _DAY else f"{clock(seconds)} ago"
 
 
 def _watch(given: WatchArguments) -> int:
@@ -468,3 +450,12 @@ def _watch(given: WatchArguments) -> int:
                 signal.pause()
         except KeyboardInterrupt:
             return 0  # Ctrl-C is the usual way to end it
+
+
+_runs = command("runs", RunsArguments, _list)
+_status = command("status", Arguments, _show, {"--runs": _runs})
+watch = command("watch", WatchArguments, _watch)
+
+
+def run(arguments: Sequence[str]) -> int:
+    return (_status if arguments else _runs)(arguments)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import tyro
 
 from juggler.cli.arguments import (
     ConfigArguments,
     Flag,
-    keys_given,
     must_not_be_combined,
     parse_first,
     parse_rest,
     report_errors,
+    values_given,
 )
 from juggler.driver.config import ConfigError
 from juggler.driver.given_config import load_given
@@ -63,33 +62,27 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _sweep(arguments: Sequence[str]) -> int:
-    from juggler.experiments.sweep import TRIALS, plan_of, resume_sweep, start_sweep
+    from juggler.experiments.sweep import TRIALS, resume_sweep, sweep
 
     first, algorithm = parse_first(Arguments, arguments, "sweep")
     if first.resume is not None:
         resumed = "a sweep with its settings"
         must_not_be_combined(first.config, arguments, resumed, ("trials", "jobs"))
-        return _status(resume_sweep(first.resume, trials=first.trials, jobs=first.jobs))
-    base, in_file = load_given(first.config, algorithm)
+        result = resume_sweep(first.resume, trials=first.trials, jobs=first.jobs)
+        return 0 if result else 1
+    base, _ = load_given(first.config, algorithm)
     given = parse_rest(Arguments, arguments, "sweep", base)
-    given_keys = keys_given(arguments)
-    plan = plan_of(
-        given.run,
-        in_file | given_keys,
-        given_keys,
-        base,
-        _by_key(given.space),
+    result = sweep(
+        first.config,
+        space=_by_key(given.space),
+        trials=TRIALS if given.trials is None else given.trials,
+        jobs=given.jobs,
         metric=given.metric,
         minimize=given.minimize,
         prune=given.prune,
-        trials=TRIALS if given.trials is None else given.trials,
+        **values_given(given.run, arguments),
     )
-    run_dir = given.run.driver.run_dir
-    return _status(start_sweep(plan, Path(run_dir) if run_dir else None, given.jobs))
-
-
-def _status(result: object) -> int:
-    return 0 if result is not None else 1
+    return 0 if result else 1
 
 
 def _by_key(space: Sequence[str]) -> dict[str, str]:

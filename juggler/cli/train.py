@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from juggler.cli import STARTED
 from juggler.cli.arguments import (
     Flag,
     must_not_be_combined,
     parse_first,
-    process_started,
     report_errors,
+    values_given,
 )
 from juggler.cli.driver import RunArguments, read_given
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import Seen, read_shipped, shipped_configs
 from juggler.driver.script_classes import must_be_given_again
 from juggler.envrunner.environments.extras import extra_for
+
+if TYPE_CHECKING:
+    from juggler.experiments.seeds import SeedsResult
 
 
 @dataclass(kw_only=True)
@@ -43,11 +48,10 @@ class Arguments(RunArguments):
 
 
 def run(arguments: Sequence[str]) -> int:
-    started = process_started()
-    return report_errors("train", lambda: _train(arguments, started))
+    return report_errors("train", lambda: _train(arguments))
 
 
-def _train(arguments: Sequence[str], started: float) -> int:
+def _train(arguments: Sequence[str]) -> int:
     # The file sets the defaults of the options, so its name is read first.
     first, algorithm = parse_first(Arguments, arguments, "train")
     if first.list:
@@ -57,21 +61,21 @@ def _train(arguments: Sequence[str], started: float) -> int:
     if first.resume is not None and first.seeds is not None:
         resumed = "runs with several seeds with their settings"
         must_not_be_combined(first.config, arguments, resumed, ("seeds", "jobs"))
-        return _seeds(Path(first.resume), first.seeds, first.jobs)
+        from juggler.experiments.seeds import run_seeds
+
+        return _show(run_seeds(Path(first.resume), first.seeds, first.jobs))
     read_first = read_given(Arguments, arguments, "train", first, algorithm)
     given, checkpoint = read_first.arguments, read_first.checkpoint
     if given.seeds is not None:
-        from juggler.experiments.seeds import create
+        from juggler.experiments.seeds import train_seeds
 
-        wanted = given.run.driver.run_dir
-        path = Path(wanted) if wanted else None
-        directory = create(given.run, read_first.keys, given.seeds, path)
-        return _seeds(directory, given.seeds, given.jobs)
+        keys = values_given(given.run, arguments)
+        return _show(train_seeds(first.config, seeds=given.seeds, jobs=given.jobs, **keys))
     if checkpoint is not None:
         must_be_given_again(given.run, None, None, {})
         if given.run.driver.run_dir != RunConfig.from_flat(checkpoint.config).driver.run_dir:
             raise ConfigError("a resumed run stays in its directory: leave out --run-dir")
-    read_first.start(started)
+    read_first.start(STARTED)
     return 0
 
 
@@ -97,13 +101,11 @@ def _must_go_together(first: Arguments) -> None:
             raise ConfigError(f"{option} is for one run, but --seeds makes several: leave one out")
 
 
-def _seeds(directory: Path, seeds: int, jobs: int | None) -> int:
+def _show(result: SeedsResult) -> int:
     from juggler.cli.plot import save
     from juggler.driver.record.wording import here
-    from juggler.experiments.seeds import run_seeds
 
-    result = run_seeds(directory, seeds, jobs)
-    print(f"plot: {here(save([directory]))}")
+    print(f"plot: {here(save([result.seeds_dir]))}")
     return 1 if result.failed else 0
 
 

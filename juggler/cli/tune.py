@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,8 @@ from juggler.cli.arguments import (
     report_errors,
 )
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.given_config import differing, load_given
+from juggler.driver.given_config import differing, load_given, read_toml
+from juggler.driver.record.run_directory import CONFIG_FILE, to_toml
 
 _MIN_SECONDS: Final = 1.0
 _PROBES: Final = 12  # runs, including their starts, that share `--seconds`
@@ -83,19 +85,17 @@ def _tune(arguments: Sequence[str]) -> int:
     given = parse_rest(Arguments, arguments, "tune", base)
     if not given.seconds >= _MIN_SECONDS:
         raise ConfigError(f"--seconds must be at least {_MIN_SECONDS:g}, not {given.seconds}")
-    to = None if given.write is None else Path(given.write)
-    if to is not None:
-        _must_be_writable(to)
     keys = in_file | keys_given(arguments)
-    now, best = search(given.run, keys, given.seconds)
+    with _new_file(given.write) as file:
+        now, best = search(given.run, keys, given.seconds)
+        file.write_bytes(_content(best, keys))
     print(f"\nas configured: {now}\nadvised:       {best}")
     for key, value in best.sizes.items():
         before = now.sizes[key]
         print(f"  {key} = {value}" + (f"  (was {before})" if before != value else ""))
     print("batch_size is unchanged: another size would change what is learned.")
-    if to is not None:
-        _write(best, keys, to)
-        print(f"\njuggler train {to}")
+    if given.write is not None:
+        print(f"\njuggler train {given.write}")
     return 0
 
 
@@ -178,8 +178,10 @@ def time_run(config: RunConfig, given: Collection[str], seconds: float) -> Timed
         own = RunConfig.from_flat({**config.flat(), **changed})
         result = start_run(own, {*given, *changed}, Start(time.monotonic()))
         lines = [line for line in result.metrics() if line["env_steps_trained"]]
-        chose = RunConfig.from_flat(_read(result.run_dir))
-    timed = Timed(RunConfig.from_flat({**chose.flat(), **_kept(config, changed)}), 0.0, 0.0)
+        chose = RunConfig.from_flat(read_toml(result.run_dir / CONFIG_FILE))
+    flat = config.flat()
+    unchanged = {key: flat[key] for key in changed}
+    timed = Timed(RunConfig.from_flat({**chose.flat(), **unchanged}), 0.0, 0.0)
     if not lines:
         return timed
     first, last = lines[len(lines) // 3], lines[-1]
@@ -194,43 +196,30 @@ def time_run(config: RunConfig, given: Collection[str], seconds: float) -> Timed
     return timed
 
 
-def _read(run_dir: Path) -> dict[str, object]:
-    from juggler.driver.given_config import read_toml
-    from juggler.driver.record.run_directory import CONFIG_FILE
-
-    return read_toml(run_dir / CONFIG_FILE)
-
-
-def _kept(config: RunConfig, changed: Collection[str]) -> dict[str, object]:
-    """Return a configuration's values of keys that short runs change."""
-    flat = config.flat()
-    return {key: flat[key] for key in changed}
-
-
-def _write(best: Timed, given: Collection[str], path: Path) -> None:
-    """Write sizes and other non-default keys for `juggler train`."""
-    from juggler.driver.record.run_directory import to_toml
-
-    flat = best.config.flat()
-    values = differing({key: flat[key] for key in flat if key in {*given, *KEYS}}, KEYS)
-    about = f"# Sizes that `juggler tune` advised. Timed: {best}.\n"
+@contextmanager
+def _new_file(path: str | None) -> Iterator[Path]:
+    """Make a new file before the measurement; delete it if that fails."""
+    if path is None:
+        yield Path(os.devnull)
+        return
     try:
-        with path.open("xb") as file:
-            file.write(about.encode() + to_toml(values))
+        Path(path).touch(exist_ok=False)
     except FileExistsError:
         raise ConfigError(f"--write {path}: it already exists, and is not overwritten") from None
     except OSError as error:
         raise ConfigError(f"--write {path}: {error.strerror}") from error
+    try:
+        yield Path(path)
+    except BaseException:
+        Path(path).unlink()
+        raise
 
 
-def _must_be_writable(path: Path) -> None:
-    """Check that a new file can be written there."""
-    if path.exists():
-        raise ConfigError(f"--write {path}: it already exists, and is not overwritten")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--write {path}: there is no directory {path.parent}")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"--write {path}: this user may not write in {path.parent}")
+def _content(best: Timed, given: Collection[str]) -> bytes:
+    """Return sizes and other non-default keys for `juggler train`."""
+    flat = best.config.flat()
+    values = differing({key: flat[key] for key in flat if key in {*given, *KEYS}}, KEYS)
+    return f"# Sizes that `juggler tune` advised. Timed: {best}.\n".encode() + to_toml(values)
 
 
 def _print(line: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from juggler.cli.arguments import PREDECESSOR, Flag, WorkerArguments, parse, report_errors
+from juggler.cli.arguments import PREDECESSOR, Flag, WorkerArguments, command
 from juggler.runtime.actors.endpoints import split_address
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.processes import must_end
@@ -75,18 +75,9 @@ def run(arguments: Sequence[str]) -> int:
         print(_USAGE)
         return 0
     role, *rest = arguments
-    match role:
-        case "envrunner":
-            env_runner = parse(EnvRunnerArguments, rest, role)
-            return report_errors(role, lambda: _sample(env_runner))
-        case "learner":
-            learner = parse(LearnerArguments, rest, role)
-            return report_errors(role, lambda: _learn(learner))
-        case "evaluator":
-            evaluator = parse(EvaluatorArguments, rest, role)
-            return report_errors(role, lambda: _play(evaluator))
-    roles = ("envrunner", "learner", "evaluator")
-    print(f"juggler worker: no role {role!r}{nearest(role, roles)}", file=sys.stderr)
+    if role in _ROLES:
+        return _ROLES[role](rest)
+    print(f"juggler worker: no role {role!r}{nearest(role, _ROLES)}", file=sys.stderr)
     return 2
 
 
@@ -129,6 +120,13 @@ def _play(given: EvaluatorArguments) -> int:
     program = EnvRunnerProgram(contact, EVALUATOR)
     work(contact, lambda: main(program))
     return 0
+
+
+_ROLES: Final = {
+    "envrunner": command("envrunner", EnvRunnerArguments, _sample),
+    "learner": command("learner", LearnerArguments, _learn),
+    "evaluator": command("evaluator", EvaluatorArguments, _play),
+}
 
 
 def work(contact: Contact, main: Callable[[], None]) -> None:

@@ -20,7 +20,6 @@ from juggler.driver.monitoring import MonitoringOptions, MonitoringServices
 from juggler.driver.parts import Inherited, RunParts
 from juggler.driver.record.progress import Journal
 from juggler.driver.record.run_directory import (
-    LineWriter,
     RunDirectory,
     RunDirectoryError,
     announce,
@@ -315,8 +314,7 @@ class Driver:
             stop=lambda reason: self._mailbox.put(StopAsked(reason)),
         )
         status = StatusReader(self._run_id, directory.path, parts, journal)
-        lines = LineWriter(directory, journal)
-        self._upkeep = upkeep = Upkeep(parts, lines, self._bound, self._announce)
+        self._upkeep = upkeep = Upkeep(parts, directory, self._bound, self._announce)
         self._loop = Loop(parts, WorkerEvents(parts), self._mailbox, upkeep, status)
         self._ending = Ending(parts, self._loop, upkeep, self._hub, directory)
 

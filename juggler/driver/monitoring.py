@@ -180,15 +180,9 @@ def ask_status(channel: grpc.Channel, seconds: float, token: str = "") -> status
     Args:
         token: of the run; "": no token, as on the driver's Unix socket.
     """
-    ask: Any = channel.unary_unary(
-        STATUS_METHOD,
-        request_serializer=status_pb2.StatusRequest.SerializeToString,
-        response_deserializer=status_pb2.RunStatus.FromString,
-    )
-    answer: status_pb2.RunStatus = ask(
-        status_pb2.StatusRequest(), timeout=seconds, metadata=bearer(token)
-    )
-    return answer
+    method: Any = channel.unary_unary(STATUS_METHOD)
+    answer: bytes = method(b"", timeout=seconds, metadata=bearer(token))
+    return status_pb2.RunStatus.FromString(answer)
 
 
 def to_plain(message: Any) -> dict[str, Any]:

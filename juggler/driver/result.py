@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.record.metrics_file import metrics_table
-from juggler.driver.record.run_directory import last_summary
+from juggler.driver.record.run_directory import last_summary, metrics_table
 from juggler.driver.record.wording import best_checkpoint, here, outcome, restarted
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.nearest import listed

@@ -10,7 +10,7 @@ from typing import Any
 from juggler.driver.core.ledger import Counters
 from juggler.driver.parts import RunParts
 from juggler.driver.record.episode_returns import ReturnGoals
-from juggler.driver.record.run_directory import LineWriter
+from juggler.driver.record.run_directory import RunDirectory
 from juggler.envrunner.agent_returns import has_metrics_by_agent
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.program import ENVRUNNER
@@ -55,11 +55,15 @@ class Upkeep:
     """
 
     def __init__(
-        self, parts: RunParts, lines: LineWriter, bound: list[str], announce: Callable[[], None]
+        self,
+        parts: RunParts,
+        directory: RunDirectory,
+        bound: list[str],
+        announce: Callable[[], None],
     ) -> None:
         self.standstill = Standstill(parts)
         self._parts = parts
-        self._lines = lines
+        self._directory = directory
         self._bound = bound
         self._announce = announce
         self._endless = EndlessEpisodes(parts.config.env_runner)
@@ -142,8 +146,8 @@ class Upkeep:
         parts = self._parts
         line = {**metrics_line(parts), **more}
         parts.callbacks.metrics(line)
-        renewed = self._lines.append(line)
-        parts.checkpointing.suspended = self._lines.taken
+        renewed = self._directory.write_line(line, parts.progress)
+        parts.checkpointing.suspended = self._directory.taken
         if renewed:  # in a new directory, in which the driver's address is missing
             self._announce()
             if not parts.config.driver.synchronous and not parts.end.reached:

@@ -27,16 +27,17 @@ from rich.text import Text
 from juggler.driver.callbacks import MetricsLine
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import load_given
-from juggler.driver.record.metrics_file import LineFile, parse_line
 from juggler.driver.record.progress import is_capable
 from juggler.driver.record.run_directory import (
     METRICS_FILE,
     SUMMARY_FILE,
+    LineFile,
     RunDirectoryError,
     flat,
     has_checkpoint,
     lock,
     must_be_free,
+    parse_line,
 )
 from juggler.driver.record.wording import here, plain
 from juggler.driver.signals import as_exception, signals_become
@@ -46,7 +47,7 @@ from juggler.runtime.importing import must_not_be_imported
 from juggler.runtime.plain_files import read_json
 
 _LOOK_SECONDS: Final = 0.25
-_LINE_SECONDS: Final = 5.0  # between lines about runs at work, without a terminal
+_TABLE_SECONDS: Final = 60.0  # between tables of runs at work, without a terminal
 _WIDTH: Final = 120  # of tables, without a terminal
 
 #: `juggler ARGUMENTS`, for a parent whose process id comes first. If the parent is killed, the run
@@ -182,7 +183,7 @@ class Runs(ABC):
         self._live = (
             Live(console=self._console, auto_refresh=False, transient=True) if is_live else None
         )
-        self._line_due = 0.0
+        self._table_due = 0.0
 
     @abstractmethod
     def next(self) -> RunProcess | None:
@@ -198,11 +199,7 @@ class Runs(ABC):
 
     @abstractmethod
     def table(self, running: Sequence[RunProcess], title: str) -> Table:
-        """Show the runs at work in a terminal."""
-
-    def line(self, running: Sequence[RunProcess]) -> str:
-        """Return one line about the runs at work, without a terminal."""
-        return ""
+        """Show the runs at work."""
 
     def report(self, text: str, style: str = "") -> None:
         """Show a message."""
@@ -221,7 +218,6 @@ class Runs(ABC):
             RunDirectoryError: another process has it, or it is not a directory of these runs.
         """
         must_not_be_imported()
-        must_have(self.directory, self.file)
         with (self.directory / self.file).open("rb") as locked:
             if not lock(locked):
                 raise RunDirectoryError(
@@ -278,10 +274,9 @@ class Runs(ABC):
         if self._live is not None:
             ending = ", running ones are ending (Ctrl-C again kills them)"
             self._live.update(self.table(running, ending * stopping.is_set()), refresh=True)
-        elif time.monotonic() >= self._line_due:
-            self._line_due = time.monotonic() + _LINE_SECONDS
-            if text := self.line(running):
-                self.report(text)
+        elif time.monotonic() >= self._table_due:
+            self._table_due = time.monotonic() + _TABLE_SECONDS
+            self.show(self.table(running, ""))
         if running:
             time.sleep(_LOOK_SECONDS)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,11 +14,9 @@ from rich.table import Table
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import read_toml
 from juggler.driver.record.episode_returns import FEWEST
-from juggler.driver.record.metrics import RETURN_WINDOW
-from juggler.driver.record.metrics_file import number as finite
-from juggler.driver.record.metrics_file import read_metrics
 from juggler.driver.record.run_directory import to_toml
 from juggler.driver.record.wording import clock, here, how_it_ended, number, quantity
+from juggler.driver.watching.overview import Overseer
 from juggler.experiments.runs import (
     RunEnd,
     RunProcess,
@@ -99,28 +97,16 @@ def train_seeds(
         keys: of the configuration; everything is written into `run_dir`.
 
     Raises:
-        ConfigError: a key or a value is wrong, or the runs would never end.
+        ConfigError: a key or a value is wrong; the runs would never end, or record their steps.
         RunFailed: no run succeeded.
         KeyboardInterrupt: on Ctrl-C.
     """
     must_be_some("jobs", jobs)
     _, final, given = configured(config, keys)
-    run_dir = Path(final.driver.run_dir) if final.driver.run_dir else None
-    return run_seeds(create(final, given, seeds, run_dir), seeds, jobs)
-
-
-def create(config: RunConfig, given: Collection[str], seeds: int, path: Path | None) -> Path:
-    """Make the directory of several runs.
-
-    Args:
-        path: of the directory; None: a new one under runs/.
-
-    Raises:
-        ConfigError: the runs would never end, or would record their steps.
-    """
     must_be_some("seeds", seeds)
-    must_not_record(config)
-    flat = config.flat()
+    must_not_record(final)
+    flat, env = final.flat(), final.env_runner.env
+    path = Path(final.driver.run_dir) if final.driver.run_dir else None
     if all(flat[stop] is None for stop in ("stop_return", "stop_steps", "stop_seconds")):
         raise ConfigError(
             "runs with several seeds need an end: give --stop-steps, --stop-return "
@@ -128,15 +114,15 @@ def create(config: RunConfig, given: Collection[str], seeds: int, path: Path | N
         )
     values = {key: flat[key] for key in flat if key in given and key != "run_dir"}
     resume_command = f"juggler train --seeds {seeds} --resume"
-    env, content = config.env_runner.env, to_toml(values)
-    return make_directory(path, "seeds", env, CONFIG_FILE, content, resume_command)
+    made = make_directory(path, "seeds", env, CONFIG_FILE, to_toml(values), resume_command)
+    return run_seeds(made, seeds, jobs)
 
 
 def run_seeds(directory: Path, seeds: int, jobs: int | None = None) -> SeedsResult:
     """Train the runs of a directory, or resume unfinished ones.
 
     Raises:
-        RunDirectoryError: it was not made by `create`, or another process has it.
+        RunDirectoryError: it was not made for this, or another process has it.
     """
     from juggler.driver.driver import RunFailed
 
@@ -217,16 +203,6 @@ class _Seeds(Runs):
         )
         return SeedsResult(self.directory, runs, self._failed, *means)
 
-    def line(self, running: Sequence[RunProcess]) -> str:
-        words = (
-            f"seed {self._at_work[run.pid]:>3}  return {number(run.newest.get(_RETURN))}"
-            f"  steps {quantity(run.newest['env_steps_trained'])}"
-            if run.newest
-            else f"seed {self._at_work[run.pid]:>3}  starting"
-            for run in running
-        )
-        return "; ".join(words)
-
     def table(self, running: Sequence[RunProcess], title: str) -> Table:
         over = f"{len(self.reached) + len(self._failed)} of {self._count} seeds have ended{title}"
         table = Table(title=over, title_justify="left", box=None, pad_edge=False)
@@ -248,18 +224,14 @@ def _reached(seed: int, run_dir: Path, end: RunEnd) -> dict[str, Any] | str:
         return end.problem
     if (reason := end.summary.get("reason_for_stop")) not in _GOOD_ENDS:
         return f"it ended ({reason})"
-    # The first episodes that end are short, and their returns mean little.
-    whole = [x for x in read_metrics(run_dir).lines if x.get("episodes", 0) >= RETURN_WINDOW]
-    returns = [finite(line.get(_RETURN)) for line in whole]
-    known = [each for each in returns if each == each]  # not NaN
-    final = finite(end.summary.get(_RETURN))
-    if final != final:
+    overview = Overseer(run_dir, run_dir.name).look()
+    if overview.return_last is None:
         return "it ended before its first episode"
     return {
         "seed": seed,
         "run_dir": str(run_dir),
         "solved": bool(end.summary.get("solved")),
-        "final_return": final,
-        "best_return": max(known, default=final),
+        "final_return": overview.return_last,
+        "best_return": overview.return_best,
         "env_steps_trained": end.summary["env_steps_trained"],
     }

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import itertools
 import math
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -13,7 +14,6 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import numpy as np
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -36,13 +36,11 @@ from juggler.experiments.runs import (
     must_not_record,
 )
 from juggler.experiments.space import Axis, Value, configurations, parse_space, placed, settings_in
-from juggler.experiments.style import COLOURS, GREY, dress
 from juggler.runtime.checkpoints.checkpoint import write_synced
 from juggler.runtime.installing import installing
-from juggler.runtime.nearest import closest
+from juggler.runtime.nearest import all_of, closest
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from optuna import Study, Trial
 
 PLAN_FILE: Final = "sweep.toml"
@@ -55,7 +53,6 @@ _MEDIAN_OF: Final = 5  # minimum number of complete trials
 _MOST_LISTED: Final = 10_000  # settings of a space; larger spaces hardly repeat any
 _MOST_FAILED: Final = 3  # failed trials before any has succeeded
 _MOST_ROWS: Final = 10  # of the result
-_COLUMNS: Final = 3  # of the picture
 #: Attributes of Optuna's trials: the number of the run, and its end, for people.
 _RUN, _ENDED = "run", "said"
 
@@ -143,24 +140,50 @@ def sweep(
         The best settings; None: no complete trial.
 
     Raises:
-        ConfigError: a key or a value is wrong, trials would never end, or Optuna is not installed.
+        ConfigError: a key or a value is wrong; trials would never end, have different lengths or
+            record their steps; runs have no such metric; or Optuna is not installed.
         SweepFailed: the first trials have all failed.
         KeyboardInterrupt: on Ctrl-C.
     """
     base, final, given = configured(config, keys)
-    plan = plan_of(
-        final,
-        given,
-        keys,
-        base,
-        {} if space is None else space,
+    flat, before, run_dir = final.flat(), base.flat(), final.driver.run_dir
+    run = {key: flat[key] for key in flat if key in given and key != "run_dir"}
+    # Trials that reach it earlier would be compared at another number of steps.
+    run["stop_return"] = flat["stop_return"] if "stop_return" in keys else "none"
+    if not space:
+        raise ConfigError("a sweep needs a space, such as --space lr=1e-4..1e-2:log")
+    if flat["stop_steps"] is None and flat["stop_seconds"] is None:
+        raise ConfigError(
+            "trials are compared at equal lengths: give their length, such as "
+            "--stop-steps 50000 or --stop-seconds 30"
+        )
+    must_be_some("trials", trials)
+    own = {key: before[key] for key in _STOPS if before[key] is not None}
+    stops = own or {key: flat[key] for key in _STOPS if flat[key] is not None}
+    plain = _plain(space)
+    axes = parse_space(plain, run)  # before anything is made
+    for each in configurations(axes, run):
+        must_not_record(each)
+        must_be_a_metric(metric, each)
+    for key in _STOPS:
+        if key in plain:
+            raise ConfigError(f"--space {key}: trials are compared at equal lengths; leave it out")
+    run = {key: "none" if value is None else value for key, value in run.items()}
+    plan = SweepPlan(
+        run=run,
+        stops=stops,
+        space=plain,
         metric=metric,
-        trials=trials,
         minimize=minimize,
         prune=prune,
+        trials=trials,
     )
-    run_dir = final.driver.run_dir
-    return start_sweep(plan, Path(run_dir) if run_dir else None, jobs)
+    _must_have_optuna()
+    must_be_some("jobs", jobs)
+    path, content = Path(run_dir) if run_dir else None, to_toml(asdict(plan))
+    env = str(run.get("env", ""))
+    made = make_directory(path, "sweep", env, PLAN_FILE, content, "juggler sweep --resume")
+    return _sweep(made, plan, axes, jobs)
 
 
 def resume_sweep(
@@ -191,65 +214,6 @@ def resume_sweep(
         raise ConfigError(f"{file}: {error}") from error
     plan = dataclasses.replace(plan, trials=trials or plan.trials)
     return _sweep(file.parent, plan, parse_space(plan.space, plan.run), jobs)
-
-
-def start_sweep(plan: SweepPlan, path: Path | None, jobs: int | None) -> SweepResult | None:
-    """Start a new sweep; see `sweep`."""
-    _must_have_optuna()
-    must_be_some("jobs", jobs)
-    axes = parse_space(plan.space, plan.run)
-    env, content = str(plan.run.get("env", "")), to_toml(asdict(plan))
-    made = make_directory(path, "sweep", env, PLAN_FILE, content, "juggler sweep --resume")
-    return _sweep(made, plan, axes, jobs)
-
-
-def plan_of(
-    config: RunConfig,
-    given: Collection[str],
-    given_here: Collection[str],
-    base: RunConfig,
-    space: Mapping[str, str | Sequence[Any]],
-    *,
-    metric: str,
-    trials: int,
-    **how: bool,
-) -> SweepPlan:
-    """Make the plan of a new sweep.
-
-    Args:
-        given: keys given in a file or with the sweep.
-        given_here: keys given with the sweep itself.
-        base: the configuration without these keys.
-        how: `minimize` and `prune`, as in `SweepPlan`.
-
-    Raises:
-        ConfigError: trials would never end, or have different lengths, or record their steps, or
-            runs have no such metric.
-    """
-    flat, before = config.flat(), base.flat()
-    run = {key: flat[key] for key in flat if key in given and key != "run_dir"}
-    # Trials that reach it earlier would be compared at another number of steps.
-    run["stop_return"] = flat["stop_return"] if "stop_return" in given_here else "none"
-    if not space:
-        raise ConfigError("a sweep needs a space, such as --space lr=1e-4..1e-2:log")
-    if flat["stop_steps"] is None and flat["stop_seconds"] is None:
-        raise ConfigError(
-            "trials are compared at equal lengths: give their length, such as "
-            "--stop-steps 50000 or --stop-seconds 30"
-        )
-    must_be_some("trials", trials)
-    own = {key: before[key] for key in _STOPS if before[key] is not None}
-    stops = own or {key: flat[key] for key in _STOPS if flat[key] is not None}
-    plain = _plain(space)
-    axes = parse_space(plain, run)  # before anything is made
-    for each in configurations(axes, run):
-        must_not_record(each)
-        must_be_a_metric(metric, each)
-    for key in _STOPS:
-        if key in plain:
-            raise ConfigError(f"--space {key}: trials are compared at equal lengths; leave it out")
-    run = {key: "none" if value is None else value for key, value in run.items()}
-    return SweepPlan(run=run, stops=stops, space=plain, metric=metric, trials=trials, **how)
 
 
 def _plain(space: object) -> dict[str, str | list[Any]]:
@@ -400,7 +364,7 @@ class Sweep(Runs):
     - `sweep.toml`: its plan;
     - `study.db`: Optuna's study, in SQLite;
     - `trials/`: configuration, run directory and output of each trial;
-    - `best.toml`, `trials.csv`, `sweep.png`: the result.
+    - `best.toml`, `trials.csv`, `sweep.png`, `history.png`: the result.
     """
 
     file = PLAN_FILE
@@ -599,9 +563,8 @@ class Sweep(Runs):
         settings = differing(placed({**values, **plan.stops}, chosen), plan.space)
         config = self.directory / "best.toml"
         write_synced(config, about.encode() + to_toml(settings))
-        picture = self.directory / "sweep.png"
-        _draw(picture, over, plan, self._axes)
-        self.report(f"table: {here(table)}\nplot: {here(picture)}")
+        pictures = _draw(self.directory, self._study, plan)
+        self.report(f"table: {here(table)}\nplots: {all_of(map(here, pictures))}")
         self.report(
             f"best settings: {here(config)}; to train with them: juggler train {here(config)}"
         )
@@ -685,52 +648,19 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _draw(file: Path, over: Sequence[TrialOver], plan: SweepPlan, axes: Sequence[Axis]) -> None:
-    """Draw trials in order, with the best so far, and over keys."""
-    # Matplotlib takes half a second; without pyplot it needs no window system.
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+def _draw(directory: Path, study: Study, plan: SweepPlan) -> list[Path]:
+    """Draw complete trials over each key, and in their order."""
+    # Both take half a second.
+    import matplotlib.pyplot as plt
+    from optuna.visualization.matplotlib import plot_optimization_history, plot_slice
 
-    rows = -(-(len(axes) + 1) // _COLUMNS)
-    figure = Figure(figsize=(13, 3.6 * rows), dpi=140, layout="constrained")
-    panels = figure.subplots(rows, _COLUMNS, squeeze=False).flat
-    shown = [each for each in over if each.value is not None]
-    panel = next(panels)
-    _scatter(panel, [each.number for each in shown], shown)
-    good = sorted((each for each in shown if each.complete), key=lambda each: each.number)
-    values = np.array([each.value for each in good], dtype=np.float64)  # [complete trials]
-    best = (np.minimum if plan.minimize else np.maximum).accumulate(values)
-    numbers = [each.number for each in good]
-    panel.step(numbers, best, where="post", color=COLOURS[1], linewidth=1.5, label="best so far")
-    dress(panel, "trial", plan.metric)
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axis, panel in zip(axes, panels, strict=False):
-        chosen = [each.settings[axis.key] for each in shown]
-        names = [str(name) for name in axis.names()] if axis.values else []
-        if axis.log:
-            panel.set_xscale("log")
-        places = [names.index(str(name)) for name in chosen] if names else chosen
-        _scatter(panel, places, shown)
-        dress(panel, axis.key, plan.metric, numbers_on_x=not (names or axis.log))
-        if names:
-            panel.set_xticks(range(len(names)), names)
-            panel.set_xlim(-0.5, len(names) - 0.5)
-        else:  # the whole range
-            panel.set_xlim(axis.low, axis.high)
-    for panel in figure.get_axes()[len(axes) + 1 :]:
-        panel.set_visible(False)
-    figure.savefig(file)
-
-
-def _scatter(panel: Axes, x: Sequence[float], shown: Sequence[TrialOver]) -> None:
-    for complete, mark, colour, label in (
-        (True, "o", COLOURS[0], "complete"),
-        (False, "x", GREY, "pruned"),
-    ):
-        points = [
-            (at, each.value)
-            for at, each in zip(x, shown, strict=True)
-            if each.complete == complete and each.value is not None
-        ]
-        if points:
-            panel.plot(*zip(*points, strict=True), mark, color=colour, ms=5, label=label)
+    files = [directory / "sweep.png", directory / "history.png"]
+    with warnings.catch_warnings(), plt.style.context("default"):
+        warnings.simplefilter("ignore")  # about experimental functions, and keys with one value
+        plot_slice(study, target_name=plan.metric)
+        plt.savefig(files[0], dpi=140, bbox_inches="tight")
+        plt.close()
+        plot_optimization_history(study, target_name=plan.metric)
+        plt.savefig(files[1], dpi=140, bbox_inches="tight")
+        plt.close()
+    return files

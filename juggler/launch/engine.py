@@ -21,7 +21,7 @@ from juggler.driver.monitoring import MOST_WORKERS
 from juggler.driver.signals import ending_signals
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.process.program import LEARNER
-from juggler.runtime.actors.tls import AUTHORITY, CERTIFICATE, KEY, TLS_VARIABLE, TOKEN
+from juggler.runtime.actors.tls import AUTHORITY, CERTIFICATE, KEY, TOKEN
 from juggler.runtime.installing import installing
 from juggler.runtime.plain_files import open_plain, read_plain, try_lock
 
@@ -249,10 +249,6 @@ class Launch:
     def scale(self, role: str, number: int) -> str:
         """Set the number of workers, and return a report."""
         before = self.count(role)
-        if (self.directory / f"{role}.scale").exists():
-            raise LaunchError(
-                f"{self.directory} is from an earlier version of Juggler: launch the run again"
-            )
         if self._engine_file.exists():
             ask(*self._scaling(role, number), advice="scale the run where it was launched")
         _write_new(self.count_file(role), f"{number}\n")
@@ -312,12 +308,6 @@ def must_allow(numbers: Mapping[str, int | None]) -> None:
         if number is not None and not least <= number <= MOST_WORKERS:
             what = OPTIONS[role]
             raise LaunchError(f"{what} {number}: must be from {least} to {MOST_WORKERS}")
-
-
-def shell(words: Sequence[str], tls: str = "") -> str:
-    """Return a shell command, with its certificates in the environment."""
-    command = shlex.join(words)
-    return f"{TLS_VARIABLE}={tls} {command}" if tls else command
 
 
 def launch_directory(run_dir: str, config: str) -> Path:
@@ -455,6 +445,12 @@ class EngineRun(ABC):
     @abstractmethod
     def take_down(self) -> None:
         """End all processes at once, and remove the run."""
+
+    def stop_showing(self) -> None:
+        """Remove the counts, and stop showing the driver's output."""
+        self._launch.forget_counts()
+        if self._tail is not None:
+            self._tail.close()
 
     @contextmanager
     def taken_down(self) -> Iterator[None]:

@@ -150,9 +150,7 @@ class KubernetesRun(EngineRun):
 
     def take_down(self) -> None:
         """End all processes, and remove the run, but keep its claim."""
-        self._launch.forget_counts()
-        if self._tail is not None:
-            self._tail.close()
+        self.stop_showing()
         own = ["-n", self._namespace, _KINDS, "-l", self._label]
         _ask("kubectl", "delete", *own, "--wait=false", "--ignore-not-found")
         wait_until_removed(self._there, f"`kubectl -n {self._namespace} get pods -l {self._label}`")

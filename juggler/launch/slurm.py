@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
 import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,6 +17,7 @@ from juggler.launch.engine import (
     LaunchError,
     NoAnswer,
     Report,
+    Tail,
     ask,
 )
 from juggler.learner.process.program import LEARNER
@@ -171,9 +170,7 @@ class SlurmRun(EngineRun):
             if not option.startswith("-"):
                 raise LaunchError(f"{option!r}: write an option of sbatch as --{option}")
         self._all, self._of_learners, self._of_players = options, of_learners, of_players
-        self._log, self._shown = launch.directory / "logs" / "driver.log", 0
-        # A read of the file may end in the middle of a character.
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._log, self._shown = launch.directory / "logs" / "driver.log", 0  # bytes
         self._gone = float("inf")  # time since which the driver has no job
 
     def plan(self) -> str:
@@ -236,8 +233,9 @@ class SlurmRun(EngineRun):
         self._launch.make_certificates(sorted(set(nodes)))
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
+            self._log.touch()
             # Output that an earlier launch has shown is not shown again.
-            self._shown = self._log.stat().st_size if self._log.exists() else 0
+            self._shown = self._log.stat().st_size
             (directory / "status").unlink(missing_ok=True)
             for path, script in self.scripts().items():
                 path.write_text(script)
@@ -274,22 +272,16 @@ class SlurmRun(EngineRun):
             ) from None
 
     def look(self) -> None:
-        try:
-            with self._log.open("rb") as file:
-                file.seek(self._shown)
-                more = file.read()
-        except OSError:
-            return
-        self._shown += len(more)
-        sys.stdout.write(self._decode(more))
-        sys.stdout.flush()
+        if self._tail is None:
+            begin = f"--bytes=+{self._shown + 1}"
+            self._tail = Tail("tail", begin, "--follow=name", "--retry", str(self._log))
 
     def end(self) -> None:
         """Send SIGUSR2; Slurm sends SIGTERM itself when it preempts the job."""
         _ask("scancel", "--me", "--batch", "--signal=USR2", f"--name={self._launch.name('driver')}")
 
     def take_down(self) -> None:
-        self._launch.forget_counts()
+        self.stop_showing()
         problems: list[NoAnswer] = []
         for role in ("driver", *ROLES):
             try:

@@ -5,24 +5,25 @@ from __future__ import annotations
 import io
 import ipaddress
 import itertools
-import os
-import re
 import shlex
 import signal
 import subprocess
+import sys
 import tarfile
-import threading
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Annotated, Any
 
 import msgspec
 
+from juggler.driver.record.wording import plain
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.launch.engine import (
     JUGGLER,
@@ -32,16 +33,15 @@ from juggler.launch.engine import (
     Launch,
     LaunchError,
     Report,
-    shell,
 )
 from juggler.learner.process.program import LEARNER
+from juggler.runtime.actors.commands import Command, CommandProcess
 from juggler.runtime.actors.endpoints import EndpointError, split_address
-from juggler.runtime.actors.supervisor import RestartPolicy
+from juggler.runtime.actors.supervisor import Exited, RestartPolicy, Supervisor
+from juggler.runtime.actors.tls import TLS_VARIABLE
 
-#: A command that ran for `window_seconds` counts as working: the next pause is short again.
-_POLICY = RestartPolicy(first_delay=1.0)
-#: Sequences that move the cursor or colour a terminal.
-_CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+#: Workers are started again for as long as the run lasts.
+_POLICY = RestartPolicy(first_delay=1.0, quarantine_after=sys.maxsize, most_in_window=sys.maxsize)
 #: A host that does not answer within 15 s counts as disconnected. SSH never asks for a password.
 _SSH = [
     *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
@@ -49,7 +49,7 @@ _SSH = [
 ]
 _ANSWER_SECONDS = 60.0  # of a host, at the start
 _LEAVE_SECONDS = 30.0  # for workers, once the driver has ended
-_KILL_SECONDS = 5.0  # until a worker that was asked to end is killed
+_KILL_SECONDS = 5.0  # for a driver that was asked to end, and its workers
 _LOOK_SECONDS = 0.2
 #: A driver that dies sooner than this would die again.
 _DRIVER_LIVED_SECONDS = 10.0
@@ -141,80 +141,26 @@ def _can_be_dialed(address: str) -> bool:
         return bool(port)  # a host name
 
 
-class KeptRunning(threading.Thread):
-    """Runs a command repeatedly until its status is 0.
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """A `Program` that stays down once the driver has released it."""
 
-    Args:
-        log: file for its output.
-    """
+    command: Command
+    released: Callable[[], None]
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, report: Report) -> None:
-        super().__init__(name=name, daemon=True)
-        self._command, self._log, self._report = list(command), log, report
-        self._process: subprocess.Popen[bytes] | None = None
-        self._over = threading.Event()
-        self._lock = threading.Lock()  # no process starts after the end
+    def start(self, title: str) -> CommandProcess:
+        return self.command.start(title)
 
-    def run(self) -> None:
-        deaths = 0
-        while True:
-            began = time.monotonic()
-            why = self._live()
-            if self._over.is_set():
-                return
-            deaths = 1 if time.monotonic() - began > _POLICY.window_seconds else deaths + 1
-            pause = _POLICY.delay(deaths, jitter=0.0)
-            self._report(f"{self.name} {why}; starting it again in {pause:.0f} s")
-            self._over.wait(pause)
-
-    def start_no_more(self) -> None:
-        """Do not start the command again when it ends."""
-        self._over.set()
-
-    def end(self, number: int) -> None:
-        """Send a signal to the command, and do not start it again."""
-        with self._lock:
-            self._over.set()
-            if self._process is not None and self._process.poll() is None:
-                with suppress(ProcessLookupError):  # it may just have ended
-                    os.killpg(self._process.pid, number)
-
-    def _live(self) -> str:
-        """Run the command once, and return how it ended."""
-        try:
-            with self._lock:
-                if self._over.is_set():
-                    return ""
-                # In its own process group: Ctrl-C goes to the driver, which releases the workers.
-                process = self._process = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-        except OSError as error:
-            return f"cannot start it: {error}"
-        assert process.stdout is not None
-        last = ""
-        with process.stdout:
-            for line in process.stdout:
-                if text := _CONTROLS.sub("", line.decode(errors="replace")).strip():
-                    last = f": {text}"
-                    # Without a log, the worker still runs.
-                    with suppress(OSError), self._log.open("ab", buffering=0) as log:
-                        log.write(f"{text}\n".encode())
-        status = process.wait()
-        if status == 0:  # released by the driver
-            self._over.set()
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-        return f"ended with {how}{last}"
+    def ended(self, process: CommandProcess) -> str:
+        if process.exitcode == 0:
+            self.released()
+        return self.command.ended(process)
 
 
 class SshRun(EngineRun):
     """Starts a driver here and workers elsewhere, and restarts them.
 
-    A worker that loses its driver ends at once, and `KeptRunning` starts the next one. Each has a
+    A worker that loses its driver ends at once, and the supervisor starts the next one. Each has a
     terminal on its host (`ssh -tt`), so that it ends with its connection.
     """
 
@@ -227,10 +173,11 @@ class SshRun(EngineRun):
         self._hosts = hosts
         self._there = f'"$HOME"/.juggler/{shlex.quote(launch.tag)}'  # on other hosts
         self._logs = launch.directory / "logs"
-        # Workers by role and host, then by number; and by role and number, workers beyond the
-        # wanted number.
-        self._kept: dict[tuple[str, str], dict[int, KeptRunning]] = {}
-        self._leaving: dict[tuple[str, int], KeptRunning] = {}
+        self._exits: SimpleQueue[Exited] = SimpleQueue()
+        self._workers = Supervisor(self._exits)
+        self._kept: dict[str, dict[int, Host]] = {role: {} for role in ROLES}  # by number
+        # By name, role and number of workers beyond the wanted number
+        self._leaving: dict[str, tuple[str, int]] = {}
         self._have_copies: list[Host] = []  # hosts with copies of the certificates
         self._process: subprocess.Popen[bytes] | None = None  # the driver
         self._began = 0.0
@@ -279,23 +226,34 @@ class SshRun(EngineRun):
         """Start the driver, and start or end workers as wanted."""
         if self._process is None:  # from here on, signals end it normally
             self._start_driver()
-        self._leaving = {at: each for at, each in self._leaving.items() if each.is_alive()}
-        for role in ROLES:
+        while not self._exits.empty():
+            exited = self._exits.get()
+            if exited.restart_in is not None:
+                again = f"starting it again in {exited.restart_in:.0f} s"
+                self._report(f"{exited.worker_id} ended: {plain(exited.how)}; {again}")
+        running = self._workers.pids()
+        self._leaving = {name: at for name, at in self._leaving.items() if name in running}
+        for role, kept in self._kept.items():
             try:
                 wanted = self._launch.count(role)
             except LaunchError:
                 continue  # the file was removed, or is being changed
             shares = shared_out(wanted, self._weights(role))
             for host, number in zip(self._hosts.hosts, shares, strict=True):
-                here = self._kept.setdefault((role, host.name), {})
-                for index in sorted(here)[number:]:
-                    here[index].end(signal.SIGTERM)
-                    self._leaving[role, index] = here.pop(index)
+                here = sorted(index for index, at in kept.items() if at is host)
+                for index in here[number:]:
+                    name, _ = self._worker(role, kept.pop(index), index)
+                    self._leaving[name] = role, index
+                    self._workers.dismiss(name, 0.0)
                 for index in self._free(role, number - len(here)):
-                    name, words = self._worker(role, host, index)
-                    log = self._logs / f"{name.replace(' ', '-')}.log"
-                    here[index] = KeptRunning(name, words, log, self._report)
-                    here[index].start()
+                    kept[index] = host
+                    self._start(*self._worker(role, host, index))
+
+    def _start(self, name: str, words: list[str]) -> None:
+        """Start a worker, and start it again until the driver releases it."""
+        command = Command(words, self._logs / f"{name.replace(' ', '-')}.log")
+        worker = _Worker(command, lambda: self._workers.dismiss(name, 0.0))
+        self._workers.add(name, worker, _POLICY)
 
     def end(self) -> None:
         assert self._process is not None
@@ -303,31 +261,22 @@ class SshRun(EngineRun):
 
     def take_down(self) -> None:
         """End all processes; workers that the driver released may leave first."""
-        all_kept = [*(each for here in self._kept.values() for each in here.values())]
-        all_kept += self._leaving.values()
         in_order = self._process is not None and self._process.poll() is not None
         if self._process is not None and not in_order:
             self._process.terminate()
-        for each in all_kept:
-            each.start_no_more()
-        steps = [(0, _LEAVE_SECONDS)] * in_order
-        for number, seconds in (*steps, (signal.SIGTERM, _KILL_SECONDS), (signal.SIGKILL, 5.0)):
-            for each in all_kept:
-                if number:
-                    each.end(number)
-            end, signals = time.monotonic() + seconds, len(self.signals)
-            while any(each.is_alive() for each in all_kept) and time.monotonic() < end:
-                if len(self.signals) > signals:
-                    break
-                time.sleep(_LOOK_SECONDS)
+        self._workers.stop_restarting()
+        end = time.monotonic() + (_LEAVE_SECONDS if in_order else _KILL_SECONDS)
+        signals = len(self.signals)
+        while self._workers.pids() and time.monotonic() < end and len(self.signals) == signals:
+            time.sleep(_LOOK_SECONDS)
+        self._workers.close(0.0)  # on their hosts, they end with their connections
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_KILL_SECONDS)
             self._process.kill()
             self._process.wait()
-        with ThreadPoolExecutor(
-            32
-        ) as pool:  # removes certificates, on hosts that can still be reached
+        # Certificates are removed on hosts that can still be reached.
+        with ThreadPoolExecutor(32) as pool:
             list(pool.map(lambda host: _asked(host, f"rm -rf {self._there}"), self._have_copies))
         self._open.close()
 
@@ -338,8 +287,8 @@ class SshRun(EngineRun):
 
     def _free(self, role: str, count: int) -> list[int]:
         """Return free numbers for workers of a role."""
-        taken = {index for of, index in self._leaving if of == role}
-        taken |= {index for (of, _), here in self._kept.items() if of == role for index in here}
+        taken = {index for of, index in self._leaving.values() if of == role}
+        taken.update(self._kept[role])
         free = (index for index in itertools.count() if index not in taken)
         return list(itertools.islice(free, max(0, count)))
 
@@ -356,8 +305,8 @@ class SshRun(EngineRun):
         """Return a worker's name for people, and the words of its command."""
         juggler, driver = shlex.split(host.juggler), self._hosts.driver
         words = self._launch.worker(role, driver, juggler, index, host.dialed)
-        tls = "" if self._launch.insecure else f"{self._there}/tls"
-        command = shell([*words, "--reattach-seconds", "0"], tls)
+        tls = "" if self._launch.insecure else f"{TLS_VARIABLE}={self._there}/tls "
+        command = f"{tls}{shlex.join([*words, '--reattach-seconds', '0'])}"
         name = f"{role} {index} on {host.name}"
         return name, [*_SSH, "-tt", host.name, f"{_cd(host)}{command}"]
 

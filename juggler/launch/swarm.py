@@ -160,8 +160,7 @@ class SwarmRun(EngineRun):
         self._launch.forget_counts()
         if self._tail is None and self._there():  # it may have ended before it was seen running
             self._tail = Tail("docker", "service", "logs", "--raw", self._name("driver"))
-        if self._tail is not None:
-            self._tail.close()
+        self.stop_showing()
         _ask("docker", "stack", "rm", self._launch.label)
         wait_until_removed(self._there, f"`docker stack ps {self._launch.label}`")
 

@@ -181,7 +181,7 @@ def test_it_times_real_runs_and_writes_what_train_takes(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--write", "nowhere/tuned.toml"), "--write nowhere/tuned.toml: there"),
+        (("--write", "nowhere/tuned.toml"), "--write nowhere/tuned.toml: No such file"),
         (("--gateway", "127.0.0.1:0"), "only runs that sample on this"),
         (("--seconds", "0.1"), "--seconds must be at least 1"),
         (("--seconds", "nan"), "--seconds must be at least 1"),

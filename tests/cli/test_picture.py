@@ -78,8 +78,8 @@ def test_every_panel_shows_every_run_over_steps_and_over_time(tmp_path: Path) ->
     for axes, run in ((axes, run) for axes in panels for run in (slow, fast)):
         scale = 60 if axes.get_xlabel() == labels[-1] else 1
         key = "training_time" if scale == 60 else "env_steps_sampled"
-        drawn = [np.asarray(line.get_xdata()) for line in axes.get_lines()]
-        assert any(np.array_equal(x, run.columns[key] / scale) for x in drawn)
+        drawn = [np.asarray(line.get_xdata())[-1] for line in axes.get_lines()]
+        assert run.column(key)[-1] / scale in drawn
     assert panels[1].get_ylim()[0] == 0
     assert panels[1].get_ylim()[1] > 9000  # whoever was drawn first does not set the scale
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["slow", "fast"]
@@ -111,9 +111,9 @@ def test_broken_lines_are_left_out_counted_and_said(
     ]
     run = _write(tmp_path / "run", lines)
     found = read_run(run, "run")
-    assert found.broken == 7
-    assert found.columns["env_steps_sampled"].tolist() == [1.0, 4.0]
-    assert np.isnan(found.columns["episode_return_mean"][1])
+    assert len(found.lines) == 2
+    assert found.column("env_steps_sampled").tolist() == [1.0, 4.0]
+    assert np.isnan(found.column("episode_return_mean")[1])
     plot([run])
     assert "left out 7 lines of" in capsys.readouterr().err
 
@@ -121,10 +121,10 @@ def test_broken_lines_are_left_out_counted_and_said(
 def test_what_a_restored_run_does_again_counts_once(tmp_path: Path) -> None:
     before = [_line(100 * i, float(i)) for i in range(6)]
     again = [_line(100 * i, i - 3.0, staleness_mean=9.0) for i in range(3, 8)]
-    columns = _run(tmp_path / "run", before + again).columns
-    assert columns["env_steps_sampled"].tolist() == [0, 100, 200, 300, 300, 400, 500, 600, 700]
-    assert columns["training_time"].tolist() == [0, 1, 2, 3, 3, 4, 5, 6, 7]
-    assert columns["staleness_mean"].tolist() == [0.5] * 4 + [9.0] * 5
+    column = _run(tmp_path / "run", before + again).column
+    assert column("env_steps_sampled").tolist() == [0, 100, 200, 300, 300, 400, 500, 600, 700]
+    assert column("training_time").tolist() == [0, 1, 2, 3, 3, 4, 5, 6, 7]
+    assert column("staleness_mean").tolist() == [0.5] * 4 + [9.0] * 5
 
 
 @pytest.mark.parametrize(
@@ -189,22 +189,22 @@ def _drawn(figure: Any) -> dict[str, list[float]]:
 
 def test_a_run_of_several_modules_has_a_curve_for_each(tmp_path: Path) -> None:
     run = _of_two(tmp_path / "run", by_module=_modules)
-    drawn = _drawn(_figure([read_run(run, "run", "auto")]))
+    drawn = _drawn(_figure([read_run(run, "run")], "auto"))
     assert drawn == {"hunter": [0, 1, 2, 3, 4], "prey": [0, -0.5, -1, -1.5, -2]}
-    by_agent = _drawn(_figure([read_run(run, "run", "agent")]))
+    by_agent = _drawn(_figure([read_run(run, "run")], "agent"))
     assert list(by_agent) == ["a", "b", "c"]
-    figure = _figure([read_run(run, "run", "run")])
+    figure = _figure([read_run(run, "run")])
     assert not figure.legends
     assert len(figure.get_axes()[1].get_lines()) == 1, "there is one throughput"
 
 
 def test_several_runs_have_a_curve_for_each_module_where_that_is_asked(tmp_path: Path) -> None:
     runs = [_of_two(tmp_path / name, by_module=_modules) for name in ("one", "two")]
-    read = [read_run(path, path.name, "module") for path in runs]
-    drawn = _drawn(_figure(read))
+    read = [read_run(path, path.name) for path in runs]
+    drawn = _drawn(_figure(read, "module"))
     assert list(drawn) == ["one: hunter", "one: prey", "two: hunter", "two: prey"]
-    assert plot(runs, tmp_path / "both.png", "module").is_file()
-    assert list(_drawn(_figure([read_run(path, path.name) for path in runs]))) == ["one", "two"]
+    assert plot(runs, tmp_path / "both.png", by="module").is_file()
+    assert list(_drawn(_figure(read))) == ["one", "two"]
 
 
 def _of_losses(path: Path, *modules: str) -> Path:

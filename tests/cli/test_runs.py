@@ -81,20 +81,6 @@ def test_the_state_says_how_a_run_ended(
     assert [run["state"] for run in listed(tmp_path, capsys)] == [state]
 
 
-def test_a_run_goes_on_while_its_driver_listens_and_is_killed_when_it_does_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_dir = made(tmp_path / "run", [line(100, 1.0)], old=1000.0)  # the driver stands still
-    address = tmp_path / "driver.sock"
-    (run_dir / "driver.json").write_text(json.dumps({"addresses": [f"unix:{address}"]}))
-    with socket.socket(socket.AF_UNIX) as driver:
-        driver.bind(str(address))
-        driver.listen()
-        assert [run["state"] for run in listed(tmp_path, capsys)] == ["running"]
-    os.utime(run_dir / "metrics.jsonl")  # a moment ago
-    assert [run["state"] for run in listed(tmp_path, capsys)] == ["killed"]
-
-
 def test_a_run_of_this_host_whose_driver_was_killed_is_known_as_such_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

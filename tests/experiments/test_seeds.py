@@ -13,7 +13,7 @@ from support.place import status_of
 
 import juggler
 from juggler.cli.arguments import PlotError
-from juggler.cli.plot import draw
+from juggler.cli.plot import plot as draw
 from juggler.cli.plot import save as plot
 from juggler.driver.driver import RunFailed
 
@@ -39,7 +39,7 @@ def test_each_seed_has_a_run_and_they_are_reported_together(seeds: tuple[Path, s
     for run in runs:
         config = tomllib.loads((directory / run / "config.toml").read_text())
         assert (config["seed"], config["lr"]) == (int(run[-1]), 2.0)
-    assert "seed   3  starting; seed   4  starting" in said, "before any has ended"
+    assert "0 of 5 seeds have ended" in said, "before any has ended"
     assert "final return  20.00  (95 % interval 20.00 to 20.00; interquartile mean of 5" in said
     result = json.loads((directory / "seeds.json").read_text())
     assert [run["seed"] for run in result["runs"]] == [3, 4, 5, 6, 7]
@@ -52,7 +52,7 @@ def test_a_directory_of_seeds_is_drawn_as_a_mean_with_its_interval(
 ) -> None:
     directory, _ = seeds
     alone = directory / "seed-3"
-    figure = draw([directory, alone])
+    figure = draw(directory, alone).figure
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["seeds", "seed-3"]
     over_steps = figure.get_axes()[0]
@@ -64,11 +64,11 @@ def test_a_directory_of_seeds_is_drawn_as_a_mean_with_its_interval(
 
     runs = [directory / f"seed-{seed}" for seed in range(3, 8)]
     for count, bands in ((5, 1), (4, 0)):
-        together = draw(runs[:count], together=True)
+        together = draw(*runs[:count], together=True).figure
         assert len(together.get_axes()[0].collections) == bands
     assert plot([directory], tmp_path / "a.png").exists()
     with pytest.raises(PlotError, match="leave out --by module"):
-        draw([directory], by="module")
+        draw(directory, by="module")
 
 
 @pytest.mark.usefixtures("scripted_runs")
@@ -86,7 +86,7 @@ def test_few_seeds_have_returns_and_no_interval(
     assert f"best return   20.00  ({of})" in said
     result = json.loads((directory / "seeds.json").read_text())
     assert result["final_return"] == {"mean": 20.0, "low": None, "high": None}
-    assert len(draw([directory]).get_axes()[0].collections) == 0, "no band"
+    assert len(draw(directory).figure.get_axes()[0].collections) == 0, "no band"
 
 
 @pytest.mark.usefixtures("scripted_runs")

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.sharing import soon
 
 from juggler.launch import ssh
-from juggler.launch.ssh import KeptRunning
+from juggler.launch.engine import Launch
+from juggler.launch.ssh import Host, Hosts, SshRun
 from juggler.runtime.actors.supervisor import RestartPolicy
 
 
@@ -18,49 +19,48 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def kept(
-    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., KeptRunning]]:
-    monkeypatch.setattr(ssh, "_POLICY", RestartPolicy(first_delay=0.05))
-    made: list[KeptRunning] = []
+def run(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[SshRun]:
+    policy = RestartPolicy(first_delay=0.05, quarantine_after=99, most_in_window=99)
+    monkeypatch.setattr(ssh, "_POLICY", policy)
+    hosts = Hosts("127.0.0.1:0", (Host("a", env_runners=1, learners=1),))
+    made = SshRun(Launch(tmp_path / "run", ""), hosts, said.append)
+    (tmp_path / "run.launch").mkdir()
+    made._process = subprocess.Popen(["true"])  # instead of a driver
+    yield made
+    made.take_down()
+    assert not made._workers.pids()
 
-    def keep(*command: str) -> KeptRunning:
-        made.append(KeptRunning("a worker", command, tmp_path / "log", said.append))
-        made[-1].start()
-        return made[-1]
 
-    yield keep
-    for each in made:
-        each.end(signal.SIGKILL)
-        each.join(30)
-        assert not each.is_alive()
+def looked(run: SshRun, said: list[str]) -> int:
+    """Let the run look; return the number of messages so far."""
+    run.look()
+    return len(said)
 
 
 def test_what_fails_is_started_again_and_its_last_line_is_told(
-    tmp_path: Path, said: list[str], kept: Callable[..., KeptRunning]
+    tmp_path: Path, said: list[str], run: SshRun
 ) -> None:
     runs = tmp_path / "runs"
-    kept("sh", "-c", f"echo run >> {runs}; echo first; echo no driver; exit 3")
-    soon(lambda: len(said) >= 2, "it is started again")
+    run._start("a worker", ["sh", "-c", f"echo run >> {runs}; echo first; echo no driver; exit 3"])
+    soon(lambda: looked(run, said) >= 2, "it is started again")
     assert runs.read_text().count("run") >= 2
-    assert said[0].startswith("a worker ended with status 3: no driver; starting it again in")
-    assert (tmp_path / "log").read_text().startswith("first\nno driver\n")
+    assert said[0].startswith("a worker ended: exit code 3, its last output: first | no driver; ")
+    assert "starting it again in" in said[0]
+    log = tmp_path / "run.launch" / "logs" / "a-worker.log"
+    assert log.read_text().startswith("first\nno driver\n")
 
 
-def test_what_ends_in_order_stays_down(
-    tmp_path: Path, said: list[str], kept: Callable[..., KeptRunning]
-) -> None:
+def test_what_ends_in_order_stays_down(tmp_path: Path, said: list[str], run: SshRun) -> None:
     runs = tmp_path / "runs"
-    worker = kept("sh", "-c", f"echo run >> {runs}")
-    worker.join(30)
-    assert not worker.is_alive()
+    run._start("a worker", ["sh", "-c", f"echo run >> {runs}"])
+    soon(lambda: not run._exits.empty(), "it has ended")
+    run.look()
     assert runs.read_text() == "run\n"
     assert not said
+    assert not run._workers.pids()
 
 
-def test_a_command_that_is_not_there_is_told(
-    said: list[str], kept: Callable[..., KeptRunning]
-) -> None:
-    kept("/no/such/command")
-    soon(lambda: said, "it is told")
-    assert said[0].startswith("a worker cannot start it: [Errno 2] No such file or directory")
+def test_a_command_that_is_not_there_is_told(said: list[str], run: SshRun) -> None:
+    run._start("a worker", ["/no/such/command"])
+    soon(lambda: looked(run, said), "it is told")
+    assert said[0].startswith("a worker ended: it could not be started (FileNotFoundError: ")

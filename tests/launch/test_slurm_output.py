@@ -12,7 +12,7 @@ from juggler.launch.slurm import SlurmRun
 
 
 def test_each_character_is_shown_once_and_nothing_of_the_launch_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(slurm, "_ask", lambda *_: "")  # nothing is in the queue
     launch = Launch(tmp_path / "run", "cartpole", insecure=True)
@@ -25,4 +25,5 @@ def test_each_character_is_shown_once_and_nothing_of_the_launch_before(
         with log.open("ab") as file:
             file.write(part)
         run.look()
-    assert capsys.readouterr().out == "return 500 ± 0\n"
+    run.stop_showing()
+    assert capfd.readouterr().out == "return 500 ± 0\n"

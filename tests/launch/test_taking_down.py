@@ -15,40 +15,31 @@ from support.sharing import soon
 from juggler.launch import slurm, ssh
 from juggler.launch.engine import ROLES, Launch, LaunchError, NoAnswer
 from juggler.launch.slurm import DRIVER_SCRIPT, WORKER_SCRIPT, SlurmRun
-from juggler.launch.ssh import Host, Hosts, KeptRunning, SshRun
+from juggler.launch.ssh import Host, Hosts, SshRun
 
 
-class _Stays(KeptRunning):
-    """A worker that leaves only when it is killed."""
-
-    def __init__(self) -> None:
-        self.got: list[int] = []
-
-    def is_alive(self) -> bool:
-        return signal.SIGKILL not in self.got
-
-    def start_no_more(self) -> None:
-        pass
-
-    def end(self, number: int) -> None:
-        self.got.append(number)
-
-
-def test_each_further_signal_cuts_short_a_wait_for_workers_that_stay(
+def test_a_further_signal_cuts_short_the_wait_for_workers_that_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hosts = Hosts("127.0.0.1:0", (Host("a", env_runners=1, learners=1),))
     run = SshRun(Launch(tmp_path / "run", ""), hosts, lambda text: None)
-    worker = _Stays()
-    run._kept["envrunner", "a"] = {0: worker}
+    (tmp_path / "run.launch").mkdir()
+    run._start("a worker", ["sleep", "600"])
+    soon(run._workers.pids, "it runs")
+    (pid,) = run._workers.pids().values()
     run._process = subprocess.Popen(["true"])
     run._process.wait()
     began = time.monotonic()
-    waits = iter(range(99))
-    monkeypatch.setattr(time, "sleep", lambda _: run.signals.append(next(waits)))
+    wait = time.sleep
+
+    def hurry(_: float) -> None:
+        run.signals.append(signal.SIGINT)
+        wait(0.01)
+
+    monkeypatch.setattr(time, "sleep", hurry)
     run.take_down()
-    assert worker.got == [signal.SIGTERM, signal.SIGKILL]
-    assert time.monotonic() - began < 10, "workers have 35 s where nobody is in a hurry"
+    assert time.monotonic() - began < 10, "workers have 30 s without another signal"
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_certificates_leave_the_good_hosts_where_another_cannot_be_used(

@@ -140,7 +140,12 @@ class WorkersWorld:
         )
         self.worker_events = WorkerEvents(self.parts)
         self.lines: list[Mapping[str, Any]] = []
-        file = SimpleNamespace(append=self.lines.append, taken=False)
+
+        def keep(line: Mapping[str, Any], _: Progress) -> bool:
+            self.lines.append(line)
+            return False
+
+        file = SimpleNamespace(write_line=keep, taken=False)
         upkeep = Upkeep(self.parts, cast(Any, file), [], lambda: None)
         nothing = cast(Any, None)  # nobody watches
         self._loop = Loop(self.parts, self.worker_events, Mailbox(), upkeep, nothing)

@@ -86,7 +86,7 @@ def test_a_run_over_ssh_outlives_a_worker_and_a_cut_network_and_ends_with_ctrl_c
 
     eventually(all_there, 90, lambda: launch.output)
     workers_in(place.path, "envrunner 1")[0].kill()
-    launch.wait_for("envrunner 1 on 10.77.0.2 ended with", 30)
+    launch.wait_for("envrunner 1 on 10.77.0.2 ended: ", 30)
     eventually(lambda: env_runners(run_dir) < 2, 30, lambda: launch.output)
     eventually(all_there, 60, lambda: launch.output)
 
@@ -99,7 +99,7 @@ def test_a_run_over_ssh_outlives_a_worker_and_a_cut_network_and_ends_with_ctrl_c
     ends = subprocess.run([*second, "ip", "-o", "link"], capture_output=True, text=True).stdout
     cable = next(name for name in ends.split() if name.startswith("ve")).partition("@")[0]
     subprocess.run([*second, "ip", "link", "set", cable, "down"], check=True)
-    launch.wait_for("learner 0 on 10.77.0.2 ended with", 60)
+    launch.wait_for("learner 0 on 10.77.0.2 ended: ", 60)
     subprocess.run([*second, "ip", "link", "set", cable, "up"], check=True)
     trains_on(run_dir, launch, 20_000)
 

@@ -6,7 +6,7 @@ import atexit
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -36,6 +36,10 @@ _NARROW = 60  # columns; narrower terminals show no bars
 _MOST_GOALS = 4  # modules and agents with their own row
 _GOALS = ("return", "steps", "seconds")
 _BLOCKS = "▁▂▃▄▅▆▇█"
+#: Name, value, bar, goal and course of a number.
+_Row: TypeAlias = tuple[str, str, RenderableType, str, str]
+#: Name of the return of whole episodes.
+EPISODE: Final = ""
 _STYLES: dict[Level, str] = {"info": "dim", "warning": "yellow", "error": "red"}
 
 
@@ -48,8 +52,8 @@ class LiveProgress(Progress):
         self._config: Mapping[str, Any] = {}
         self._line: Mapping[str, Any] = {}
         self._line_came = time.monotonic()
-        self._returns = Curve()
-        self._named: dict[str, Curve] = {}  # curves of the modules and agents that have a goal
+        # Curves of returns, of episodes and of the modules and agents that have a goal
+        self._curves: dict[str, Curve] = {}
         self._last = Text()
         self._waits_for = "workers"  # what the run waits for; "" after the first update
         self._status = Status("", console=self._console)  # shown before the panel
@@ -78,9 +82,8 @@ class LiveProgress(Progress):
         self._waits_for = ""
         self._line = line
         self._line_came = time.monotonic()
-        self._returns.add(line["episode_return_mean"])
-        for name, mean in goal_returns(line).items():
-            self._named.setdefault(name, Curve()).add(mean)
+        for name, mean in _returns(line).items():
+            self._curves.setdefault(name, Curve()).add(mean)
 
     def message(self, text: str, level: Level = "info") -> None:
         style = _STYLES[level]
@@ -122,55 +125,38 @@ class LiveProgress(Progress):
             yield Text("")
 
     def _goals(self, wide: bool) -> Table:
-        """Show return, steps and time, each with a bar."""
-        episode_return = self._line.get("episode_return_mean")
-        steps = self._line.get("env_steps_trained", 0)
-        stop_return, stop_steps = self._config.get("stop_return"), self._config.get("stop_steps")
-        speed = f"{quantity(self._line.get('steps_per_second', 0.0))} steps/s"
+        """Show returns, steps and time, each with a bar."""
+        config, line = self._config, self._line
+        stop_return, stop_steps = config.get("stop_return"), config.get("stop_steps")
         named = stop_return if isinstance(stop_return, Mapping) else {}
-        goal = None if named else stop_return
+        goals = {EPISODE: None if named else stop_return, **dict(list(named.items())[:_MOST_GOALS])}
+        steps, returns = line.get("env_steps_trained", 0), _returns(line)
+        speed = f"{quantity(line.get('steps_per_second', 0.0))} steps/s"
         rows = [
-            (
-                ("return", number(episode_return)),
-                _bar(self._returns.first, episode_return, goal),
-                ("" if goal is None else number(goal), self._returns.drawn()),
-            ),
-            *(self._named_goal(*each) for each in list(named.items())[:_MOST_GOALS]),
-            (
-                ("steps", quantity(steps)),
-                _bar(0, steps, stop_steps),
-                ("" if stop_steps is None else quantity(stop_steps), speed),
-            ),
+            *(self._return_row(name, returns.get(name), goal) for name, goal in goals.items()),
+            ("steps", quantity(steps), _bar(0, steps, stop_steps), _shown(stop_steps), speed),
         ]
-        if (seconds := self._config.get("stop_seconds")) is not None:
-            rows.append(
-                (
-                    ("time", clock(self._trained_for())),
-                    _bar(0, self._trained_for(), seconds),
-                    (clock(seconds), ""),
-                )
-            )
-        goals = any(self._config.get(f"stop_{key}") is not None for key in _GOALS)
+        if (seconds := config.get("stop_seconds")) is not None:
+            passed = self._trained_for()
+            rows.append(("time", clock(passed), _bar(0, passed, seconds), clock(seconds), ""))
+        has_goals = any(config.get(f"stop_{key}") is not None for key in _GOALS)
         # Without a goal there is no bar to fill the width.
-        grid = Table.grid(padding=(0, 1), expand=not wide or goals)
+        grid = Table.grid(padding=(0, 1), expand=not wide or has_goals)
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(justify="right", style="bold", no_wrap=True, min_width=7)
         if wide:
             grid.add_column(ratio=1)
             grid.add_column(justify="right", no_wrap=True)
             grid.add_column(no_wrap=True, min_width=Curve.points)
-        for measured, bar, goal in rows:
-            grid.add_row(*measured, *((bar, *goal) if wide else ()))
+        for row in rows:
+            grid.add_row(*row[: len(grid.columns)])
         return grid
 
-    def _named_goal(self, name: str, goal: float) -> tuple[Any, Any, Any]:
-        """Make the row of a module or an agent with a goal."""
-        now, curve = goal_returns(self._line).get(name), self._named.get(name, Curve())
-        return (
-            (plain(name), number(now)),
-            _bar(curve.first, now, goal),
-            (number(goal), curve.drawn()),
-        )
+    def _return_row(self, name: str, now: float | None, goal: float | None) -> _Row:
+        """Make the row of episodes, a module or an agent."""
+        curve = self._curves.get(name, Curve())
+        bar, shown = _bar(curve.first, now, goal), "" if goal is None else number(goal)
+        return plain(name) or "return", number(now), bar, shown, curve.drawn()
 
     def _details(self) -> Text:
         line, most = self._line, self._line.get("staleness_max")
@@ -219,41 +205,29 @@ class LiveProgress(Progress):
 
 
 class Curve:
-    """The course of a number over the run, drawn with block characters.
-
-    Attributes:
-        first: the first value; None before it.
-    """
+    """The course of a number over the run, drawn with block characters."""
 
     points = 16
 
     def __init__(self) -> None:
-        self.first: float | None = None
-        self._means: list[float] = []  # means of `_share` values each, except the last
-        self._share = 1
-        self._left = 0  # number of values missing from the last mean
+        self._values: list[float] = []
+
+    @property
+    def first(self) -> float | None:
+        """The first value; None before it."""
+        return self._values[0] if self._values else None
 
     def add(self, value: float | None) -> None:
-        if value is None or not math.isfinite(value):
-            return
-        if self.first is None:
-            self.first = value
-        if self._left == 0:
-            if len(self._means) == self.points:
-                pairs = zip(self._means[::2], self._means[1::2], strict=True)
-                self._means = [(a + b) / 2 for a, b in pairs]
-                self._share *= 2
-            self._means.append(value)
-            self._left = self._share - 1
-        else:
-            count = self._share - self._left
-            self._means[-1] += (value - self._means[-1]) / (count + 1)
-            self._left -= 1
+        if value is not None and math.isfinite(value):
+            self._values.append(value)
 
     def drawn(self) -> str:
-        means = self._means
-        if not means:
+        values = self._values
+        if not values:
             return ""
+        share = -(-len(values) // self.points)
+        parts = (values[begin : begin + share] for begin in range(0, len(values), share))
+        means = [sum(part) / len(part) for part in parts]
         low, span = min(means), max(means) - min(means)
         return "".join(
             _BLOCKS[round((mean - low) / span * (len(_BLOCKS) - 1)) if span else 0]
@@ -271,6 +245,15 @@ def _bar(first: float | None, now: float | None, goal: float | None) -> Renderab
     return ProgressBar(
         total=1.0, completed=min(max(done, 0.0), 1.0), complete_style="cyan", finished_style="green"
     )
+
+
+def _returns(line: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return mean returns of episodes, modules and agents by name."""
+    return {EPISODE: line.get("episode_return_mean"), **goal_returns(line)}
+
+
+def _shown(count: float | None) -> str:
+    return "" if count is None else quantity(count)
 
 
 def _seconds(elapsed: float) -> str:

@@ -86,7 +86,7 @@ class PlainProgress(Progress):
             )
 
     def message(self, text: str, level: Level = "info") -> None:
-        self._print(text if level == "info" else f"{level}: {text}")
+        self._write(text if level == "info" else f"{level}: {text}")
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._print(conclude(summary))
@@ -134,9 +134,6 @@ class NotebookProgress(PlainProgress):
     def start(self, config: Mapping[str, Any]) -> None:
         self._config = config
         self._what = f"{describe(config)}\n"
-
-    def message(self, text: str, level: Level = "info") -> None:
-        self._write(text if level == "info" else f"{level}: {text}")
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         # The notebook shows the result as a table, which has the directory.

@@ -1,4 +1,4 @@
-"""A run's directory: its files, its driver's address, and its end."""
+"""A run's directory: files, metrics, the driver's address, and the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -122,6 +122,7 @@ class RunDirectory:
         self._config = config
         self._metrics = metrics
         self._end = metrics.seek(0, os.SEEK_END)  # of the last whole line
+        self._problem = ""  # of the last line
 
     @classmethod
     def create(cls, path: Path | None, config: Mapping[str, Any], name: str) -> Self:
@@ -232,6 +233,27 @@ class RunDirectory:
                 self._cut()
             raise RunDirectoryError(f"cannot write metrics in {self.path}: {error}") from error
         self._end = end
+
+    def write_line(self, line: Mapping[str, Any], progress: Progress) -> bool:
+        """Append a line; return whether the directory was created again.
+
+        A run continues if the disk fails: one message reports the problem, another its end.
+        """
+        problem, renewed = "", False
+        try:
+            renewed = self.renew()
+            self.append(line)
+        except RunDirectoryError as error:
+            problem = str(error)
+        if renewed:
+            text = f"the run directory {self.path} was deleted or moved. It is created again"
+            progress.message(f"{text}, without its files", "error")
+        if problem and problem != self._problem:
+            progress.message(problem, "error")
+        elif self._problem and not problem:
+            progress.message(f"metrics are written in {self.path} again", "info")
+        self._problem = problem
+        return renewed
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`, whole or not at all."""
@@ -354,49 +376,10 @@ def must_be_writable(path: Path) -> None:
         (Path(made) / "some").write_bytes(bytes(_SOME_BYTES))
 
 
-class LineWriter:
-    """Appends metrics lines to a run directory.
-
-    A run continues if the disk fails: one message reports the problem, another its end.
-    """
-
-    def __init__(self, directory: RunDirectory, progress: Progress) -> None:
-        self._directory = directory
-        self._progress = progress
-        self._problem = ""
-
-    def append(self, line: Mapping[str, Any]) -> bool:
-        """Append a line; return whether the directory was created again."""
-        problem, renewed = "", False
-        try:
-            renewed = self._directory.renew()
-            self._directory.append(line)
-        except RunDirectoryError as error:
-            problem = str(error)
-        path = self._directory.path
-        if renewed:
-            text = (
-                f"the run directory {path} was deleted or moved. It is created again, without its"
-            )
-            self._progress.message(f"{text} files", "error")
-        if problem and problem != self._problem:
-            self._progress.message(problem, "error")
-        elif self._problem and not problem:
-            self._progress.message(f"metrics are written in {path} again", "info")
-        self._problem = problem
-        return renewed
-
-    @property
-    def taken(self) -> bool:
-        """Whether another run has the directory now."""
-        return self._directory.taken
-
-
 #: killed: it is neither running nor has it written a summary.
 RunState: TypeAlias = Literal["running", "solved", "stopped", "failed", "killed"]
 
 _FRESH_SECONDS = 15.0  # a run writes a line each second
-_UNIX: Final = "unix:"
 
 
 def last_summary(run_dir: Path) -> tuple[dict[str, Any], str]:
@@ -439,13 +422,9 @@ def is_running(run_dir: Path) -> bool:
     A run writes to its files every second. Their age decides if the run is on another host, on a
     file system without locks, or just starting.
     """
-    try:
-        (address, *_), host = _announced(run_dir)
-    except RunDirectoryError:
-        address = host = ""
-    path = Path(address.removeprefix(_UNIX))
-    if address.startswith(_UNIX) and path.exists():
-        return _listens(path)
+    host = ""
+    with contextlib.suppress(RunDirectoryError):
+        _, host = _announced(run_dir)
     if host == socket.gethostname():  # or of a container with this host's name
         locked = is_locked(run_dir / METRICS_FILE)
         if locked is not None:
@@ -457,16 +436,6 @@ def is_running(run_dir: Path) -> bool:
         except OSError:
             continue
     return now - written < _FRESH_SECONDS
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True
 
 
 DRIVER_FILE = "driver.json"
@@ -559,3 +528,114 @@ def not_running(run_dir: Path) -> str:
     elif end:
         how = f"it {'is ' if end.get('solved') else ''}{how_it_ended(end)}; {file} has more"
     return f"the run in {run_dir} is not running: {how}"
+
+
+STEPS: Final = "env_steps_sampled"
+#: Start-up times differ between runs, so curves over time begin with training.
+TIME: Final = "training_time"
+_WALL: Final = "wall_time"
+_PART = 1 << 23  # bytes read at once; longer than any line of a run
+
+
+class LineFile:
+    """Reads new lines of a growing file, each whole line once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._place: tuple[int, int] | None = None  # (device, inode)
+        self._offset = 0
+
+    def was_replaced(self) -> bool:
+        """Return whether the file was cut or replaced; lines then start again.
+
+        Raises:
+            OSError: it cannot be read. FileNotFoundError: it does not exist.
+        """
+        found = os.lstat(self.path)
+        place = (found.st_dev, found.st_ino)
+        if place == self._place and found.st_size >= self._offset:
+            return False
+        had_lines = self._offset > 0
+        self._place, self._offset = place, 0
+        return had_lines
+
+    def new_lines(self) -> Iterator[bytes]:
+        """Yield the whole lines since the last call; call `was_replaced` first."""
+        with open_plain(self.path) as file:
+            found = os.fstat(file.fileno())
+            if (found.st_dev, found.st_ino) != self._place:
+                return  # it was just replaced
+            while part := os.pread(file.fileno(), _PART, self._offset):
+                end = part.rfind(b"\n") + 1 or (len(part) if len(part) == _PART else 0)
+                if not end:
+                    return  # no whole line
+                self._offset += end
+                yield from part[:end].splitlines()
+
+
+class MetricsCourse:
+    """Orders the lines of a run, and removes repeated steps.
+
+    Attributes:
+        taken_back: number of removed lines.
+        broken: number of complete lines in the file that are not metrics.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.taken_back = self.broken = 0
+        self._offsets = dict.fromkeys((TIME, _WALL), 0.0)
+
+    def add(self, line: dict[str, Any]) -> None:
+        while self.lines and self.lines[-1][STEPS] > line[STEPS]:
+            self.lines.pop()  # repeated from an earlier checkpoint
+            self.taken_back += 1
+        clocks = {key: line[key] + each for key, each in self._offsets.items() if key in line}
+        for key in clocks:
+            before = self.lines[-1].get(key, 0.0) if self.lines else 0.0
+            if clocks[key] < before:  # the clock restarted
+                self._offsets[key], clocks[key] = before, line[key] + before
+        self.lines.append({**line, **clocks})
+
+
+def read_metrics(run_dir: Path) -> MetricsCourse:
+    """Read all metrics of a run."""
+    file = LineFile(run_dir / METRICS_FILE)
+    course = MetricsCourse()
+    try:
+        file.was_replaced()
+        for text in file.new_lines():
+            if (line := parse_line(text)) is None:
+                course.broken += 1
+            else:
+                course.add(line)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot read {file.path}: {error.strerror}") from error
+    return course
+
+
+def metrics_table(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the same lines as rows of a flat table."""
+    return [flat(line) for line in read_metrics(run_dir).lines]
+
+
+def number(value: object) -> float:
+    """Convert a line's value to a number, or NaN."""
+    try:
+        found = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan
+    return found if math.isfinite(found) else math.nan
+
+
+def parse_line(text: bytes) -> dict[str, Any] | None:
+    """Parse a line of the file; None: it has no metrics."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict):
+        return None
+    line.setdefault(TIME, line.get(_WALL))  # older runs have one clock
+    known = (number(line.get(key)) for key in (STEPS, TIME, _WALL))
+    return None if any(map(math.isnan, known)) else line

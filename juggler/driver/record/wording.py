@@ -76,13 +76,17 @@ def goal_returns(line: Mapping[str, Any]) -> dict[str, float | None]:
 
 def named_returns(values: Mapping[str, float | None]) -> str:
     """Describe returns by name: "hunter 0.65, prey -0.65"."""
-    return ", ".join(f"{name} {number(value)}".lstrip() for name, value in values.items())
+    return _named({name: number(value) for name, value in values.items()})
 
 
 def named_spreads(played: Mapping[str, Played]) -> str:
     """Describe means and standard deviations by name."""
-    words = (f"{name} {spread(each.mean, each.deviation)}" for name, each in played.items())
-    return ", ".join(word.lstrip() for word in words) or "nothing"
+    spreads = {name: spread(each.mean, each.deviation) for name, each in played.items()}
+    return _named(spreads) or "nothing"
+
+
+def _named(words: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {word}".lstrip() for name, word in words.items())
 
 
 def _returns(value: float | Mapping[str, float], words: Callable[[float], str]) -> str:
@@ -207,10 +211,11 @@ def _confirmed(summary: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _proof(summary: Mapping[str, Any]) -> str:
     if found := _confirmed(summary):
         mean, deviation = found["return_mean"], found["return_deviation"]
-        if isinstance(mean, Mapping):
-            played = ", ".join(f"{name} {spread(mean[name], deviation[name])}" for name in mean)
-        else:
-            played = spread(mean, deviation)
+        played = (
+            _named({name: spread(mean[name], deviation[name]) for name in mean})
+            if isinstance(mean, Mapping)
+            else spread(mean, deviation)
+        )
         return f", confirmed by {found['episodes']} episodes: {played}"
     why_not = (summary.get("confirmation") or {}).get("why_not")
     return f", not confirmed: {why_not}" if why_not else ""

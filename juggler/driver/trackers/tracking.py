@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -26,7 +27,7 @@ from juggler.runtime.checkpoints.checkpoint import BEST, write_synced
 from juggler.runtime.installing import installing
 
 if TYPE_CHECKING:
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    from tensorboard.summary.writer.record_writer import RecordWriter
 
 #: Default place for runs, unless an environment variable names another one.
 PROJECT: Final = "juggler"
@@ -79,7 +80,7 @@ class TensorboardTracker(Tracker):
 
     def __init__(self) -> None:
         self._directory = Path()
-        self._writer: EventFileWriter | None = None
+        self._writer: RecordWriter | None = None
 
     def start(self, run_dir: Path, config: Mapping[str, Any], known_as: str) -> str:
         self._directory = run_dir
@@ -99,24 +100,26 @@ class TensorboardTracker(Tracker):
                 writer.close()
 
     def _append(self, numbers: Mapping[str, float], env_steps: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import (  # takes 0.1 s
-            Event,
-            SessionLog,
-        )
+        # Not its EventFileWriter, which imports TensorFlow, and writes in a thread, where a full
+        # disk shows only as a traceback.
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # takes 0.1 s
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         event = Event(wall_time=time.time(), step=env_steps)
         for key, value in numbers.items():
             event.summary.value.add(tag=tag_of(key), simple_value=float(value))
         if self._writer is not None and not any(self._directory.glob("events.out.tfevents.*")):
             self.finish()  # the run's directory was deleted and created again
+        events = [event]
         if self._writer is None:
-            self._writer = _event_file_writer(self._directory)
+            name = f"events.out.tfevents.{event.wall_time:.6f}.{socket.gethostname()}.{os.getpid()}"
+            self._writer = RecordWriter((self._directory / name).open("ab"))
             # TensorBoard then discards what the run wrote after this step before it was resumed.
-            start = SessionLog(status=SessionLog.START)
-            self._writer.add_event(
-                Event(wall_time=event.wall_time, step=env_steps, session_log=start)
-            )
-        self._writer.add_event(event)
+            start = Event(wall_time=event.wall_time, step=env_steps)
+            start.session_log.status = SessionLog.START
+            events = [Event(wall_time=event.wall_time, file_version="brain.Event:2"), start, event]
+        for each in events:
+            self._writer.write(each.SerializeToString())
         self._writer.flush()
 
 
@@ -129,26 +132,6 @@ def tag_of(key: str) -> str:
         return f"rollout/{key}"
     is_of_a_table = "/" in key and not key.startswith(_OF_TIME)
     return key if is_of_a_table else f"time/{key}"
-
-
-def _event_file_writer(directory: Path) -> EventFileWriter:
-    """Make TensorBoard's writer through the name that trackers patch."""
-    from tensorboard.compat import tensorflow_stub
-    from tensorboard.summary.writer import event_file_writer
-
-    instead = {
-        # Otherwise the writer imports TensorFlow, if installed, to create one file.
-        "tf": tensorflow_stub,
-        # Otherwise a thread writes, and a full disk shows only as its traceback.
-        "_AsyncWriter": lambda records, *_: records,
-    }
-    names = vars(event_file_writer)
-    before = {name: names[name] for name in instead if name in names}
-    names.update(instead)
-    try:
-        return event_file_writer.EventFileWriter(str(directory))
-    finally:
-        names.update(before)
 
 
 # Limits of MLflow.

@@ -15,14 +15,15 @@ from typing import Any, Final
 import msgspec
 
 from juggler.driver.record.metrics import RETURN_WINDOW
-from juggler.driver.record.metrics_file import LineFile, number
 from juggler.driver.record.run_directory import (
     CONFIG_FILE,
     METRICS_FILE,
     SUMMARY_FILE,
+    LineFile,
     RunDirectoryError,
     RunState,
     last_summary,
+    number,
     state_of,
 )
 from juggler.driver.record.wording import algorithms

@@ -1,21 +1,21 @@
-"""Serves the page about runs, also in a separate process."""
+"""Serves the page about runs, also beside a run."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import signal
-import subprocess
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from errno import EADDRINUSE
 from http import HTTPStatus
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -26,9 +26,9 @@ from juggler.driver.record.http_server import HttpServer
 from juggler.driver.record.run_directory import RunDirectoryError
 from juggler.driver.watching.overview import Overseer, find_runs, names_of, text_of, to_plain
 from juggler.driver.watching.watched_run import WatchedRun
-from juggler.runtime.actors.credentials import read_token
+from juggler.runtime.actors.commands import Command, CommandProcess
 from juggler.runtime.actors.endpoints import EndpointError, is_loopback, split_address
-from juggler.runtime.actors.tls import Tls
+from juggler.runtime.actors.tls import TLS_VARIABLE, Tls
 
 _FILES: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -292,85 +292,41 @@ def _bound(
     raise AssertionError("the last port raises above")
 
 
-_END_SECONDS = 3.0
-_NICER = 5  # lower priority than the run
-_MOST_OUTPUT = 1 << 16  # bytes
+_NICER = "5"  # lower priority than the run
+_ADDRESS = re.compile(r"https?://\S+/(, which asks for the token)?")
 
 
 class PageProcess(Callback):
-    """Runs the page's process; the run continues if it fails."""
+    """Runs `juggler watch` for a run; the run continues if it fails."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._output = b""
+        self._process: CommandProcess | None = None
+        self._output = NamedTemporaryFile(prefix="juggler-page-")  # noqa: SIM115  # deleted with this
         self._address_shown = False
 
     def on_start(self, run: Run) -> None:
-        # The same import path as this process.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        # The same import path as this process; and HTTP, since only this host is served.
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = {"PYTHONPATH": path, TLS_VARIABLE: None}
+        python = ["nice", "-n", _NICER, sys.executable, "-P", "-m"]
+        words = [*python, "juggler", "watch", str(run.run_dir)]
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(run.run_dir)],
-                stdin=subprocess.PIPE,  # closes when this process ends, for any reason
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for the run
-            )
+            self._process = Command(words, Path(self._output.name), environment).start()
         except OSError as error:
             run.message(f"the page cannot be served: {error}", "warning")
-            return
-        assert self._process.stdout is not None
-        os.set_blocking(self._process.stdout.fileno(), False)
 
     def on_metrics(self, run: Run, metrics: MetricsLine) -> None:
         if self._process is None:
             return
-        self._read_output(self._process)
-        if not self._address_shown and b"\n" in self._output:
+        is_alive, said = self._process.is_alive(), self._process.last_lines()
+        if not self._address_shown and (found := _ADDRESS.search(said)):
             self._address_shown = True
-            run.message(self._output.partition(b"\n")[0].decode(errors="replace"))
-        if self._process.poll() is not None:
-            last = self._output.strip().rpartition(b"\n")[2].decode(errors="replace")
-            run.message(f"the page is no longer served: {last}", "warning")
-            self._close(self._process)
+            run.message(f"page: {found[0]}")
+        if not is_alive:
+            run.message(f"the page is no longer served: {said}", "warning")
+            self._process = None
 
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
         if self._process is not None:
-            self._close(self._process)
-
-    def _read_output(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        while output := process.stdout.read(_MOST_OUTPUT):
-            self._output = (self._output + output)[-_MOST_OUTPUT:]
-
-    def _close(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = None
-        for pipe in (process.stdin, process.stdout):
-            with suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
-        try:
-            process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def main(run_dir: str) -> int:
-    """Serve until the parent process ends, or asks the server to end."""
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)  # the run decides when to end
-    os.nice(_NICER)
-    try:
-        with serve_page([Path(run_dir)], token=(token := read_token(None))) as address:
-            print(f"page: {address}{', which asks for the token' if token else ''}", flush=True)
-            sys.stdin.buffer.read()
-    except (EndpointError, ValueError) as error:
-        print(error, flush=True)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+            self._process.kill()
+            self._process.join()

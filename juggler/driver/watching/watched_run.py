@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 import threading
 import time
 from collections import deque
@@ -24,21 +25,19 @@ from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.ratings import elo
 from juggler.driver.league_players import LEAGUE
 from juggler.driver.monitoring import ask_status, to_plain
-from juggler.driver.record.metrics_file import (
+from juggler.driver.record.progress import EVENTS_FILE
+from juggler.driver.record.run_directory import (
+    METRICS_FILE,
     STEPS,
     TIME,
     LineFile,
     MetricsCourse,
-    number,
-    parse_line,
-)
-from juggler.driver.record.progress import EVENTS_FILE
-from juggler.driver.record.run_directory import (
-    METRICS_FILE,
     RunDirectoryError,
     find_driver,
     flat,
     last_summary,
+    number,
+    parse_line,
     state_of,
 )
 from juggler.driver.watching.overview import is_checkpoint, read_config, text_of
@@ -47,7 +46,6 @@ from juggler.runtime.checkpoints.checkpoint import DIRECTORY, CheckpointError, r
 from juggler.runtime.plain_files import open_plain
 
 _SUFFIX: Final = ".mp4"
-_DEEPEST: Final = 3
 _MOST: Final = 60  # number of videos: the newest
 
 
@@ -75,20 +73,17 @@ class Video:
 
 def find_videos(run_dir: Path) -> list[Video]:
     """Return the newest videos of a run, the newest first."""
-    found = sorted(_walk(run_dir, run_dir, _DEEPEST), key=lambda video: video.written)
-    return found[-_MOST:][::-1]
-
-
-def _walk(run_dir: Path, directory: Path, depth: int) -> Iterator[Video]:
-    with suppress(OSError), os.scandir(directory) as entries:
-        for each in sorted(entries, key=lambda entry: entry.name):
-            if each.is_dir(follow_symlinks=False) and depth:
-                yield from _walk(run_dir, Path(each.path), depth - 1)
-            elif each.name.endswith(_SUFFIX) and each.is_file(follow_symlinks=False):
-                about = each.stat(follow_symlinks=False)
-                name = str(Path(each.path).relative_to(run_dir))
+    found = []
+    walked = os.walk(run_dir)  # without linked directories
+    paths = (Path(directory, name) for directory, _, files in walked for name in files)
+    for path in (each for each in paths if each.suffix == _SUFFIX):
+        with suppress(OSError):
+            about = path.lstat()
+            if stat.S_ISREG(about.st_mode):
+                name = str(path.relative_to(run_dir))
                 video_id = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:16]
-                yield Video(video_id, run_dir, name, about.st_mtime, about.st_size)
+                found.append(Video(video_id, run_dir, name, about.st_mtime, about.st_size))
+    return sorted(found, key=lambda video: (-video.written, video.name))[:_MOST]
 
 
 _MOST_PLAYERS: Final = 40  # in the matrix: learning players, then the newest frozen ones

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from support.workers_world import play_a_round, synchronous
 
-from juggler.driver.record import metrics_file as line_file
+from juggler.driver.record import run_directory as line_file
 from juggler.driver.record.episode_returns import EPISODE, Played, ReturnGoals, WithReturns
 from juggler.driver.record.metrics import Candidates, Metrics, TrainingRate
-from juggler.driver.record.metrics_file import LineFile, metrics_table
-from juggler.driver.record.run_directory import RunDirectoryError
+from juggler.driver.record.run_directory import LineFile, RunDirectoryError, metrics_table
 from juggler.driver.upkeep import metrics_line
 from juggler.envrunner.info_numbers import InfoNumber, keep_newest
 from juggler.runtime.wire.v1 import training_pb2

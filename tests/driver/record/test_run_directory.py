@@ -23,7 +23,6 @@ from support.made_files import Disk
 from juggler.driver.record.progress import PlainProgress
 from juggler.driver.record.run_directory import (
     CONFIG_FILE,
-    LineWriter,
     RunDirectory,
     RunDirectoryError,
     announce,
@@ -313,13 +312,14 @@ def test_a_directory_that_cannot_be_made_again_is_an_error(tmp_path: Path) -> No
 def test_a_directory_that_another_run_has_taken_stays_as_that_run_has_it(tmp_path: Path) -> None:
     path, shown = tmp_path / "run", StringIO()
     with closing(RunDirectory.create(path, DIRECTORIES_MADE_AGAIN_CONFIG, "first")) as run:
-        lines = LineWriter(run, PlainProgress(shown))
-        lines.append(_line_of_directories_made_again(1000))
+        progress = PlainProgress(shown)
+        run.write_line(_line_of_directories_made_again(1000), progress)
         shutil.rmtree(path)
         with closing(RunDirectory.create(path, {"lr": 2.0}, "second")) as other:
             other.append(_line_of_directories_made_again(7))
             renewed = [
-                lines.append(_line_of_directories_made_again(steps)) for steps in (2000, 3000)
+                run.write_line(_line_of_directories_made_again(steps), progress)
+                for steps in (2000, 3000)
             ]
             assert renewed == [False, False]
             assert _lines(path) == [_line_of_directories_made_again(7)]
@@ -331,13 +331,13 @@ def test_a_directory_that_another_run_has_taken_stays_as_that_run_has_it(tmp_pat
             assert shown.getvalue() == told, "once"
             with pytest.raises(RunDirectoryError, match="summary"):
                 run.write_summary({})
-        assert not lines.append(_line_of_directories_made_again(3500)), (
+        assert not run.write_line(_line_of_directories_made_again(3500), progress), (
             "nor does it take what that run has left"
         )
-        assert lines.taken
+        assert run.taken
         assert not (path / "summary.json").exists()
         shutil.rmtree(path)
-        assert lines.append(_line_of_directories_made_again(4000)), (
+        assert run.write_line(_line_of_directories_made_again(4000), progress), (
             "the run goes on, and has its directory again"
         )
     assert _lines(path) == [_line_of_directories_made_again(4000)]

@@ -49,7 +49,7 @@ def children() -> list[psutil.Process]:
     return [
         each
         for each in psutil.Process().children(recursive=True)
-        if "juggler.driver.watching.serving" in " ".join(each.cmdline())
+        if "juggler watch" in " ".join(each.cmdline())
     ]
 
 
