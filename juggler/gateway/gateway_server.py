@@ -198,6 +198,10 @@ class GatewayServer:
         for key, shares in by_player.items():
             tree = shown[self.manager.interfaces[key]]
             self.manager.players[key].take(shares, rows_of(shares, tree))
+        if self.manager.evaluations.began:
+            for batch in arrivals:
+                if batch.session not in errors:
+                    self.manager.evaluations.choose(batch)
         for session, error in errors.items():
             self.manager.fail(session, error)
 
@@ -290,6 +294,8 @@ class GatewayServer:
             while player.waiting:
                 started = time.perf_counter()
                 wanted, holds_up = self._work.wanted(key), self._work.holds_up(key)
+                # Steps that wait for a request would hold up an evaluation.
+                holds_up = holds_up and self.manager.evaluations.running is None
                 answers = player.answer(wanted, self._settings.max_batch, holds_up)
                 if not answers:
                     break

@@ -13,6 +13,7 @@ from typing import Any
 
 from gymnasium import Space
 
+from juggler.envrunner.agent_returns import to_messages
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
 from juggler.envrunner.environments.seeding import module_seeds, player_seed
@@ -45,7 +46,7 @@ from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.actors.worker import Contact, Inbox, attach_and_run
 from juggler.runtime.connectors.building import EnvToModule
 from juggler.runtime.connectors.mergeable_state import from_bytes
-from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -287,8 +288,12 @@ class GatewayRunner(SamplingWorker):
         command.version.CopyFrom(version.message())
         goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
         # Built in this thread, because simulators must not wait for it.
-        actor = self._players[DEFAULT_MODULE].greedy_actor(trees[DEFAULT_MODULE])
-        evaluation = GreedyEpisodes(actor, command.episodes, command.most_steps, goal)
+        actors = {
+            key: player.greedy_actor(trees.get(player.module_id))
+            for key, player in self._players.items()
+            if player.module_id != RANDOM
+        }
+        evaluation = GreedyEpisodes(actors, command.episodes, command.most_steps, goal)
         with self._server.between_turns():
             self._evaluations.append((command_id, command, evaluation))
         self._server.wake()
@@ -296,19 +301,20 @@ class GatewayRunner(SamplingWorker):
 
     def _continue_evaluation(self) -> None:
         """Start the next evaluation, or report a finished one."""
-        player, now = self._players[DEFAULT_MODULE], time.monotonic()
+        evaluations, now = self._server.manager.evaluations, time.monotonic()
         command_id, command, evaluation = self._evaluations[0]
-        if self._server.manager.sessions.asking or player.evaluation is None:
+        if self._server.manager.sessions.asking or evaluations.running is None:
             self._asked_at = now
         in_vain = now > self._asked_at + RESUME_SECONDS
-        if player.evaluation is None:
-            player.evaluate(evaluation)
-        elif player.take_evaluation(at_once=in_vain) is not None:
+        if evaluations.running is None:
+            evaluations.begin(evaluation)
+        elif evaluations.end(at_once=in_vain) is not None:
             self._evaluations.popleft()
             answer = training_pb2.Evaluation(
                 version=command.version,
                 episode_returns=evaluation.returns,
                 episode_lengths=evaluation.lengths,
+                agent_returns=to_messages(evaluation.agent_returns),
             )
             self._attachment.reply(command_id, answer)
 
@@ -597,18 +603,24 @@ class ServedPlayer(Player):
         if self._writer is not None:
             self._writer.close()
 
-    def greedy_actor(self, tree: Tree) -> Actor:
+    def greedy_actor(self, tree: Tree | None) -> Actor:
         """Return an actor that plays a checkpoint in the same spaces.
 
         Args:
-            tree: the module's part of the checkpoint.
+            tree: the module's part of the checkpoint; None: the module is not trained.
 
         Raises:
-            ValueError: the tree does not fit the module.
+            ValueError: the tree is missing, or does not fit the module.
         """
+        if tree is None and self.streams is not None:
+            raise ValueError(f"the checkpoint to play has no weights of module {self.module_id!r}")
         parts = self._build()
-        actor = Actor(parts.module, 1, 0, 0, parts.module_to_env, parts.connectors)
-        load_tree(self.module_id, tree, actor, parts.connectors)
+        connectors = parts.connectors if tree is not None else self._connectors
+        actor = Actor(parts.module, 1, 0, 0, parts.module_to_env, connectors)
+        if tree is None:
+            actor.load(self.policy.weights())
+        else:
+            load_tree(self.module_id, tree, actor, connectors)
         return actor
 
     @property

@@ -66,7 +66,7 @@ class Followed(NamedTuple):
 
     Attributes:
         over: environments whose episodes end.
-        began: environments whose next episodes begin, if line-ups are drawn.
+        began: environments whose next episodes begin.
         early: the first agent and environment where the agent would act although it has ended;
             None: no error.
     """
@@ -152,8 +152,8 @@ class SharedEpisodes:
             gone = of_agent == _ENDED
             if gone.any():
                 return Followed(over, [], (part.index, acting[int(gone.argmax())]))
-            if self.drawn:
-                new = np.array(acting, np.intp)[of_agent == _OUT]
+            if (begins := of_agent == _OUT).any():
+                new = np.array(acting, np.intp)[begins]
                 began.update(new[(stages[:, new] == _OUT).all(0)].tolist())
             stages[part.index, acting] = _ACTS
         return Followed(over, sorted(began), None)
@@ -187,11 +187,17 @@ class SharedEpisodes:
     def _ended(self, over: list[int], steps: int, idle: Mapping[int, float]) -> BookedBatch:
         if not over:  # most batches
             return BookedBatch(_NONE, _NONE_LONG, _NONE[:, None], steps)
-        returns, lengths = self._returns[:, over], self._lengths[over]  # [A, L], [L]
-        of_agents = np.where(self._acted[:, over], returns, np.nan)  # [A, L]
+        so_far = self.so_far(over)
         self._returns[:, over], self._acted[:, over], self._lengths[over] = 0, False, 0
-        totals = returns.sum(0) + [idle.get(each, 0.0) for each in over]  # [L]
-        return BookedBatch(totals, lengths, of_agents.T, steps)
+        totals = so_far.env_returns + [idle.get(each, 0.0) for each in over]  # [L]
+        return so_far._replace(env_returns=totals, steps=steps)
+
+    def so_far(self, environments: Sequence[int]) -> BookedBatch:
+        """Return results of running episodes in environments [L], without steps."""
+        at = list(environments)
+        returns = self._returns[:, at]  # [A, L]
+        of_agents = np.where(self._acted[:, at], returns, np.nan)  # [A, L]
+        return BookedBatch(returns.sum(0), self._lengths[at], of_agents.T, 0)
 
     # -- line-ups ---------------------------------------------------------------------------------
 

@@ -19,11 +19,16 @@ from juggler.envrunner.rounds import PlayedRound
 from juggler.gateway.agents import Casting, module_of
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.errors import Code, SessionError
-from juggler.gateway.evaluation import TRAINING
+from juggler.gateway.evaluation import Evaluations
 from juggler.gateway.guest_book import GuestBook, address_of
-from juggler.gateway.player import Player
+from juggler.gateway.player import TRAINING, Player
 from juggler.gateway.row_layout import Interface
-from juggler.gateway.session_episodes import SessionInfos, forget_oldest
+from juggler.gateway.session_episodes import (
+    BookedBatch,
+    SessionInfos,
+    SharedEpisodes,
+    forget_oldest,
+)
 from juggler.gateway.sessions import (
     PROTOCOL_MAX,
     RESUME_SECONDS,
@@ -110,6 +115,7 @@ class SessionManager:
     Attributes:
         sessions: all sessions.
         guests: logs simulators that connect and leave.
+        evaluations: lets evaluations play some of the episodes.
         players: players by key, each made when a simulator has reported its spaces.
         agents: agents with these spaces, by player.
         interfaces: interfaces of these spaces, by player; equal spaces share one.
@@ -125,6 +131,7 @@ class SessionManager:
         self.sessions = Sessions(settings.resume_seconds)
         self.guests = GuestBook(self.sessions, work.tell, settings.rows)
         self.players: dict[str, Player] = {}
+        self.evaluations = Evaluations(self.players, self.sessions.by_id)
         self.agents: dict[str, pb.Agent] = {}
         self.interfaces: dict[str, Interface] = {}
         self.answers: dict[str, Answers] = {}
@@ -348,6 +355,7 @@ class SessionManager:
         """Close a session, and log the reason."""
         if session.id not in self.sessions.by_id:
             return  # it sent two wrong messages at once
+        self.evaluations.leave(session)
         places: dict[str, list[int]] = defaultdict(list)
         for agent in session.agents:
             for key, of_agent in agent.seats.items():
@@ -395,27 +403,43 @@ class SessionManager:
 
     def _book(self, batch: Batch) -> None:
         """Add the returns, lengths and numbers of a batch of steps."""
-        session, over = batch.session, batch.over
-        if (episodes := session.episodes) is not None:
-            booked = episodes.book(batch.parts, over, batch.idle)
+        session, over, episodes = batch.session, batch.over, batch.session.episodes
+        booked = None if episodes is None else episodes.book(batch.parts, over, batch.idle)
+        trained: Any = slice(None)  # of the ended episodes
+        if self.evaluations.began:
+            trained = self.evaluations.book(batch, booked)
+        if episodes is not None and booked is not None:
             self.env_steps += booked.steps
             if over:
-                returns, lengths = booked.env_returns.tolist(), booked.env_lengths.tolist()
-                self.env_ended += zip(returns, lengths, strict=True)
-                forget_oldest(self.env_ended)
-                if has_metrics_by_agent(self._names):
-                    into, players = self._agent_returns, episodes.players(over)
-                    add_returns(into, episodes.names, players, booked.agent_returns)
-                    for each in into.values():
-                        forget_oldest(each)
+                self._add_ended(episodes, over, booked, trained)
                 episodes.report_ended(over, booked)
         if session.infos is not None:
-            if (player := self.player) is not None and player.evaluates:
-                for part in batch.parts:  # evaluations do not count in training
-                    playing = player.of["playing"][part.agent.places]  # [N]
+            if self.evaluations.began:  # evaluations do not count in training
+                playing = self.evaluations.playing(session)  # [N]
+                for part in batch.parts:
                     here = part.environments
                     part.rewarded = [at for at in part.rewarded if playing[here[at]] == TRAINING]
             session.infos.see(batch.parts, over)
+
+    def _add_ended(
+        self, episodes: SharedEpisodes, over: list[int], booked: BookedBatch, trained: Any
+    ) -> None:
+        """Add ended episodes in environments [L] to the results of training.
+
+        Args:
+            episodes: of their session.
+            over: the environments.
+            booked: results of the episodes.
+            trained: index of the episodes that count.
+        """
+        returns, lengths = booked.env_returns[trained], booked.env_lengths[trained]
+        self.env_ended += zip(returns.tolist(), lengths.tolist(), strict=True)
+        forget_oldest(self.env_ended)
+        if has_metrics_by_agent(self._names):
+            into, players = self._agent_returns, episodes.players(over)
+            add_returns(into, episodes.names, players[trained], booked.agent_returns[trained])
+            for each in into.values():
+                forget_oldest(each)
 
     def take_played(self) -> PlayedRound:
         """Return results of environments' episodes since the last call.
