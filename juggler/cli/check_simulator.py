@@ -46,6 +46,7 @@ _FEW, _FEW_SECONDS = 3, 10.0  # episodes, and maximum time to wait for them
 _LINE_SECONDS = 5.0
 _LOOK_SECONDS = 0.1
 _END_SECONDS = 5.0
+_SILENT_SECONDS = 20.0  # after its hello or a step: a simulator that sends nothing hangs
 
 
 @dataclass(kw_only=True)
@@ -309,11 +310,12 @@ class Check:
         self.failure: BaseException | None = None
         self._wanted = steps
         self._players: list[Watched] = []
-        self._began = self._last = 0.0  # times of the first and the last steps, in seconds
+        # Times of the first steps, and of the last steps or hello, in seconds.
+        self._began = self._last = 0.0
         self._looked_at = self._cut_at = 0.0  # times of the last turn and of the cut
         self._counts: dict[str, float] = defaultdict(float)
         self._before: dict[str, float] = self._counts  # counts before the cut
-        self._rule = self._left = self._afterwards = ""
+        self._afterwards = ""
 
     @property
     def was_cut(self) -> bool:
@@ -324,6 +326,11 @@ class Check:
     def failed_sessions(self) -> float:
         """Number of sessions that broke a rule."""
         return self._counts["sessions_failed"]
+
+    @property
+    def _rule(self) -> str:
+        """The broken rule; "": none was broken."""
+        return self.guests.why_refused or (self.guests.why_left if self.failed_sessions else "")
 
     def progress(self) -> str:
         """Describe the progress of the check."""
@@ -358,13 +365,13 @@ class Check:
 
     def go_on(self) -> None:
         before, counts, now = self._counts, self.server.counts(), time.monotonic()
-        self._left, self._rule = self.guests.why_left, self._rule or self.guests.why_refused
         if counts["steps"] > before["steps"]:
             self._began, self._last = self._began or now, now
+        elif counts["sessions_begun"] > before["sessions_begun"]:
+            self._last = now
         self._counts, self._looked_at = counts, now
-        if counts["sessions_failed"]:
-            self._rule = self._rule or self._left
-        if self._rule or (self._left and not counts["sessions"]) or self._is_over(counts, now):
+        left = self.guests.why_left and not counts["sessions"]
+        if self._rule or left or self._is_over(counts, now):
             self.over.set()
 
     def _is_over(self, counts: dict[str, float], now: float) -> bool:
@@ -385,7 +392,8 @@ class Check:
                 )
                 self._cut_at, self._before = now, counts
                 session.stream.cut()
-        return False
+                return False
+        return 0 < self._last < now - _SILENT_SECONDS
 
     # -- findings, once the gateway has ended -------------------------------------------------
 
@@ -397,13 +405,14 @@ class Check:
             yield from self._steps()
             yield from self._episodes()
         elif not self._rule:
-            text = "a session began, and" if self._players else "no simulator came:"
+            began = f"a session began, and in {self._looked_at - self._last:.0f} s"
+            text = began if self._players else "no simulator came:"
             yield Finding("steps", "problem", f"{text} no step was taken")
         if self._rule:
             yield Finding("protocol", "problem", self._rule)
         elif self._counts["steps"]:
             yield Finding("protocol", "ok", "no rule was broken")
-        if self._left == LOST and not self.was_cut:
+        if self.guests.why_left == LOST and not self.was_cut:
             text = f"it broke, and the simulator did not come back within {_RESUME_SECONDS:.0f} s"
             yield Finding("connection", "problem", text, "send a Goodbye at the end")
         elif self._afterwards == "resumed":
@@ -417,7 +426,7 @@ class Check:
         steps, seconds = self._counts["steps"], max(self._last - self._began, 1e-3)
         text = f"{steps:,.0f} in {seconds:.1f} s, {steps / seconds:,.0f}/s"
         silent = self._looked_at - self._last
-        if steps >= self._wanted or self._left or self._rule:
+        if steps >= self._wanted or self.guests.why_left or self._rule:
             yield Finding("steps", "ok", text)
         else:
             text += f"; all were answered, but none came in the last {silent:.0f} s"

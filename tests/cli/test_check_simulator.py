@@ -246,6 +246,26 @@ def test_a_simulator_that_sends_no_steps_or_does_not_come_has_a_problem() -> Non
     assert "no simulator came" in found["steps"].said
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_simulator_that_hangs_is_reported_long_before_the_end_of_the_check(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_simulator, "_SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(check_simulator, "_END_SECONDS", 0.1)
+
+    def hangs(address: str) -> None:
+        with RawSimulator(address) as simulator:
+            simulator.greet()
+            for seq in range(1, steps + 1):
+                simulator.step(steps_of(seq))
+            assert simulator.hear().error.code == pb.Error.ENDED
+
+    found = checked(hangs, seconds=20.0)
+    assert found["steps"].state == "problem"
+    said = "none came in the last 0 s" if steps else "a session began, and in 0 s no step was taken"
+    assert said in found["steps"].said
+
+
 def test_a_simulator_may_say_goodbye_before_the_check_is_over() -> None:
     def simulate(address: str) -> None:
         with connect(address, box([1]), discrete(2)) as session:
