@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,6 +89,7 @@ class Simulators:
         self._looked_at = time.monotonic()
         self._copies: list[_Copy] = []
         self._names: dict[str, str] = {}  # of the copies, by address
+        self._starts: dict[str, int] = defaultdict(lambda: 1)  # number of starts, by copy
         self._used: set[str] = set()  # ids of sessions that have sent steps
         self._closing = False
         # The copies' addresses are on loopback, without TLS.
@@ -138,9 +141,10 @@ class Simulators:
                 copy.silent = 0.0
             copy.pid, copy.seen = seen
             if copy.silent > self._deadline and pid:
-                self._report(
+                self._say(
+                    copy.name,
                     f"{copy.name} (pid {pid}) has sent nothing for {copy.silent:.0f} s, more than "
-                    f"step_deadline_seconds = {self._deadline:g}: it hangs, and is killed"
+                    f"step_deadline_seconds = {self._deadline:g}: it hangs, and is killed",
                 )
                 self._supervisor.kill(copy.name, pid)
         return ended
@@ -150,11 +154,19 @@ class Simulators:
         if self._closing:
             return
         if exited.restart_in is not None:
-            text = f"{exited.worker_id} (pid {exited.pid}) ended: {exited.how}"
-            return self._report(f"{text}. Starting it again")
+            self._starts[exited.worker_id] += 1
+            text = f"{exited.worker_id} (pid {exited.pid}) ended: {exited.how}. Starting it again"
+            return self._say(exited.worker_id, f"{text} (start {self._starts[exited.worker_id]})")
         log = f". Its output is in {self._logs}/{exited.worker_id}.log" if self._logs else ""
         text = f"{exited.worker_id} keeps ending (the last time: {exited.how}){log}"
         return self._failed(SimulatorFailed(text))
+
+    def _say(self, name: str, text: str) -> None:
+        """Report a line, which the log of a copy gets with the time."""
+        self._report(text)
+        if self._logs:
+            with suppress(OSError), Path(self._logs, f"{name}.log").open("a") as log:
+                log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} juggler: {text}\n")
 
     def close(self) -> None:
         """Give copies a moment to leave, then kill the rest."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -156,7 +157,14 @@ def test_one_that_keeps_ending_before_its_first_step_is_an_error(tmp_path: Path)
     assert isinstance(error, SimulatorFailed)
     assert error.lasting
     assert "(the last time: exit code 4, its last output: no display for sec" in str(error)
-    assert str(tmp_path / "logs" / "simulator-5.log") in str(error)
+    log = tmp_path / "logs" / "simulator-5.log"
+    assert str(log) in str(error)
+    starts = [each for each in log.read_text().splitlines() if " juggler: " in each]
+    assert len(starts) == QUICK.quarantine_after - 1
+    for number, line in enumerate(starts, 2):
+        assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d juggler: simulator-5 \(pid \d+\)", line)
+        assert "ended: exit code 4, " in line
+        assert line.endswith(f"Starting it again (start {number})")
 
 
 def test_a_copy_that_ends_right_after_a_few_steps_is_started_again_and_again(
