@@ -68,13 +68,17 @@ def test_stubs_for_go_are_packages_of_the_module_that_the_command_makes(tmp_path
     assert all(f" {file}" in protoc for file in packages)
 
 
-def test_templates_dial_a_gateway_without_a_proxy() -> None:
+def test_templates_read_seeds_and_parameters_and_dial_without_a_proxy() -> None:
     here = ROOT / "examples" / "simulators"
     templates = [*here.glob("node/*.js"), *here.glob("cpp/*.cc")]
     assert len(templates) == 4
     for template in templates:
         said = re.search(r"(?i)enable_http_proxy'?[:,] 0", template.read_text())
         assert said, f"{template} dials loopback through http_proxy"
+        seeds = r"answer.welcome\(\).seed\(\)|\(\{ seed, parameters \} = message.welcome\)"
+        assert re.search(seeds, template.read_text())
+        changed = r"(actions\(\)|actions|answer)\.parameters(\(\))?;"
+        assert re.search(changed, template.read_text())
 
 
 @contextmanager
