@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +20,8 @@ from juggler.driver.config import ConfigError
 from juggler.driver.signals import as_exception, signals_become
 from juggler.envrunner.config import ADDRESS, check_points, words_of
 from juggler.envrunner.setup import RANDOM, may_play
-from juggler.gateway.agents import Casting
+from juggler.gateway.alone import LOOK_SECONDS, Alone, RemoteCasting, random_player
 from juggler.gateway.curriculum import Curriculum
-from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.guest_book import GuestBook
 from juggler.gateway.player import Player
@@ -31,11 +29,9 @@ from juggler.gateway.session_manager import LOST, GatewaySettings
 from juggler.gateway.sessions import Session
 from juggler.gateway.step_batches import Share
 from juggler.gateway.transport import GatewayStream, Transport
-from juggler.runtime.acting.actor import Actor, RandomActions
 from juggler.runtime.actors.commands import Command, CommandProcess
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.tls import read_tls
-from juggler.runtime.connectors.building import EnvToModule
 from juggler.runtime.wire.structures import space_leaves, take
 from juggler.runtime.wire.trees import Path, Tree, flatten, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -44,7 +40,6 @@ _FEW_STEPS = 20  # after a cut, or to check whether observations change
 _RESUME_SECONDS = 15.0
 _FEW, _FEW_SECONDS = 3, 10.0  # episodes, and maximum time to wait for them
 _LINE_SECONDS = 5.0
-_LOOK_SECONDS = 0.1
 _END_SECONDS = 5.0
 _SILENT_SECONDS = 20.0  # after its hello or a step: a simulator that sends nothing hangs
 
@@ -174,7 +169,7 @@ def _end(process: CommandProcess, seconds: float) -> bool:
 def _wait(work: Check, process: CommandProcess | None, seconds: float) -> None:
     """Wait for the end of the check, and report progress."""
     began = shown = time.monotonic()
-    while not work.over.wait(_LOOK_SECONDS) and (now := time.monotonic()) < began + seconds:
+    while not work.over.wait(LOOK_SECONDS) and (now := time.monotonic()) < began + seconds:
         if process is not None and not process.is_alive():
             work.over.wait(1.0)  # its last messages may be on the way
             return
@@ -183,13 +178,10 @@ def _wait(work: Check, process: CommandProcess | None, seconds: float) -> None:
             work.report(work.progress())
 
 
-class AnyAgents(Casting):
+class AnyAgents(RemoteCasting):
     """Lets random actions play all agents of the first simulator."""
 
     def cast(self, hello: pb.Hello) -> list[tuple[str, ...]]:
-        if hello.mode != pb.REMOTE_INFERENCE:
-            text = "a check chooses the actions: use the mode REMOTE_INFERENCE"
-            raise SessionError(Code.NOT_SERVED, text)
         if not self.table and (len(hello.agents) > 1 or any(each.policy for each in hello.agents)):
             self.table = {each.id: may_play(each.policy or RANDOM) for each in hello.agents}
         return super().cast(hello)
@@ -213,11 +205,9 @@ class Watched(Player):
     session: Session | None = None
 
     def __init__(self, name: str, observation_space: Space[Any], action_space: Space[Any]) -> None:
-        policy = Actor(RandomActions(action_space))
-        connectors = EnvToModule({}, {}, observation_space)
-        super().__init__(observation_space, action_space, policy, connectors, self.ROW_STEPS, 0)
-        self.ends = [0, 0]
-        self.name, self._spaces = name, (observation_space, action_space)
+        spaces = observation_space, action_space
+        super().__init__(*spaces, **random_player(*spaces), steps=self.ROW_STEPS, row_age=0)
+        self.ends, self.name = [0, 0], name
         self._boxes = {p: x for p, x in space_leaves(observation_space) if isinstance(x, Box)}
         self._outside, self._many_outside = "", 0  # the first number outside, and number of rows
         self._first: dict[Path, NDArray[Any]] = {}  # [...] of the first row
@@ -257,7 +247,7 @@ class Watched(Player):
 
     def findings(self) -> Iterator[Finding]:
         """Yield findings about the agent's observations."""
-        observed, acted = (" ".join(str(space).split())[:200] for space in self._spaces)
+        observed, acted = (" ".join(str(space).split())[:200] for space in self.spaces)
         yield Finding(self.name, "ok", f"observes {observed}, acts in {acted}")
         if self._outside:
             text = f"{self._many_outside:,} are outside their space. {self._outside}"
@@ -287,27 +277,21 @@ class Guests(GuestBook):
         self.why_refused = self.why_refused or why
 
 
-class Check:
-    """The `Work` of a gateway that records no steps.
+class Check(Alone):
+    """Checks the simulators of a gateway, which plays at random.
 
     Args:
         steps: number of steps before the connection is cut.
         report: called with each line of progress.
 
     Attributes:
-        server: the gateway.
-        guests: its guest book.
-        report: as given.
-        over: set once the check has ended.
-        failure: an error of the gateway itself.
+        guests: the gateway's guest book.
     """
 
-    server: GatewayServer
     guests: Guests
 
     def __init__(self, steps: int, report: Callable[[str], None]) -> None:
-        self.report, self.over = report, threading.Event()
-        self.failure: BaseException | None = None
+        super().__init__(report)
         self._wanted = steps
         self._players: list[Watched] = []
         # Times of the first steps, and of the last steps or hello, in seconds.
@@ -346,22 +330,6 @@ class Check:
         player = Watched(agent or module, observation_space, action_space)
         self._players.append(player)
         return player
-
-    def wanted(self, key: str) -> int:
-        return 0
-
-    def holds_up(self, key: str) -> bool:
-        return False
-
-    def patience(self) -> float:
-        return _LOOK_SECONDS
-
-    def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
-        self.report(text)
-
-    def failed(self, error: BaseException) -> None:
-        self.failure = error
-        self.over.set()
 
     def go_on(self) -> None:
         before, counts, now = self._counts, self.server.counts(), time.monotonic()

@@ -28,10 +28,12 @@ class GreedyEpisodes:
         most_steps: maximum steps of an episode, which then counts with its return so far; 0: no
             limit.
         goal: the evaluation ends once it is out of reach; None: no goal.
+        everywhere: play in all environments, instead of half of them.
 
     Attributes:
         actors: as given.
         most_steps: as given.
+        everywhere: as given.
         returns: undiscounted returns of the episodes so far.
         lengths: their numbers of steps.
         agent_returns: returns of each of several agents in them.
@@ -40,9 +42,15 @@ class GreedyEpisodes:
     """
 
     def __init__(
-        self, actors: Mapping[str, Actor], episodes: int, most_steps: int, goal: Goal | None
+        self,
+        actors: Mapping[str, Actor],
+        episodes: int,
+        most_steps: int,
+        goal: Goal | None,
+        everywhere: bool = False,
     ) -> None:
         self.actors, self.most_steps = actors, most_steps
+        self.everywhere = everywhere
         self.returns: list[float] = []
         self.lengths: list[int] = []
         self.agent_returns: AgentReturns = {}
@@ -170,9 +178,9 @@ class Evaluations:
             self._leave_long(batch, evaluation)
         if not (missing := evaluation.missing):
             return
-        # Training continues in the other half.
         environments = sum(each.environments for each in self._sessions.values())
-        more = min(missing, max(1, environments // 2) - evaluation.running)
+        most = environments if evaluation.everywhere else max(1, environments // 2)
+        more = min(missing, most - evaluation.running)
         if more > 0 and (began := _began(batch)[:more]):
             evaluation.running += len(began)
             self._set(session, began, EVALUATED)

@@ -162,7 +162,7 @@ class Simulators:
         return self._failed(SimulatorFailed(text))
 
     def _say(self, name: str, text: str) -> None:
-        """Report a line, which the log of a copy gets with the time."""
+        """Report a line, and write it to a copy's log."""
         self._report(text)
         if self._logs:
             with suppress(OSError), Path(self._logs, f"{name}.log").open("a") as log:

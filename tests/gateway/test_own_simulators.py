@@ -16,10 +16,14 @@ from typing import Any
 import pytest
 from support.gateway_world import AgentsWorld, eventually
 from support.processes import QUICK
+from support.scripted_agents import Scaled
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.gateway import simulators
+from juggler.gateway.alone import evaluate_with_copies
 from juggler.gateway.simulators import SimulatorFailed, Simulators
+from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.runtime.connectors.config import ConnectorsConfig
 
 #: Episodes of five steps; it may stop after some.
 SIMULATOR = """
@@ -177,6 +181,47 @@ def test_a_copy_that_ends_right_after_a_few_steps_is_started_again_and_again(
     world.begin()
     world.ask("all", rounds=9)
     eventually(lambda: of(world).restarts > QUICK.quarantine_after)
+
+
+#: Episodes of one step, for which an agent gets the number of its action.
+PAYS = """
+import sys
+from juggler.client import box, connect_agents, discrete
+with connect_agents(sys.argv[1], {"one": (box([2]), discrete(3))}) as session:
+    while True:
+        actions = session.step({"one": [0, 0]})
+        session.step(rewards={"one": float(actions["one"])}, terminated=True)
+"""
+
+
+def test_copies_play_whole_episodes_with_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(PAYS)
+    command = f"{sys.executable} {tmp_path / 'game.py'} {{address}}"
+    config = EnvRunnerConfig(simulator=command, simulators_per_runner=2)
+
+    def parts_of(module_id: str, observed: Any, acted: Any) -> Any:
+        connectors, to_env = build_runner_pipelines(ConnectorsConfig.parse({}), observed, acted)
+        module = Scaled(connectors.module_observation_space, to_env.action_space, {})
+        module.scale.data.fill_({"trained": 2.0}[module_id])
+        return module, connectors, to_env
+
+    lines: list[str] = []
+    seen: list[int] = []
+    played = evaluate_with_copies(
+        config,
+        {"*": "trained"},
+        "",
+        parts_of,
+        episodes=9,
+        seed=0,
+        steps_trained=0,
+        report=lines.append,
+        watch=lambda ended, steps: seen.append(ended),
+    )
+    assert (played.returns, played.lengths) == ([2.0] * 9, [1] * 9)
+    assert played.agent_returns == {("one", "trained"): [2.0] * 9}
+    assert seen
+    assert not lines
 
 
 def test_a_gateway_that_starts_simulators_needs_no_address() -> None:

@@ -20,6 +20,7 @@ from support.gateway_world import AgentsWorld, GatewayWorld, eventually
 from support.network import free_address
 from support.place import first_of
 
+from juggler.driver.evaluating import evaluate_with_simulators
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.episodes.version import Version
 
@@ -137,6 +138,10 @@ def test_a_simulator_in_javascript_is_started_and_learned_from(place: Path) -> N
         pass
     assert "ENDED: the gateway leaves" in (place / "run/logs/simulator-0.log").read_text()
     assert tells_speed(place)
+    simulator = f"node {place}/examples/simulators/node/simulator.js {{address}}"
+    played = evaluate_with_simulators(place / "run", simulator, 20)
+    assert len(played.returns) == 20
+    assert played.mean > 100
 
 
 @pytest.mark.slow
