@@ -177,6 +177,7 @@ def evaluate_with_copies(
         while not work.over.wait(LOOK_SECONDS):
             watch(len(work.episodes.returns), work.steps())
     finally:
+        copies.stop_restarting()
         work.server.close("the evaluation has ended")
         copies.close()
     if work.failure is not None:

@@ -147,6 +147,7 @@ class GatewayRunner(SamplingWorker):
             for player in self._players.values():
                 stack.callback(player.close)
             if self._simulators is not None:
+                self._simulators.stop_restarting()
                 stack.callback(self._simulators.close)  # after the server has sent them the end
             if hasattr(self, "_server"):
                 self._server.close("the run is over, or lost this gateway")

@@ -168,10 +168,14 @@ class Simulators:
             with suppress(OSError), Path(self._logs, f"{name}.log").open("a") as log:
                 log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} juggler: {text}\n")
 
-    def close(self) -> None:
-        """Give copies a moment to leave, then kill the rest."""
+    def stop_restarting(self) -> None:
+        """Let copies that end from now on stay down, without a report."""
         self._closing = True
         self._supervisor.stop_restarting()
+
+    def close(self) -> None:
+        """Give copies a moment to leave, then kill the rest."""
+        self.stop_restarting()
         end = time.monotonic() + _LEAVE_SECONDS
         # Copies die with the supervisor's thread, which closing ends.
         while self._supervisor.pids() and time.monotonic() < end:

@@ -142,6 +142,21 @@ def test_copies_may_leave_by_themselves_when_the_run_ends(
     assert (tmp_path / "left").read_text() == "ENDED"
 
 
+def test_a_copy_that_ends_with_the_run_is_neither_reported_nor_started_again() -> None:
+    lines: list[str] = []
+    command = "sh -c 'exec sleep 100' {address}"
+    started = Simulators(command, ["127.0.0.1:1"], 0, "", "", 1.0, lines.append, print)
+    try:
+        (pid,) = eventually(lambda: started._supervisor.pids().values())
+        started.stop_restarting()
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not started._supervisor.pids())
+    finally:
+        started.close()
+    assert not lines
+    assert not started.restarts
+
+
 def test_one_that_keeps_ending_before_its_first_step_is_an_error(tmp_path: Path) -> None:
     failures: SimpleQueue[BaseException] = SimpleQueue()
     started = Simulators(
