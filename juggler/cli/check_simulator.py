@@ -28,7 +28,7 @@ from juggler.gateway.player import Player
 from juggler.gateway.session_manager import LOST, GatewaySettings
 from juggler.gateway.sessions import Session
 from juggler.gateway.step_batches import Share
-from juggler.gateway.transport import GatewayStream, Transport
+from juggler.gateway.transport import Transport
 from juggler.runtime.actors.commands import Command, CommandProcess
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.tls import read_tls
@@ -354,7 +354,7 @@ class Check(Alone):
         enough = counts["episodes"] >= _FEW or now > self._began + _FEW_SECONDS
         if counts["steps"] >= self._wanted and enough:
             session = next(each.session for each in self._players if each.session)
-            if isinstance(session.stream, GatewayStream):
+            if session.stream is not None:
                 self.report(
                     "cuts the connection, to check whether the simulator resumes its session"
                 )

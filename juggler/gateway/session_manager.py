@@ -71,7 +71,7 @@ class Work(Protocol):
         """Return the maximum seconds until the next call of `go_on`."""
 
     def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
-        """Report as `guest_book.Tell` does."""
+        """Report a text and the numbers of connected simulators and environments."""
 
     def go_on(self) -> None:
         """Hand in batches, load weights and start requests, after each turn."""
@@ -169,7 +169,7 @@ class SessionManager:
         else:
             session = self._begun(stream, hello, cast)
             session.seed = self._settings.curriculum.session_seed(stream.dialed)
-            self.sessions.add(session)
+            self.sessions.by_id[session.id] = session
             self._load += load_of(session)
         stream.session, session.peer = session, address_of(stream.peer)
         session.dialed = stream.dialed
@@ -364,7 +364,7 @@ class SessionManager:
             self.players[key].unseat(of_player)
         if session.episodes is not None:
             session.episodes.leave()
-        self.sessions.remove(session)
+        del self.sessions.by_id[session.id]
         self._load -= load_of(session)
         session.stream = None
         self.guests.left(session, why)

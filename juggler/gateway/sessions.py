@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,29 +26,14 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.nearest import one_of
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
+if TYPE_CHECKING:
+    from juggler.gateway.transport import GatewayStream
+
 PROTOCOL_MIN = PROTOCOL_MAX = 1
 #: How long a session waits for a simulator that vanished.
 RESUME_SECONDS = 60.0
 BATCHES_IN_FLIGHT = 8
 SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
-
-
-class Stream(Protocol):
-    """A connection of a simulator."""
-
-    def send(self, message: bytes) -> None:
-        """Queue a message, without waiting."""
-
-    def close(self) -> None:
-        """End the stream once everything is sent."""
-
-    @property
-    def peer(self) -> str:
-        """Address of the other end, in gRPC's format."""
-
-    @property
-    def dialed(self) -> str:
-        """Address that the other end dialed."""
 
 
 class SessionAgent:
@@ -163,7 +148,7 @@ class Session:
         self,
         agents: list[SessionAgent],
         hello: pb.Hello,
-        stream: Stream,
+        stream: GatewayStream,
         episodes: SharedEpisodes | None = None,
         infos: SessionInfos | None = None,
     ) -> None:
@@ -181,7 +166,7 @@ class Session:
         self.wants_news = False
         self.real_time = hello.real_time
         self.last_seq = 0
-        self.stream: Stream | None = stream
+        self.stream: GatewayStream | None = stream
         self.peer = self.dialed = ""
         self.seed = 0
         self.parameters: Mapping[str, float] | None = None
@@ -265,15 +250,6 @@ class Sessions:
     def __init__(self, resume_seconds: float) -> None:
         self.by_id: dict[str, Session] = {}
         self.resume_seconds = resume_seconds
-        self._by_token: dict[str, Session] = {}
-
-    def add(self, session: Session) -> None:
-        self.by_id[session.id] = session
-        self._by_token[session.token] = session
-
-    def remove(self, session: Session) -> None:
-        self.by_id.pop(session.id, None)
-        self._by_token.pop(session.token, None)
 
     def resumed(self, hello: pb.Hello) -> Session:
         """Return the open session that a hello resumes.
@@ -281,7 +257,8 @@ class Sessions:
         Raises:
             SessionError: no open session has the token, or it began with another hello.
         """
-        session = self._by_token.get(hello.resume_token)
+        token = hello.resume_token
+        session = next((each for each in self.by_id.values() if each.token == token), None)
         if session is None:
             raise SessionError(
                 Code.UNKNOWN_SESSION,
