@@ -61,7 +61,7 @@ class Waste:
         )
         module = build_module(ModuleConfig().module, observation_space, action_space, {})
         policy = Actor(module, 1, 0, 0, to_env, connectors)
-        self.player = Player(observation_space, action_space, policy, connectors, STEPS, row_age=3)
+        self.player = Player(observation_space, action_space, policy, STEPS, row_age=3)
         return self.player
 
     def wanted(self, module_id: str) -> int:

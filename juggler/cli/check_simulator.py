@@ -20,11 +20,12 @@ from juggler.driver.config import ConfigError
 from juggler.driver.signals import as_exception, signals_become
 from juggler.envrunner.config import ADDRESS, check_points, words_of
 from juggler.envrunner.setup import RANDOM, may_play
-from juggler.gateway.alone import LOOK_SECONDS, Alone, RemoteCasting, random_player
+from juggler.gateway.agents import Casting
+from juggler.gateway.alone import ALONE, LOOK_SECONDS, Alone
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.guest_book import GuestBook
-from juggler.gateway.player import Player
+from juggler.gateway.player import Player, random_actor
 from juggler.gateway.session_manager import LOST, GatewaySettings
 from juggler.gateway.sessions import Session
 from juggler.gateway.step_batches import Share
@@ -114,7 +115,7 @@ def check(given: Arguments, report: Callable[[str], None]) -> list[Finding]:
         "check",
         Watched.ROW_STEPS,
         _RESUME_SECONDS,
-        casting=AnyAgents(),
+        casting=AnyAgents(remote_only=ALONE),
         curriculum=Curriculum(given.seed, given.parameters),
     )
     tls = read_tls(None)
@@ -178,7 +179,7 @@ def _wait(work: Check, process: CommandProcess | None, seconds: float) -> None:
             work.report(work.progress())
 
 
-class AnyAgents(RemoteCasting):
+class AnyAgents(Casting):
     """Lets random actions play all agents of the first simulator."""
 
     def cast(self, hello: pb.Hello) -> list[tuple[str, ...]]:
@@ -206,7 +207,7 @@ class Watched(Player):
 
     def __init__(self, name: str, observation_space: Space[Any], action_space: Space[Any]) -> None:
         spaces = observation_space, action_space
-        super().__init__(*spaces, **random_player(*spaces), steps=self.ROW_STEPS, row_age=0)
+        super().__init__(*spaces, random_actor(*spaces), self.ROW_STEPS, 0)
         self.ends, self.name = [0, 0], name
         self._boxes = {p: x for p, x in space_leaves(observation_space) if isinstance(x, Box)}
         self._outside, self._many_outside = "", 0  # the first number outside, and number of rows

@@ -13,19 +13,19 @@ from juggler.envrunner.evaluation import PlayedEpisodes
 from juggler.envrunner.setup import RANDOM
 from juggler.gateway.agents import Casting, module_of
 from juggler.gateway.curriculum import Curriculum
-from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.evaluation import GreedyEpisodes
 from juggler.gateway.gateway_server import GatewayServer
-from juggler.gateway.player import Player
+from juggler.gateway.player import Player, random_actor
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.simulators import Simulators
 from juggler.gateway.transport import Transport
-from juggler.runtime.acting.actor import Actor, RandomActions
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import EnvToModule, ModuleToEnv
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 LOOK_SECONDS = 0.1
+#: Why such a gateway refuses simulators that act by themselves.
+ALONE = "a gateway without a run"
 #: A module and its connectors, from its id and spaces.
 PartsOf = Callable[[str, Space[Any], Space[Any]], tuple[RLModule, EnvToModule, ModuleToEnv]]
 
@@ -66,22 +66,6 @@ class Alone:
         self.over.set()
 
 
-class RemoteCasting(Casting):
-    """Takes only simulators that let the gateway act."""
-
-    def cast(self, hello: pb.Hello) -> list[tuple[str, ...]]:
-        if hello.mode != pb.REMOTE_INFERENCE:
-            text = "the actions are chosen here: use the mode REMOTE_INFERENCE"
-            raise SessionError(Code.NOT_SERVED, text)
-        return super().cast(hello)
-
-
-def random_player(observation_space: Space[Any], action_space: Space[Any]) -> dict[str, Any]:
-    """Return policy and connectors of a player that acts at random."""
-    connectors = EnvToModule({}, {}, observation_space)
-    return {"policy": Actor(RandomActions(action_space)), "connectors": connectors}
-
-
 class _Evaluation(Alone):
     """Plays the episodes of an evaluation with the modules of a checkpoint."""
 
@@ -99,10 +83,9 @@ class _Evaluation(Alone):
     ) -> Player:
         spaces, module_id = (observation_space, action_space), module_of(key)
         if module_id == RANDOM:
-            return Player(*spaces, **random_player(*spaces), steps=self._steps, row_age=0)
+            return Player(*spaces, random_actor(*spaces), self._steps, 0)
         policy, greedy = (self._actor(module_id, *spaces) for _ in range(2))
-        assert policy.connectors is not None
-        player = Player(*spaces, policy, policy.connectors, self._steps, 0)
+        player = Player(*spaces, policy, self._steps, 0)
         player.evaluate(greedy)
         return player
 
@@ -161,7 +144,7 @@ def evaluate_with_copies(
         config.gateway_max_wait_ms / 1000,
         "an evaluation",
         config.fragment_steps,
-        casting=RemoteCasting(agents, mapping=mapping, seed=seed),
+        casting=Casting(agents, mapping=mapping, seed=seed, remote_only=ALONE),
         curriculum=curriculum,
     )
     transport = Transport("", config.simulators_per_runner)

@@ -20,7 +20,7 @@ from juggler.gateway.episode_log import EpisodeLog
 from juggler.gateway.row_layout import Layout
 from juggler.gateway.session_episodes import forget_oldest
 from juggler.gateway.step_batches import Share
-from juggler.runtime.acting.actor import Actor
+from juggler.runtime.acting.actor import Actor, RandomActions
 from juggler.runtime.connectors.building import EnvToModule
 from juggler.runtime.connectors.mergeable_state import State, merge
 from juggler.runtime.episodes.version import Version
@@ -42,8 +42,7 @@ class Player(PacedSlots):
     Args:
         observation_space: space of the simulators' observations.
         action_space: space of the actions that simulators get.
-        policy: chooses the actions.
-        connectors: convert observations for the policy.
+        policy: chooses the actions, and has connectors.
         steps: T.
         row_age: as in `PacedSlots`. A single step that takes this long is not trained on.
 
@@ -62,12 +61,13 @@ class Player(PacedSlots):
         observation_space: Space[Any],
         action_space: Space[Any],
         policy: Actor,
-        connectors: EnvToModule,
         steps: int,
         row_age: int,
     ) -> None:
+        assert policy.connectors is not None
+        self._connectors = policy.connectors
         # With several modules, a round leaves rows for the next round, even in synchronous runs.
-        super().__init__(connectors.observation_space, policy, steps, max(1, row_age))
+        super().__init__(self._connectors.observation_space, policy, steps, max(1, row_age))
         policy.require_log_probabilities()
         self.spaces = observation_space, action_space
         self.policy, self.row_age = policy, row_age
@@ -76,7 +76,7 @@ class Player(PacedSlots):
         self.episode_log: EpisodeLog | None = None
         self.greedy: Actor | None = None
         self.of["playing"] = np.zeros(len(self.of["row"]), np.int8)  # purposes
-        self._connectors, self._leaves = connectors, Layout(action_space).leaves
+        self._leaves = Layout(action_space).leaves
         self._delta: State = {}
         self._reported: Counter[str] = Counter()  # counts at the last call of `new`
         self._parked = 0  # rows whose simulators stall at the first step
@@ -357,6 +357,12 @@ class Player(PacedSlots):
         """Return a count's increase since the last call."""
         before, self._reported[name] = self._reported[name], self.counts[name]
         return self.counts[name] - before
+
+
+def random_actor(observation_space: Space[Any], action_space: Space[Any], seed: int = 0) -> Actor:
+    """Return a policy that draws actions at random."""
+    connectors = EnvToModule({}, {}, observation_space)
+    return Actor(RandomActions(action_space), seed=seed, connectors=connectors)
 
 
 def _shown(shares: Sequence[Share]) -> NDArray[np.bool_]:

@@ -33,18 +33,17 @@ from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.episode_log import EpisodeLog, EpisodeWriter
 from juggler.gateway.evaluation import GreedyEpisodes
 from juggler.gateway.gateway_server import GatewayServer
-from juggler.gateway.player import Player
+from juggler.gateway.player import Player, random_actor
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.sessions import RESUME_SECONDS
 from juggler.gateway.simulators import Simulators
 from juggler.gateway.transport import Transport
-from juggler.runtime.acting.actor import Actor, RandomActions
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.actors.attachment import Attachment, Detached
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import join_address, split_address
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.actors.worker import Contact, Inbox, attach_and_run
-from juggler.runtime.connectors.building import EnvToModule
 from juggler.runtime.connectors.mergeable_state import from_bytes
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
@@ -583,16 +582,15 @@ class ServedPlayer(Player):
         self._build: Callable[[], ActingParts]
         self._parts: ActingParts
         if setup is None:
-            policy = Actor(RandomActions(action_space), seed=seed)
-            connectors, row_age = EnvToModule({}, {}, observation_space), 0
+            policy, row_age = random_actor(*spaces, seed), 0
         else:
             self._build = partial(ActingParts.build, setup, *spaces, own_code)
-            parts = self._parts = self._build()
-            connectors, row_age = parts.connectors, setup.row_age
-            policy = Actor(parts.module, 1, 0, seed, parts.module_to_env, connectors)
+            parts, row_age = self._build(), setup.row_age
+            self._parts = parts
+            policy = Actor(parts.module, 1, 0, seed, parts.module_to_env, parts.connectors)
             if setup.digest:
-                frozen.load(module_id, setup.digest, policy, connectors)
-        super().__init__(*spaces, policy, connectors, steps, row_age)
+                frozen.load(module_id, setup.digest, policy, parts.connectors)
+        super().__init__(*spaces, policy, steps, row_age)
         self.module_id, self.streams, self.most_rows = module_id, streams, rows
         self.has_weights = False
         self._writer = None if episodes is None else EpisodeWriter(episodes)

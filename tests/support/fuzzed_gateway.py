@@ -381,7 +381,7 @@ class FuzzedGateway(Books):
         self.weights[Version(0, 0)] = module.weight.numpy().copy()
         policy = Actor(module, 1, 0, self.rng.randrange(99), module_to_env, connectors)
         both = observation_space, action_space
-        self.player = Player(*both, policy, connectors, self.steps, MOST_UPDATES)
+        self.player = Player(*both, policy, self.steps, MOST_UPDATES)
         return self.player
 
     def holds_up(self, module_id: str) -> bool:

@@ -203,9 +203,7 @@ class GatewayWorld:
         module = self._module(connectors.module_observation_space, module_to_env.action_space)
         self._inputs = module.action_distribution().inputs_size
         policy = Actor(module, 1, 0, 0, module_to_env, connectors)
-        self.player = Player(
-            observation_space, action_space, policy, connectors, self.steps, self._row_age
-        )
+        self.player = Player(observation_space, action_space, policy, self.steps, self._row_age)
         return self.player
 
     def holds_up(self, module_id: str) -> bool:
