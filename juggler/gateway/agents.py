@@ -73,8 +73,8 @@ class Casting:
         if self._remote_only and hello.mode != pb.REMOTE_INFERENCE:
             raise SessionError(
                 Code.NOT_SERVED,
-                f"the mode {pb.Mode.Name(hello.mode)}: {self._remote_only} has the gateway act; use "
-                "the mode REMOTE_INFERENCE",
+                f"the mode {pb.Mode.Name(hello.mode)}: {self._remote_only} acts for simulators; "
+                "use the mode REMOTE_INFERENCE",
             )
         if not self.table:
             if len(hello.agents) > 1:
