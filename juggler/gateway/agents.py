@@ -54,7 +54,7 @@ class Casting:
         seed: int = 0,
         remote_only: str = "",
     ) -> None:
-        self._remote_only = remote_only or ("a run with a table [agents]" if table else "")
+        self._remote_only = remote_only or ("a run with the table agents" if table else "")
         self.table = {pattern: may_play(given) for pattern, given in (table or {}).items()}
         self.league = AssignedLineUps(tuple(self.table), self.table) if league else None
         modules = (each for ids in self.table.values() for each in ids)
@@ -73,8 +73,8 @@ class Casting:
         if self._remote_only and hello.mode != pb.REMOTE_INFERENCE:
             raise SessionError(
                 Code.NOT_SERVED,
-                f"the mode {pb.Mode.Name(hello.mode)}: {self._remote_only} acts for simulators; "
-                "use the mode REMOTE_INFERENCE",
+                f"the mode {pb.Mode.Name(hello.mode)}: let the gateway act, with the mode "
+                f"REMOTE_INFERENCE, at {self._remote_only}",
             )
         if not self.table:
             if len(hello.agents) > 1:

@@ -98,6 +98,7 @@ class SharedEpisodes:
         self._column = np.array([order.index(name) for name in self.names], np.intp)  # [A]
         shape = len(self.names), len(numbers)
         self._stages: NDArray[np.int8] = np.zeros(shape, np.int8)
+        self._between = set(range(len(numbers)))  # environments without an episode
         self._returns = np.zeros(shape)
         self._acted = np.zeros(shape, np.bool_)  # in the episode
         self._lengths = np.zeros(len(numbers), np.intp)
@@ -120,6 +121,7 @@ class SharedEpisodes:
             touched -= {*continuing} & {each for part in parts for each in _acting(part)}
         over = [each for each in sorted(touched) if not (stages[:, each] == _ACTS).any()]
         stages[:, over] = _OUT
+        self._between.update(over)
         began: set[int] = set()
         for part in parts:
             acting = _acting(part)
@@ -127,10 +129,10 @@ class SharedEpisodes:
             gone = of_agent == _ENDED
             if gone.any():
                 return Followed(over, [], (part.index, acting[int(gone.argmax())]))
-            if (begins := of_agent == _OUT).any():
-                new = np.array(acting, np.intp)[begins]
-                began.update(new[(stages[:, new] == _OUT).all(0)].tolist())
+            if self._between:
+                began.update(self._between.intersection(acting))
             stages[part.index, acting] = _ACTS
+        self._between -= began
         return Followed(over, sorted(began), None)
 
     def book(
