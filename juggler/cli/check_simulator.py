@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import tyro
-from gymnasium import Space
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
@@ -26,6 +25,7 @@ from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.guest_book import GuestBook
 from juggler.gateway.player import Player, random_actor
+from juggler.gateway.row_layout import Interface
 from juggler.gateway.session_manager import LOST, GatewaySettings
 from juggler.gateway.sessions import Session
 from juggler.gateway.step_batches import Share
@@ -33,7 +33,7 @@ from juggler.gateway.transport import Transport
 from juggler.runtime.actors.commands import Command, CommandProcess
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.tls import read_tls
-from juggler.runtime.wire.structures import space_leaves, take
+from juggler.runtime.wire.structures import take
 from juggler.runtime.wire.trees import Path, Tree, flatten, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
@@ -193,8 +193,7 @@ class Watched(Player):
 
     Args:
         name: name of its agent, for findings.
-        observation_space: the simulators' observation space.
-        action_space: the simulators' action space.
+        interface: the simulators' interface.
 
     Attributes:
         name: as given.
@@ -205,11 +204,11 @@ class Watched(Player):
     ROW_STEPS = 32
     session: Session | None = None
 
-    def __init__(self, name: str, observation_space: Space[Any], action_space: Space[Any]) -> None:
-        spaces = observation_space, action_space
-        super().__init__(*spaces, random_actor(*spaces), self.ROW_STEPS, 0)
+    def __init__(self, name: str, interface: Interface) -> None:
+        super().__init__(interface, random_actor(*interface.spaces), self.ROW_STEPS, 0)
         self.ends, self.name = [0, 0], name
-        self._boxes = {p: x for p, x in space_leaves(observation_space) if isinstance(x, Box)}
+        leaves = interface.observations.leaves
+        self._boxes = {each.path: each.space for each in leaves if isinstance(each.space, Box)}
         self._outside, self._many_outside = "", 0  # the first number outside, and number of rows
         self._first: dict[Path, NDArray[Any]] = {}  # [...] of the first row
         self._changed: dict[Path, NDArray[np.bool_]] = {}  # [...]
@@ -248,7 +247,7 @@ class Watched(Player):
 
     def findings(self) -> Iterator[Finding]:
         """Yield findings about the agent's observations."""
-        observed, acted = (" ".join(str(space).split())[:200] for space in self.spaces)
+        observed, acted = (" ".join(str(space).split())[:200] for space in self.interface.spaces)
         yield Finding(self.name, "ok", f"observes {observed}, acts in {acted}")
         if self._outside:
             text = f"{self._many_outside:,} are outside their space. {self._outside}"
@@ -324,11 +323,9 @@ class Check(Alone):
 
     # -- called by the gateway --------------------------------------------------------------------
 
-    def prepare(
-        self, key: str, agents: int, observation_space: Space[Any], action_space: Space[Any]
-    ) -> Watched:
+    def prepare(self, key: str, agents: int, interface: Interface) -> Watched:
         module, _, agent = key.partition(":")
-        player = Watched(agent or module, observation_space, action_space)
+        player = Watched(agent or module, interface)
         self._players.append(player)
         return player
 

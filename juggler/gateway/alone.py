@@ -16,6 +16,7 @@ from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.evaluation import GreedyEpisodes
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player, random_actor
+from juggler.gateway.row_layout import Interface
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.simulators import Simulators
 from juggler.gateway.transport import Transport
@@ -78,14 +79,12 @@ class _Evaluation(Alone):
         self.episodes = GreedyEpisodes({}, episodes, 0, None, everywhere=True)
         self._parts_of, self._steps = parts_of, steps
 
-    def prepare(
-        self, key: str, agents: int, observation_space: Space[Any], action_space: Space[Any]
-    ) -> Player:
-        spaces, module_id = (observation_space, action_space), module_of(key)
+    def prepare(self, key: str, agents: int, interface: Interface) -> Player:
+        module_id = module_of(key)
         if module_id == RANDOM:
-            return Player(*spaces, random_actor(*spaces), self._steps, 0)
-        policy, greedy = (self._actor(module_id, *spaces) for _ in range(2))
-        player = Player(*spaces, policy, self._steps, 0)
+            return Player(interface, random_actor(*interface.spaces), self._steps, 0)
+        policy, greedy = (self._actor(module_id, *interface.spaces) for _ in range(2))
+        player = Player(interface, policy, self._steps, 0)
         player.evaluate(greedy)
         return player
 

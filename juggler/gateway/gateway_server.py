@@ -196,7 +196,7 @@ class GatewayServer:
             except SessionError as wrong:
                 errors[batch.session] = wrong
         for key, shares in by_player.items():
-            tree = shown[self.manager.interfaces[key]]
+            tree = shown[self.manager.players[key].interface]
             self.manager.players[key].take(shares, rows_of(shares, tree))
         if self.manager.evaluations.began:
             for batch in arrivals:

@@ -17,7 +17,7 @@ from juggler.envrunner.paced.rows import oldest_version
 from juggler.envrunner.paced.slots import PacedSlots
 from juggler.envrunner.rounds import Recorded
 from juggler.gateway.episode_log import EpisodeLog
-from juggler.gateway.row_layout import Layout
+from juggler.gateway.row_layout import Interface
 from juggler.gateway.session_episodes import forget_oldest
 from juggler.gateway.step_batches import Share
 from juggler.runtime.acting.actor import Actor, RandomActions
@@ -40,14 +40,13 @@ class Player(PacedSlots):
     A row begins only when samples are requested: until then, steps wait.
 
     Args:
-        observation_space: space of the simulators' observations.
-        action_space: space of the actions that simulators get.
+        interface: interface of the simulators' agents.
         policy: chooses the actions, and has connectors.
         steps: T.
         row_age: as in `PacedSlots`. A single step that takes this long is not trained on.
 
     Attributes:
-        spaces: the spaces of observations and of actions, as given.
+        interface: as given.
         policy: as given.
         row_age: as given.
         version: version of the policy's weights.
@@ -58,8 +57,7 @@ class Player(PacedSlots):
 
     def __init__(
         self,
-        observation_space: Space[Any],
-        action_space: Space[Any],
+        interface: Interface,
         policy: Actor,
         steps: int,
         row_age: int,
@@ -69,14 +67,14 @@ class Player(PacedSlots):
         # With several modules, a round leaves rows for the next round, even in synchronous runs.
         super().__init__(self._connectors.observation_space, policy, steps, max(1, row_age))
         policy.require_log_probabilities()
-        self.spaces = observation_space, action_space
+        self.interface = interface
         self.policy, self.row_age = policy, row_age
         self.version = Version(0, 0)
         self.waiting: deque[Share] = deque()
         self.episode_log: EpisodeLog | None = None
         self.greedy: Actor | None = None
         self.of["playing"] = np.zeros(len(self.of["row"]), np.int8)  # purposes
-        self._leaves = Layout(action_space).leaves
+        self._leaves = interface.actions.leaves
         self._delta: State = {}
         self._reported: Counter[str] = Counter()  # counts at the last call of `new`
         self._parked = 0  # rows whose simulators stall at the first step
@@ -226,7 +224,7 @@ class Player(PacedSlots):
             seen = _gathered(chosen, "observations")  # [B, ...]
             if self.greedy is None:
                 actions = self.act(places, recording, seen)
-                tree = to_tree(self.spaces[1], actions)  # [B, ...]
+                tree = to_tree(self.interface.spaces[1], actions)  # [B, ...]
             else:
                 tree = self._with_evaluation(self.greedy, chosen, places, recording, seen)
             if self.episode_log is not None:
@@ -309,14 +307,15 @@ class Player(PacedSlots):
         first = self.of["first"][places]  # [B]
         evaluated = self.of["playing"][places] == EVALUATED  # [B]
         self.pause(places[evaluated])  # rows from before end with the last episode
-        tree = to_tree(self.spaces[1], self.act(places, recording & ~evaluated, seen))  # [B, ...]
+        space = self.interface.spaces[1]
+        tree = to_tree(space, self.act(places, recording & ~evaluated, seen))  # [B, ...]
         if not evaluated.any():
             return tree
         assert greedy.connectors is not None
         seen = greedy.connectors(take(_gathered(chosen, "shown"), evaluated))
         best = greedy.act(seen, places[evaluated], first[evaluated], explore=False).sent
         mixed: Tree = tree_map(np.array, tree)  # a writable copy
-        put(mixed, np.flatnonzero(evaluated), to_tree(self.spaces[1], best))
+        put(mixed, np.flatnonzero(evaluated), to_tree(space, best))
         return mixed
 
     # -- weights and batches ----------------------------------------------------------------------

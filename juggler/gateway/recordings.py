@@ -284,8 +284,8 @@ class LocalInference:
         self.bytes_waiting = 0
         self._manager, self._player, self._wake = manager, player, wake
         self._curriculum = curriculum
-        self._reader = Reader(player.spaces[0], player.policy.module_to_env.action_space)
-        self._publisher = Publisher(player.policy, *player.spaces)
+        self._reader = Reader(player.interface.spaces[0], player.policy.module_to_env.action_space)
+        self._publisher = Publisher(player.policy, *player.interface.spaces)
         self._asking: list[Session] = []  # sessions that wait for a policy
         self._announced = Version(0, 0)  # to all sessions
 

@@ -11,8 +11,6 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from gymnasium import Space
-
 from juggler.envrunner.agent_returns import to_messages
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
@@ -34,6 +32,7 @@ from juggler.gateway.episode_log import EpisodeLog, EpisodeWriter
 from juggler.gateway.evaluation import GreedyEpisodes
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player, random_actor
+from juggler.gateway.row_layout import Interface
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.sessions import RESUME_SECONDS
 from juggler.gateway.simulators import Simulators
@@ -323,9 +322,7 @@ class GatewayRunner(SamplingWorker):
 
     # -- called by the server, within `at_work` ---------------------------------------------------
 
-    def prepare(
-        self, key: str, agents: int, observation_space: Space[Any], action_space: Space[Any]
-    ) -> ServedPlayer:
+    def prepare(self, key: str, agents: int, interface: Interface) -> ServedPlayer:
         """Build a player; after the last one, report to the driver."""
         command_id, setup = self._setup_command
         config = setup.env_runner
@@ -335,10 +332,9 @@ class GatewayRunner(SamplingWorker):
         else:
             assert key.startswith(f"{RANDOM}:"), f"no module is set up for {key}"
             module_id, acting, seed = RANDOM, None, self._next_seed()
-        spaces = observation_space, action_space
         player = self._players[key] = ServedPlayer(
             module_id,
-            *spaces,
+            interface,
             setup=acting,
             streams=self._streams.get(key),
             seed=seed,
@@ -346,7 +342,7 @@ class GatewayRunner(SamplingWorker):
             steps=config.fragment_steps,
             own_code=self._own_code,
             frozen=self._frozen,
-            episodes=self._recorded(config, *spaces),
+            episodes=self._recorded(config, interface),
         )
         trained = [each for each in setup.modules if each in self._streams]
         missing = [each for each in trained if each not in self._players]
@@ -361,14 +357,12 @@ class GatewayRunner(SamplingWorker):
             self._attachment.reply(command_id, training_pb2.Ready(modules=ready))
         return player
 
-    def _recorded(
-        self, config: EnvRunnerConfig, observation_space: Space[Any], action_space: Space[Any]
-    ) -> SampledEpisodes | None:
+    def _recorded(self, config: EnvRunnerConfig, interface: Interface) -> SampledEpisodes | None:
         """Return the data set for recorded episodes, if they are recorded."""
         if not config.record:
             return None
         worker = self._attachment.worker_id
-        return SampledEpisodes(config, worker, observation_space, action_space, None, self._warn)
+        return SampledEpisodes(config, worker, *interface.spaces, None, self._warn)
 
     def wanted(self, key: str) -> int:
         player = self._players[key]
@@ -542,8 +536,7 @@ class ServedPlayer(Player):
 
     Args:
         module_id: id of the module; `random` draws its actions.
-        observation_space: space of its agents' observations.
-        action_space: space of its agents' actions.
+        interface: interface of its agents.
         setup: setup of the module; None: of `random`.
         streams: streams to and from the module's learners; None: it is not trained.
         seed: seed of its noise.
@@ -566,8 +559,7 @@ class ServedPlayer(Player):
     def __init__(
         self,
         module_id: str,
-        observation_space: Space[Any],
-        action_space: Space[Any],
+        interface: Interface,
         *,
         setup: ActingSetup | None,
         streams: LearnerStreams | None,
@@ -578,7 +570,7 @@ class ServedPlayer(Player):
         frozen: FrozenWeights,
         episodes: SampledEpisodes | None,
     ) -> None:
-        spaces = observation_space, action_space
+        spaces = interface.spaces
         self._build: Callable[[], ActingParts]
         self._parts: ActingParts
         if setup is None:
@@ -590,12 +582,12 @@ class ServedPlayer(Player):
             policy = Actor(parts.module, 1, 0, seed, parts.module_to_env, parts.connectors)
             if setup.digest:
                 frozen.load(module_id, setup.digest, policy, parts.connectors)
-        super().__init__(*spaces, policy, steps, row_age)
+        super().__init__(interface, policy, steps, row_age)
         self.module_id, self.streams, self.most_rows = module_id, streams, rows
         self.has_weights = False
         self._writer = None if episodes is None else EpisodeWriter(episodes)
         if self._writer is not None:
-            self.episode_log = EpisodeLog(policy, action_space, self._writer.add)
+            self.episode_log = EpisodeLog(policy, spaces[1], self._writer.add)
 
     def close(self) -> None:
         """Complete the recorded data set."""

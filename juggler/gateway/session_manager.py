@@ -52,13 +52,11 @@ LOST = "it did not come back"
 class Work(Protocol):
     """The part of a worker that requests samples and provides weights."""
 
-    def prepare(
-        self, key: str, agents: int, observation_space: Space[Any], action_space: Space[Any]
-    ) -> Player:
+    def prepare(self, key: str, agents: int, interface: Interface) -> Player:
         """Make the player of a key: see `Casting`.
 
-        Called once per key, with the spaces of the first agents that it may act for, and the number
-        of these agents in one environment.
+        Called once per key, with the number of agents that it may act for in one environment, and
+        their interface.
         """
 
     def wanted(self, key: str) -> int:
@@ -118,7 +116,6 @@ class SessionManager:
         evaluations: lets evaluations play some of the episodes.
         players: players by key, each made when a simulator has reported its spaces.
         agents: agents with these spaces, by player.
-        interfaces: interfaces of these spaces, by player; equal spaces share one.
         answers: writers of actions, by player.
         env_ended: return and length of environments' ended episodes, summed over the agents. Empty
             if simulators have one agent each.
@@ -133,7 +130,6 @@ class SessionManager:
         self.players: dict[str, Player] = {}
         self.evaluations = Evaluations(self.players, self.sessions.by_id)
         self.agents: dict[str, pb.Agent] = {}
-        self.interfaces: dict[str, Interface] = {}
         self.answers: dict[str, Answers] = {}
         self.env_ended: list[tuple[float, int]] = []
         self.env_steps = 0
@@ -215,7 +211,7 @@ class SessionManager:
                 index,
                 given.id if several else "",
                 {key: self.players[key].seat(hello.environments) for key in players},
-                self.interfaces[players[0]],
+                self.players[players[0]].interface,
             )
             for index, (given, players) in enumerate(zip(hello.agents, cast, strict=True))
         ]
@@ -233,14 +229,13 @@ class SessionManager:
 
     def _prepare(self, key: str, count: int, agent: pb.Agent, interface: Interface) -> None:
         alike = (
-            self.interfaces[each]
+            self.players[each].interface
             for each, other in self.agents.items()
             if other.observation_space == agent.observation_space
             and other.action_space == agent.action_space
         )
-        interface = next(alike, interface)
-        player = self._work.prepare(key, count, *interface.spaces)
-        self.players[key], self.agents[key], self.interfaces[key] = player, agent, interface
+        interface = next(alike, interface)  # equal spaces share one
+        self.players[key], self.agents[key] = self._work.prepare(key, count, interface), agent
         self.answers[key] = Answers(interface.actions, module_of(key))
 
     def add_player(self, module_id: str) -> None:
@@ -250,7 +245,7 @@ class SessionManager:
         agent = pb.Agent()  # all agents of a league have equal spaces
         agent.CopyFrom(next(iter(self.agents.values())))
         agent.policy = module_id
-        interface = next(iter(self.interfaces.values()))
+        interface = next(iter(self.players.values())).interface
         self._prepare(module_id, len(self._casting.table), agent, interface)
         for session in self.sessions.by_id.values():
             for each in session.agents:
@@ -263,7 +258,7 @@ class SessionManager:
                 each.unseat(module_id)
         if (player := self.players.get(module_id)) is not None:
             self._counts.update(player.counts)
-        for of_players in (self.players, self.agents, self.interfaces, self.answers):
+        for of_players in (self.players, self.agents, self.answers):
             of_players.pop(module_id, None)
 
     def _make_room(self, hello: pb.Hello) -> None:

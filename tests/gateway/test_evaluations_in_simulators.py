@@ -107,7 +107,7 @@ def test_neither_numbers_nor_recordings_of_training_have_episodes_of_an_evaluati
         evaluation = evaluate(world, 3)
         assert world.player is not None
         found: list[RecordedEpisode] = []
-        policy, (_, actions) = world.player.policy, world.player.spaces
+        policy, (_, actions) = world.player.policy, world.player.interface.spaces
         world.player.episode_log = EpisodeLog(policy, actions, found.append)
         world.ask(1000)
         with world.connect(info_names=["episode"]) as session:
