@@ -20,7 +20,7 @@ from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.player import Player
 from juggler.gateway.row_layout import Layout, ValueChecks, check_rewards, read_infos
 from juggler.gateway.session_manager import SessionManager
-from juggler.gateway.sessions import Session
+from juggler.gateway.sessions import WAITING, Session
 from juggler.gateway.step_batches import to_message
 from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.acting.actor import Actor
@@ -374,7 +374,7 @@ class LocalInference:
             if self._curriculum.news_for(recording.session):
                 recorded.parameters.update(self._curriculum.parameters)
             message = pb.ToSimulator(recorded=recorded).SerializeToString()
-            recording.session.notified_waiting = False
+            recording.session.notices.discard(WAITING)
             recording.session.answers(recording.seq, message)
         if player.version == Version(0, 0):
             return  # no weights yet

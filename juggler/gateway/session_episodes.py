@@ -232,9 +232,10 @@ class SessionInfos:
             (a, k, b + name) for a, b in enumerate(before) for k, name in enumerate(names)
         ]
         self._newest = newest
-        shape = environments, agents, len(names)
-        self._sums, self._counts = np.zeros(shape), np.zeros(shape, np.int64)
-        self._least, self._most = np.full(shape, np.inf), np.full(shape, -np.inf)
+        # [4, N, A, K] sums, counts, least and most
+        start = np.array([0, 0, np.inf, -np.inf])[:, None, None, None]
+        self._start = np.broadcast_to(start, (4, environments, agents, len(names)))
+        self._numbers = self._start.copy()
 
     def see(self, parts: Iterable[Steps], over: Sequence[int]) -> None:
         """Add the numbers of a batch of steps.
@@ -270,25 +271,23 @@ class SessionInfos:
     def _add(self, environments: list[int], agent: int, infos: NDArray[np.float64]) -> None:
         """Add numbers [R, L, K] of steps in environments [R]."""
         at, valid = (environments, agent), np.abs(infos) <= LARGEST  # false with a NaN
-        self._sums[at] += np.where(valid, infos, 0.0).sum(1)
-        self._counts[at] += valid.sum(1)
-        least, most = np.where(valid, infos, np.inf).min(1), np.where(valid, infos, -np.inf).max(1)
-        self._least[at] = np.minimum(self._least[at], least)
-        self._most[at] = np.maximum(self._most[at], most)
+        sums, counts, least, most = self._numbers
+        sums[at] += np.where(valid, infos, 0.0).sum(1)
+        counts[at] += valid.sum(1)
+        least[at] = np.minimum(least[at], np.where(valid, infos, np.inf).min(1))
+        most[at] = np.maximum(most[at], np.where(valid, infos, -np.inf).max(1))
 
     def _end(self, environments: Sequence[int]) -> None:
         """End the episodes of environments [E]."""
         if not environments:
             return
         ended = list(environments)
-        counts = self._counts[ended]  # [E, A, K]
-        means = self._sums[ended] / np.maximum(counts, 1)  # [E, A, K]
-        least, most = self._least[ended], self._most[ended]  # [E, A, K] both
+        sums, counts, least, most = self._numbers[:, ended]  # [E, A, K] each
+        means = sums / np.maximum(counts, 1)  # [E, A, K]
         for a, k, name in self._names:
             gave = counts[:, a, k].nonzero()[0][-MOST_EPISODES:]
             if len(gave):
                 columns = ([*each[gave, a, k].tolist()] for each in (means, least, most))
                 numbers = [InfoNumber(*each) for each in zip(*columns, strict=True)]
                 keep_newest(self._newest, {name: numbers})
-        self._sums[ended] = self._counts[ended] = 0
-        self._least[ended], self._most[ended] = np.inf, -np.inf
+        self._numbers[:, ended] = self._start[:, ended]

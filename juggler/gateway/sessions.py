@@ -33,6 +33,8 @@ PROTOCOL_MIN = PROTOCOL_MAX = 1
 #: How long a session waits for a simulator that vanished.
 RESUME_SECONDS = 60.0
 BATCHES_IN_FLIGHT = 8
+#: A notice, which a simulator gets once until its next answer.
+WAITING = "no samples are requested now; answers come as soon as they are"
 SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
 
 
@@ -140,8 +142,7 @@ class Session:
         seed: seed of its episodes; set by the manager.
         parameters: parameters that its simulator has, by name; None: unknown.
         lost_at: when it vanished, in seconds of `time.monotonic`.
-        notified_waiting: it got the notice that no samples are requested.
-        notified_uncounted: it got the notice that episodes are not counted.
+        notices: notices that it got, `WAITING` since its last answer.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class Session:
         self.seed = 0
         self.parameters: Mapping[str, float] | None = None
         self.lost_at = 0.0
-        self.notified_waiting = self.notified_uncounted = False
+        self.notices: set[str] = set()
         self._unanswered: set[int] = set()
         self._answers: OrderedDict[int, bytes] = OrderedDict()
 
