@@ -53,7 +53,8 @@ class GuestBook:
     def came(self, session: Session, *, back: bool) -> None:
         """Log a simulator that began a session, or is `back` in it."""
         modules = dict.fromkeys(module_of(each) for agent in session.agents for each in agent.seats)
-        what = f"{_environments(session.environments)} for {_few('policy', modules)}"
+        plural = "" if session.environments == 1 else "s"
+        what = f"{session.environments:,} environment{plural} for {_few('policy', modules)}"
         if names := [agent.name for agent in session.agents if agent.name]:
             what += f", {_few('agent', names)}"
         self._line(
@@ -123,10 +124,6 @@ def address_of(peer: str) -> str:
         "a Unix socket" if kind == "unix" else "an unknown address"
     )  # gRPC leaves its path out
     return unquote(address) or unknown
-
-
-def _environments(count: int) -> str:
-    return f"{count:,} environment{'' if count == 1 else 's'}"
 
 
 def _few(what: str, names: Iterable[str]) -> str:

@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Any
 
 from juggler.envrunner.agent_returns import to_messages
-from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
 from juggler.envrunner.environments.seeding import module_seeds, player_seed
 from juggler.envrunner.evaluation import Goal, load_tree
@@ -332,6 +331,9 @@ class GatewayRunner(SamplingWorker):
         else:
             assert key.startswith(f"{RANDOM}:"), f"no module is set up for {key}"
             module_id, acting, seed = RANDOM, None, self._next_seed()
+        episodes, worker = None, self._attachment.worker_id
+        if config.record:
+            episodes = SampledEpisodes(config, worker, *interface.spaces, None, self._warn)
         player = self._players[key] = ServedPlayer(
             module_id,
             interface,
@@ -342,7 +344,7 @@ class GatewayRunner(SamplingWorker):
             steps=config.fragment_steps,
             own_code=self._own_code,
             frozen=self._frozen,
-            episodes=self._recorded(config, interface),
+            episodes=episodes,
         )
         trained = [each for each in setup.modules if each in self._streams]
         missing = [each for each in trained if each not in self._players]
@@ -356,13 +358,6 @@ class GatewayRunner(SamplingWorker):
             ready = [self._players[each].ready for each in trained]
             self._attachment.reply(command_id, training_pb2.Ready(modules=ready))
         return player
-
-    def _recorded(self, config: EnvRunnerConfig, interface: Interface) -> SampledEpisodes | None:
-        """Return the data set for recorded episodes, if they are recorded."""
-        if not config.record:
-            return None
-        worker = self._attachment.worker_id
-        return SampledEpisodes(config, worker, *interface.spaces, None, self._warn)
 
     def wanted(self, key: str) -> int:
         player = self._players[key]

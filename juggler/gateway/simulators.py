@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -41,7 +40,7 @@ class _Copy:
 
     Attributes:
         name: name for logs.
-        address: address that only this copy dials.
+        starts: number of its starts.
         pid: id of its process.
         seen: last number sent and whether an answer is due, by session id.
         silent: seconds since it last sent or awaited a message.
@@ -49,7 +48,7 @@ class _Copy:
     """
 
     name: str
-    address: str
+    starts: int = 1
     pid: int = 0
     seen: dict[str, tuple[int, bool]] = field(default_factory=dict)
     silent: float = 0.0
@@ -87,9 +86,7 @@ class Simulators:
         self._logs = logs
         self._supervisor = Supervisor(self)
         self._looked_at = time.monotonic()
-        self._copies: list[_Copy] = []
-        self._names: dict[str, str] = {}  # of the copies, by address
-        self._starts: dict[str, int] = defaultdict(lambda: 1)  # number of starts, by copy
+        self._copies: dict[str, _Copy] = {}  # by the address that only this copy dials
         self._used: set[str] = set()  # ids of sessions that have sent steps
         self._closing = False
         # The copies' addresses are on loopback, without TLS.
@@ -98,8 +95,7 @@ class Simulators:
             name, words = f"simulator-{number}", words_of(command)
             words = [each.replace(ADDRESS, address).replace(INDEX, str(number)) for each in words]
             log = Path(logs, f"{name}.log") if logs else None
-            self._copies.append(_Copy(name, address))
-            self._names[address] = name
+            self._copies[address] = _Copy(name)
             self._supervisor.add(name, Command(words, log, variables), _POLICY)
 
     @property
@@ -118,19 +114,19 @@ class Simulators:
         for session in sessions:
             if session.last_seq and session.id not in self._used:
                 self._used.add(session.id)
-                if (name := self._names.get(session.dialed)) is not None:
-                    self._supervisor.of_use(name)
+                if (used := self._copies.get(session.dialed)) is not None:
+                    self._supervisor.of_use(used.name)
         now = time.monotonic()
         if (passed := now - self._looked_at) < _LOOK_SECONDS:
             return []
         self._looked_at = now
-        of_copies: dict[str, list[Session]] = {copy.address: [] for copy in self._copies}
+        of_copies: dict[str, list[Session]] = {address: [] for address in self._copies}
         for session in sessions:
             of_copies.get(session.dialed, []).append(session)
         pids, ended = self._supervisor.pids(), []
         self._used &= {session.id for session in sessions}
-        for copy in self._copies:
-            of_copy, pid = of_copies[copy.address], pids.get(copy.name, 0)
+        for address, copy in self._copies.items():
+            of_copy, pid = of_copies[address], pids.get(copy.name, 0)
             copy.made_by = {each.id: copy.made_by.get(each.id, pid) for each in of_copy}
             gone = (each for each in of_copy if copy.made_by[each.id] != pid)
             ended += [each for each in gone if each.stream is None]
@@ -154,9 +150,10 @@ class Simulators:
         if self._closing:
             return
         if exited.restart_in is not None:
-            self._starts[exited.worker_id] += 1
-            text = f"{exited.worker_id} (pid {exited.pid}) ended: {exited.how}. Starting it again"
-            return self._say(exited.worker_id, f"{text} (start {self._starts[exited.worker_id]})")
+            copy = next(each for each in self._copies.values() if each.name == exited.worker_id)
+            copy.starts += 1
+            text = f"{copy.name} (pid {exited.pid}) ended: {exited.how}. Starting it again"
+            return self._say(copy.name, f"{text} (start {copy.starts})")
         log = f". Its output is in {self._logs}/{exited.worker_id}.log" if self._logs else ""
         text = f"{exited.worker_id} keeps ending (the last time: {exited.how}){log}"
         return self._failed(SimulatorFailed(text))

@@ -115,7 +115,7 @@ def test_a_copy_that_owes_a_message_hangs_and_one_that_waits_for_an_answer_does_
 ) -> None:
     world = make_world({"*": "all"}, simulator=f"{command} 7", step_deadline_seconds=20.0)
     world.begin()
-    (copy,) = of(world)._copies
+    (copy,) = of(world)._copies.values()
     of(world)._deadline = 0.1
     eventually(lambda: copy.seen)
     looks = [of(world)._looked_at]
