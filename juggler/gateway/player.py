@@ -269,7 +269,8 @@ class Player(PacedSlots):
             share = self.waiting.popleft()
             has_row = self.of["row"][share.acting] >= 0  # [S]
             new = len(has_row) - int(np.count_nonzero(has_row))
-            if new and wanted <= 0 and holds_up and not share.steps.batch.session.real_time:
+            real_time = share.steps.batch.session.hello.real_time
+            if new and wanted <= 0 and holds_up and not real_time:
                 later.append(share)
                 standing += len(share.acting) - new
                 continue

@@ -169,7 +169,7 @@ class Reader:
             message.terminated,
             message.truncated and not message.terminated,
             _version(session, message),
-            read_infos(message.infos, steps, len(session.info_names), "steps"),
+            read_infos(message.infos, steps, len(session.hello.info_names), "steps"),
         )
 
     def _check_observations(self, observations: Tree, ended: bool) -> None:

@@ -288,7 +288,7 @@ class GatewayRunner(SamplingWorker):
         # Built in this thread, because simulators must not wait for it.
         actors = {
             key: player.greedy_actor(trees.get(player.module_id))
-            for key, player in self._players.items()
+            for key, player in [*self._players.items()]  # the gateway may add one
             if player.module_id != RANDOM
         }
         evaluation = GreedyEpisodes(actors, command.episodes, command.most_steps, goal)

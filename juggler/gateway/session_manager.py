@@ -166,7 +166,7 @@ class SessionManager:
             session = self._begun(stream, hello, cast)
             session.seed = self._settings.curriculum.session_seed(stream.dialed)
             self.sessions.by_id[session.id] = session
-            self._load += load_of(session)
+            self._load += load_of(session.hello)
         stream.session, session.peer = session, address_of(stream.peer)
         session.dialed = stream.dialed
         self.guests.came(session, back=resumed)
@@ -270,7 +270,7 @@ class SessionManager:
             SessionError: other sessions leave no room for it.
         """
         more, gone = load_of(hello), self.sessions.vanished()
-        if error := no_room(more, self._load - load_of(*gone)):
+        if error := no_room(more, self._load - load_of(*(each.hello for each in gone))):
             raise error
         while no_room(more, self._load):
             self.lose(gone.pop(0))
@@ -360,7 +360,7 @@ class SessionManager:
         if session.episodes is not None:
             session.episodes.leave()
         del self.sessions.by_id[session.id]
-        self._load -= load_of(session)
+        self._load -= load_of(session.hello)
         session.stream = None
         self.guests.left(session, why)
 
@@ -557,10 +557,10 @@ MOST_ENVIRONMENTS = 1 << 16  # counted once per agent
 MOST_NUMBERS = 1 << 18
 
 
-def load_of(*sessions: Session | pb.Hello) -> NDArray[np.int64]:
+def load_of(*hellos: pb.Hello) -> NDArray[np.int64]:
     """Return the load [3] of sessions, as `no_room` counts it."""
     load = np.zeros(3, np.int64)
-    for each in sessions:
+    for each in hellos:
         environments = each.environments * len(each.agents)
         load += 1, environments, environments * len(each.info_names)
     return load

@@ -130,11 +130,9 @@ class Session:
         token: token with which its simulator resumes it.
         mode: whether the gateway acts.
         environments: N.
-        info_names: names of the K numbers of a step.
         batches_in_flight: maximum batches of steps, or recordings, without an answer.
         has_policy: version of the policy that it got last; None: it has requested no policy.
         wants_news: the next version must be announced to it.
-        real_time: its environments do not wait for actions.
         last_seq: highest number that has arrived.
         stream: its connection; None: its simulator has vanished.
         peer: address of its simulator, for logs; set by the manager.
@@ -157,7 +155,6 @@ class Session:
         self.id = secrets.token_hex(6)
         self.token = secrets.token_hex(16)
         self.agents, self.episodes, self.infos = agents, episodes, infos
-        self.info_names = list(hello.info_names)
         self.mode = hello.mode
         self.environments = hello.environments
         remote = hello.mode == pb.REMOTE_INFERENCE
@@ -165,7 +162,6 @@ class Session:
         self.batches_in_flight = BATCHES_IN_FLIGHT * (1 if remote else hello.environments)
         self.has_policy: Version | None = None
         self.wants_news = False
-        self.real_time = hello.real_time
         self.last_seq = 0
         self.stream: GatewayStream | None = stream
         self.peer = self.dialed = ""

@@ -269,7 +269,7 @@ def _read_rows(session: Session, agent: SessionAgent, batch: Batch, rows: pb.Row
         raw,
         final_raw,
         final_rows,
-        read_infos(rows.infos, count, len(session.info_names), "rows"),
+        read_infos(rows.infos, count, len(session.hello.info_names), "rows"),
         early,
     )
 
