@@ -25,7 +25,7 @@ from juggler.runtime.connectors.building import EnvToModule, ModuleToEnv
 from juggler.runtime.modules.rl_module import RLModule
 
 LOOK_SECONDS = 0.1
-#: Why such a gateway refuses simulators that act by themselves.
+#: Its name in the refusal of simulators that act by themselves.
 ALONE = "a gateway without a run"
 #: A module and its connectors, from its id and spaces.
 PartsOf = Callable[[str, Space[Any], Space[Any]], tuple[RLModule, EnvToModule, ModuleToEnv]]
