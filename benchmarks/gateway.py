@@ -29,6 +29,7 @@ from juggler.client.spaces import Values
 from juggler.envrunner.process import numpy_in_one_thread
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
+from juggler.gateway.row_layout import Interface
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
@@ -53,15 +54,11 @@ IDLE = 1000
 class Waste:
     """Requests as many samples as possible, and discards them."""
 
-    def prepare(
-        self, module_id: str, agents: int, observation_space: Any, action_space: Any
-    ) -> Player:
-        connectors, to_env = build_runner_pipelines(
-            ConnectorsConfig.parse({}), observation_space, action_space
-        )
-        module = build_module(ModuleConfig().module, observation_space, action_space, {})
+    def prepare(self, module_id: str, agents: int, interface: Interface) -> Player:
+        connectors, to_env = build_runner_pipelines(ConnectorsConfig.parse({}), *interface.spaces)
+        module = build_module(ModuleConfig().module, *interface.spaces, {})
         policy = Actor(module, 1, 0, 0, to_env, connectors)
-        self.player = Player(observation_space, action_space, policy, connectors, STEPS, row_age=3)
+        self.player = Player(interface, policy, STEPS, row_age=3)
         return self.player
 
     def wanted(self, module_id: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +10,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import tyro
-from gymnasium import Space
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
@@ -22,21 +20,20 @@ from juggler.driver.signals import as_exception, signals_become
 from juggler.envrunner.config import ADDRESS, check_points, words_of
 from juggler.envrunner.setup import RANDOM, may_play
 from juggler.gateway.agents import Casting
+from juggler.gateway.alone import ALONE, LOOK_SECONDS, Alone
 from juggler.gateway.curriculum import Curriculum
-from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.guest_book import GuestBook
-from juggler.gateway.player import Player
+from juggler.gateway.player import Player, random_actor
+from juggler.gateway.row_layout import Interface
 from juggler.gateway.session_manager import LOST, GatewaySettings
 from juggler.gateway.sessions import Session
 from juggler.gateway.step_batches import Share
-from juggler.gateway.transport import GatewayStream, Transport
-from juggler.runtime.acting.actor import Actor, RandomActions
+from juggler.gateway.transport import Transport
 from juggler.runtime.actors.commands import Command, CommandProcess
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.tls import read_tls
-from juggler.runtime.connectors.building import EnvToModule
-from juggler.runtime.wire.structures import space_leaves, take
+from juggler.runtime.wire.structures import take
 from juggler.runtime.wire.trees import Path, Tree, flatten, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
@@ -44,8 +41,8 @@ _FEW_STEPS = 20  # after a cut, or to check whether observations change
 _RESUME_SECONDS = 15.0
 _FEW, _FEW_SECONDS = 3, 10.0  # episodes, and maximum time to wait for them
 _LINE_SECONDS = 5.0
-_LOOK_SECONDS = 0.1
 _END_SECONDS = 5.0
+_SILENT_SECONDS = 20.0  # after its hello or a step: a simulator that sends nothing hangs
 
 
 @dataclass(kw_only=True)
@@ -113,7 +110,7 @@ def check(given: Arguments, report: Callable[[str], None]) -> list[Finding]:
         "check",
         Watched.ROW_STEPS,
         _RESUME_SECONDS,
-        casting=AnyAgents(),
+        casting=AnyAgents(remote_only=ALONE),
         curriculum=Curriculum(given.seed, given.parameters),
     )
     tls = read_tls(None)
@@ -168,7 +165,7 @@ def _end(process: CommandProcess, seconds: float) -> bool:
 def _wait(work: Check, process: CommandProcess | None, seconds: float) -> None:
     """Wait for the end of the check, and report progress."""
     began = shown = time.monotonic()
-    while not work.over.wait(_LOOK_SECONDS) and (now := time.monotonic()) < began + seconds:
+    while not work.over.wait(LOOK_SECONDS) and (now := time.monotonic()) < began + seconds:
         if process is not None and not process.is_alive():
             work.over.wait(1.0)  # its last messages may be on the way
             return
@@ -181,9 +178,6 @@ class AnyAgents(Casting):
     """Lets random actions play all agents of the first simulator."""
 
     def cast(self, hello: pb.Hello) -> list[tuple[str, ...]]:
-        if hello.mode != pb.REMOTE_INFERENCE:
-            text = "a check chooses the actions: use the mode REMOTE_INFERENCE"
-            raise SessionError(Code.NOT_SERVED, text)
         if not self.table and (len(hello.agents) > 1 or any(each.policy for each in hello.agents)):
             self.table = {each.id: may_play(each.policy or RANDOM) for each in hello.agents}
         return super().cast(hello)
@@ -194,8 +188,7 @@ class Watched(Player):
 
     Args:
         name: name of its agent, for findings.
-        observation_space: the simulators' observation space.
-        action_space: the simulators' action space.
+        interface: the simulators' interface.
 
     Attributes:
         name: as given.
@@ -206,13 +199,11 @@ class Watched(Player):
     ROW_STEPS = 32
     session: Session | None = None
 
-    def __init__(self, name: str, observation_space: Space[Any], action_space: Space[Any]) -> None:
-        policy = Actor(RandomActions(action_space))
-        connectors = EnvToModule({}, {}, observation_space)
-        super().__init__(observation_space, action_space, policy, connectors, self.ROW_STEPS, 0)
-        self.ends = [0, 0]
-        self.name, self._spaces = name, (observation_space, action_space)
-        self._boxes = {p: x for p, x in space_leaves(observation_space) if isinstance(x, Box)}
+    def __init__(self, name: str, interface: Interface) -> None:
+        super().__init__(interface, random_actor(*interface.spaces), self.ROW_STEPS, 0)
+        self.ends, self.name = [0, 0], name
+        leaves = interface.observations.leaves
+        self._boxes = {each.path: each.space for each in leaves if isinstance(each.space, Box)}
         self._outside, self._many_outside = "", 0  # the first number outside, and number of rows
         self._first: dict[Path, NDArray[Any]] = {}  # [...] of the first row
         self._changed: dict[Path, NDArray[np.bool_]] = {}  # [...]
@@ -251,7 +242,7 @@ class Watched(Player):
 
     def findings(self) -> Iterator[Finding]:
         """Yield findings about the agent's observations."""
-        observed, acted = (" ".join(str(space).split())[:200] for space in self._spaces)
+        observed, acted = (" ".join(str(space).split())[:200] for space in self.interface.spaces)
         yield Finding(self.name, "ok", f"observes {observed}, acts in {acted}")
         if self._outside:
             text = f"{self._many_outside:,} are outside their space. {self._outside}"
@@ -281,34 +272,29 @@ class Guests(GuestBook):
         self.why_refused = self.why_refused or why
 
 
-class Check:
-    """The `Work` of a gateway that records no steps.
+class Check(Alone):
+    """Checks the simulators of a gateway, which plays at random.
 
     Args:
         steps: number of steps before the connection is cut.
         report: called with each line of progress.
 
     Attributes:
-        server: the gateway.
-        guests: its guest book.
-        report: as given.
-        over: set once the check has ended.
-        failure: an error of the gateway itself.
+        guests: the gateway's guest book.
     """
 
-    server: GatewayServer
     guests: Guests
 
     def __init__(self, steps: int, report: Callable[[str], None]) -> None:
-        self.report, self.over = report, threading.Event()
-        self.failure: BaseException | None = None
+        super().__init__(report)
         self._wanted = steps
         self._players: list[Watched] = []
-        self._began = self._last = 0.0  # times of the first and the last steps, in seconds
+        # Times of the first steps, and of the last steps or hello, in seconds.
+        self._began = self._last = 0.0
         self._looked_at = self._cut_at = 0.0  # times of the last turn and of the cut
         self._counts: dict[str, float] = defaultdict(float)
         self._before: dict[str, float] = self._counts  # counts before the cut
-        self._rule = self._left = self._afterwards = ""
+        self._afterwards = ""
 
     @property
     def was_cut(self) -> bool:
@@ -320,6 +306,11 @@ class Check:
         """Number of sessions that broke a rule."""
         return self._counts["sessions_failed"]
 
+    @property
+    def _rule(self) -> str:
+        """The broken rule; "": none was broken."""
+        return self.guests.why_refused or (self.guests.why_left if self.failed_sessions else "")
+
     def progress(self) -> str:
         """Describe the progress of the check."""
         counts = self._counts
@@ -327,39 +318,21 @@ class Check:
 
     # -- called by the gateway --------------------------------------------------------------------
 
-    def prepare(
-        self, key: str, agents: int, observation_space: Space[Any], action_space: Space[Any]
-    ) -> Watched:
+    def prepare(self, key: str, agents: int, interface: Interface) -> Watched:
         module, _, agent = key.partition(":")
-        player = Watched(agent or module, observation_space, action_space)
+        player = Watched(agent or module, interface)
         self._players.append(player)
         return player
 
-    def wanted(self, key: str) -> int:
-        return 0
-
-    def holds_up(self, key: str) -> bool:
-        return False
-
-    def patience(self) -> float:
-        return _LOOK_SECONDS
-
-    def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
-        self.report(text)
-
-    def failed(self, error: BaseException) -> None:
-        self.failure = error
-        self.over.set()
-
     def go_on(self) -> None:
         before, counts, now = self._counts, self.server.counts(), time.monotonic()
-        self._left, self._rule = self.guests.why_left, self._rule or self.guests.why_refused
         if counts["steps"] > before["steps"]:
             self._began, self._last = self._began or now, now
+        elif counts["sessions_begun"] > before["sessions_begun"]:
+            self._last = now
         self._counts, self._looked_at = counts, now
-        if counts["sessions_failed"]:
-            self._rule = self._rule or self._left
-        if self._rule or (self._left and not counts["sessions"]) or self._is_over(counts, now):
+        left = self.guests.why_left and not counts["sessions"]
+        if self._rule or left or self._is_over(counts, now):
             self.over.set()
 
     def _is_over(self, counts: dict[str, float], now: float) -> bool:
@@ -374,13 +347,14 @@ class Check:
         enough = counts["episodes"] >= _FEW or now > self._began + _FEW_SECONDS
         if counts["steps"] >= self._wanted and enough:
             session = next(each.session for each in self._players if each.session)
-            if isinstance(session.stream, GatewayStream):
+            if session.stream is not None:
                 self.report(
                     "cuts the connection, to check whether the simulator resumes its session"
                 )
                 self._cut_at, self._before = now, counts
                 session.stream.cut()
-        return False
+                return False
+        return 0 < self._last < now - _SILENT_SECONDS
 
     # -- findings, once the gateway has ended -------------------------------------------------
 
@@ -392,13 +366,14 @@ class Check:
             yield from self._steps()
             yield from self._episodes()
         elif not self._rule:
-            text = "a session began, and" if self._players else "no simulator came:"
+            began = f"a session began, and in {self._looked_at - self._last:.0f} s"
+            text = began if self._players else "no simulator came:"
             yield Finding("steps", "problem", f"{text} no step was taken")
         if self._rule:
             yield Finding("protocol", "problem", self._rule)
         elif self._counts["steps"]:
             yield Finding("protocol", "ok", "no rule was broken")
-        if self._left == LOST and not self.was_cut:
+        if self.guests.why_left == LOST and not self.was_cut:
             text = f"it broke, and the simulator did not come back within {_RESUME_SECONDS:.0f} s"
             yield Finding("connection", "problem", text, "send a Goodbye at the end")
         elif self._afterwards == "resumed":
@@ -412,7 +387,7 @@ class Check:
         steps, seconds = self._counts["steps"], max(self._last - self._began, 1e-3)
         text = f"{steps:,.0f} in {seconds:.1f} s, {steps / seconds:,.0f}/s"
         silent = self._looked_at - self._last
-        if steps >= self._wanted or self._left or self._rule:
+        if steps >= self._wanted or self.guests.why_left or self._rule:
             yield Finding("steps", "ok", text)
         else:
             text += f"; all were answered, but none came in the last {silent:.0f} s"

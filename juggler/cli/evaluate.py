@@ -51,6 +51,10 @@ class Arguments(PlayedArguments):
     episodes: int = 20
     """Number of episodes to play."""
 
+    simulator: str | None = None
+    """Command of a simulator to play with, as in "./game {address}", instead of an environment in
+    Python. The run's simulators_per_runner copies are started."""
+
     video: str | None = None
     """Directory for a video of the first episode."""
 
@@ -85,8 +89,10 @@ class RecordArguments(PlayedArguments):
 
 
 def _evaluate(given: Arguments) -> int:
-    from juggler.driver.evaluating import evaluate
+    from juggler.driver.evaluating import evaluate, evaluate_with_simulators
 
+    if given.simulator is not None and (given.env or given.video or given.play):
+        raise ConfigError("--simulator: cannot be combined with --env, --video or --play")
     if given.videos != 1 and given.video is None:
         raise ConfigError("--videos: also give their directory, with --video")
     if given.play:
@@ -94,7 +100,13 @@ def _evaluate(given: Arguments) -> int:
     if given.explore:
         raise ConfigError("--explore: only for matches; name players with --play")
     with warnings_printed("evaluate"), stdout_kept(given.json):
-        played = evaluate(given.checkpoint, given.episodes, given.seed, **_how(given))
+        if given.simulator is not None:
+            watch = Progress(given.episodes)
+            played = evaluate_with_simulators(
+                given.checkpoint, given.simulator, given.episodes, given.seed, watch
+            )
+        else:
+            played = evaluate(given.checkpoint, given.episodes, given.seed, **_how(given))
     if given.json:
         agents = [
             {"agent": agent, "module": module_id, "returns": returns}

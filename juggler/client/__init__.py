@@ -21,8 +21,6 @@ from juggler.client.connection import GatewayError
 from juggler.client.playing import play, play_agents
 from juggler.client.session import (
     AgentsSession,
-    LocalSession,
-    RecordingSession,
     Session,
     connect,
     connect_agents,
@@ -32,8 +30,6 @@ from juggler.client.spaces import box, dict_of, discrete, multi_binary, multi_di
 __all__ = [
     "AgentsSession",
     "GatewayError",
-    "LocalSession",
-    "RecordingSession",
     "Session",
     "box",
     "connect",

@@ -400,10 +400,6 @@ class Session(Connection):
             self._policy.use(model, self.version)
 
 
-#: Former names: each mode had a class.
-LocalSession = RecordingSession = Session
-
-
 @dataclass
 class _Agent:
     """One agent of a session, in the running episode."""

@@ -171,6 +171,60 @@ def _must_be_at_least_1(**numbers: int) -> None:
             raise ConfigError(f"{key} = {number}: must be at least 1")
 
 
+def evaluate_with_simulators(
+    checkpoint: str | Path,
+    simulator: str,
+    episodes: int = 20,
+    seed: int = 0,
+    watch: Callable[[int, int], None] | None = None,
+) -> Evaluated:
+    """Play whole episodes of simulators with the policy in a checkpoint.
+
+    It acts without exploration, and plays the episodes that begin first.
+
+    Args:
+        checkpoint: as in `evaluate`.
+        simulator: the command of a simulator, with {address}. The run's simulators_per_runner
+            copies of it are started.
+        episodes: number of episodes.
+        seed: of the episodes.
+        watch: as in `evaluate`.
+
+    Raises:
+        ConfigError: `episodes` is below 1, the command is wrong, or the run has a league.
+        CheckpointError: as `evaluate`.
+        SimulatorFailed: a copy of the simulator keeps ending.
+    """
+    from juggler.gateway.alone import evaluate_with_copies
+
+    _must_be_at_least_1(episodes=episodes)
+    found = read_or_warn(checkpoint)
+    where = found.path or Path(checkpoint)
+    config = RunConfig.to_act({**found.config, "simulator": simulator}, where=str(where))
+    if config.agents.league:
+        raise ConfigError(f"{where}: a league has no line-up to evaluate: name players with --play")
+    must_be_given_again(config, None, None, {})
+    frozen = frozen_modules(config, run_of(where))
+
+    def parts(module_id: str, observed: Space[Any], acted: Space[Any]) -> Any:
+        if module_id in frozen:
+            return frozen[module_id].parts(observed, acted, None, {})
+        return parts_in(found, module_id, config.of(module_id), observed, acted, None, {})
+
+    played = evaluate_with_copies(
+        config.env_runner,
+        config.agents.agents,
+        config.agents.mapping,
+        parts,
+        episodes,
+        seed,
+        found.counters["trained"],
+        warnings.warn,
+        warns_of_endless(watch),
+    )
+    return Evaluated(where, played.returns, played.lengths, [], played.agent_returns)
+
+
 def warns_of_endless(watch: Callable[[int, int], None] | None) -> Callable[[int, int], None]:
     """Call `watch`, and warn once if no episode ends after many steps."""
     last, since, warned = 0, 0, False

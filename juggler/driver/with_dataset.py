@@ -92,8 +92,9 @@ def must_be_playable(dataset: str, env: str, gateway: str = "") -> None:
     if gateway and ":" not in env and env not in gymnasium.registry:
         raise ConfigError(
             f"the run used simulators, and env = {env!r} is only a name: "
-            "name an environment in Python with --env, or env in Python; or act in the simulator, "
-            "with the policy as an ONNX model (docs/external-simulators.md)"
+            "start the simulator with --simulator, name an environment in Python with --env, or "
+            "env in Python; or act in the simulator, with the policy as an ONNX model "
+            "(docs/external-simulators.md)"
         )
     if dataset and env == Path(dataset).name and env not in gymnasium.registry:
         raise ConfigError(

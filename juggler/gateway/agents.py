@@ -32,6 +32,7 @@ class Casting:
         league: the driver assigns line-ups; the table has every agent, and no pattern.
         own: a script's functions, by name.
         seed: seed of the line-ups.
+        remote_only: what refuses simulators that act by themselves; "": only runs with a table.
 
     Attributes:
         table: as given.
@@ -51,7 +52,9 @@ class Casting:
         league: bool = False,
         own: Mapping[str, Callable[..., Any]] | None = None,
         seed: int = 0,
+        remote_only: str = "",
     ) -> None:
+        self._remote_only = remote_only or ("a run with the table agents" if table else "")
         self.table = {pattern: may_play(given) for pattern, given in (table or {}).items()}
         self.league = AssignedLineUps(tuple(self.table), self.table) if league else None
         modules = (each for ids in self.table.values() for each in ids)
@@ -67,6 +70,12 @@ class Casting:
         Raises:
             SessionError: an agent has no module, a wrong name, or asks for another module.
         """
+        if self._remote_only and hello.mode != pb.REMOTE_INFERENCE:
+            raise SessionError(
+                Code.NOT_SERVED,
+                f"the mode {pb.Mode.Name(hello.mode)}: let the gateway act, with the mode "
+                f"REMOTE_INFERENCE, at {self._remote_only}",
+            )
         if not self.table:
             if len(hello.agents) > 1:
                 raise SessionError(
@@ -76,12 +85,6 @@ class Casting:
                     f'"*" = "{DEFAULT_MODULE}"',
                 )
             return [_must_suit(hello.agents[0], (DEFAULT_MODULE,))]
-        if hello.mode != pb.REMOTE_INFERENCE:
-            raise SessionError(
-                Code.NOT_SERVED,
-                f"the mode {pb.Mode.Name(hello.mode)} is for runs without a table [agents]: let "
-                "the gateway act, with the mode REMOTE_INFERENCE",
-            )
         names = [agent.id for agent in hello.agents]
         _check_names(names)
         if self.league is not None and {*names} != self.table.keys():

@@ -16,7 +16,7 @@ from juggler.gateway.recordings import LocalInference, Recording
 from juggler.gateway.row_layout import Interface
 from juggler.gateway.session_episodes import MOST_UNREPORTED
 from juggler.gateway.session_manager import GatewaySettings, SessionManager, Work
-from juggler.gateway.sessions import PROTOCOL_MAX, PROTOCOL_MIN, SERVED, Session
+from juggler.gateway.sessions import PROTOCOL_MAX, PROTOCOL_MIN, SERVED, WAITING, Session
 from juggler.gateway.step_batches import (
     Answers,
     Batch,
@@ -196,8 +196,12 @@ class GatewayServer:
             except SessionError as wrong:
                 errors[batch.session] = wrong
         for key, shares in by_player.items():
-            tree = shown[self.manager.interfaces[key]]
+            tree = shown[self.manager.players[key].interface]
             self.manager.players[key].take(shares, rows_of(shares, tree))
+        if self.manager.evaluations.began:
+            for batch in arrivals:
+                if batch.session not in errors:
+                    self.manager.evaluations.choose(batch)
         for session, error in errors.items():
             self.manager.fail(session, error)
 
@@ -290,6 +294,8 @@ class GatewayServer:
             while player.waiting:
                 started = time.perf_counter()
                 wanted, holds_up = self._work.wanted(key), self._work.holds_up(key)
+                # Steps that wait for a request would hold up an evaluation.
+                holds_up = holds_up and self.manager.evaluations.running is None
                 answers = player.answer(wanted, self._settings.max_batch, holds_up)
                 if not answers:
                     break
@@ -318,7 +324,7 @@ class GatewayServer:
             part.agent.acts(part.environments)
             for at in part.paused:
                 part.agent.acted[part.environments[at]] = 0
-        batch.session.notified_waiting = False
+        batch.session.notices.discard(WAITING)
         parts = [batch.answers[part.index] for part in batch.parts]
         news = self._settings.curriculum.news_for(batch.session)
         batch.session.answers(batch.seq, action_batch(batch.seq, parts, news))
@@ -339,9 +345,9 @@ class GatewayServer:
         waiting: list[Batch | Recording] = [*(() if self._local is None else self._local.waiting)]
         waiting += [share.steps.batch for player in players for share in player.waiting]
         late = {each.session for each in waiting if each.arrived < since}
-        notify_waiting(late)
+        notify(late, WAITING)
         if any(player.counts["episodes_untold"] for player in players):
-            notify_uncounted(self.manager.sessions.by_id.values())
+            notify(self.manager.sessions.by_id.values(), _UNCOUNTED)
 
     # -- information about the gateway ------------------------------------------------------------
 
@@ -434,25 +440,17 @@ class Clock:
             self._strike()
 
 
-def notify_waiting(waiting: Iterable[Session]) -> None:
-    """Send notices to simulators that wait, once per answer."""
-    message = _notice("no samples are requested now; answers come as soon as they are")
-    for session in waiting:
-        if session.stream is not None and not session.notified_waiting:
-            session.stream.send(message)
-            session.notified_waiting = True
+_UNCOUNTED = (
+    f"no samples were requested for long: of the episodes that ended, {MOST_UNREPORTED:,} are "
+    "counted, the newest"
+)
 
 
-def notify_uncounted(sessions: Iterable[Session]) -> None:
-    """Send every simulator once a notice that old episodes are not counted."""
-    text = f"no samples were requested for long: of the episodes that ended, {MOST_UNREPORTED:,}"
-    message = _notice(f"{text} are counted, the newest")
-    for session in sessions:
-        if session.stream is not None and not session.notified_uncounted:
-            session.stream.send(message)
-            session.notified_uncounted = True
-
-
-def _notice(text: str) -> bytes:
+def notify(sessions: Iterable[Session], text: str) -> None:
+    """Send simulators a notice, which each gets once."""
     notice = pb.Notice(kind=pb.Notice.WAITING, text=text)
-    return pb.ToSimulator(notice=notice).SerializeToString()
+    message = pb.ToSimulator(notice=notice).SerializeToString()
+    for session in sessions:
+        if session.stream is not None and text not in session.notices:
+            session.stream.send(message)
+            session.notices.add(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 from urllib.parse import unquote
 
 from juggler.gateway.agents import module_of
@@ -18,11 +17,6 @@ _MOST_LINES = {"refused": 1}  # in this time, by kind
 _MOST = 10  # lines of other kinds
 _LONGEST = 400  # characters of a reason
 _SHOWN = 4  # names in a line
-
-
-class Tell(Protocol):
-    def __call__(self, text: str, warning: bool, simulators: int, environments: int) -> None:
-        """Report a text and the numbers of connected simulators and environments."""
 
 
 @dataclass(slots=True)
@@ -40,7 +34,7 @@ class GuestBook:
 
     Args:
         sessions: the open sessions.
-        tell: reports a line.
+        tell: reports a line, as `Work.tell` does.
         rows: maximum number of environments that fit a batch; 0: no maximum.
         clock: returns seconds.
     """
@@ -48,7 +42,7 @@ class GuestBook:
     def __init__(
         self,
         sessions: Sessions,
-        tell: Tell,
+        tell: Callable[[str, bool, int, int], None],
         rows: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -59,7 +53,8 @@ class GuestBook:
     def came(self, session: Session, *, back: bool) -> None:
         """Log a simulator that began a session, or is `back` in it."""
         modules = dict.fromkeys(module_of(each) for agent in session.agents for each in agent.seats)
-        what = f"{_environments(session.environments)} for {_few('policy', modules)}"
+        plural = "" if session.environments == 1 else "s"
+        what = f"{session.environments:,} environment{plural} for {_few('policy', modules)}"
         if names := [agent.name for agent in session.agents if agent.name]:
             what += f", {_few('agent', names)}"
         self._line(
@@ -129,10 +124,6 @@ def address_of(peer: str) -> str:
         "a Unix socket" if kind == "unix" else "an unknown address"
     )  # gRPC leaves its path out
     return unquote(address) or unknown
-
-
-def _environments(count: int) -> str:
-    return f"{count:,} environment{'' if count == 1 else 's'}"
 
 
 def _few(what: str, names: Iterable[str]) -> str:

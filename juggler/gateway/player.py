@@ -17,11 +17,10 @@ from juggler.envrunner.paced.rows import oldest_version
 from juggler.envrunner.paced.slots import PacedSlots
 from juggler.envrunner.rounds import Recorded
 from juggler.gateway.episode_log import EpisodeLog
-from juggler.gateway.evaluation import EVALUATED, LEFT, TRAINING, GreedyEpisodes
-from juggler.gateway.row_layout import Layout
+from juggler.gateway.row_layout import Interface
 from juggler.gateway.session_episodes import forget_oldest
 from juggler.gateway.step_batches import Share
-from juggler.runtime.acting.actor import Actor
+from juggler.runtime.acting.actor import Actor, RandomActions
 from juggler.runtime.connectors.building import EnvToModule
 from juggler.runtime.connectors.mergeable_state import State, merge
 from juggler.runtime.episodes.version import Version
@@ -30,6 +29,9 @@ from juggler.runtime.wire.trees import Tree
 
 #: If a simulator takes longer for a step, its row is handed in short: batches must not wait.
 STALL_SECONDS = 1.0
+#: Purpose of the episode at a place. An evaluation leaves episodes that take too long, or that are
+#: running when it ends: they are not counted.
+TRAINING, EVALUATED, LEFT = 0, 1, 2
 
 
 class Player(PacedSlots):
@@ -38,45 +40,41 @@ class Player(PacedSlots):
     A row begins only when samples are requested: until then, steps wait.
 
     Args:
-        observation_space: space of the simulators' observations.
-        action_space: space of the actions that simulators get.
-        policy: chooses the actions.
-        connectors: convert observations for the policy.
+        interface: interface of the simulators' agents.
+        policy: chooses the actions, and has connectors.
         steps: T.
         row_age: as in `PacedSlots`. A single step that takes this long is not trained on.
 
     Attributes:
-        spaces: the spaces of observations and of actions, as given.
+        interface: as given.
         policy: as given.
         row_age: as given.
         version: version of the policy's weights.
         waiting: shares without actions.
         episode_log: gets every step; None: episodes are not recorded.
-        evaluation: plays some of the episodes; None: no evaluation is running.
-        evaluates: episodes of an evaluation may be running.
+        greedy: plays the episodes of an evaluation; None: the policy plays them.
     """
 
     def __init__(
         self,
-        observation_space: Space[Any],
-        action_space: Space[Any],
+        interface: Interface,
         policy: Actor,
-        connectors: EnvToModule,
         steps: int,
         row_age: int,
     ) -> None:
+        assert policy.connectors is not None
+        self._connectors = policy.connectors
         # With several modules, a round leaves rows for the next round, even in synchronous runs.
-        super().__init__(connectors.observation_space, policy, steps, max(1, row_age))
+        super().__init__(self._connectors.observation_space, policy, steps, max(1, row_age))
         policy.require_log_probabilities()
-        self.spaces = observation_space, action_space
+        self.interface = interface
         self.policy, self.row_age = policy, row_age
         self.version = Version(0, 0)
         self.waiting: deque[Share] = deque()
         self.episode_log: EpisodeLog | None = None
-        self.evaluation: GreedyEpisodes | None = None
-        self.evaluates = False
-        self.of["playing"] = np.zeros(len(self.of["row"]), np.int8)  # as in `evaluation`
-        self._connectors, self._leaves = connectors, Layout(action_space).leaves
+        self.greedy: Actor | None = None
+        self.of["playing"] = np.zeros(len(self.of["row"]), np.int8)  # purposes
+        self._leaves = interface.actions.leaves
         self._delta: State = {}
         self._reported: Counter[str] = Counter()  # counts at the last call of `new`
         self._parked = 0  # rows whose simulators stall at the first step
@@ -88,8 +86,8 @@ class Player(PacedSlots):
 
     def seat(self, count: int) -> list[int]:
         places = super().seat(count)
-        if self.evaluation is not None:
-            self.evaluation.grow(len(self.of["row"]))
+        if self.greedy is not None:
+            self.greedy.grow(len(self.of["row"]))
         return places
 
     def unseat(self, places: list[int]) -> None:
@@ -104,8 +102,6 @@ class Player(PacedSlots):
         for place in places:
             self.cut(place)
             self.of["acted"][place] = False
-            if self.evaluation is not None and self.of["playing"][place] == EVALUATED:
-                self.evaluation.lost()
             self.of["playing"][place] = TRAINING
             self._places.give_back(place)
 
@@ -181,10 +177,9 @@ class Player(PacedSlots):
             if not acted.all():
                 places, rewards = slots[acted], rewards[acted]
             self.take_rewards(places, rewards)
-            if self.evaluation is not None:
+            if self.greedy is not None:
                 mine = self.of["playing"][places] == EVALUATED  # [B]
-                if mine.any():
-                    self.evaluation.rewarded(places[mine], rewards[mine])
+                self.greedy.rewarded(rewards[mine], places[mine])
             for share in shares:
                 if over := [*share.terminated, *share.truncated]:
                     truncated = np.arange(len(over)) >= len(share.terminated)
@@ -198,14 +193,10 @@ class Player(PacedSlots):
         (self._end_episodes if counted else self._forget_episodes)(places)
 
     def _end_episodes(self, places: NDArray[np.intp]) -> None:
-        if self.evaluates:
-            playing = self.of["playing"][places]  # [B]
-            if self.evaluation is not None:
-                mine = places[playing == EVALUATED]
-                self.evaluation.ended(self.of["return"][mine], self.of["length"][mine])
-            self._forget_episodes(places[playing != TRAINING])
-            self.of["playing"][places] = TRAINING
-            places = places[playing == TRAINING]
+        trained = self.of["playing"][places] == TRAINING  # [B]
+        if not trained.all():
+            self._forget_episodes(places[~trained])
+            places = places[trained]
         super()._end_episodes(places)
         self.counts["episodes_untold"] += forget_oldest(self.ended)
 
@@ -224,8 +215,6 @@ class Player(PacedSlots):
             most_rows: maximum rows of one inference; a single share may have more.
             holds_up: steps wait until their rows may begin; otherwise they are not recorded.
         """
-        # Steps that wait for a request would hold up an evaluation.
-        holds_up = holds_up and self.evaluation is None
         chosen, recording = self._next(wanted, most_rows, holds_up)
         if not chosen:
             return []
@@ -233,11 +222,11 @@ class Player(PacedSlots):
         sent: list[bytes] = []
         if len(places):
             seen = _gathered(chosen, "observations")  # [B, ...]
-            if self.evaluation is None:
+            if self.greedy is None:
                 actions = self.act(places, recording, seen)
-                tree = to_tree(self.spaces[1], actions)  # [B, ...]
+                tree = to_tree(self.interface.spaces[1], actions)  # [B, ...]
             else:
-                tree = self._with_evaluation(chosen, places, recording, seen)
+                tree = self._with_evaluation(self.greedy, chosen, places, recording, seen)
             if self.episode_log is not None:
                 trained = self.of["playing"][places] == TRAINING  # [B]
                 self.episode_log.act(places[trained], take(tree, trained))
@@ -280,7 +269,8 @@ class Player(PacedSlots):
             share = self.waiting.popleft()
             has_row = self.of["row"][share.acting] >= 0  # [S]
             new = len(has_row) - int(np.count_nonzero(has_row))
-            if new and wanted <= 0 and holds_up and not share.steps.batch.session.real_time:
+            real_time = share.steps.batch.session.hello.real_time
+            if new and wanted <= 0 and holds_up and not real_time:
                 later.append(share)
                 standing += len(share.acting) - new
                 continue
@@ -301,41 +291,32 @@ class Player(PacedSlots):
 
     # -- evaluations ------------------------------------------------------------------------------
 
-    def evaluate(self, evaluation: GreedyEpisodes) -> None:
-        """Play new episodes without exploration, for an evaluation."""
-        evaluation.grow(len(self.of["row"]))
-        self.evaluation, self.evaluates = evaluation, True
-
-    def take_evaluation(self, *, at_once: bool) -> GreedyEpisodes | None:
-        """Remove and return the evaluation, if it has ended or `at_once`."""
-        evaluation = self.evaluation
-        if evaluation is None or not (at_once or evaluation.is_over):
-            return None
-        playing = self.of["playing"]
-        playing[playing == EVALUATED] = LEFT
-        self.evaluation = None
-        return evaluation
+    def evaluate(self, actor: Actor) -> None:
+        """Let an actor play the episodes of an evaluation, without exploration."""
+        actor.grow(len(self.of["row"]))
+        self.greedy = actor
 
     def _with_evaluation(
         self,
+        greedy: Actor,
         chosen: list[Share],
         places: NDArray[np.intp],
         recording: NDArray[np.bool_],
         seen: Tree,
     ) -> Tree:
         """Return actions [B, ...] for places [B], some chosen by the evaluation."""
-        assert self.evaluation is not None
         first = self.of["first"][places]  # [B]
-        # Training continues in the other half.
-        evaluated = self.evaluation.choose(places, self.of, max(1, len(self) // 2))  # [B]
+        evaluated = self.of["playing"][places] == EVALUATED  # [B]
         self.pause(places[evaluated])  # rows from before end with the last episode
-        tree = to_tree(self.spaces[1], self.act(places, recording & ~evaluated, seen))  # [B, ...]
+        space = self.interface.spaces[1]
+        tree = to_tree(space, self.act(places, recording & ~evaluated, seen))  # [B, ...]
         if not evaluated.any():
             return tree
-        shown = take(_gathered(chosen, "shown"), evaluated)
-        greedy = self.evaluation.act(places[evaluated], first[evaluated], shown)
+        assert greedy.connectors is not None
+        seen = greedy.connectors(take(_gathered(chosen, "shown"), evaluated))
+        best = greedy.act(seen, places[evaluated], first[evaluated], explore=False).sent
         mixed: Tree = tree_map(np.array, tree)  # a writable copy
-        put(mixed, np.flatnonzero(evaluated), to_tree(self.spaces[1], greedy))
+        put(mixed, np.flatnonzero(evaluated), to_tree(space, best))
         return mixed
 
     # -- weights and batches ----------------------------------------------------------------------
@@ -376,6 +357,12 @@ class Player(PacedSlots):
         """Return a count's increase since the last call."""
         before, self._reported[name] = self._reported[name], self.counts[name]
         return self.counts[name] - before
+
+
+def random_actor(observation_space: Space[Any], action_space: Space[Any], seed: int = 0) -> Actor:
+    """Return a policy that draws actions at random."""
+    connectors = EnvToModule({}, {}, observation_space)
+    return Actor(RandomActions(action_space), seed=seed, connectors=connectors)
 
 
 def _shown(shares: Sequence[Share]) -> NDArray[np.bool_]:

@@ -20,7 +20,7 @@ from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.player import Player
 from juggler.gateway.row_layout import Layout, ValueChecks, check_rewards, read_infos
 from juggler.gateway.session_manager import SessionManager
-from juggler.gateway.sessions import Session
+from juggler.gateway.sessions import WAITING, Session
 from juggler.gateway.step_batches import to_message
 from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.acting.actor import Actor
@@ -169,7 +169,7 @@ class Reader:
             message.terminated,
             message.truncated and not message.terminated,
             _version(session, message),
-            read_infos(message.infos, steps, len(session.info_names), "steps"),
+            read_infos(message.infos, steps, len(session.hello.info_names), "steps"),
         )
 
     def _check_observations(self, observations: Tree, ended: bool) -> None:
@@ -284,8 +284,8 @@ class LocalInference:
         self.bytes_waiting = 0
         self._manager, self._player, self._wake = manager, player, wake
         self._curriculum = curriculum
-        self._reader = Reader(player.spaces[0], player.policy.module_to_env.action_space)
-        self._publisher = Publisher(player.policy, *player.spaces)
+        self._reader = Reader(player.interface.spaces[0], player.policy.module_to_env.action_space)
+        self._publisher = Publisher(player.policy, *player.interface.spaces)
         self._asking: list[Session] = []  # sessions that wait for a policy
         self._announced = Version(0, 0)  # to all sessions
 
@@ -374,7 +374,7 @@ class LocalInference:
             if self._curriculum.news_for(recording.session):
                 recorded.parameters.update(self._curriculum.parameters)
             message = pb.ToSimulator(recorded=recorded).SerializeToString()
-            recording.session.notified_waiting = False
+            recording.session.notices.discard(WAITING)
             recording.session.answers(recording.seq, message)
         if player.version == Version(0, 0):
             return  # no weights yet

@@ -11,9 +11,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from gymnasium import Space
-
-from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.agent_returns import to_messages
 from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
 from juggler.envrunner.environments.seeding import module_seeds, player_seed
 from juggler.envrunner.evaluation import Goal, load_tree
@@ -32,20 +30,20 @@ from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.episode_log import EpisodeLog, EpisodeWriter
 from juggler.gateway.evaluation import GreedyEpisodes
 from juggler.gateway.gateway_server import GatewayServer
-from juggler.gateway.player import Player
+from juggler.gateway.player import Player, random_actor
+from juggler.gateway.row_layout import Interface
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.sessions import RESUME_SECONDS
 from juggler.gateway.simulators import Simulators
 from juggler.gateway.transport import Transport
-from juggler.runtime.acting.actor import Actor, RandomActions
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.actors.attachment import Attachment, Detached
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import join_address, split_address
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.actors.worker import Contact, Inbox, attach_and_run
-from juggler.runtime.connectors.building import EnvToModule
 from juggler.runtime.connectors.mergeable_state import from_bytes
-from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -146,6 +144,7 @@ class GatewayRunner(SamplingWorker):
             for player in self._players.values():
                 stack.callback(player.close)
             if self._simulators is not None:
+                self._simulators.stop_restarting()
                 stack.callback(self._simulators.close)  # after the server has sent them the end
             if hasattr(self, "_server"):
                 self._server.close("the run is over, or lost this gateway")
@@ -287,8 +286,12 @@ class GatewayRunner(SamplingWorker):
         command.version.CopyFrom(version.message())
         goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
         # Built in this thread, because simulators must not wait for it.
-        actor = self._players[DEFAULT_MODULE].greedy_actor(trees[DEFAULT_MODULE])
-        evaluation = GreedyEpisodes(actor, command.episodes, command.most_steps, goal)
+        actors = {
+            key: player.greedy_actor(trees.get(player.module_id))
+            for key, player in [*self._players.items()]  # the gateway may add one
+            if player.module_id != RANDOM
+        }
+        evaluation = GreedyEpisodes(actors, command.episodes, command.most_steps, goal)
         with self._server.between_turns():
             self._evaluations.append((command_id, command, evaluation))
         self._server.wake()
@@ -296,19 +299,20 @@ class GatewayRunner(SamplingWorker):
 
     def _continue_evaluation(self) -> None:
         """Start the next evaluation, or report a finished one."""
-        player, now = self._players[DEFAULT_MODULE], time.monotonic()
+        evaluations, now = self._server.manager.evaluations, time.monotonic()
         command_id, command, evaluation = self._evaluations[0]
-        if self._server.manager.sessions.asking or player.evaluation is None:
+        if self._server.manager.sessions.asking or evaluations.running is None:
             self._asked_at = now
         in_vain = now > self._asked_at + RESUME_SECONDS
-        if player.evaluation is None:
-            player.evaluate(evaluation)
-        elif player.take_evaluation(at_once=in_vain) is not None:
+        if evaluations.running is None:
+            evaluations.begin(evaluation)
+        elif evaluations.end(at_once=in_vain) is not None:
             self._evaluations.popleft()
             answer = training_pb2.Evaluation(
                 version=command.version,
                 episode_returns=evaluation.returns,
                 episode_lengths=evaluation.lengths,
+                agent_returns=to_messages(evaluation.agent_returns),
             )
             self._attachment.reply(command_id, answer)
 
@@ -317,9 +321,7 @@ class GatewayRunner(SamplingWorker):
 
     # -- called by the server, within `at_work` ---------------------------------------------------
 
-    def prepare(
-        self, key: str, agents: int, observation_space: Space[Any], action_space: Space[Any]
-    ) -> ServedPlayer:
+    def prepare(self, key: str, agents: int, interface: Interface) -> ServedPlayer:
         """Build a player; after the last one, report to the driver."""
         command_id, setup = self._setup_command
         config = setup.env_runner
@@ -329,10 +331,12 @@ class GatewayRunner(SamplingWorker):
         else:
             assert key.startswith(f"{RANDOM}:"), f"no module is set up for {key}"
             module_id, acting, seed = RANDOM, None, self._next_seed()
-        spaces = observation_space, action_space
+        episodes, worker = None, self._attachment.worker_id
+        if config.record:
+            episodes = SampledEpisodes(config, worker, *interface.spaces, None, self._warn)
         player = self._players[key] = ServedPlayer(
             module_id,
-            *spaces,
+            interface,
             setup=acting,
             streams=self._streams.get(key),
             seed=seed,
@@ -340,7 +344,7 @@ class GatewayRunner(SamplingWorker):
             steps=config.fragment_steps,
             own_code=self._own_code,
             frozen=self._frozen,
-            episodes=self._recorded(config, *spaces),
+            episodes=episodes,
         )
         trained = [each for each in setup.modules if each in self._streams]
         missing = [each for each in trained if each not in self._players]
@@ -354,15 +358,6 @@ class GatewayRunner(SamplingWorker):
             ready = [self._players[each].ready for each in trained]
             self._attachment.reply(command_id, training_pb2.Ready(modules=ready))
         return player
-
-    def _recorded(
-        self, config: EnvRunnerConfig, observation_space: Space[Any], action_space: Space[Any]
-    ) -> SampledEpisodes | None:
-        """Return the data set for recorded episodes, if they are recorded."""
-        if not config.record:
-            return None
-        worker = self._attachment.worker_id
-        return SampledEpisodes(config, worker, observation_space, action_space, None, self._warn)
 
     def wanted(self, key: str) -> int:
         player = self._players[key]
@@ -536,8 +531,7 @@ class ServedPlayer(Player):
 
     Args:
         module_id: id of the module; `random` draws its actions.
-        observation_space: space of its agents' observations.
-        action_space: space of its agents' actions.
+        interface: interface of its agents.
         setup: setup of the module; None: of `random`.
         streams: streams to and from the module's learners; None: it is not trained.
         seed: seed of its noise.
@@ -560,8 +554,7 @@ class ServedPlayer(Player):
     def __init__(
         self,
         module_id: str,
-        observation_space: Space[Any],
-        action_space: Space[Any],
+        interface: Interface,
         *,
         setup: ActingSetup | None,
         streams: LearnerStreams | None,
@@ -572,43 +565,48 @@ class ServedPlayer(Player):
         frozen: FrozenWeights,
         episodes: SampledEpisodes | None,
     ) -> None:
-        spaces = observation_space, action_space
+        spaces = interface.spaces
         self._build: Callable[[], ActingParts]
         self._parts: ActingParts
         if setup is None:
-            policy = Actor(RandomActions(action_space), seed=seed)
-            connectors, row_age = EnvToModule({}, {}, observation_space), 0
+            policy, row_age = random_actor(*spaces, seed), 0
         else:
             self._build = partial(ActingParts.build, setup, *spaces, own_code)
-            parts = self._parts = self._build()
-            connectors, row_age = parts.connectors, setup.row_age
-            policy = Actor(parts.module, 1, 0, seed, parts.module_to_env, connectors)
+            parts, row_age = self._build(), setup.row_age
+            self._parts = parts
+            policy = Actor(parts.module, 1, 0, seed, parts.module_to_env, parts.connectors)
             if setup.digest:
-                frozen.load(module_id, setup.digest, policy, connectors)
-        super().__init__(*spaces, policy, connectors, steps, row_age)
+                frozen.load(module_id, setup.digest, policy, parts.connectors)
+        super().__init__(interface, policy, steps, row_age)
         self.module_id, self.streams, self.most_rows = module_id, streams, rows
         self.has_weights = False
         self._writer = None if episodes is None else EpisodeWriter(episodes)
         if self._writer is not None:
-            self.episode_log = EpisodeLog(policy, action_space, self._writer.add)
+            self.episode_log = EpisodeLog(policy, spaces[1], self._writer.add)
 
     def close(self) -> None:
         """Complete the recorded data set."""
         if self._writer is not None:
             self._writer.close()
 
-    def greedy_actor(self, tree: Tree) -> Actor:
+    def greedy_actor(self, tree: Tree | None) -> Actor:
         """Return an actor that plays a checkpoint in the same spaces.
 
         Args:
-            tree: the module's part of the checkpoint.
+            tree: the module's part of the checkpoint; None: the module is not trained.
 
         Raises:
-            ValueError: the tree does not fit the module.
+            ValueError: the tree is missing, or does not fit the module.
         """
+        if tree is None and self.streams is not None:
+            raise ValueError(f"the checkpoint to play has no weights of module {self.module_id!r}")
         parts = self._build()
-        actor = Actor(parts.module, 1, 0, 0, parts.module_to_env, parts.connectors)
-        load_tree(self.module_id, tree, actor, parts.connectors)
+        connectors = parts.connectors if tree is not None else self._connectors
+        actor = Actor(parts.module, 1, 0, 0, parts.module_to_env, connectors)
+        if tree is None:
+            actor.load(self.policy.weights())
+        else:
+            load_tree(self.module_id, tree, actor, connectors)
         return actor
 
     @property

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from juggler.envrunner.info_numbers import LARGEST, MOST_EPISODES, InfoNumber, keep_newest
 from juggler.envrunner.multi_agent.line_up import LineUp, LineUps, Players
+
+if TYPE_CHECKING:
+    from juggler.gateway.step_batches import Steps
 
 _OUT, _ACTS, _ENDED = 0, 1, 2
 _NONE, _NONE_LONG = np.zeros(0), np.zeros(0, np.intp)
@@ -27,35 +30,7 @@ def forget_oldest(ended: list[Any]) -> int:
     return many
 
 
-class AgentRows(Protocol):
-    """R rows of one agent in a batch of steps.
-
-    Attributes:
-        environments: [R] their numbers.
-        paused: indices of rows that need no action.
-        rewarded: indices of rows whose reward follows an action.
-        rewards: [R]
-        early: rewards from before an agent's first action, with their indices.
-        infos: [R, K]; None: no numbers.
-    """
-
-    environments: list[int]
-    paused: list[int]
-    rewarded: list[int]
-    rewards: list[float]
-    early: list[tuple[int, float]]
-    infos: NDArray[np.float64] | None
-
-    @property
-    def index(self) -> int:
-        """Index of the agent in its session."""
-
-    @property
-    def ended(self) -> list[int]:
-        """Indices of rows where the agent's episode ended."""
-
-
-def _acting(part: AgentRows) -> list[int]:
+def _acting(part: Steps) -> list[int]:
     """Return the environments where an agent acts next."""
     out = set(part.paused)
     return [each for at, each in enumerate(part.environments) if at not in out]
@@ -66,7 +41,7 @@ class Followed(NamedTuple):
 
     Attributes:
         over: environments whose episodes end.
-        began: environments whose next episodes begin, if line-ups are drawn.
+        began: environments whose next episodes begin.
         early: the first agent and environment where the agent would act although it has ended;
             None: no error.
     """
@@ -123,11 +98,12 @@ class SharedEpisodes:
         self._column = np.array([order.index(name) for name in self.names], np.intp)  # [A]
         shape = len(self.names), len(numbers)
         self._stages: NDArray[np.int8] = np.zeros(shape, np.int8)
+        self._between = set(range(len(numbers)))  # environments without an episode
         self._returns = np.zeros(shape)
         self._acted = np.zeros(shape, np.bool_)  # in the episode
         self._lengths = np.zeros(len(numbers), np.intp)
 
-    def follow(self, parts: Sequence[AgentRows], continuing: Collection[int] = ()) -> Followed:
+    def follow(self, parts: Sequence[Steps], continuing: Collection[int] = ()) -> Followed:
         """Follow which agents end and which act next.
 
         Args:
@@ -145,6 +121,7 @@ class SharedEpisodes:
             touched -= {*continuing} & {each for part in parts for each in _acting(part)}
         over = [each for each in sorted(touched) if not (stages[:, each] == _ACTS).any()]
         stages[:, over] = _OUT
+        self._between.update(over)
         began: set[int] = set()
         for part in parts:
             acting = _acting(part)
@@ -152,14 +129,14 @@ class SharedEpisodes:
             gone = of_agent == _ENDED
             if gone.any():
                 return Followed(over, [], (part.index, acting[int(gone.argmax())]))
-            if self.drawn:
-                new = np.array(acting, np.intp)[of_agent == _OUT]
-                began.update(new[(stages[:, new] == _OUT).all(0)].tolist())
+            if self._between:
+                began.update(self._between.intersection(acting))
             stages[part.index, acting] = _ACTS
+        self._between -= began
         return Followed(over, sorted(began), None)
 
     def book(
-        self, parts: Sequence[AgentRows], over: list[int], idle: Mapping[int, float]
+        self, parts: Sequence[Steps], over: list[int], idle: Mapping[int, float]
     ) -> BookedBatch:
         """Add the rewards of a batch of steps.
 
@@ -187,11 +164,17 @@ class SharedEpisodes:
     def _ended(self, over: list[int], steps: int, idle: Mapping[int, float]) -> BookedBatch:
         if not over:  # most batches
             return BookedBatch(_NONE, _NONE_LONG, _NONE[:, None], steps)
-        returns, lengths = self._returns[:, over], self._lengths[over]  # [A, L], [L]
-        of_agents = np.where(self._acted[:, over], returns, np.nan)  # [A, L]
+        so_far = self.so_far(over)
         self._returns[:, over], self._acted[:, over], self._lengths[over] = 0, False, 0
-        totals = returns.sum(0) + [idle.get(each, 0.0) for each in over]  # [L]
-        return BookedBatch(totals, lengths, of_agents.T, steps)
+        totals = so_far.env_returns + [idle.get(each, 0.0) for each in over]  # [L]
+        return so_far._replace(env_returns=totals, steps=steps)
+
+    def so_far(self, environments: Sequence[int]) -> BookedBatch:
+        """Return results of running episodes in environments [L], without steps."""
+        at = list(environments)
+        returns = self._returns[:, at]  # [A, L]
+        of_agents = np.where(self._acted[:, at], returns, np.nan)  # [A, L]
+        return BookedBatch(returns.sum(0), self._lengths[at], of_agents.T, 0)
 
     # -- line-ups ---------------------------------------------------------------------------------
 
@@ -249,11 +232,12 @@ class SessionInfos:
             (a, k, b + name) for a, b in enumerate(before) for k, name in enumerate(names)
         ]
         self._newest = newest
-        shape = environments, agents, len(names)
-        self._sums, self._counts = np.zeros(shape), np.zeros(shape, np.int64)
-        self._least, self._most = np.full(shape, np.inf), np.full(shape, -np.inf)
+        # [4, N, A, K] sums, counts, least and most
+        start = np.array([0, 0, np.inf, -np.inf])[:, None, None, None]
+        self._start = np.broadcast_to(start, (4, environments, agents, len(names)))
+        self._numbers = self._start.copy()
 
-    def see(self, parts: Iterable[AgentRows], over: Sequence[int]) -> None:
+    def see(self, parts: Iterable[Steps], over: Sequence[int]) -> None:
         """Add the numbers of a batch of steps.
 
         Args:
@@ -287,25 +271,23 @@ class SessionInfos:
     def _add(self, environments: list[int], agent: int, infos: NDArray[np.float64]) -> None:
         """Add numbers [R, L, K] of steps in environments [R]."""
         at, valid = (environments, agent), np.abs(infos) <= LARGEST  # false with a NaN
-        self._sums[at] += np.where(valid, infos, 0.0).sum(1)
-        self._counts[at] += valid.sum(1)
-        least, most = np.where(valid, infos, np.inf).min(1), np.where(valid, infos, -np.inf).max(1)
-        self._least[at] = np.minimum(self._least[at], least)
-        self._most[at] = np.maximum(self._most[at], most)
+        sums, counts, least, most = self._numbers
+        sums[at] += np.where(valid, infos, 0.0).sum(1)
+        counts[at] += valid.sum(1)
+        least[at] = np.minimum(least[at], np.where(valid, infos, np.inf).min(1))
+        most[at] = np.maximum(most[at], np.where(valid, infos, -np.inf).max(1))
 
     def _end(self, environments: Sequence[int]) -> None:
         """End the episodes of environments [E]."""
         if not environments:
             return
         ended = list(environments)
-        counts = self._counts[ended]  # [E, A, K]
-        means = self._sums[ended] / np.maximum(counts, 1)  # [E, A, K]
-        least, most = self._least[ended], self._most[ended]  # [E, A, K] both
+        sums, counts, least, most = self._numbers[:, ended]  # [E, A, K] each
+        means = sums / np.maximum(counts, 1)  # [E, A, K]
         for a, k, name in self._names:
             gave = counts[:, a, k].nonzero()[0][-MOST_EPISODES:]
             if len(gave):
                 columns = ([*each[gave, a, k].tolist()] for each in (means, least, most))
                 numbers = [InfoNumber(*each) for each in zip(*columns, strict=True)]
                 keep_newest(self._newest, {name: numbers})
-        self._sums[ended] = self._counts[ended] = 0
-        self._least[ended], self._most[ended] = np.inf, -np.inf
+        self._numbers[:, ended] = self._start[:, ended]

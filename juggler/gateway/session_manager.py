@@ -19,11 +19,16 @@ from juggler.envrunner.rounds import PlayedRound
 from juggler.gateway.agents import Casting, module_of
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.errors import Code, SessionError
-from juggler.gateway.evaluation import TRAINING
+from juggler.gateway.evaluation import Evaluations
 from juggler.gateway.guest_book import GuestBook, address_of
-from juggler.gateway.player import Player
+from juggler.gateway.player import TRAINING, Player
 from juggler.gateway.row_layout import Interface
-from juggler.gateway.session_episodes import SessionInfos, forget_oldest
+from juggler.gateway.session_episodes import (
+    BookedBatch,
+    SessionInfos,
+    SharedEpisodes,
+    forget_oldest,
+)
 from juggler.gateway.sessions import (
     PROTOCOL_MAX,
     RESUME_SECONDS,
@@ -47,13 +52,11 @@ LOST = "it did not come back"
 class Work(Protocol):
     """The part of a worker that requests samples and provides weights."""
 
-    def prepare(
-        self, key: str, agents: int, observation_space: Space[Any], action_space: Space[Any]
-    ) -> Player:
+    def prepare(self, key: str, agents: int, interface: Interface) -> Player:
         """Make the player of a key: see `Casting`.
 
-        Called once per key, with the spaces of the first agents that it may act for, and the number
-        of these agents in one environment.
+        Called once per key, with the number of agents that it may act for in one environment, and
+        their interface.
         """
 
     def wanted(self, key: str) -> int:
@@ -66,7 +69,7 @@ class Work(Protocol):
         """Return the maximum seconds until the next call of `go_on`."""
 
     def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
-        """Report as `guest_book.Tell` does."""
+        """Report a text and the numbers of connected simulators and environments."""
 
     def go_on(self) -> None:
         """Hand in batches, load weights and start requests, after each turn."""
@@ -110,9 +113,9 @@ class SessionManager:
     Attributes:
         sessions: all sessions.
         guests: logs simulators that connect and leave.
+        evaluations: lets evaluations play some of the episodes.
         players: players by key, each made when a simulator has reported its spaces.
         agents: agents with these spaces, by player.
-        interfaces: interfaces of these spaces, by player; equal spaces share one.
         answers: writers of actions, by player.
         env_ended: return and length of environments' ended episodes, summed over the agents. Empty
             if simulators have one agent each.
@@ -125,8 +128,8 @@ class SessionManager:
         self.sessions = Sessions(settings.resume_seconds)
         self.guests = GuestBook(self.sessions, work.tell, settings.rows)
         self.players: dict[str, Player] = {}
+        self.evaluations = Evaluations(self.players, self.sessions.by_id)
         self.agents: dict[str, pb.Agent] = {}
-        self.interfaces: dict[str, Interface] = {}
         self.answers: dict[str, Answers] = {}
         self.env_ended: list[tuple[float, int]] = []
         self.env_steps = 0
@@ -162,8 +165,8 @@ class SessionManager:
         else:
             session = self._begun(stream, hello, cast)
             session.seed = self._settings.curriculum.session_seed(stream.dialed)
-            self.sessions.add(session)
-            self._load += load_of(session)
+            self.sessions.by_id[session.id] = session
+            self._load += load_of(session.hello)
         stream.session, session.peer = session, address_of(stream.peer)
         session.dialed = stream.dialed
         self.guests.came(session, back=resumed)
@@ -208,7 +211,7 @@ class SessionManager:
                 index,
                 given.id if several else "",
                 {key: self.players[key].seat(hello.environments) for key in players},
-                self.interfaces[players[0]],
+                self.players[players[0]].interface,
             )
             for index, (given, players) in enumerate(zip(hello.agents, cast, strict=True))
         ]
@@ -226,14 +229,13 @@ class SessionManager:
 
     def _prepare(self, key: str, count: int, agent: pb.Agent, interface: Interface) -> None:
         alike = (
-            self.interfaces[each]
+            self.players[each].interface
             for each, other in self.agents.items()
             if other.observation_space == agent.observation_space
             and other.action_space == agent.action_space
         )
-        interface = next(alike, interface)
-        player = self._work.prepare(key, count, *interface.spaces)
-        self.players[key], self.agents[key], self.interfaces[key] = player, agent, interface
+        interface = next(alike, interface)  # equal spaces share one
+        self.players[key], self.agents[key] = self._work.prepare(key, count, interface), agent
         self.answers[key] = Answers(interface.actions, module_of(key))
 
     def add_player(self, module_id: str) -> None:
@@ -243,7 +245,7 @@ class SessionManager:
         agent = pb.Agent()  # all agents of a league have equal spaces
         agent.CopyFrom(next(iter(self.agents.values())))
         agent.policy = module_id
-        interface = next(iter(self.interfaces.values()))
+        interface = next(iter(self.players.values())).interface
         self._prepare(module_id, len(self._casting.table), agent, interface)
         for session in self.sessions.by_id.values():
             for each in session.agents:
@@ -256,7 +258,7 @@ class SessionManager:
                 each.unseat(module_id)
         if (player := self.players.get(module_id)) is not None:
             self._counts.update(player.counts)
-        for of_players in (self.players, self.agents, self.interfaces, self.answers):
+        for of_players in (self.players, self.agents, self.answers):
             of_players.pop(module_id, None)
 
     def _make_room(self, hello: pb.Hello) -> None:
@@ -268,7 +270,7 @@ class SessionManager:
             SessionError: other sessions leave no room for it.
         """
         more, gone = load_of(hello), self.sessions.vanished()
-        if error := no_room(more, self._load - load_of(*gone)):
+        if error := no_room(more, self._load - load_of(*(each.hello for each in gone))):
             raise error
         while no_room(more, self._load):
             self.lose(gone.pop(0))
@@ -348,6 +350,7 @@ class SessionManager:
         """Close a session, and log the reason."""
         if session.id not in self.sessions.by_id:
             return  # it sent two wrong messages at once
+        self.evaluations.leave(session)
         places: dict[str, list[int]] = defaultdict(list)
         for agent in session.agents:
             for key, of_agent in agent.seats.items():
@@ -356,8 +359,8 @@ class SessionManager:
             self.players[key].unseat(of_player)
         if session.episodes is not None:
             session.episodes.leave()
-        self.sessions.remove(session)
-        self._load -= load_of(session)
+        del self.sessions.by_id[session.id]
+        self._load -= load_of(session.hello)
         session.stream = None
         self.guests.left(session, why)
 
@@ -395,27 +398,40 @@ class SessionManager:
 
     def _book(self, batch: Batch) -> None:
         """Add the returns, lengths and numbers of a batch of steps."""
-        session, over = batch.session, batch.over
-        if (episodes := session.episodes) is not None:
-            booked = episodes.book(batch.parts, over, batch.idle)
+        session, over, episodes = batch.session, batch.over, batch.session.episodes
+        booked = None if episodes is None else episodes.book(batch.parts, over, batch.idle)
+        trained: Any = slice(None)  # of the ended episodes
+        if self.evaluations.began:
+            trained = self.evaluations.book(batch, booked)
+        if episodes is not None and booked is not None:
             self.env_steps += booked.steps
             if over:
-                returns, lengths = booked.env_returns.tolist(), booked.env_lengths.tolist()
-                self.env_ended += zip(returns, lengths, strict=True)
-                forget_oldest(self.env_ended)
-                if has_metrics_by_agent(self._names):
-                    into = self._agent_returns
-                    add_returns(into, episodes.names, booked.agent_returns)
-                    for each in into.values():
-                        forget_oldest(each)
+                self._add_ended(episodes, booked, trained)
                 episodes.report_ended(over, booked)
         if session.infos is not None:
-            if (player := self.player) is not None and player.evaluates:
-                for part in batch.parts:  # evaluations do not count in training
-                    playing = player.of["playing"][part.agent.places]  # [N]
+            if self.evaluations.began:  # evaluations do not count in training
+                playing = self.evaluations.playing(session)  # [N]
+                for part in batch.parts:
                     here = part.environments
                     part.rewarded = [at for at in part.rewarded if playing[here[at]] == TRAINING]
             session.infos.see(batch.parts, over)
+
+    def _add_ended(self, episodes: SharedEpisodes, booked: BookedBatch, trained: Any) -> None:
+        """Add ended episodes to the results of training.
+
+        Args:
+            episodes: of their session.
+            booked: results of the episodes.
+            trained: index of the episodes that count.
+        """
+        returns, lengths = booked.env_returns[trained], booked.env_lengths[trained]
+        self.env_ended += zip(returns.tolist(), lengths.tolist(), strict=True)
+        forget_oldest(self.env_ended)
+        if has_metrics_by_agent(self._names):
+            into = self._agent_returns
+            add_returns(into, episodes.names, booked.agent_returns[trained])
+            for each in into.values():
+                forget_oldest(each)
 
     def take_played(self) -> PlayedRound:
         """Return results of environments' episodes since the last call.
@@ -538,10 +554,10 @@ MOST_ENVIRONMENTS = 1 << 16  # counted once per agent
 MOST_NUMBERS = 1 << 18
 
 
-def load_of(*sessions: Session | pb.Hello) -> NDArray[np.int64]:
+def load_of(*hellos: pb.Hello) -> NDArray[np.int64]:
     """Return the load [3] of sessions, as `no_room` counts it."""
     load = np.zeros(3, np.int64)
-    for each in sessions:
+    for each in hellos:
         environments = each.environments * len(each.agents)
         load += 1, environments, environments * len(each.info_names)
     return load

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,29 +26,16 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.nearest import one_of
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
+if TYPE_CHECKING:
+    from juggler.gateway.transport import GatewayStream
+
 PROTOCOL_MIN = PROTOCOL_MAX = 1
 #: How long a session waits for a simulator that vanished.
 RESUME_SECONDS = 60.0
 BATCHES_IN_FLIGHT = 8
+#: A notice, which a simulator gets once until its next answer.
+WAITING = "no samples are requested now; answers come as soon as they are"
 SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
-
-
-class Stream(Protocol):
-    """A connection of a simulator."""
-
-    def send(self, message: bytes) -> None:
-        """Queue a message, without waiting."""
-
-    def close(self) -> None:
-        """End the stream once everything is sent."""
-
-    @property
-    def peer(self) -> str:
-        """Address of the other end, in gRPC's format."""
-
-    @property
-    def dialed(self) -> str:
-        """Address that the other end dialed."""
 
 
 class SessionAgent:
@@ -143,11 +130,9 @@ class Session:
         token: token with which its simulator resumes it.
         mode: whether the gateway acts.
         environments: N.
-        info_names: names of the K numbers of a step.
         batches_in_flight: maximum batches of steps, or recordings, without an answer.
         has_policy: version of the policy that it got last; None: it has requested no policy.
         wants_news: the next version must be announced to it.
-        real_time: its environments do not wait for actions.
         last_seq: highest number that has arrived.
         stream: its connection; None: its simulator has vanished.
         peer: address of its simulator, for logs; set by the manager.
@@ -155,15 +140,14 @@ class Session:
         seed: seed of its episodes; set by the manager.
         parameters: parameters that its simulator has, by name; None: unknown.
         lost_at: when it vanished, in seconds of `time.monotonic`.
-        notified_waiting: it got the notice that no samples are requested.
-        notified_uncounted: it got the notice that episodes are not counted.
+        notices: notices that it got, `WAITING` since its last answer.
     """
 
     def __init__(
         self,
         agents: list[SessionAgent],
         hello: pb.Hello,
-        stream: Stream,
+        stream: GatewayStream,
         episodes: SharedEpisodes | None = None,
         infos: SessionInfos | None = None,
     ) -> None:
@@ -171,7 +155,6 @@ class Session:
         self.id = secrets.token_hex(6)
         self.token = secrets.token_hex(16)
         self.agents, self.episodes, self.infos = agents, episodes, infos
-        self.info_names = list(hello.info_names)
         self.mode = hello.mode
         self.environments = hello.environments
         remote = hello.mode == pb.REMOTE_INFERENCE
@@ -179,14 +162,13 @@ class Session:
         self.batches_in_flight = BATCHES_IN_FLIGHT * (1 if remote else hello.environments)
         self.has_policy: Version | None = None
         self.wants_news = False
-        self.real_time = hello.real_time
         self.last_seq = 0
-        self.stream: Stream | None = stream
+        self.stream: GatewayStream | None = stream
         self.peer = self.dialed = ""
         self.seed = 0
         self.parameters: Mapping[str, float] | None = None
         self.lost_at = 0.0
-        self.notified_waiting = self.notified_uncounted = False
+        self.notices: set[str] = set()
         self._unanswered: set[int] = set()
         self._answers: OrderedDict[int, bytes] = OrderedDict()
 
@@ -265,15 +247,6 @@ class Sessions:
     def __init__(self, resume_seconds: float) -> None:
         self.by_id: dict[str, Session] = {}
         self.resume_seconds = resume_seconds
-        self._by_token: dict[str, Session] = {}
-
-    def add(self, session: Session) -> None:
-        self.by_id[session.id] = session
-        self._by_token[session.token] = session
-
-    def remove(self, session: Session) -> None:
-        self.by_id.pop(session.id, None)
-        self._by_token.pop(session.token, None)
 
     def resumed(self, hello: pb.Hello) -> Session:
         """Return the open session that a hello resumes.
@@ -281,7 +254,8 @@ class Sessions:
         Raises:
             SessionError: no open session has the token, or it began with another hello.
         """
-        session = self._by_token.get(hello.resume_token)
+        token = hello.resume_token
+        session = next((each for each in self.by_id.values() if each.token == token), None)
         if session is None:
             raise SessionError(
                 Code.UNKNOWN_SESSION,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +40,7 @@ class _Copy:
 
     Attributes:
         name: name for logs.
-        address: address that only this copy dials.
+        starts: number of its starts.
         pid: id of its process.
         seen: last number sent and whether an answer is due, by session id.
         silent: seconds since it last sent or awaited a message.
@@ -47,7 +48,7 @@ class _Copy:
     """
 
     name: str
-    address: str
+    starts: int = 1
     pid: int = 0
     seen: dict[str, tuple[int, bool]] = field(default_factory=dict)
     silent: float = 0.0
@@ -85,8 +86,7 @@ class Simulators:
         self._logs = logs
         self._supervisor = Supervisor(self)
         self._looked_at = time.monotonic()
-        self._copies: list[_Copy] = []
-        self._names: dict[str, str] = {}  # of the copies, by address
+        self._copies: dict[str, _Copy] = {}  # by the address that only this copy dials
         self._used: set[str] = set()  # ids of sessions that have sent steps
         self._closing = False
         # The copies' addresses are on loopback, without TLS.
@@ -95,8 +95,7 @@ class Simulators:
             name, words = f"simulator-{number}", words_of(command)
             words = [each.replace(ADDRESS, address).replace(INDEX, str(number)) for each in words]
             log = Path(logs, f"{name}.log") if logs else None
-            self._copies.append(_Copy(name, address))
-            self._names[address] = name
+            self._copies[address] = _Copy(name)
             self._supervisor.add(name, Command(words, log, variables), _POLICY)
 
     @property
@@ -115,19 +114,19 @@ class Simulators:
         for session in sessions:
             if session.last_seq and session.id not in self._used:
                 self._used.add(session.id)
-                if (name := self._names.get(session.dialed)) is not None:
-                    self._supervisor.of_use(name)
+                if (used := self._copies.get(session.dialed)) is not None:
+                    self._supervisor.of_use(used.name)
         now = time.monotonic()
         if (passed := now - self._looked_at) < _LOOK_SECONDS:
             return []
         self._looked_at = now
-        of_copies: dict[str, list[Session]] = {copy.address: [] for copy in self._copies}
+        of_copies: dict[str, list[Session]] = {address: [] for address in self._copies}
         for session in sessions:
             of_copies.get(session.dialed, []).append(session)
         pids, ended = self._supervisor.pids(), []
         self._used &= {session.id for session in sessions}
-        for copy in self._copies:
-            of_copy, pid = of_copies[copy.address], pids.get(copy.name, 0)
+        for address, copy in self._copies.items():
+            of_copy, pid = of_copies[address], pids.get(copy.name, 0)
             copy.made_by = {each.id: copy.made_by.get(each.id, pid) for each in of_copy}
             gone = (each for each in of_copy if copy.made_by[each.id] != pid)
             ended += [each for each in gone if each.stream is None]
@@ -138,9 +137,10 @@ class Simulators:
                 copy.silent = 0.0
             copy.pid, copy.seen = seen
             if copy.silent > self._deadline and pid:
-                self._report(
+                self._say(
+                    copy.name,
                     f"{copy.name} (pid {pid}) has sent nothing for {copy.silent:.0f} s, more than "
-                    f"step_deadline_seconds = {self._deadline:g}: it hangs, and is killed"
+                    f"step_deadline_seconds = {self._deadline:g}: it hangs, and is killed",
                 )
                 self._supervisor.kill(copy.name, pid)
         return ended
@@ -150,16 +150,29 @@ class Simulators:
         if self._closing:
             return
         if exited.restart_in is not None:
-            text = f"{exited.worker_id} (pid {exited.pid}) ended: {exited.how}"
-            return self._report(f"{text}. Starting it again")
+            copy = next(each for each in self._copies.values() if each.name == exited.worker_id)
+            copy.starts += 1
+            text = f"{copy.name} (pid {exited.pid}) ended: {exited.how}. Starting it again"
+            return self._say(copy.name, f"{text} (start {copy.starts})")
         log = f". Its output is in {self._logs}/{exited.worker_id}.log" if self._logs else ""
         text = f"{exited.worker_id} keeps ending (the last time: {exited.how}){log}"
         return self._failed(SimulatorFailed(text))
 
-    def close(self) -> None:
-        """Give copies a moment to leave, then kill the rest."""
+    def _say(self, name: str, text: str) -> None:
+        """Report a line, and write it to a copy's log."""
+        self._report(text)
+        if self._logs:
+            with suppress(OSError), Path(self._logs, f"{name}.log").open("a") as log:
+                log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} juggler: {text}\n")
+
+    def stop_restarting(self) -> None:
+        """Let copies that end from now on stay down, without a report."""
         self._closing = True
         self._supervisor.stop_restarting()
+
+    def close(self) -> None:
+        """Give copies a moment to leave, then kill the rest."""
+        self.stop_restarting()
         end = time.monotonic() + _LEAVE_SECONDS
         # Copies die with the supervisor's thread, which closing ends.
         while self._supervisor.pids() and time.monotonic() < end:

@@ -174,9 +174,9 @@ class Batch:
         session: session of the simulator.
         seq: number of the message.
         parts: rows of different agents.
-        over: environments whose episodes end, if the session counts episodes or has infos.
+        over: environments whose episodes end.
         idle: by environment, rewards of agents that never acted in an ended episode.
-        began: environments whose next episodes begin, if line-ups are drawn.
+        began: environments whose next episodes begin, if the session counts episodes.
         answers: actions of each part, by the index of its agent.
         arrived: seconds of `time.perf_counter`.
     """
@@ -219,7 +219,7 @@ def read_steps(session: Session, message: pb.StepBatch) -> Batch:
             batch.idle = dict(message.idle_rewards)
             named = _environments_of(session, [*batch.idle])
             check_rewards([*batch.idle.values()], lambda at: f"environment {named[at]}")
-        elif session.infos is not None:
+        else:
             batch.over = [part.environments[at] for part in batch.parts for at in part.ended]
     except SessionError as error:
         error.seq = message.seq
@@ -269,7 +269,7 @@ def _read_rows(session: Session, agent: SessionAgent, batch: Batch, rows: pb.Row
         raw,
         final_raw,
         final_rows,
-        read_infos(rows.infos, count, len(session.info_names), "rows"),
+        read_infos(rows.infos, count, len(session.hello.info_names), "rows"),
         early,
     )
 

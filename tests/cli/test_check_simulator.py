@@ -147,21 +147,10 @@ BROKEN = {
     "UNSUPPORTED_VERSION": [{"hello": hello(protocol_min=7, protocol_max=9)}],
     "SECOND_HELLO": [GREETING, GREETING],
     "BAD_MESSAGE": [GREETING, {}],
-    "WRONG_SPACES": [{"hello": hello(spaces.Box(0, 1, (1 << 23,), np.float32))}],
     "NOT_SERVED": [{"hello": hello(mode=pb.LOCAL_INFERENCE)}],
-    "WRONG_MODE": [GREETING, {"recording": pb.Recording(seq=1)}],
     "UNKNOWN_SESSION": [{"hello": hello(resume_token="no")}],
-    "FULL": [{"hello": hello(environments=1 << 17)}],
-    "UNKNOWN_ENVIRONMENT": [GREETING, first(environments=[3])],
-    "UNKNOWN_AGENT": [GREETING, first(agent=2)],
-    "WRONG_SHAPE": [GREETING, {"steps": pb.StepBatch(seq=1, agents=[pb.Rows()])}],
-    "WRONG_SHAPE of rewards": [GREETING, first(), second(rewards=[1.0, 2.0])],
-    "WRONG_SHAPE of infos": [GREETING, first(infos=[2.0])],
     "NOT_FINITE": [GREETING, first(observations=NAN)],
-    "NOT_FINITE of rewards": [GREETING, first(), second(rewards=[float("inf")])],
-    "NO_FINAL_OBSERVATION": [GREETING, first(), second(truncated=[True])],
     "OUT_OF_ORDER": [GREETING, {"steps": steps_of(5)}],
-    "OUT_OF_ORDER at the first row": [GREETING, first(terminated=[True])],
     "OUT_OF_ORDER of a pause": [GREETING, first(), second(paused=[True])],
 }
 
@@ -244,6 +233,26 @@ def test_a_simulator_that_sends_no_steps_or_does_not_come_has_a_problem() -> Non
     assert "a session began" in found["steps"].said
     found = checked(lambda address: None, seconds=0.1)
     assert "no simulator came" in found["steps"].said
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_simulator_that_hangs_is_reported_long_before_the_end_of_the_check(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_simulator, "_SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(check_simulator, "_END_SECONDS", 0.1)
+
+    def hangs(address: str) -> None:
+        with RawSimulator(address) as simulator:
+            simulator.greet()
+            for seq in range(1, steps + 1):
+                simulator.step(steps_of(seq))
+            assert simulator.hear().error.code == pb.Error.ENDED
+
+    found = checked(hangs, seconds=20.0)
+    assert found["steps"].state == "problem"
+    said = "none came in the last 0 s" if steps else "a session began, and in 0 s no step was taken"
+    assert said in found["steps"].said
 
 
 def test_a_simulator_may_say_goodbye_before_the_check_is_over() -> None:

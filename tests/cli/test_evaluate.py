@@ -50,6 +50,14 @@ def test_few_episodes_have_a_return_and_no_interval(
     assert [each for each in said.splitlines() if "interval" in each] == told
 
 
+@pytest.mark.parametrize("option", ["--env CartPole-v1", "--video films", "--play red=random"])
+def test_simulators_are_not_filmed_and_play_no_matches(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of("evaluate", "run", "--simulator", "./game {address}", *option.split()) == 2
+    assert "--simulator: cannot be combined" in capsys.readouterr().err
+
+
 def test_videos_without_a_directory_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of("evaluate", "run", "--videos", 5) == 2
     assert "--videos: also give their directory, with --video" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from support.gateway_world import (
     eventually,
     in_threads,
     play,
+    see,
 )
 
 from juggler.client import connect
@@ -62,9 +63,9 @@ def evaluate(
     greedy = module(THREE, TWO_WAYS)
     greedy.weight.copy_(torch.cos(torch.arange(6.0)).reshape(3, 2))
     actor = Actor(greedy, 1, 0, 0, module_to_env, connectors)
-    evaluation = GreedyEpisodes(actor, episodes, most_steps, goal)
+    evaluation = GreedyEpisodes({"default": actor}, episodes, most_steps, goal)
     with world._server.at_work():
-        world.player.evaluate(evaluation)
+        world._server.manager.evaluations.begin(evaluation)
     return evaluation
 
 
@@ -95,8 +96,7 @@ def test_the_first_episodes_are_played_without_exploration_and_not_learned_from(
             assert [int(each) for each in episode.actions] == best_actions(episode, module)
         assert any([*map(int, each.actions)] != best_actions(each, module) for each in others)
         with world._server.at_work():
-            assert world.player is not None
-            assert world.player.take_evaluation(at_once=False) is evaluation
+            assert world._server.manager.evaluations.end(at_once=False) is evaluation
         assert_recorded([batch for batch, _ in world.batches], others)
         counted = [total for _, ended in world.batches for total, _ in ended]
         assert counted == returns_of(others, len(counted))
@@ -107,7 +107,7 @@ def test_neither_numbers_nor_recordings_of_training_have_episodes_of_an_evaluati
         evaluation = evaluate(world, 3)
         assert world.player is not None
         found: list[RecordedEpisode] = []
-        policy, (_, actions) = world.player.policy, world.player.spaces
+        policy, (_, actions) = world.player.policy, world.player.interface.spaces
         world.player.episode_log = EpisodeLog(policy, actions, found.append)
         world.ask(1000)
         with world.connect(info_names=["episode"]) as session:
@@ -185,14 +185,17 @@ def alone(tmp_path: Path) -> Iterator[AgentsWorld]:
     world.close()
 
 
-def have_played(world: AgentsWorld, action: int, episodes: int, checkpoint: str = "") -> None:
+def weights_for(action: int) -> Any:
+    return {"weights": {"scale": np.full((), action, np.float32)}, "connectors": {}}
+
+
+def have_played(world: AgentsWorld, action: int, episodes: int, **about: Any) -> None:
     """Have the gateway evaluate weights that choose this action."""
-    tree: Any = {"weights": {"scale": np.full((), action, np.float32)}, "connectors": {}}
-    for part in restores("default", tree, {}):
-        world.driver.ask(part, attach_pb2.Done)
+    for module_id in world.learners:
+        for part in restores(module_id, weights_for(action), {}):
+            world.driver.ask(part, attach_pb2.Done)
     version = Version(1, action).message()
-    about = {"episodes": episodes, "version": version, "checkpoint": checkpoint}
-    world.driver.tell(training_pb2.Evaluate(**about))
+    world.driver.tell(training_pb2.Evaluate(episodes=episodes, version=version, **about))
 
 
 def test_a_gateway_plays_one_checkpoint_after_the_other_and_answers(alone: AgentsWorld) -> None:
@@ -234,3 +237,75 @@ def test_a_gateway_without_simulators_gives_an_evaluation_up(
         alone.begin()
     have_played(alone, 2, episodes=3)
     assert not alone.driver.hear(training_pb2.Evaluation).episode_returns
+
+
+# Several agents.
+
+AGENTS = ("row", "column")
+
+
+def rounds(
+    world: AgentsWorld, length: int, episodes: int = 0, before: int = 0
+) -> list[dict[str, int]]:
+    """Play episodes, up to an answer of the gateway -> the first actions in each.
+
+    For each step of episode k, which is counted on from `before`, "row" gets k and "column" 0.5.
+    """
+    acted: list[dict[str, int]] = []
+    with world.connect(*AGENTS, real_time=True) as session:
+        while len(acted) < episodes or not (episodes or world.driver._answers.qsize()):
+            rewards = {"row": float(before + len(acted)), "column": 0.5}
+            acted.append(session.step(dict.fromkeys(AGENTS, see(0, 0))))
+            for _ in range(length - 1):
+                session.step(dict.fromkeys(AGENTS, see(0, 0)), rewards)
+            session.step(rewards=rewards, terminated=True)
+    return acted
+
+
+def test_all_agents_play_an_episode_of_an_evaluation_with_the_checkpoint(
+    make_world: Callable[..., AgentsWorld],
+) -> None:
+    frozen = {"old": weights_for(2)}
+    played_by = {"row": ["main", "old"], "column": ["main", "random"]}
+    world = make_world(played_by, frozen=frozen, environments=1)
+    rounds(world, 1, episodes=1)  # tells the spaces
+    world.begin()
+    have_played(world, 1, episodes=8)
+    eventually(lambda: world.runner._server.manager.evaluations.running)
+    acted = rounds(world, 3)
+    done = world.driver.hear(training_pb2.Evaluation)
+    assert done.episode_returns == [3 * (k + 0.5) for k in range(8)]
+    assert done.episode_lengths == [3] * 8
+    by_module = {(each.agent, each.module_id): [*each.returns] for each in done.agent_returns}
+    assert {1: by_module["row", "main"], 2: by_module["row", "old"]} == {
+        action: [3.0 * k for k in range(8) if acted[k]["row"] == action] for action in (1, 2)
+    }
+    mains = len(by_module["column", "main"])
+    assert sum(each["column"] == 1 for each in acted[:8]) >= mains
+    assert len(by_module["column", "random"]) == 8 - mains
+    world.ask("main")
+    acted += rounds(world, 3, episodes=6, before=len(acted))
+    assert all(each["row"] in (0, 2) for each in acted[8:])
+    counted = world.receipts("main")["main"].env_returns
+    assert counted[0] == 0.5
+    assert set(counted[1:]) <= {3 * (k + 0.5) for k in range(8, len(acted))}
+
+
+def test_an_episode_of_several_agents_that_takes_too_long_counts_as_it_is(
+    make_world: Callable[..., AgentsWorld],
+) -> None:
+    world = make_world(dict.fromkeys(AGENTS, "main"), environments=1)
+    rounds(world, 1, episodes=1)
+    world.begin()
+    have_played(world, 1, episodes=2, most_steps=4)
+    eventually(lambda: world.runner._server.manager.evaluations.running)
+    with world.connect(*AGENTS) as session:  # takes an episode along
+        session.step(dict.fromkeys(AGENTS, see(0, 0)))
+    eventually(lambda: world.counts()["sessions"] == 0)
+    rounds(world, 9)
+    done = world.driver.hear(training_pb2.Evaluation)
+    assert (done.episode_returns, done.episode_lengths) == ([4 * 0.5, 4 * 1.5], [4, 4])
+    assert [(each.agent, [*each.returns]) for each in done.agent_returns] == [
+        ("row", [0.0, 4.0]),
+        ("column", [2.0, 2.0]),
+    ]

@@ -113,6 +113,8 @@ num_env_runners = 1
 envs_per_runner = 4
 batch_size = 128
 stop_steps = 6000
+evaluation_seconds = 0.5
+evaluation_episodes = 6
 
 [agents]
 row = "left"
@@ -173,6 +175,7 @@ def test_two_modules_learn_from_simulators_of_a_game_for_two(tmp_path: Path) -> 
     summary = learned_from(tmp_path, str(config), GAME, 4)
     assert summary["episode_return_mean"] == 0  # what one wins, the other loses
     assert summary["episode_length_mean"] == 1
+    assert (summary["best"]["episodes"], summary["best"]["return_mean"]) == (6, 0)
     for books in summary["by_module"].values():
         assert books["env_steps_trained"] >= 2500
         dropped = sum(books["env_steps_dropped"].values())
@@ -231,8 +234,8 @@ def learned_from(tmp_path: Path, run_of: str, simulator: str, count: int) -> dic
         ({"gateway_max_batch": 0}, "gateway_max_batch must be an integer of at least 1"),
         ({"gateway_max_wait_ms": -1.0}, "gateway_max_wait_ms must be from 0 to 1000"),
         (
-            {"gateway": "127.0.0.1:0", "agents": {"*": "all"}, "evaluation_seconds": 5.0},
-            "set evaluation_seconds = 0",
+            {"gateway": "127.0.0.1:0", "league": "rllib", "evaluation_seconds": 5.0},
+            "simulators play only the league's matches; set evaluation_seconds = 0",
         ),
         (
             {"gateway": "127.0.0.1:0", "evaluation_seconds": 5.0, "evaluation_video": 1},

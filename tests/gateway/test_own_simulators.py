@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,10 +16,14 @@ from typing import Any
 import pytest
 from support.gateway_world import AgentsWorld, eventually
 from support.processes import QUICK
+from support.scripted_agents import Scaled
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.gateway import simulators
+from juggler.gateway.alone import evaluate_with_copies
 from juggler.gateway.simulators import SimulatorFailed, Simulators
+from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.runtime.connectors.config import ConnectorsConfig
 
 #: Episodes of five steps; it may stop after some.
 SIMULATOR = """
@@ -110,7 +115,7 @@ def test_a_copy_that_owes_a_message_hangs_and_one_that_waits_for_an_answer_does_
 ) -> None:
     world = make_world({"*": "all"}, simulator=f"{command} 7", step_deadline_seconds=20.0)
     world.begin()
-    (copy,) = of(world)._copies
+    (copy,) = of(world)._copies.values()
     of(world)._deadline = 0.1
     eventually(lambda: copy.seen)
     looks = [of(world)._looked_at]
@@ -137,6 +142,21 @@ def test_copies_may_leave_by_themselves_when_the_run_ends(
     assert (tmp_path / "left").read_text() == "ENDED"
 
 
+def test_a_copy_that_ends_with_the_run_is_neither_reported_nor_started_again() -> None:
+    lines: list[str] = []
+    command = "sh -c 'exec sleep 100' {address}"
+    started = Simulators(command, ["127.0.0.1:1"], 0, "", "", 1.0, lines.append, print)
+    try:
+        (pid,) = eventually(lambda: started._supervisor.pids().values())
+        started.stop_restarting()
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not started._supervisor.pids())
+    finally:
+        started.close()
+    assert not lines
+    assert not started.restarts
+
+
 def test_one_that_keeps_ending_before_its_first_step_is_an_error(tmp_path: Path) -> None:
     failures: SimpleQueue[BaseException] = SimpleQueue()
     started = Simulators(
@@ -156,7 +176,14 @@ def test_one_that_keeps_ending_before_its_first_step_is_an_error(tmp_path: Path)
     assert isinstance(error, SimulatorFailed)
     assert error.lasting
     assert "(the last time: exit code 4, its last output: no display for sec" in str(error)
-    assert str(tmp_path / "logs" / "simulator-5.log") in str(error)
+    log = tmp_path / "logs" / "simulator-5.log"
+    assert str(log) in str(error)
+    starts = [each for each in log.read_text().splitlines() if " juggler: " in each]
+    assert len(starts) == QUICK.quarantine_after - 1
+    for number, line in enumerate(starts, 2):
+        assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d juggler: simulator-5 \(pid \d+\)", line)
+        assert "ended: exit code 4, " in line
+        assert line.endswith(f"Starting it again (start {number})")
 
 
 def test_a_copy_that_ends_right_after_a_few_steps_is_started_again_and_again(
@@ -169,6 +196,47 @@ def test_a_copy_that_ends_right_after_a_few_steps_is_started_again_and_again(
     world.begin()
     world.ask("all", rounds=9)
     eventually(lambda: of(world).restarts > QUICK.quarantine_after)
+
+
+#: Episodes of one step, for which an agent gets the number of its action.
+PAYS = """
+import sys
+from juggler.client import box, connect_agents, discrete
+with connect_agents(sys.argv[1], {"one": (box([2]), discrete(3))}) as session:
+    while True:
+        actions = session.step({"one": [0, 0]})
+        session.step(rewards={"one": float(actions["one"])}, terminated=True)
+"""
+
+
+def test_copies_play_whole_episodes_with_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(PAYS)
+    command = f"{sys.executable} {tmp_path / 'game.py'} {{address}}"
+    config = EnvRunnerConfig(simulator=command, simulators_per_runner=2)
+
+    def parts_of(module_id: str, observed: Any, acted: Any) -> Any:
+        connectors, to_env = build_runner_pipelines(ConnectorsConfig.parse({}), observed, acted)
+        module = Scaled(connectors.module_observation_space, to_env.action_space, {})
+        module.scale.data.fill_({"trained": 2.0}[module_id])
+        return module, connectors, to_env
+
+    lines: list[str] = []
+    seen: list[int] = []
+    played = evaluate_with_copies(
+        config,
+        {"*": "trained"},
+        "",
+        parts_of,
+        episodes=9,
+        seed=0,
+        steps_trained=0,
+        report=lines.append,
+        watch=lambda ended, steps: seen.append(ended),
+    )
+    assert (played.returns, played.lengths) == ([2.0] * 9, [1] * 9)
+    assert played.agent_returns == {("one", "trained"): [2.0] * 9}
+    assert seen
+    assert not lines
 
 
 def test_a_gateway_that_starts_simulators_needs_no_address() -> None:

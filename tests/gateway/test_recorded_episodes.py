@@ -32,7 +32,7 @@ def log_of(world: GatewayWorld) -> list[RecordedEpisode]:
     world.connect().close()  # tells the spaces
     player, found = world.player, []
     assert player is not None
-    both = player.policy, player.spaces[1]
+    both = player.policy, player.interface.spaces[1]
     player.episode_log = EpisodeLog(*both, found.append)
     return found
 

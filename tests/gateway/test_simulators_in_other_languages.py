@@ -20,6 +20,7 @@ from support.gateway_world import AgentsWorld, GatewayWorld, eventually
 from support.network import free_address
 from support.place import first_of
 
+from juggler.driver.evaluating import evaluate_with_simulators
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.episodes.version import Version
 
@@ -68,13 +69,17 @@ def test_stubs_for_go_are_packages_of_the_module_that_the_command_makes(tmp_path
     assert all(f" {file}" in protoc for file in packages)
 
 
-def test_templates_dial_a_gateway_without_a_proxy() -> None:
+def test_templates_read_seeds_and_parameters_and_dial_without_a_proxy() -> None:
     here = ROOT / "examples" / "simulators"
     templates = [*here.glob("node/*.js"), *here.glob("cpp/*.cc")]
     assert len(templates) == 4
     for template in templates:
         said = re.search(r"(?i)enable_http_proxy'?[:,] 0", template.read_text())
         assert said, f"{template} dials loopback through http_proxy"
+        seeds = r"answer.welcome\(\).seed\(\)|\(\{ seed, parameters \} = message.welcome\)"
+        assert re.search(seeds, template.read_text())
+        changed = r"(actions\(\)|actions|answer)\.parameters(\(\))?;"
+        assert re.search(changed, template.read_text())
 
 
 @contextmanager
@@ -133,6 +138,10 @@ def test_a_simulator_in_javascript_is_started_and_learned_from(place: Path) -> N
         pass
     assert "ENDED: the gateway leaves" in (place / "run/logs/simulator-0.log").read_text()
     assert tells_speed(place)
+    simulator = f"node {place}/examples/simulators/node/simulator.js {{address}}"
+    played = evaluate_with_simulators(place / "run", simulator, 20)
+    assert len(played.returns) == 20
+    assert played.mean > 100
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from juggler.gateway.agents import Casting
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
 from juggler.gateway.recordings import Publisher
+from juggler.gateway.row_layout import Interface
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
@@ -371,17 +372,14 @@ class FuzzedGateway(Books):
 
     # -- what the server asks for -----------------------------------------------------------------
 
-    def prepare(
-        self, module_id: str, agents: int, observation_space: Any, action_space: Any
-    ) -> Player:
+    def prepare(self, module_id: str, agents: int, interface: Interface) -> Player:
         connectors, module_to_env = build_runner_pipelines(
-            ConnectorsConfig.parse(self.connectors), observation_space, action_space
+            ConnectorsConfig.parse(self.connectors), *interface.spaces
         )
         module = self.module(connectors.module_observation_space, module_to_env.action_space)
         self.weights[Version(0, 0)] = module.weight.numpy().copy()
         policy = Actor(module, 1, 0, self.rng.randrange(99), module_to_env, connectors)
-        both = observation_space, action_space
-        self.player = Player(*both, policy, connectors, self.steps, MOST_UPDATES)
+        self.player = Player(interface, policy, self.steps, MOST_UPDATES)
         return self.player
 
     def holds_up(self, module_id: str) -> bool:

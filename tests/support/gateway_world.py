@@ -33,6 +33,7 @@ from juggler.gateway import player
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
+from juggler.gateway.row_layout import Interface
 from juggler.gateway.runner import GatewayRunner
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.transport import Transport
@@ -194,18 +195,14 @@ class GatewayWorld:
 
     # -- what the server asks for -----------------------------------------------------------------
 
-    def prepare(
-        self, module_id: str, agents: int, observation_space: Any, action_space: Any
-    ) -> Player:
+    def prepare(self, module_id: str, agents: int, interface: Interface) -> Player:
         connectors, module_to_env = build_runner_pipelines(
-            ConnectorsConfig.parse(self._connectors), observation_space, action_space
+            ConnectorsConfig.parse(self._connectors), *interface.spaces
         )
         module = self._module(connectors.module_observation_space, module_to_env.action_space)
         self._inputs = module.action_distribution().inputs_size
         policy = Actor(module, 1, 0, 0, module_to_env, connectors)
-        self.player = Player(
-            observation_space, action_space, policy, connectors, self.steps, self._row_age
-        )
+        self.player = Player(interface, policy, self.steps, self._row_age)
         return self.player
 
     def holds_up(self, module_id: str) -> bool:

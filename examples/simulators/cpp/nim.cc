@@ -32,14 +32,19 @@ constexpr std::chrono::seconds kPatience{60};  // until a gateway answers
 
 // -- the game: take 1 to 3 sticks in turn; taking the last wins ----------------------
 
-std::mt19937 rng(std::random_device{}());
-
-int Draw(int low, int high) { return std::uniform_int_distribution<int>(low, high)(rng); }
+// The run's numbers for a game, such as those of a curriculum.
+using Parameters = google::protobuf::Map<std::string, double>;
 
 struct Game {
-  int sticks = Draw(5, 12);
-  int turn = Draw(0, 1);                   // who moves next
+  int sticks, turn;                       // who moves next
   bool moved[kPlayers] = {false, false};  // who has moved in this game
+
+  Game(uint64_t seed, const Parameters& parameters) {
+    std::mt19937 rng(static_cast<uint32_t>(seed));  // equal seeds give equal games
+    const int most = parameters.contains("sticks") ? parameters.at("sticks") : 12;
+    sticks = 5 + rng() % (most - 4);
+    turn = rng() % 2;
+  }
 };
 
 // -- messages: arrays as little-endian bytes -------------------------------------------------------
@@ -115,8 +120,9 @@ std::shared_ptr<grpc::ChannelCredentials> Credentials() {
 }
 
 // Carries out a player's move, and adds the rows that follow from it. Returns whether it ended the
-// game.
-bool Move(std::vector<PlayerRows>* rows, int environment, Game* game, int64_t action) {
+// game. The next one has a seed of its own.
+bool Move(std::vector<PlayerRows>* rows, int environment, Game* game, int64_t action,
+          uint64_t* seed, const Parameters& parameters) {
   const int player = game->turn;
   game->sticks = std::max<int>(0, game->sticks - static_cast<int>(action) - 1);
   game->moved[player] = true;
@@ -126,7 +132,8 @@ bool Move(std::vector<PlayerRows>* rows, int environment, Game* game, int64_t ac
     return false;
   }
   const Game ended = *game;
-  *game = Game();
+  *seed += kGames;
+  *game = Game(*seed, parameters);
   for (int each = 0; each < kPlayers; ++each) {
     const bool paused = game->turn != each;  // it has no turn yet in the next game
     if (ended.moved[each]) {
@@ -165,7 +172,9 @@ int main(int argc, char** argv) {
   auto stream = stub->Session(&context);
   stream->Write(MakeHello());
 
-  std::vector<Game> games(kGames);
+  std::vector<Game> games;
+  std::vector<uint64_t> seeds(kGames);  // of these games
+  Parameters parameters;
   sim::FromSimulator message;
   sim::ToSimulator answer;
   uint64_t seq = 0;
@@ -184,17 +193,25 @@ int main(int argc, char** argv) {
     }
     std::vector<PlayerRows> rows(kPlayers);
     if (answer.has_actions()) {
+      // They come when they have changed.
+      if (!answer.actions().parameters().empty()) parameters = answer.actions().parameters();
       for (int k = 0; k < answer.actions().agents_size(); ++k) {
         const sim::Rows& asked = message.steps().agents(k);
         const std::string& actions = answer.actions().agents(k).actions(0).data();
         for (int at = 0; at < asked.environments_size(); ++at) {
-          const int environment = asked.environments(at);
+          const int i = asked.environments(at);
           if (asked.paused(at)) continue;
-          played += Move(&rows, environment, &games[environment], ReadInt64(actions, at));
+          const int64_t action = ReadInt64(actions, at);
+          played += Move(&rows, i, &games[i], action, &seeds[i], parameters);
         }
       }
     } else {  // it is the Welcome, before any action
-      for (int i = 0; i < kGames; ++i) rows[games[i].turn].Add(i, games[i], 0, false, false);
+      parameters = answer.welcome().parameters();
+      for (int i = 0; i < kGames; ++i) {
+        seeds[i] = answer.welcome().seed() + i;
+        games.emplace_back(seeds[i], parameters);
+        rows[games[i].turn].Add(i, games[i], 0, false, false);
+      }
     }
     message.Clear();
     if (played >= most) {

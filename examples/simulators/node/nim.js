@@ -16,11 +16,15 @@ const PATIENCE = 60_000; // milliseconds until a gateway answers
 
 // -- the game: take 1 to 3 sticks in turn; taking the last wins ----------------------
 
-const begin = () => ({
-  sticks: 5 + Math.floor(Math.random() * 8),
-  turn: Math.floor(Math.random() * 2), // who moves next
-  moved: [false, false], // who has moved in this game
-});
+// `parameters` are the run's numbers for a game, such as those of a curriculum.
+function begin(seed, { sticks = 12 }) {
+  const random = Math.imul(seed, 0x9e3779b1) >>> 8; // equal seeds give equal games
+  return {
+    sticks: 5 + random % (Math.floor(sticks) - 4),
+    turn: (random >>> 16) % 2, // who moves next
+    moved: [false, false], // who has moved in this game
+  };
+}
 
 const observe = (game) => [game.sticks / 12, (game.sticks % 4) / 4];
 
@@ -88,7 +92,10 @@ client.waitForReady(Date.now() + PATIENCE, (error) => { // the run may still be 
   process.exit(1);
 });
 const stream = client.Session(metadata);
-const games = Array.from({ length: GAMES }, begin);
+const begun = Array(GAMES).fill(0); // games that have ended
+let games = [];
+let seed = 0; // from the gateway
+let parameters = {};
 let sent = []; // the rows of the last message
 let seq = 0;
 let played = 0;
@@ -99,6 +106,9 @@ stream.write({
     environments: GAMES, agents: PLAYERS.map(agentOf),
   },
 });
+
+// Each game has a seed of its own.
+const next = (i) => begin(seed + GAMES * begun[i] + i, parameters);
 
 function send(rows) {
   sent = rows.filter((each) => each.environments.length);
@@ -119,7 +129,8 @@ function move(rows, i, action) {
   }
   played += 1;
   const { moved } = games[i];
-  games[i] = begin();
+  begun[i] += 1;
+  games[i] = next(i);
   PLAYERS.forEach((_, each) => {
     const paused = games[i].turn !== each; // it has no turn yet in the next game
     const ended = { reward: each === player ? 1 : -1, terminated: true, paused };
@@ -129,6 +140,8 @@ function move(rows, i, action) {
 }
 
 function play(answer) {
+  // They come when they have changed.
+  if (Object.keys(answer.parameters).length) parameters = answer.parameters;
   const rows = emptyRows();
   answer.agents.forEach(({ actions }, k) => {
     const { data } = actions[0]; // int64, one for each row that was sent
@@ -148,6 +161,8 @@ function play(answer) {
 stream.on('data', (message) => {
   switch (message.message) {
     case 'welcome': {
+      ({ seed, parameters } = message.welcome);
+      games = begun.map((_, i) => next(i));
       const rows = emptyRows();
       games.forEach((game, i) => addRow(rows[game.turn], i, game, {}));
       send(rows);
