@@ -112,19 +112,6 @@ def test_who_leaves_with_words_has_failed_and_says_them() -> None:
     assert _left(None).returncode == 0
 
 
-@pytest.mark.long
-def test_a_worker_that_is_misused_says_so_by_its_status(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "juggler", "envrunner", "--dirver", "here"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=_PATIENCE,
-    )
-    assert done.returncode == 2, done.stderr
-    assert "--driver" in done.stdout + done.stderr
-
-
 # A worker that waits for its driver to come back ends as any program does.
 
 

@@ -14,6 +14,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from rich.console import Console
+from support.pages import ROOT
 from support.workers_world import ROWS, STEPS, WorkersWorld
 
 from juggler.cli.status import table
@@ -106,6 +107,18 @@ def test_a_status_has_books_queues_and_workers(watched: Watched) -> None:
     for histogram in (status.sample_request_seconds, status.update_seconds, status.staleness):
         assert sum(histogram.counts) == 1
     assert status.staleness.sum == 3
+
+
+def test_metrics_that_the_page_names_are_there(watched: Watched) -> None:
+    watched.update()
+    watched.world.sample(1, dropped="refused")
+    there = [each.name for family in families(watched.read()) for each in family.samples]
+    of_others = ("module_", "agent_", "league_", "player_", "gateway_", "worker_counts")
+    page = (ROOT / "docs" / "operations.md").read_text()
+    named = {*re.findall(r"`juggler_(\w+)", page)} - {"driver_up", "episode_evaluation_return_mean"}
+    for name in named:
+        known = any(each.startswith(f"juggler_{name}") for each in there)
+        assert known or name.startswith(of_others), name
 
 
 def test_drops_are_told_by_reason(watched: Watched) -> None:

@@ -43,12 +43,10 @@ def test_each_further_signal_cuts_short_a_wait_for_workers_that_stay(
     run._kept["envrunner", "a"] = {0: worker}
     run._process = subprocess.Popen(["true"])
     run._process.wait()
-    began = time.monotonic()
-    waits = iter(range(99))
+    waits = iter(range(9))  # workers have 35 s where nobody is in a hurry
     monkeypatch.setattr(time, "sleep", lambda _: run.signals.append(next(waits)))
     run.take_down()
     assert worker.got == [signal.SIGTERM, signal.SIGKILL]
-    assert time.monotonic() - began < 10, "workers have 35 s where nobody is in a hurry"
 
 
 def test_certificates_leave_the_good_hosts_where_another_cannot_be_used(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-from support.place import Place, status_of
+from support.place import status_of
 
 pytestmark = pytest.mark.usefixtures("no_forkserver")
 
@@ -39,29 +39,6 @@ def test_a_name_that_leads_nowhere_is_told_before_anything_starts(
     assert words in said, said
     assert "Traceback" not in said
     assert list(in_a_directory.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_what_raises_in_a_module_or_an_environment_is_named_with_its_place(place: Place) -> None:
-    place.write(
-        "mistakes.py",
-        "import gymnasium, juggler\n"
-        "class Bare(gymnasium.Env):\n"
-        "    pass\n"
-        "class Module(juggler.RLModule):\n"
-        "    def __init__(self, observation_space, action_space, model_config):\n"
-        "        self.units = model_config['units']\n",
-    )
-    run = place.run("train", "--env", "mistakes:Bare", "--num-env-runners", 1)
-    assert run.status == 2
-    last = run.output.splitlines()[-1]
-    assert "Bare must have observation_space and action_space: set them in its" in last
-    assert "Traceback" not in run.output
-    run = place.run("train", "cartpole", "--module", "mistakes:Module")
-    assert run.status == 2
-    assert "KeyError: 'units' (mistakes.py, line 6, in __init__)" in run.output.splitlines()[-1]
-    assert not (place.path / "runs").exists()
-    place.assert_nothing_is_left()
 
 
 @pytest.mark.usefixtures("local_workers")

@@ -24,6 +24,3 @@ def test_a_part_of_ones_own_works_on_workers_that_dial_in(place: Place, name: st
     played = place.run("evaluate", "run", "--episodes", 2, **path)
     assert played.status == 0, played.output
     place.assert_nothing_is_left()
-
-
-# Weights that leave the learner at intervals, and in half the bits.
