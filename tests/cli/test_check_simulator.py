@@ -141,28 +141,15 @@ def second(**rows: Any) -> dict[str, Any]:
 NAN = ((0.0, float("nan"), 0.0),)
 MASKED = spaces.Dict({"observation": THREE, "action_mask": spaces.MultiBinary(2)})
 GREETING = {"hello": hello()}
-#: By the code of the error: the messages of a simulator, the last of which breaks a rule.
+#: By the code of the error: the messages of a simulator, the last of which breaks a rule. The tests
+#: of sessions have every rule.
 BROKEN = {
     "EXPECTED_HELLO": [first()],
     "UNSUPPORTED_VERSION": [{"hello": hello(protocol_min=7, protocol_max=9)}],
     "SECOND_HELLO": [GREETING, GREETING],
-    "BAD_MESSAGE": [GREETING, {}],
-    "WRONG_SPACES": [{"hello": hello(spaces.Box(0, 1, (1 << 23,), np.float32))}],
-    "NOT_SERVED": [{"hello": hello(mode=pb.LOCAL_INFERENCE)}],
-    "WRONG_MODE": [GREETING, {"recording": pb.Recording(seq=1)}],
-    "UNKNOWN_SESSION": [{"hello": hello(resume_token="no")}],
-    "FULL": [{"hello": hello(environments=1 << 17)}],
-    "UNKNOWN_ENVIRONMENT": [GREETING, first(environments=[3])],
-    "UNKNOWN_AGENT": [GREETING, first(agent=2)],
     "WRONG_SHAPE": [GREETING, {"steps": pb.StepBatch(seq=1, agents=[pb.Rows()])}],
-    "WRONG_SHAPE of rewards": [GREETING, first(), second(rewards=[1.0, 2.0])],
-    "WRONG_SHAPE of infos": [GREETING, first(infos=[2.0])],
-    "NOT_FINITE": [GREETING, first(observations=NAN)],
     "NOT_FINITE of rewards": [GREETING, first(), second(rewards=[float("inf")])],
-    "NO_FINAL_OBSERVATION": [GREETING, first(), second(truncated=[True])],
     "OUT_OF_ORDER": [GREETING, {"steps": steps_of(5)}],
-    "OUT_OF_ORDER at the first row": [GREETING, first(terminated=[True])],
-    "OUT_OF_ORDER of a pause": [GREETING, first(), second(paused=[True])],
 }
 
 

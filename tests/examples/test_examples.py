@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from juggler.runtime.checkpoints.checkpoint import read
@@ -67,18 +66,6 @@ def test_environments_in_tensors_are_learned(tmp_path: Path, run_python: RunPyth
     assert evaluated(output) > -10, "a thermostat that knows nothing gets about -25"
 
 
-@pytest.mark.long
-def test_a_module_of_ones_own_is_trained(tmp_path: Path, run_python: RunPython) -> None:
-    output = run_python(EXAMPLES / "custom_module.py")
-    summary, run_dir = summary_and_run(tmp_path)
-    assert summary["solved"], output
-    assert evaluated(output) > 100, "a pole that nobody balances falls after 22 steps"
-    state: Any = read(run_dir).tree["default"]
-    trained = state["parameters"]["normalize.weight"]
-    assert trained.shape == (64,)
-    assert not np.allclose(trained, 1), "as it was drawn"
-
-
 @pytest.mark.slow
 def test_an_algorithm_of_ones_own_is_trained_with(tmp_path: Path, run_python: RunPython) -> None:
     output = run_python(EXAMPLES / "own_algorithm.py")
@@ -109,6 +96,7 @@ def test_an_algorithm_that_is_derived_from_dqn_is_trained_with(
     ("name", "parameter"),
     [
         ("custom_encoder", "encoder.waves.weight"),
+        ("custom_module", "normalize.weight"),
         pytest.param("custom_distribution", "policy_head.weight", marks=pytest.mark.long),
         pytest.param("custom_connector", "policy_head.weight", marks=pytest.mark.long),
         pytest.param("extended_module", "encoder.1.layers.1.weight", marks=pytest.mark.long),

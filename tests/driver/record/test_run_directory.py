@@ -269,18 +269,11 @@ def test_a_run_without_a_driver_is_told(run_dir: Path, summary: str | None, how:
 # A run whose directory is deleted or moved while it trains makes it again, unless it is taken.
 
 
-DIRECTORIES_MADE_AGAIN_CONFIG = {"env": "CartPole-v1", "lr": 1e-3}
-
-
-def _line_of_directories_made_again(steps: int) -> dict[str, Any]:
-    return {"wall_time": steps / 1000, "env_steps_sampled": steps}
-
-
 @pytest.mark.parametrize("how", ["deleted", "moved", "only the file"])
 def test_a_directory_that_is_gone_is_made_again(tmp_path: Path, how: str) -> None:
     path = tmp_path / "run"
-    with closing(RunDirectory.create(path, DIRECTORIES_MADE_AGAIN_CONFIG, "cartpole")) as run:
-        run.append(_line_of_directories_made_again(1000))
+    with closing(RunDirectory.create(path, CONFIG, "cartpole")) as run:
+        run.append(_line(1000))
         assert not run.renew()
         if how == "deleted":
             shutil.rmtree(path)
@@ -289,19 +282,19 @@ def test_a_directory_that_is_gone_is_made_again(tmp_path: Path, how: str) -> Non
         else:
             (path / "metrics.jsonl").unlink()
         assert run.renew()
-        run.append(_line_of_directories_made_again(2000))
+        run.append(_line(2000))
         assert not run.renew()
         with pytest.raises(RunDirectoryError, match="another process"):
-            RunDirectory.open(path, DIRECTORIES_MADE_AGAIN_CONFIG)
-    assert _lines(path) == [_line_of_directories_made_again(2000)]
+            RunDirectory.open(path, CONFIG)
+    assert _lines(path) == [_line(2000)]
     assert tomllib.loads((path / "config.toml").read_text())["lr"] == 1e-3
     assert run.checkpoints.is_dir()
-    RunDirectory.open(path, DIRECTORIES_MADE_AGAIN_CONFIG).close()
+    RunDirectory.open(path, CONFIG).close()
 
 
 def test_a_directory_that_cannot_be_made_again_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "run"
-    with closing(RunDirectory.create(path, DIRECTORIES_MADE_AGAIN_CONFIG, "cartpole")) as run:
+    with closing(RunDirectory.create(path, CONFIG, "cartpole")) as run:
         shutil.rmtree(path.parent)
         path.parent.touch()
         with pytest.raises(RunDirectoryError, match=r"cannot be made again|cannot read"):
@@ -312,17 +305,15 @@ def test_a_directory_that_cannot_be_made_again_is_an_error(tmp_path: Path) -> No
 
 def test_a_directory_that_another_run_has_taken_stays_as_that_run_has_it(tmp_path: Path) -> None:
     path, shown = tmp_path / "run", StringIO()
-    with closing(RunDirectory.create(path, DIRECTORIES_MADE_AGAIN_CONFIG, "first")) as run:
+    with closing(RunDirectory.create(path, CONFIG, "first")) as run:
         lines = LineWriter(run, PlainProgress(shown))
-        lines.append(_line_of_directories_made_again(1000))
+        lines.append(_line(1000))
         shutil.rmtree(path)
         with closing(RunDirectory.create(path, {"lr": 2.0}, "second")) as other:
-            other.append(_line_of_directories_made_again(7))
-            renewed = [
-                lines.append(_line_of_directories_made_again(steps)) for steps in (2000, 3000)
-            ]
+            other.append(_line(7))
+            renewed = [lines.append(_line(steps)) for steps in (2000, 3000)]
             assert renewed == [False, False]
-            assert _lines(path) == [_line_of_directories_made_again(7)]
+            assert _lines(path) == [_line(7)]
             assert tomllib.loads((path / "config.toml").read_text()) == {"lr": 2.0}
             told = (
                 f"error: the run directory {path} was deleted or moved, and another run has taken "
@@ -331,14 +322,10 @@ def test_a_directory_that_another_run_has_taken_stays_as_that_run_has_it(tmp_pat
             assert shown.getvalue() == told, "once"
             with pytest.raises(RunDirectoryError, match="summary"):
                 run.write_summary({})
-        assert not lines.append(_line_of_directories_made_again(3500)), (
-            "nor does it take what that run has left"
-        )
+        assert not lines.append(_line(3500)), "nor does it take what that run has left"
         assert lines.taken
         assert not (path / "summary.json").exists()
         shutil.rmtree(path)
-        assert lines.append(_line_of_directories_made_again(4000)), (
-            "the run goes on, and has its directory again"
-        )
-    assert _lines(path) == [_line_of_directories_made_again(4000)]
-    assert tomllib.loads((path / "config.toml").read_text()) == DIRECTORIES_MADE_AGAIN_CONFIG
+        assert lines.append(_line(4000)), "the run goes on, and has its directory again"
+    assert _lines(path) == [_line(4000)]
+    assert tomllib.loads((path / "config.toml").read_text())["env"] == CONFIG["env"]

@@ -272,7 +272,7 @@ def test_a_module_beyond_hope_ends_the_run_unless_another_learner_trains_on(
 # What the driver tells workers of modules that are not trained, and hears of them.
 
 
-MODULES_THAT_ONLY_PLAY_AGENTS = {"left": "main", "right": ["old", "random"]}
+PLAYING = {"left": "main", "right": ["old", "random"]}
 
 
 def world_of(directory: Path) -> WorkersWorld:
@@ -282,47 +282,40 @@ def world_of(directory: Path) -> WorkersWorld:
     saved = Checkpoint((1, 4), tree, {}, {}, RunConfig().flat(), said)
     write(directory / "before" / "checkpoints", saved, 1)
     table = {"train": False, "from": str(directory / "before")}
-    keys: dict[str, Any] = {"agents": MODULES_THAT_ONLY_PLAY_AGENTS, "modules": {"old": table}}
+    keys: dict[str, Any] = {"agents": PLAYING, "modules": {"old": table}}
     return WorkersWorld(directory / "run", frozen=frozen_modules(RunConfig.from_flat(keys)), **keys)
 
 
 @pytest.fixture
-def world_of_modules_that_only_play(tmp_path: Path) -> WorkersWorld:
+def playing(tmp_path: Path) -> WorkersWorld:
     return world_of(tmp_path)
 
 
 def test_an_envrunner_gets_the_weights_before_its_setup(
-    world_of_modules_that_only_play: WorkersWorld,
+    playing: WorkersWorld,
 ) -> None:
-    assert list(world_of_modules_that_only_play.parts.core.modules) == ["main"]
+    assert list(playing.parts.core.modules) == ["main"]
     weights = FrozenWeights()
-    for _, part in world_of_modules_that_only_play.asked(
-        world_of_modules_that_only_play.runner, training_pb2.Restore
-    ):
+    for _, part in playing.asked(playing.runner, training_pb2.Restore):
         weights.take(part)
-    ((_, setup),) = world_of_modules_that_only_play.asked(
-        world_of_modules_that_only_play.runner, training_pb2.Setup
-    )
+    ((_, setup),) = playing.asked(playing.runner, training_pb2.Setup)
     told = from_json(setup.config, EnvRunnerSetup)
-    assert told.agents == MODULES_THAT_ONLY_PLAY_AGENTS
+    assert told.agents == PLAYING
     assert list(told.modules) == ["main", "old"]
     assert not told.modules["main"].digest
     assert weights._trees["old"][1] == told.modules["old"].digest
 
 
 def test_an_envrunner_is_ready_with_what_is_trained_alone(
-    world_of_modules_that_only_play: WorkersWorld,
+    playing: WorkersWorld,
 ) -> None:
-    runner = world_of_modules_that_only_play.join("envrunner", 1)
-    ((command_id, _),) = world_of_modules_that_only_play.asked(runner, training_pb2.Restore)
-    world_of_modules_that_only_play.reply(runner, command_id, attach_pb2.Done())
-    ((command_id, _),) = world_of_modules_that_only_play.asked(runner, training_pb2.Setup)
+    runner = playing.join("envrunner", 1)
+    ((command_id, _),) = playing.asked(runner, training_pb2.Restore)
+    playing.reply(runner, command_id, attach_pb2.Done())
+    ((command_id, _),) = playing.asked(runner, training_pb2.Setup)
     shape = {"rows": ROWS, "steps": STEPS, "observation_space": SPACE, "action_space": SPACE}
-    world_of_modules_that_only_play.reply(runner, command_id, ready_message("main", "old", **shape))
-    assert (
-        "plays for main, old; the run's modules: main"
-        in world_of_modules_that_only_play.why_dismissed(runner)
-    )
+    playing.reply(runner, command_id, ready_message("main", "old", **shape))
+    assert "plays for main, old; the run's modules: main" in playing.why_dismissed(runner)
 
 
 def played(module_id: str, steps: int, *returns: float) -> training_pb2.Receipt.Played:
@@ -335,13 +328,13 @@ def played(module_id: str, steps: int, *returns: float) -> training_pb2.Receipt.
 
 
 def test_steps_that_are_played_are_counted_beside_the_books(
-    world_of_modules_that_only_play: WorkersWorld,
+    playing: WorkersWorld,
 ) -> None:
-    world_of_modules_that_only_play.sample(
+    playing.sample(
         module_id="main", played=[played("old", 12, 1.0, -1.0), played("random", 8, 0.5)]
     )
-    world_of_modules_that_only_play.sample(1, module_id="main", played=[played("old", 3)])
-    line = metrics_line(world_of_modules_that_only_play.parts)
+    playing.sample(1, module_id="main", played=[played("old", 3)])
+    line = metrics_line(playing.parts)
     assert line["env_steps_sampled"] == line["env_steps_in_flight"] == 2 * ROWS * STEPS
     assert list(line["by_module"]) == ["main", "old", "random"]
     assert line["by_module"]["main"]["env_steps_sampled"] == 2 * ROWS * STEPS
@@ -355,9 +348,9 @@ def test_steps_that_are_played_are_counted_beside_the_books(
     assert line["by_module"]["random"]["env_steps_played"] == 8
 
 
-def test_a_run_that_goes_on_counts_on(world_of_modules_that_only_play: WorkersWorld) -> None:
-    world_of_modules_that_only_play.sample(module_id="main", played=[played("old", 12)])
-    parts = world_of_modules_that_only_play.parts
+def test_a_run_that_goes_on_counts_on(playing: WorkersWorld) -> None:
+    playing.sample(module_id="main", played=[played("old", 12)])
+    parts = playing.parts
     counters = counters_of(
         [parts.core.counters()], parts.core.past, 1, parts.metrics, Times(1.0, 1.0)
     )
