@@ -27,14 +27,6 @@ def evaluated(output: str) -> float:
     return float(output.partition("episodes: return ")[2].split()[0])
 
 
-@pytest.mark.slow
-def test_an_environment_of_ones_own_is_learned(tmp_path: Path, run_python: RunPython) -> None:
-    output = run_python(EXAMPLES / "custom_environment.py")
-    summary, _ = summary_and_run(tmp_path)
-    assert summary["solved"], output
-    assert evaluated(output) > -10, "a thermostat that knows nothing gets about -25"
-
-
 @pytest.mark.parametrize(
     "names",
     [
@@ -57,9 +49,17 @@ def test_they_train_for_an_update_and_play_what_it_made_of_their_modules(
     assert ends == ["stop_steps"] * 3
 
 
-@pytest.mark.long
-def test_environments_in_tensors_are_learned(tmp_path: Path, run_python: RunPython) -> None:
-    output = run_python(EXAMPLES / "tensor_environments.py")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("custom_environment", marks=pytest.mark.slow),
+        pytest.param("tensor_environments", marks=pytest.mark.long),
+    ],
+)
+def test_an_environment_of_ones_own_is_learned(
+    tmp_path: Path, run_python: RunPython, name: str
+) -> None:
+    output = run_python(EXAMPLES / f"{name}.py")
     summary, _ = summary_and_run(tmp_path)
     assert summary["solved"], output
     assert "copied from" not in output, "steps stay on the device"

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
 import gymnasium
@@ -70,23 +69,4 @@ def test_what_cannot_be_made_is_told_before_there_is_a_run_directory(
         assert status == 2, (arguments, said)
         assert words in said.splitlines()[-1], arguments
     assert "Traceback" not in said, "of the last one, which nothing raised"
-    assert not (in_a_directory / "runs").exists()
-
-
-def test_a_script_gets_the_error_of_its_environment_and_no_run_directory(
-    in_a_directory: Path, run_shortly: Callable[..., str]
-) -> None:
-    script = in_a_directory / "script.py"
-    script.write_text(
-        "import gymnasium, juggler\n"
-        "class Mine(gymnasium.Env):\n"
-        "    def __init__(self, size):\n"
-        "        self.size = size\n"
-        "try:\n"
-        "    juggler.train(env=Mine, env_kwargs={'length': 3})\n"
-        "except juggler.ConfigError as error:\n"
-        "    print('told:', error)\n"
-    )
-    said = run_shortly(script)
-    assert "told: environment 0 (Mine) failed in constructor: TypeError" in said
     assert not (in_a_directory / "runs").exists()

@@ -158,17 +158,6 @@ def test_a_league_that_ships_trains_all_its_players(place: Place, name: str) -> 
     place.assert_nothing_is_left()
 
 
-@pytest.mark.long
-def test_four_players_with_a_pole_each_reach_a_summed_return_of_600(place: Place) -> None:
-    limits = ["--stop-steps", 200_000, "--run-dir", "run"]
-    run = place.run("train", "cartpole-4-league", *limits)
-    assert run.status == 0, run.output
-    assert summary(place.path / "run")["solved"], run.output
-    lines = metrics(place.path / "run")
-    assert set(lines[-1]["league"]["learning"]) == {f"main-{number}" for number in range(4)}
-    assert all(each["updates"] for each in lines[-1]["by_module"].values())
-
-
 RLLIB = """
 builder = "rllib"
 max_learning = 5

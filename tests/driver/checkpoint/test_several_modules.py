@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +18,11 @@ from juggler.driver.checkpoint.restoring import (
     must_be_sound,
 )
 from juggler.driver.checkpoint.snapshots import (
-    Checkpointing,
     SnapshotWriter,
     SnapshotWritten,
     state_reader,
 )
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.core.events import LearnerJoined
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.run_end import RunClock
 from juggler.driver.workers.module_setups import Spaces
@@ -117,71 +114,6 @@ def _saved(world: World) -> Checkpoint:
 
 
 # -- asking ---------------------------------------------------------------------------------------
-
-
-class _Commands:
-    """Keeps what was sent."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
-        self.anew: list[int] = []
-
-    def send_to(self, worker_id: str, message: Any) -> None:
-        self.told.append((worker_id, message))
-
-    def send(self, worker: Any, message: Any) -> None:
-        self.told.append((worker, message))
-
-    def restart_runners(self, update: int) -> None:
-        self.anew.append(update)
-
-
-class _Registry:
-    """Has every learner, by its name; its seed is the update."""
-
-    ready: ClassVar[dict[str, str]] = {
-        name: name for name in ("learner-0", "learner-1", "learner-2")
-    }
-    trained = TRAINED
-
-    def seed(self, worker: Any, update: int) -> int:
-        return update
-
-
-def _checkpointing(world: World) -> tuple[Checkpointing, _Commands]:
-    commands: Any = _Commands()
-    registry: Any = _Registry()
-    config = RunConfig.from_flat({"synchronous": True, "checkpoint_updates": 2})
-    parts: Any = SimpleNamespace(
-        config=config,
-        core=world.core,
-        registry=registry,
-        commands=commands,
-        snapshots=world.writer,
-        league=None,
-    )
-    return Checkpointing(parts), commands
-
-
-def _joins(world: World, learner: str, module_id: str) -> None:
-    world.core.book(LearnerJoined(learner, "a", module_id))
-    world.core.issue_updates()
-
-
-def test_one_learner_of_each_module_is_asked_once_all_have_one(world: World) -> None:
-    checkpointing, commands = _checkpointing(world)
-    _joins(world, "learner-0", "red")
-    assert not checkpointing.begin()
-    assert not world.writer.under_way
-    _joins(world, "learner-1", "blue")
-    assert checkpointing.begin()
-    asked = [(worker, message.module_id) for worker, message in commands.told]
-    assert asked == [("learner-0", "red"), ("learner-1", "blue")]
-    assert not checkpointing.begin(), "one at a time"
-    checkpointing.left("learner-1")
-    world.take("red", _chunks("red", (1, 1), 1.0))
-    assert not world.writer.under_way
-    assert checkpointing.begin()
 
 
 # -- what is refused ------------------------------------------------------------------------------

@@ -151,19 +151,26 @@ def test_two_processes_cannot_write_in_one_run_directory(tmp_path: Path) -> None
     RunDirectory.open(tmp_path, CONFIG).close()
 
 
-def test_a_disk_that_takes_no_more_leaves_whole_lines(tmp_path: Path) -> None:
+def test_a_disk_that_takes_no_more_leaves_whole_lines_and_is_told_once(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    shown = StringIO()
     with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
-        run.append(_line(1000))
+        lines = LineWriter(run, PlainProgress(shown))
+        lines.append(_line(1000))
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
         try:
-            with pytest.raises(RunDirectoryError, match=os.strerror(errno.EFBIG)):
-                run.append(_line(2000, padding="x" * 2000))
+            for _ in range(2):
+                lines.append(_line(2000, padding="x" * 2000))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert _lines(tmp_path) == [_line(1000)]
-        run.append(_line(3000))
+        lines.append(_line(3000))
     assert _lines(tmp_path) == [_line(1000), _line(3000)]
+    why = f"[Errno {errno.EFBIG}] {os.strerror(errno.EFBIG)}"
+    assert shown.getvalue().splitlines() == [
+        f"error: cannot write metrics in {tmp_path}: {why}",
+        f"metrics are written in {tmp_path} again",
+    ]
 
 
 def test_a_summary_replaces_the_one_before_it_and_leaves_nothing_beside(tmp_path: Path) -> None:
