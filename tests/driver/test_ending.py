@@ -316,19 +316,15 @@ def test_each_thing_comes_after_its_own_interval_and_again_after_another(
     assert named == [["often"], ["often"], seldom, ["often"], ["often"], seldom]
 
 
-def test_what_was_missed_for_long_comes_once(clock: SimpleNamespace) -> None:
-    intervals = Intervals({"line": 1.0})
-    clock.now += 100.0
-    assert intervals.due() == ["line"]
-    assert intervals.due() == []
-
-
-def test_an_interval_of_0_never_comes(clock: SimpleNamespace) -> None:
+def test_what_was_missed_for_long_comes_once_and_an_interval_of_0_never(
+    clock: SimpleNamespace,
+) -> None:
     intervals = Intervals({"line": 5.0, "evaluation": 0.0})
     assert intervals.left() == 5.0
-    clock.now += 7.0
+    clock.now += 100.0
     assert intervals.left() == 0.0
     assert intervals.due() == ["line"]
+    assert intervals.due() == []
 
 
 @pytest.mark.parametrize("keys", [{"metrics_steps": 60}, {"stop_steps": 6000}])

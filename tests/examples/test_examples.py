@@ -130,11 +130,3 @@ def test_two_modules_with_one_encoder_learn_in_one_run(run_python: RunPython) ->
     end = last.split()
     assert min(float(end[3]), float(end[5])) > 0.95, last
     assert shared == "one encoder: True"
-
-
-@pytest.mark.long
-def test_a_run_in_a_file_is_solved(tmp_path: Path, run_python: RunPython) -> None:
-    output = run_python("-m", "juggler", "train", EXAMPLES / "my_run.toml")
-    summary, run_dir = summary_and_run(tmp_path)
-    assert summary["solved"], output
-    assert read(run_dir).config["model"] == {"hidden_sizes": [128]}

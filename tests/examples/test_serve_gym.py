@@ -12,7 +12,6 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from support.gateway_world import eventually
 from support.package_simulator import dial
 
 from juggler.envrunner.failures import EnvironmentFailed
@@ -90,21 +89,6 @@ def test_the_same_seeds_and_actions_give_the_same_numbers(serve: Any) -> None:
             ended[i] = ends or cut
             assert (rewards[i], terminated[i], truncated[i]) == (reward, ends, cut)
     env.close()
-
-
-def test_a_truncated_episode_is_interrupted_and_environments_end_with_their_stream(
-    serve: Any,
-) -> None:
-    before = Counting.closed
-    env = dial(serve(Counting), 3)
-    env.reset()
-    for steps in (1, 2, 3):
-        observations, rewards, terminated, truncated, _ = env.step(np.ones(3, int))
-        assert observations[:, 0].tolist() == [steps] * 3
-        assert rewards.tolist() == [steps / 3] * 3, "a double, exactly"
-        assert (terminated[0], truncated[0]) == (False, steps == 3)
-    env.close()
-    eventually(lambda: Counting.closed == before + 3)  # once the server has ended the streams
 
 
 def test_an_error_of_an_environment_reaches_the_client_and_the_server_continues(

@@ -209,9 +209,6 @@ def test_a_file_without_hosts_is_told(tmp_path: Path) -> None:
         read_hosts(tmp_path / "missing.toml")
 
 
-# The scripts of Slurm's jobs, run by bash with commands of Slurm that note their calls.
-
-
 # Slurm ends a script that has queued again. This one sees a failure, and ends by itself.
 _COMMAND = "#!/bin/bash\necho $(basename $0) $* >> calls\nexit 1\n"
 _SQUEUE = '#!/bin/bash\n[[ "$*" == *--jobs=* ]] && cat state\nexit 0\n'

@@ -12,17 +12,6 @@ from support.place import status_of
 from juggler.runtime.installing import installing
 
 
-@pytest.mark.usefixtures("no_forkserver")
-def test_a_run_directory_in_use_is_not_written_over(
-    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("run").mkdir()
-    Path("run/thesis.txt").write_text("mine")
-    assert status_of("train", "cartpole", "--run-dir", "run") == 1
-    assert "not empty" in capsys.readouterr().err
-    assert Path("run/thesis.txt").read_text() == "mine"
-
-
 @pytest.mark.parametrize(
     ("package", "env", "extra"),
     [("Box2D", "LunarLander-v3", "box2d"), ("mujoco", "Hopper-v5", "mujoco")],

@@ -75,6 +75,3 @@ def test_whole_episodes_of_all_agents_are_evaluated(trained: juggler.Result) -> 
     played = juggler.evaluate(trained.run_dir, 3)
     assert played.returns == [15.0] * 3, "the sum over three agents, each of which gets 1 a step"
     assert played.lengths == [5] * 3
-
-
-# Numbers that environments with several agents put into infos, in the metrics of whole runs.

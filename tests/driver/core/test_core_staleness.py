@@ -205,35 +205,28 @@ def test_batches_that_are_updates_by_themselves_get_no_staler_than_they_may(
     assert max(simulation.staleness) <= budget.drop_after
 
 
-@pytest.mark.parametrize("learners", [1, 2, 3])
-def test_runners_and_learners_work_side_by_side_however_large_batches_are(learners: int) -> None:
-    """Each would be busy for half of the time if they waited for each other."""
+@pytest.mark.parametrize(
+    ("learners", "runners", "batch_size", "steps", "update_seconds", "busy"),
+    [(1, 8, 256, STEPS, 0.4, 0.97), *((n, n, 384, 1600, 0.1, 0.85) for n in (1, 2, 3))],
+)
+def test_runners_and_learners_work_side_by_side_however_large_batches_are(
+    learners: int, runners: int, batch_size: int, steps: int, update_seconds: float, busy: float
+) -> None:
+    """A slow learner never waits for batches. If each waited for the other, both would be busy for
+    half of the time."""
+    open_updates = 2 if steps == STEPS else 3
     simulation = Simulation(
-        ModuleSettings(batch_size=384, max_open_updates=3, num_learners=learners),
-        runners=learners,
+        ModuleSettings(batch_size=batch_size, max_open_updates=open_updates, num_learners=learners),
+        runners=runners,
         sample_seconds=0.1,
-        update_seconds=0.1,
+        update_seconds=update_seconds,
         message_seconds=0.005,
-        jitter=0.1,
+        jitter=0.3 if steps == STEPS else 0.1,
         seed=0,
-        steps=1600,
+        steps=steps,
     )
     simulation.run(updates=100)
-    assert simulation.busy_seconds / simulation.now > 0.85
-
-
-def test_a_slow_learner_never_waits_for_batches() -> None:
-    simulation = Simulation(
-        ModuleSettings(batch_size=256, max_open_updates=2),
-        runners=8,
-        sample_seconds=0.1,
-        update_seconds=0.4,
-        message_seconds=0.005,
-        jitter=0.3,
-        seed=0,
-    )
-    simulation.run(updates=200)
-    assert simulation.busy_seconds / simulation.now > 0.97
+    assert simulation.busy_seconds / simulation.now > busy
 
 
 # The driver core of a run that is to end after so many steps: nothing is made in vain.
