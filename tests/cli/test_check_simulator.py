@@ -138,7 +138,6 @@ def second(**rows: Any) -> dict[str, Any]:
     return {"steps": steps_of(2, **rows)}
 
 
-NAN = ((0.0, float("nan"), 0.0),)
 MASKED = spaces.Dict({"observation": THREE, "action_mask": spaces.MultiBinary(2)})
 GREETING = {"hello": hello()}
 #: By the code of the error: the messages of a simulator, the last of which breaks a rule. The tests

@@ -264,6 +264,8 @@ def test_the_one_that_waited_begins_with_the_learner_and_people_are_told_anew_of
     world.learners[1] = world.joined("learner", 1)
     world.turns(due=[])
     assert asked_for_states(world) == [1, 1], "at once"
+    world.a_checkpoint_is_due()
+    assert asked_for_states(world) == [1, 1], "one at a time"
     world.leave(world.learners[1])
     for _ in range(2):
         world.a_checkpoint_is_due()

@@ -171,12 +171,11 @@ class WithDropout(juggler.Catalog):
 """
 
 
-def started(place: Place, case: str, run: str, shared_memory: str = "", **keys: Any) -> Command:
+def started(place: Place, case: str, run: str, **keys: Any) -> Command:
     """A new run in the directory `run`."""
     place.write("mine.py", MINE)
     place.write("run.toml", SETTINGS + CASES[case])
-    variables = {**_path(place), "JUGGLER_SHARED_MEMORY": shared_memory}
-    return place.start("train", "run.toml", *_options(run_dir=run, **keys), **variables)
+    return place.start("train", "run.toml", *_options(run_dir=run, **keys), **_path(place))
 
 
 def resumed(place: Place, run: str, **keys: Any) -> Command:

@@ -170,18 +170,6 @@ def test_an_environment_that_cannot_start_ends_the_run_with_its_own_traceback(
     assert not (in_a_directory / "run").exists()
 
 
-@pytest.mark.slow
-def test_an_environment_that_raises_in_a_step_is_shown_and_the_run_goes_on(place: Place) -> None:
-    options = ["--num-env-runners", 1, "--stop-steps", 600]
-    run = place.run("train", *_robot(place.path, "step", at=100), *options)
-    assert run.status == 0, run.output
-    assert run.output.count('raise ZeroDivisionError("the robot fell over")') == 1
-    assert "environment 0 (Robot) failed in step" in run.output
-    assert_books_balance(place.path / "run")
-    assert summary(place.path / "run")["restarts"] > 0
-    place.assert_nothing_is_left()
-
-
 @pytest.mark.usefixtures("local_workers")
 def test_an_environment_that_always_raises_ends_the_run_with_a_clear_message(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]

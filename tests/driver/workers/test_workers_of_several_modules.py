@@ -155,11 +155,7 @@ def test_the_status_tells_of_each_module(tmp_path: Path) -> None:
     first = indices(world)
     answer(world, first[0], episode_returns=[3.0], episode_lengths=[5])
     answer(world, first[1], live_steps=5)
-    metrics = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in families(_status(world))
-        for sample in family.samples
-    }
+    metrics = _samples(_status(world))
     assert metrics["juggler_module_steps_sampled_total", "blue"] == ROWS * STEPS
     assert metrics["juggler_module_steps_sampled_total", "red"] == 5
     assert metrics["juggler_module_steps_in_flight", "red"] == 5
@@ -173,11 +169,7 @@ def test_the_status_tells_of_modules_that_are_not_trained(tmp_path: Path) -> Non
     world.parts.metrics.of("random").played += 7
     status = _status(world)
     assert [each.module_id for each in status.modules] == ["blue", "random"]
-    metrics = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in families(status)
-        for sample in family.samples
-    }
+    metrics = _samples(status)
     assert metrics["juggler_module_steps_played_total", "random"] == 7
     assert metrics["juggler_module_return_mean", "random"] == -2.0
     of_random = {name for name, *labels in metrics if "random" in labels}
@@ -203,6 +195,15 @@ def test_what_the_driver_learns_of_a_failed_round_ends_all_of_it(tmp_path: Path)
     world.leave(world.runner)
     assert world.parts.core.requests_in_flight == 0
     assert world.parts.core.counters().sampled == 0
+
+
+def _samples(status: status_pb2.RunStatus) -> dict[tuple[str, ...], float]:
+    """Values of Prometheus, by name and labels."""
+    return {
+        (each.name, *each.labels.values()): each.value
+        for family in families(status)
+        for each in family.samples
+    }
 
 
 def _status(world: WorkersWorld) -> status_pb2.RunStatus:
