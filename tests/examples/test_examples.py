@@ -27,19 +27,10 @@ def evaluated(output: str) -> float:
     return float(output.partition("episodes: return ")[2].split()[0])
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("custom_environment", "tensor_environments", "custom_module"),
-        pytest.param(
-            ("custom_distribution", "custom_connector", "extended_module"), marks=pytest.mark.long
-        ),
-    ],
-    ids=", ".join,
-)
 def test_they_train_for_an_update_and_play_what_it_made_of_their_modules(
-    tmp_path: Path, run_shortly: RunPython, names: tuple[str, ...]
+    tmp_path: Path, run_shortly: RunPython
 ) -> None:
+    names = ("custom_environment", "tensor_environments", "custom_module")
     output = run_shortly(*(EXAMPLES / f"{name}.py" for name in names))
     assert output.count("20 episodes: return ") == 3, output
     ends = [
@@ -97,9 +88,9 @@ def test_an_algorithm_that_is_derived_from_dqn_is_trained_with(
     [
         ("custom_encoder", "encoder.waves.weight"),
         ("custom_module", "normalize.weight"),
-        pytest.param("custom_distribution", "policy_head.weight", marks=pytest.mark.long),
-        pytest.param("custom_connector", "policy_head.weight", marks=pytest.mark.long),
-        pytest.param("extended_module", "encoder.1.layers.1.weight", marks=pytest.mark.long),
+        ("custom_distribution", "policy_head.weight"),
+        ("custom_connector", "policy_head.weight"),
+        ("extended_module", "encoder.1.layers.1.weight"),
     ],
 )
 def test_a_part_of_ones_own_is_trained_with(

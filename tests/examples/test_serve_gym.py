@@ -5,19 +5,20 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
 from support.package_simulator import dial
 
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.actors.certificates import make_certificates
 
 FILE = Path(__file__).parents[2] / "examples" / "simulators" / "serve_gym.py"
+CARTPOLE = partial(gymnasium.make, "CartPole-v1")
 
 
 @pytest.fixture(scope="module")
@@ -47,30 +48,8 @@ def serve(example: Any) -> Iterator[Callable[..., str]]:
         server.stop(None).wait(10)
 
 
-class Counting(gymnasium.Env[Any, Any]):
-    """Observes its steps; episodes are truncated after three."""
-
-    observation_space = spaces.Box(0, 1e6, (1,), np.float64)
-    action_space = spaces.Discrete(3, start=-1)
-    closed = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(1), {}
-
-    def step(self, action: Any) -> Any:
-        if action < 0:
-            raise RuntimeError("it fell over")
-        self.steps += 1
-        return np.array([self.steps]), self.steps / 3, False, self.steps == 3, {}
-
-    def close(self) -> None:
-        Counting.closed += 1
-
-
 def test_the_same_seeds_and_actions_give_the_same_numbers(serve: Any) -> None:
-    env = dial(serve(lambda: gymnasium.make("CartPole-v1")), 2, seed_setting="seed")
+    env = dial(serve(CARTPOLE), 2, seed_setting="seed")
     here = [gymnasium.make("CartPole-v1") for _ in range(2)]
     assert env.single_action_space == here[0].action_space
     assert env.single_observation_space == here[0].observation_space
@@ -93,7 +72,7 @@ def test_the_same_seeds_and_actions_give_the_same_numbers(serve: Any) -> None:
 
 def test_a_client_needs_the_token_and_certificates(serve: Any, tmp_path: Path) -> None:
     make_certificates(tmp_path / "tls", (), 1.0)
-    address = serve(Counting, tmp_path / "tls")
+    address = serve(CARTPOLE, tmp_path / "tls")
     env = dial(address, tls=str(tmp_path / "tls"))
     env.reset()
     env.close()
