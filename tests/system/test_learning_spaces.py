@@ -1,7 +1,6 @@
 """Does it learn from every kind of observation, with every kind of action, and remember?
 
-Each task is far out of reach of chance. Where something is needed to learn it (a memory, a filter),
-the same run without that fails with the same number of steps.
+Each task is far out of reach of chance. Some need a memory or a filter.
 """
 
 from __future__ import annotations

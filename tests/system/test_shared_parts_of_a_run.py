@@ -1,4 +1,4 @@
-"""Runs whose modules share an encoder: trained by both, resumed, and with learners that die."""
+"""Runs whose modules share an encoder: trained by both, and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How old batches get, and what an event costs: the core among workers with scripted delays."""
+"""How old batches get: the core among workers with scripted delays, and at its last step."""
 
 from __future__ import annotations
 
