@@ -138,10 +138,11 @@ def second(**rows: Any) -> dict[str, Any]:
     return {"steps": steps_of(2, **rows)}
 
 
-NAN = ((0.0, float("nan"), 0.0),)
 MASKED = spaces.Dict({"observation": THREE, "action_mask": spaces.MultiBinary(2)})
+NAN = ((0.0, float("nan"), 0.0),)
 GREETING = {"hello": hello()}
-#: By the code of the error: the messages of a simulator, the last of which breaks a rule.
+#: By the code of the error: the messages of a simulator, the last of which breaks a rule. The tests
+#: of sessions have every rule.
 BROKEN = {
     "EXPECTED_HELLO": [first()],
     "UNSUPPORTED_VERSION": [{"hello": hello(protocol_min=7, protocol_max=9)}],
@@ -278,14 +279,6 @@ def test_a_simulator_that_leaves_without_a_goodbye_has_a_problem(
             simulator.step(steps_of(2, rewards=[1.0], terminated=[True]))
 
     assert states(checked(simulate)) == {"connection": "problem"}
-
-
-@pytest.mark.parametrize(
-    "command", ["/no/such/game {address}", "game --fast", "game 'open {address}"]
-)
-def test_a_command_that_cannot_be_started_is_an_error(command: str) -> None:
-    with pytest.raises(ConfigError):
-        check(Arguments(simulator=command), lambda text: None)
 
 
 def test_a_command_that_ends_early_is_a_problem() -> None:

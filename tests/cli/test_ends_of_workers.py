@@ -100,29 +100,11 @@ def _left(code: int | str | None) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.long
 def test_who_leaves_does_all_that_python_does_at_its_end_but_take_itself_apart() -> None:
-    done = _left(3)
-    assert {*done.stdout.splitlines()} == {"printed by C", "written by a thread", "registered"}
-    assert (done.returncode, done.stderr) == (3, "")
-
-
-@pytest.mark.long
-def test_who_leaves_with_words_has_failed_and_says_them() -> None:
-    done = _left("nobody listens")
-    assert (done.returncode, done.stderr) == (1, "nobody listens\n")
+    for code, status, words in ((3, 3, ""), ("nobody listens", 1, "nobody listens\n")):
+        done = _left(code)
+        assert {*done.stdout.splitlines()} == {"printed by C", "written by a thread", "registered"}
+        assert (done.returncode, done.stderr) == (status, words)
     assert _left(None).returncode == 0
-
-
-@pytest.mark.long
-def test_a_worker_that_is_misused_says_so_by_its_status(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "juggler", "envrunner", "--dirver", "here"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=_PATIENCE,
-    )
-    assert done.returncode == 2, done.stderr
-    assert "--driver" in done.stdout + done.stderr
 
 
 # A worker that waits for its driver to come back ends as any program does.
@@ -159,6 +141,7 @@ def test_it_ends_with_its_terminal_unless_nohup_started_it(ignored: bool) -> Non
         assert waits.wait(60) == -(signal.SIGTERM if ignored else signal.SIGHUP)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="making a namespace takes root")
 def test_it_ends_also_as_process_1() -> None:
     waits = subprocess.Popen(

@@ -58,11 +58,6 @@ def test_simulators_are_not_filmed_and_play_no_matches(
     assert "--simulator: cannot be combined" in capsys.readouterr().err
 
 
-def test_videos_without_a_directory_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert status_of("evaluate", "run", "--videos", 5) == 2
-    assert "--videos: also give their directory, with --video" in capsys.readouterr().err
-
-
 def test_json_is_alone_on_stdout(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,24 +181,6 @@ def test_it_times_real_runs_and_writes_what_train_takes(
     assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (("--write", "nowhere/tuned.toml"), "--write nowhere/tuned.toml: No such file"),
-        (("--gateway", "127.0.0.1:0"), "only runs that sample on this"),
-        (("--seconds", "0.1"), "--seconds must be at least 1"),
-        (("--seconds", "nan"), "--seconds must be at least 1"),
-        (("--env", "CartPol-v1"), "Nearest: CartPole-v1"),
-    ],
-)
-@pytest.mark.usefixtures("local_workers")
-def test_what_cannot_be_timed_is_said(
-    options: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert status_of("tune", *options) == 2
-    assert why in capsys.readouterr().err
-
-
 # The project that `juggler new` writes.
 
 
@@ -263,27 +240,6 @@ def test_a_project_is_not_written_again_and_one_within_it_is_told(
     assert new(Path("parts/cold")).keys() == {name.replace("heat", "cold") for name in files}
     told = f"parts/cold is within another project, {tmp_path / 'heat'}"
     assert told in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("my-project", "such as 'my_project'"),
-        ("2fast", "such as 'my_project'"),
-        ("class", "such as 'my_project'"),
-        ("random", "'random' is the name of another package"),
-        ("juggler", "'juggler' is the name of another package"),
-        ("tyro", "'tyro' is the name of another package"),
-        ("tests", "'tests' is the directory of the project's tests"),
-        ("runs", "'runs' is the directory of the project's runs"),
-    ],
-)
-def test_a_name_that_no_package_can_have_is_told(
-    name: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert status_of("new", tmp_path / name) == 2
-    assert told in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

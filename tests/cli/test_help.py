@@ -12,7 +12,7 @@ from support.place import status_of
 from juggler import cli
 from juggler.cli import ALIASES, COMMANDS, main
 from juggler.cli.arguments import parse
-from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.config import RunConfig
 from juggler.runtime.actors import processes
 
 #: `juggler launch` alone lists its engines.
@@ -41,28 +41,6 @@ def test_help_shows_no_words_of_python(
         assert "--synchronous, --no-synchronous" in said  # a file may say it
 
 
-@pytest.mark.parametrize(
-    ("command", "named"),
-    [
-        ("evaluate", "CHECKPOINT"),
-        ("record", "CHECKPOINT"),
-        ("scale", "RUN"),
-        ("league", "RUN"),
-        ("certs", "DIRECTORY"),
-        ("check-simulator", "HOST:PORT|COMMAND"),
-    ],
-)
-def test_what_a_command_is_missing_has_a_name(
-    command: str, named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as left:
-        main([command])
-    assert left.value.code == 2
-    said = capsys.readouterr().err.replace("│", " ").split()
-    assert named in said
-    assert "STR" not in said
-
-
 def test_there_are_few_commands_and_the_others_are_part_of_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -82,32 +60,6 @@ def test_there_are_few_commands_and_the_others_are_part_of_them(
 # What is said of values of options.
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (("cartpole", "--stop-return", "high"), "not 'high'.*(default: 475.0)"),
-        (("pendulum-td3", "--exploration-noise", "x"), "training noise.*(default: 0.1)"),
-        (
-            ("cartpole-ppo", "--clip", "x"),
-            "an action's probability ratio gains",
-        ),
-        (("cartpole-ppo", "--stop-steps", "1.5"), "expected a whole number, not '1.5'"),
-        (
-            ("cartpole", "--vectorize", "x"),
-            "--vectorize: 'x' is not known: known are async, auto, native, sync",
-        ),
-        (("cartpole", "--seeds", "x"), "--seeds: expected a whole number, not 'x'"),
-    ],
-)
-def test_a_wrong_value_is_told_with_what_this_run_has(
-    given: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert status_of("train", *given) == 2
-    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    for part in words.split(".*"):
-        assert part in said, said
-
-
 def test_a_whole_number_may_have_an_exponent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,25 +69,6 @@ def test_a_whole_number_may_have_an_exponent(
     (run,) = started
     assert (run.driver.stop_steps, run.learner.batch_size) == (250_000, 1000)
     assert type(run.driver.stop_steps) is type(run.learner.batch_size) is int
-
-
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("a2c", "ppo is the nearest here: with epochs = 1"),
-        ("DDPG", "td3 is its successor"),
-        ("Dreamer-V3", "no algorithm here learns a model"),
-        ("ppo_lstm", 'with recurrent = "lstm" in the table model'),
-    ],
-)
-def test_an_algorithm_of_other_libraries_is_answered_with_what_is_used_here(
-    name: str, answer: str
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        RunConfig.from_flat({"algorithm": name})
-    assert f"algorithm = {name!r} is not known: " in str(refused.value)
-    assert answer in str(refused.value)
-    assert "Known are appo, bc," in str(refused.value)
 
 
 # Help texts of options, in whole paragraphs.

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.place import status_of
 
 from juggler.cli import league
 from juggler.cli.arguments import parse
@@ -152,13 +151,6 @@ def test_a_line_now_and_then_says_how_many_matches_are_over(
 def test_more_than_two_sides_are_told(checkpoint: Checkpoint) -> None:
     with pytest.raises(ConfigError, match="teams"):
         league._tournament(PLAYERS, checkpoint, config("xyz"), 4)
-
-
-@pytest.mark.parametrize("matches", [-1, 0, 1])
-def test_too_few_matches_are_refused(matches: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status_of("league", "run", "--tournament", matches) == 2
-    told = f"--tournament {matches}: every pair of players plays at least 2 matches"
-    assert told in capsys.readouterr().err
 
 
 def test_copies_are_among_those_who_can_be_named(checkpoint: Checkpoint) -> None:

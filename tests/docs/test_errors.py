@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -50,7 +51,7 @@ KNOWN = (
 )
 
 #: Arguments of commands that end before anything starts.
-COMMANDS = """
+COMMANDS = r"""
 train nowhere
 train nowhere.toml
 train runs
@@ -72,9 +73,9 @@ train cartpole --num-workers 3
 train cartpole --hidden-sizes 3
 train --env nowhere.deep:Env
 train --env CartPole-v1 --module nowhere:Module
-train --env CartPole-v1 --model {"encoder":"nowhere:Waves"}
+train --env CartPole-v1 --model '{"encoder":"nowhere:Waves"}'
 train --env CartPole-v1 --env-wrappers nowhere:Wrapper
-train --env CartPole-v1 --connectors {"learner":["nowhere:C"]}
+train --env CartPole-v1 --connectors '{"learner":["nowhere:C"]}'
 train cartpole --algorithm pppo
 train cartpole --resume nowhere
 train --resume nowhere
@@ -106,6 +107,86 @@ driver cartpole --resume nowhere
 driver cartpole --token-file nowhere
 driver cartpole --evaluation-seconds 5 --num-evaluators 2
 envrunner --driver here
+envrunner --dirver here
+worker lerner
+record
+scale
+league
+certs
+check-simulator
+check-simulator '/no/such/game {address}'
+check-simulator 'game --fast'
+check-simulator "game 'open {address}"
+status nowhere
+status runs
+evaluate run --videos 5
+league run --tournament -1
+league run --tournament 1
+new my-project
+new 2fast
+new class
+new random
+new juggler
+new tests
+train pendulum-td3 --exploration-noise x
+train cartpole-ppo --clip x
+train cartpole-ppo --stop-steps 1.5
+train cartpole --vectorize x
+train cartpole --seeds x
+tune --write nowhere/tuned.toml
+tune --gateway 127.0.0.1:0
+tune --seconds 0.1
+tune --seconds nan
+tune --env CartPol-v1
+scale here
+scale here --env-runners 0
+scale here --env-runners 5000
+scale here --env-runners 2
+launch slurn
+launch slurm cartpol --dry-run
+launch ssh cartpole --hosts none.toml
+launch slurm cartpole --env-runners 0 --dry-run
+launch slurm cartpole --learners 5000 --dry-run
+launch slurm cartpole --evaluators -1 --dry-run
+launch slurm cartpole -- --evaluation-video 5
+launch slurm cartpole --sbatch account=lab --dry-run
+launch slurm cartpole --dry-run -- --gateway 127.0.0.1:5005
+launch swarm cartpole --dry-run -- --gateway 127.0.0.1:5005
+launch swarm cartpole --image x --compose none.yaml --dry-run
+train cartpole --seeds 2 --jobs 0
+train cartpole --seeds 2 --record sampled
+train --resume here --seeds 2
+train cartpole --resume here --seeds 2 --lr 1e-3 --stop-steps 9
+train cartpole --seeds 2 --metrics-bind 127.0.0.1:0
+train cartpole --seeds 2 --reflection
+sweep cartpole --stop-steps 9
+sweep cartpole --space lr=1,2 --space lr=3,4
+sweep --resume runs/x --lr 1.0
+sweep cartpole --resume runs/x
+sweep cartpole --stop-steps 9 --space stop_steps=9,10
+sweep cartpole --stop-steps 9 --space lr=1,2 --record sampled
+sweep cartpole --stop-steps 9 --space lr=1,2 --space record=a,b
+sweep cartpole --stop-steps 9 --space lr=1,2 --jobs 0
+sweep cartpole --stop-steps 9 --space lr=1,2 --jobs -3
+sweep cartpole --stop-steps 9 --space lr=1,2 --metric episode_retrun_mean
+sweep cartpole --stop-steps 9 --space lr=1,2 --metric modules/defualt/entropy
+sweep cartpole --stop-steps 9 --space lr=1,2 --metric modules/default/polcy_loss
+sweep cartpole-dqn --stop-steps 9 --space lr=1,2 --metric modules/default/policy_loss
+sweep cartpole-appo --stop-steps 9 --space lr=1,2 --metric modules/default/kl_from_target
+sweep --env CartPole-v1 --stop-steps 9 --space algorithm=ppo,dqn --metric modules/default/kl
+sweep cartpole --stop-steps 9 --space lrr=1e-4..1e-2
+sweep cartpole --stop-steps 9 --space model.hiden_sizes=[64],[128]
+sweep cartpole --stop-steps 9 --space lr=1e-2..1e-4
+sweep cartpole --stop-steps 9 --space lr=0..1:log
+sweep cartpole --stop-steps 9 --space lr=1e-4..1e-2:lgo
+sweep cartpole --stop-steps 9 --space lr=fast,slow
+sweep cartpole --stop-steps 9 --space lr=0.001
+sweep cartpole --stop-steps 9 --space gamma=0.9..1.5
+sweep cartpole --stop-steps 9 --space batch_size=16..64.5
+sweep cartpole --stop-steps 9 --space env.size=3,4
+sweep cartpole --stop-steps 9 --space clip=0.1..0.3
+sweep --env CartPole-v1 --stop-steps 9 --space algorithm=ppo,impala --space clip=0.1..0.3
+sweep cartpole --stop-steps 9 --space algorithm=ppo,appoo
 """.strip().splitlines()
 
 #: Keys that do not go together, or have a value that they cannot have.
@@ -299,12 +380,18 @@ KEYS: list[dict[str, Any]] = [
         )
     ),
     {"record": "sampled", "record_dir": 3},
+    {"record": "sampled", "agents": {"a": "default"}},
+    {"record": "sampled", "algorithm": "bc", "dataset": "mine"},
+    {"record": "sampled", "record_gb": 0.0},
+    {"record_gb": 1.0},
+    {"track": ["wandbb"]},
+    *({"algorithm": name} for name in ("a2c", "DDPG", "Dreamer-V3", "ppo_lstm")),
 ]
 
 
 def _of_commands(directory: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[tuple[str, str]]:
     for line in COMMANDS:
-        status = status_of(*line.split())
+        status = status_of(*shlex.split(line))
         said = capsys.readouterr().err
         words = re.sub(r"[│╭╰╮╯─]", " ", said).split("\n")
         text = " ".join(" ".join(words).split())
@@ -421,13 +508,21 @@ def _of_scripts() -> Iterator[tuple[str, str]]:
         "resume(nowhere)": lambda: juggler.resume("nowhere"),
         "load_policy(nowhere)": lambda: juggler.load_policy("nowhere"),
         "evaluate(nowhere)": lambda: juggler.evaluate("nowhere"),
-        "sweep(space list)": lambda: juggler.sweep(space=["lr=1..2"], stop_steps=9),
-        "sweep(trials text)": lambda: juggler.sweep(
-            "cartpole", space={"lr": "1..2"}, stop_steps=9, trials="3"
-        ),
     }
     for name, call in calls.items():
         yield name, _error(call)
+    given: list[dict[str, Any]] = [
+        {"space": ["lr=1..2"]},
+        {"space": {"lr": 1e-3}},
+        {"space": {"model": {"hidden_sizes": [[8], [16]]}}},
+        {"space": {"lr": {"min": 1e-4, "max": 1e-2}}},
+        {"env": Scripted},
+        {"module": LinearPolicy},
+        {"trials": "3"},
+    ]
+    for keys in given:
+        call = partial(juggler.sweep, **{"space": {"lr": "1..2"}, "stop_steps": 9, **keys})
+        yield f"sweep({keys})", _error(call)
 
 
 def _error(call: Callable[[], object]) -> str:

@@ -29,6 +29,7 @@ FROM_ELSEWHERE = [
 ABOUT_RUNS = [
     "README.md",
     "docs/architecture.md",
+    "docs/cores.md",
     "docs/datasets.md",
     "docs/dm-env-rpc.md",
     "docs/docker.md",
@@ -37,6 +38,7 @@ ABOUT_RUNS = [
     "docs/getting-started.md",
     "docs/glossary.md",
     "docs/leagues.md",
+    "docs/learners.md",
     "docs/life-of-a-batch.md",
     "docs/multi-agent.md",
     "docs/operations.md",
@@ -113,25 +115,6 @@ def test_the_page_on_connectors_has_every_one_that_ships_with_its_options() -> N
         assert listed[name] == list(BUILT_IN[name].options), name
 
 
-@pytest.mark.parametrize(
-    ("page", "titles"),
-    [
-        ("docs/from-rllib.md", ["Keys"]),
-        ("docs/from-cleanrl.md", ["Arguments"]),
-        ("docs/from-stable-baselines3.md", ["Arguments", "policy_kwargs"]),
-        ("docs/from-acme.md", ["Hyper-parameters"]),
-    ],
-)
-def test_keys_that_others_are_translated_to_exist(page: str, titles: list[str]) -> None:
-    known = {key for name in ALGORITHMS for key in RunConfig.from_flat({"algorithm": name}).flat()}
-    known |= {key.name for key in fields(ConnectorsConfig)} | {*BUILT_IN}
-    known |= {option for each in BUILT_IN.values() for option in each.options}
-    known |= {key.name for key in fields(ModelConfig)}
-    for title in titles:
-        for theirs, keys in translated(page, title):
-            assert keys <= known, f"{theirs} is said to be {keys - known}"
-
-
 TABLES = [
     ("docs/from-rllib.md", "Keys"),
     ("docs/from-cleanrl.md", "Arguments"),
@@ -139,6 +122,16 @@ TABLES = [
     ("docs/from-stable-baselines3.md", "policy_kwargs"),
     ("docs/from-acme.md", "Hyper-parameters"),
 ]
+
+
+@pytest.mark.parametrize(("page", "title"), TABLES)
+def test_keys_that_others_are_translated_to_exist(page: str, title: str) -> None:
+    known = {key for name in ALGORITHMS for key in RunConfig.from_flat({"algorithm": name}).flat()}
+    known |= {key.name for key in fields(ConnectorsConfig)} | {*BUILT_IN}
+    known |= {option for each in BUILT_IN.values() for option in each.options}
+    known |= {key.name for key in fields(ModelConfig)}
+    for theirs, keys in translated(page, title):
+        assert keys <= known, f"{theirs} is said to be {keys - known}"
 
 
 def test_keys_of_other_libraries_are_answered_as_the_pages_translate_them() -> None:

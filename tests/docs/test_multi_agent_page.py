@@ -13,10 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from support.pages import ROOT, blocks, links, script
-from support.place import options_of
+from support.pages import ROOT, blocks, script
 
-from juggler.cli.arguments import parse
 from juggler.driver.agents_found import with_agents
 from juggler.driver.config import RunConfig
 from juggler.driver.given_config import shipped_configs
@@ -147,17 +145,6 @@ def test_the_leagues_that_it_names_ship() -> None:
 DM_ENV_RPC_PAGE = "docs/dm-env-rpc.md"
 
 
-def test_commands_have_only_options_that_exist() -> None:
-    lines = [line for block in blocks("sh", DM_ENV_RPC_PAGE) for line in block.splitlines()]
-    for line in lines:
-        program, name, *options = shlex.split(line)
-        if program != "juggler":
-            continue
-        kind = options_of(name)
-        assert isinstance(parse(kind, options, name), kind)
-    assert any(line.startswith("juggler") for line in lines)
-
-
 def test_the_file_has_only_keys_that_exist_and_the_table_has_all() -> None:
     (file,) = blocks("toml", DM_ENV_RPC_PAGE)
     config = RunConfig.from_flat(tomllib.loads(file)).env_runner
@@ -165,7 +152,3 @@ def test_the_file_has_only_keys_that_exist_and_the_table_has_all() -> None:
     assert addresses(config.env) == ["10.0.0.7:5010"]
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / DM_ENV_RPC_PAGE).read_text(), re.M)
     assert {*SimulatorOptions.__struct_fields__} <= {*rows}
-
-
-def test_links_lead_to_files() -> None:
-    assert [link for link in links(DM_ENV_RPC_PAGE) if not link.exists()] == []

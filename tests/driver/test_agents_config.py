@@ -263,6 +263,11 @@ def test_a_league_of_other_players_is_told_of_by_its_own_table() -> None:
     )
 
 
+def test_a_run_keeps_its_algorithm() -> None:
+    with pytest.raises(ConfigError, match="algorithm = 'appo': this run uses 'ppo'"):
+        must_be_of_one_run(config(algorithm="appo"), checkpoint_of(config()))
+
+
 @pytest.mark.parametrize(("had", "has"), [({}, ONE), (ONE, {})])
 def test_a_run_gets_no_league_and_loses_none(had: dict[str, Any], has: dict[str, Any]) -> None:
     before, now = (config(agents=AGENTS, league=league) for league in (had, has))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -178,17 +179,19 @@ def test_a_second_signal_during_a_callback_leaves_at_once(tmp_path: Path) -> Non
 
 
 def test_a_slow_callback_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=7.0)
+
     class Slow(juggler.Callback):
         def on_metrics(self, run: juggler.Run, metrics: Any) -> None:
-            time.sleep(0.02)
+            pass
 
-    monkeypatch.setattr(callbacks, "_SLOW_SECONDS", 0.01)
-    world = world_with(tmp_path, Slow(), Heard())
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=clock.__next__))
+    world = world_with(tmp_path, Slow())
     for _ in range(2):
         world.parts.callbacks.metrics({})
     world.parts.callbacks.deliver()
     (text,) = world.told.messages
-    assert text.startswith("the callback Slow.on_metrics took 0.0 s")
+    assert text.startswith("the callback Slow.on_metrics took 7.0 s")
     assert world.told.levels == ["warning"]
 
 

@@ -107,9 +107,6 @@ def test_what_is_wrong_in_a_schedule_is_told_with_a_schedule() -> None:
     assert RunConfig.from_flat(tomllib.loads(example)).learner.lr == [(0, 1e-3), (1e6, 1e-4)]
 
 
-# -- wrong keys -----------------------------------------------------------------------------------
-
-
 # -- ranges ---------------------------------------------------------------------------------------
 
 
@@ -179,9 +176,6 @@ def test_a_file_that_cannot_be_read_as_text_is_named(tmp_path: Path) -> None:
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("lr = 1e-3\n", "utf-8-sig")
     assert load_config(tmp_path / "run.toml").learner.lr == 1e-3
-
-
-# Errors about keys that no run has.
 
 
 # Everything that is wrong in a configuration is told at once.

@@ -112,13 +112,7 @@ def test_an_environment_that_computes_for_ever_is_given_up() -> None:
     ("step", "why", "place"),
     [
         ("return 1 / 0", "environment 0 .* failed in step", "in step"),
-        ("return {}['cat']", "failed in step: KeyError: 'cat'", "in step"),
         ("return None, 0.0, False, False, {}", "failed in step: its observation", ""),
-        (
-            "return self.observation_space.sample()[:2], 0.0, False, False, {}",
-            "failed in step: its observation",
-            "",
-        ),
         ("return self.observation_space.sample(), 0.0, False, {}", "failed in step", ""),
     ],
 )
@@ -174,10 +168,8 @@ _FIVE = np.array([5, 1])
 @pytest.mark.parametrize(
     ("space", "inside", "beyond", "told"),
     [
-        (spaces.Discrete(4), 1, 7, "holds 7, which is not in its"),
         (spaces.Discrete(4, start=1), 4, 0, "holds 0, which is not in its"),
         (spaces.MultiDiscrete([6, 3]), _FIVE, _FIVE + 1, "holds 6, which is not in its space Mult"),
-        (spaces.MultiBinary(2), _FIVE // 5, _FIVE, "holds 5, which is not in its"),
         (
             spaces.Dict(a=spaces.Discrete(4), b=spaces.Box(0, 1, (1,))),
             {"a": 3, "b": np.full(1, 0.5, np.float32)},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +13,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from rich.console import Console
+from support.pages import ROOT
 from support.workers_world import ROWS, STEPS, WorkersWorld
 
 from juggler.cli.status import table
@@ -108,6 +108,18 @@ def test_a_status_has_books_queues_and_workers(watched: Watched) -> None:
     assert status.staleness.sum == 3
 
 
+def test_metrics_that_the_page_names_are_there(watched: Watched) -> None:
+    watched.update()
+    watched.world.sample(1, dropped="refused")
+    there = [each.name for family in families(watched.read()) for each in family.samples]
+    of_others = ("module_", "agent_", "league_", "player_", "gateway_", "worker_counts")
+    page = (ROOT / "docs" / "operations.md").read_text()
+    named = {*re.findall(r"`juggler_(\w+)", page)} - {"driver_up", "episode_evaluation_return_mean"}
+    for name in named:
+        known = any(each.startswith(f"juggler_{name}") for each in there)
+        assert known or name.startswith(of_others), name
+
+
 def test_drops_are_told_by_reason(watched: Watched) -> None:
     watched.world.sample(dropped="refused", explanation="no room")
     status = watched.read()
@@ -156,13 +168,6 @@ def test_metrics_beyond_loopback_need_to_be_asked_for() -> None:
         serve_metrics("0.0.0.0:0", status_pb2.RunStatus, insecure=False).__enter__()
     with serve_metrics("0.0.0.0:0", status_pb2.RunStatus, insecure=True):
         pass
-
-
-def test_a_port_that_is_taken_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        address = f"127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(EndpointError, match=f"cannot serve metrics on {address}"):
-            serve_metrics(address, status_pb2.RunStatus, insecure=False).__enter__()
 
 
 def test_simulators_at_gateways_are_counted_as_the_gateway_last_said(watched: Watched) -> None:
@@ -259,6 +264,8 @@ def test_the_one_that_waited_begins_with_the_learner_and_people_are_told_anew_of
     world.learners[1] = world.joined("learner", 1)
     world.turns(due=[])
     assert asked_for_states(world) == [1, 1], "at once"
+    world.a_checkpoint_is_due()
+    assert asked_for_states(world) == [1, 1], "one at a time"
     world.leave(world.learners[1])
     for _ in range(2):
         world.a_checkpoint_is_due()

@@ -36,9 +36,8 @@ class Trains:
         self.follower = follower
         follower.on_start(self.run)
         self.began.set()
-        deadline = time.monotonic() + 30
         while not self.over.wait(0.01):
-            assert time.monotonic() < deadline
+            pass
         if self.error:
             raise self.error
         return juggler.Result({"reason_for_stop": "stop_steps"}, self.run.run_dir, None)
@@ -80,6 +79,7 @@ class Values:
 
     def __init__(self) -> None:
         self.were_set: list[tuple[object, ...]] = []
+        self.by_the_run = threading.Event()
 
     def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
         if key == "lrr":

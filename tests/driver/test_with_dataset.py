@@ -147,17 +147,3 @@ def test_what_a_run_records_is_found_from_any_directory(
     resumed = with_dataset(config, config.flat(), is_here=True, is_new=False)
     assert resumed.env_runner == config.env_runner
     assert RunConfig.to_act(config.flat()).env_runner.record == ""
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"agents": {"a": "default"}}, "record = 'sampled' with agents: a"),
-        ({"algorithm": "bc", "dataset": "mine"}, "the steps are in that data set"),
-        ({"record": "", "record_gb": 1.0}, "record_gb = 1 without record"),
-        ({"record_gb": 0.0}, "record_gb must be a number of"),
-    ],
-)
-def test_what_does_not_go_with_a_recording_is_told(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        RunConfig.from_flat({"record": "sampled", **given})

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from juggler.runtime.checkpoints.checkpoint import read
@@ -28,27 +27,10 @@ def evaluated(output: str) -> float:
     return float(output.partition("episodes: return ")[2].split()[0])
 
 
-@pytest.mark.slow
-def test_an_environment_of_ones_own_is_learned(tmp_path: Path, run_python: RunPython) -> None:
-    output = run_python(EXAMPLES / "custom_environment.py")
-    summary, _ = summary_and_run(tmp_path)
-    assert summary["solved"], output
-    assert evaluated(output) > -10, "a thermostat that knows nothing gets about -25"
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("custom_environment", "tensor_environments", "custom_module"),
-        pytest.param(
-            ("custom_distribution", "custom_connector", "extended_module"), marks=pytest.mark.long
-        ),
-    ],
-    ids=", ".join,
-)
 def test_they_train_for_an_update_and_play_what_it_made_of_their_modules(
-    tmp_path: Path, run_shortly: RunPython, names: tuple[str, ...]
+    tmp_path: Path, run_shortly: RunPython
 ) -> None:
+    names = ("custom_environment", "tensor_environments", "custom_module")
     output = run_shortly(*(EXAMPLES / f"{name}.py" for name in names))
     assert output.count("20 episodes: return ") == 3, output
     ends = [
@@ -58,25 +40,21 @@ def test_they_train_for_an_update_and_play_what_it_made_of_their_modules(
     assert ends == ["stop_steps"] * 3
 
 
-@pytest.mark.long
-def test_environments_in_tensors_are_learned(tmp_path: Path, run_python: RunPython) -> None:
-    output = run_python(EXAMPLES / "tensor_environments.py")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("custom_environment", marks=pytest.mark.slow),
+        pytest.param("tensor_environments", marks=pytest.mark.long),
+    ],
+)
+def test_an_environment_of_ones_own_is_learned(
+    tmp_path: Path, run_python: RunPython, name: str
+) -> None:
+    output = run_python(EXAMPLES / f"{name}.py")
     summary, _ = summary_and_run(tmp_path)
     assert summary["solved"], output
     assert "copied from" not in output, "steps stay on the device"
     assert evaluated(output) > -10, "a thermostat that knows nothing gets about -25"
-
-
-@pytest.mark.long
-def test_a_module_of_ones_own_is_trained(tmp_path: Path, run_python: RunPython) -> None:
-    output = run_python(EXAMPLES / "custom_module.py")
-    summary, run_dir = summary_and_run(tmp_path)
-    assert summary["solved"], output
-    assert evaluated(output) > 100, "a pole that nobody balances falls after 22 steps"
-    state: Any = read(run_dir).tree["default"]
-    trained = state["parameters"]["normalize.weight"]
-    assert trained.shape == (64,)
-    assert not np.allclose(trained, 1), "as it was drawn"
 
 
 @pytest.mark.slow
@@ -109,9 +87,10 @@ def test_an_algorithm_that_is_derived_from_dqn_is_trained_with(
     ("name", "parameter"),
     [
         ("custom_encoder", "encoder.waves.weight"),
-        pytest.param("custom_distribution", "policy_head.weight", marks=pytest.mark.long),
-        pytest.param("custom_connector", "policy_head.weight", marks=pytest.mark.long),
-        pytest.param("extended_module", "encoder.1.layers.1.weight", marks=pytest.mark.long),
+        ("custom_module", "normalize.weight"),
+        ("custom_distribution", "policy_head.weight"),
+        ("custom_connector", "policy_head.weight"),
+        ("extended_module", "encoder.1.layers.1.weight"),
     ],
 )
 def test_a_part_of_ones_own_is_trained_with(
@@ -142,11 +121,3 @@ def test_two_modules_with_one_encoder_learn_in_one_run(run_python: RunPython) ->
     end = last.split()
     assert min(float(end[3]), float(end[5])) > 0.95, last
     assert shared == "one encoder: True"
-
-
-@pytest.mark.long
-def test_a_run_in_a_file_is_solved(tmp_path: Path, run_python: RunPython) -> None:
-    output = run_python("-m", "juggler", "train", EXAMPLES / "my_run.toml")
-    summary, run_dir = summary_and_run(tmp_path)
-    assert summary["solved"], output
-    assert read(run_dir).config["model"] == {"hidden_sizes": [128]}

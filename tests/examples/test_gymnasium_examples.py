@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from gymnasium.vector import AutoresetMode
-from support.place import status_of
 
 from juggler.driver.given_config import load_config
 from juggler.envrunner.environments.vector import make_vector_env, reset_environments
@@ -45,18 +44,3 @@ def test_its_environments_are_made_and_stepped(name: str) -> None:
         assert (reset_environments(env, 3) == first).all(), "the seed decides"
     finally:
         env.close()
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("local_workers")
-@pytest.mark.parametrize("name", EXPECTED)
-def test_a_run_learns_from_it_and_is_evaluated(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name], reason=f"needs juggler[{name}]")
-    run = tmp_path / "run"
-    assert status_of("train", EXAMPLES / f"{name}.toml", "--run-dir", run) == 0
-    capsys.readouterr()
-    assert status_of("evaluate", run, "--episodes", 2) == 0
-    assert "2 episodes: return" in capsys.readouterr().out

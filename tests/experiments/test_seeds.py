@@ -126,39 +126,6 @@ def test_ctrl_c_ends_the_runs_in_order_and_they_can_go_on(
     assert "interquartile mean of 2 seeds" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (["cartpole", "--jobs", 2], "--jobs is the number of runs"),
-        (["cartpole", "--seeds", 0], "seeds = 0: must be a whole number"),
-        (["cartpole", "--seeds", 2, "--jobs", 0], "jobs = 0: must be a whole number"),
-        (["--env", "Acrobot-v1", "--seeds", 2], "need an end: give"),
-        (["cartpole", "--seeds", 2, "--record", "sampled"], "record = 'sampled': several runs"),
-        (["--resume", "here", "--seeds", 2], "has no seeds.toml"),
-        (
-            ["cartpole", "--resume", "here", "--seeds", 2, "--lr", 1e-3, "--stop-steps", 9],
-            "--resume continues runs with",
-        ),
-        (
-            ["cartpole", "--seeds", 2, "--metrics-bind", "127.0.0.1:0"],
-            "--metrics-bind is for one run, but",
-        ),
-        (["cartpole", "--seeds", 2, "--reflection"], "--reflection is for one run"),
-    ],
-)
-def test_what_is_wrong_is_told_before_anything_starts(
-    given: list[object],
-    told: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert status_of("train", *given) in (1, 2)
-    assert told in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.slow
 def test_real_runs_have_a_seed_each_and_are_reported_together(tmp_path: Path) -> None:
     found = juggler.train_seeds(

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from support.place import raises_key
 from support.small_cores import action_space_of, keeps_steps, needs_memory
 
 from juggler.driver.config import ConfigError, RunConfig
@@ -41,35 +40,6 @@ LR_BOUNDS = {"low": 1e-4, "high": 1e-2, "step": None, "whole": False}
 )
 def test_what_is_written_is_what_is_meant(key: str, text: str, meant: object) -> None:
     assert parse_space({key: text}, {}) == [meant]
-
-
-@pytest.mark.parametrize(
-    ("key", "text", "told"),
-    [
-        ("lrr", "1e-4..1e-2", "unknown key 'lrr': did you mean 'lr'?"),
-        ("model.hiden_sizes", "[64],[128]", "no key 'hiden_sizes': did you"),
-        ("lr", "1e-2..1e-4", "--space lr=1e-2..1e-4: the first"),
-        ("lr", "0..1:log", "with :log, both bounds have to be above 0"),
-        ("lr", "1e-4..1e-2:lgo", "after the colon, give log or a"),
-        ("lr", "fast,slow", "lr: expected a number, or a schedule"),
-        ("lr", "0.001", "give several values, such as"),
-        ("gamma", "0.9..1.5", "gamma = 1.5: must be at least 0"),
-        ("batch_size", "16..64.5", "batch_size only takes integers"),
-        ("env.size", "3,4", "env is not a table, so it has no"),
-        ("clip", "0.1..0.3", "'clip' is a key of appo and ppo"),
-    ],
-)
-def test_what_cannot_be_meant_is_told_in_a_sentence(key: str, text: str, told: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        parse_space({key: text}, {"env": "CartPole-v1"})
-    assert told in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_a_key_has_to_suit_every_algorithm_of_the_space() -> None:
-    parse_space({"algorithm": "ppo,appo", "clip": "0.1..0.3"}, {})
-    with raises_key(ConfigError, "algorithm"):
-        parse_space({"algorithm": "ppo,impala", "clip": "0.1..0.3"}, {})
 
 
 def test_values_are_placed_in_tables_and_what_they_came_from_stays() -> None:
@@ -182,22 +152,3 @@ def test_the_modules_of_the_table_agents_have_metrics_of_their_own(name: str) ->
 def test_modules_that_only_the_run_settles_are_let_through(keys: dict[str, Any]) -> None:
     for name in ("by_module/adversary/updates", "modules/adversary/entropy"):
         must_be_a_metric(name, RunConfig.from_flat(keys))
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "metric", "told"),
-    [
-        ("dqn", "policy_loss", "epsilon, grad_norm, lr"),
-        ("appo", "kl_from_target", "clip_fraction, entropy"),
-        ("bc", "explained_variance", "entropy, grad_norm, lr"),
-    ],
-)
-def test_a_metric_that_the_algorithm_lacks_is_told_with_those_that_it_has(
-    algorithm: str, metric: str, told: str
-) -> None:
-    dataset = {"dataset": "somewhere"} if algorithm == "bc" else {}
-    config = RunConfig.from_flat({"algorithm": algorithm, **dataset})
-    with pytest.raises(ConfigError) as error:
-        must_be_a_metric(f"modules/default/{metric}", config)
-    assert f"{algorithm} has no metric {metric!r} with this configuration" in str(error.value)
-    assert f". It has {told}" in str(error.value)

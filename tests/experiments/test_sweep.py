@@ -23,14 +23,6 @@ from juggler.experiments.sweep import SweepFailed
 RUNS = {"stop_steps": 1000, "progress": "plain", "num_env_runners": 1, "value_coefficient": 0.0}
 
 
-ONE = ["cartpole", "--stop-steps", "9", "--space", "lr=1,2"]
-BOTH = ["--env", "CartPole-v1", "--stop-steps", "9", "--space", "algorithm=ppo,dqn"]
-
-
-class Mine(juggler.ActorCritic):
-    """Of a script."""
-
-
 def scripted(directory: Path, space: dict[str, Any], **how: Any) -> Any:
     return juggler.sweep("cartpole", space=space, run_dir=str(directory), **{**RUNS, **how})
 
@@ -192,68 +184,6 @@ def test_one_process_at_a_time_has_a_sweep(tmp_path: Path) -> None:
         scripted(directory, {"lr": "1..2"}, trials=1)
     with pytest.raises(RunDirectoryError, match="sweep"):
         juggler.resume_sweep(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ([], "a sweep needs a space, such as --space lr="),
-        (["cartpole", "--space", "lr=1..2"], "give their length, such as"),
-        (["cartpole", "--stop-steps", "9"], "a sweep needs a space, such as --space lr="),
-        (["cartpole", "--space", "lr"], "give a key and its values, as in"),
-        (["cartpole", "--space", "lr=1,2", "--space", "lr=3,4"], "this key is given twice"),
-        (["--resume", "runs/x", "--lr", "1.0"], "leave out lr"),
-        (["cartpole", "--resume", "runs/x"], "leave out CONFIG"),
-        (
-            ["cartpole", "--stop-steps", "9", "--space", "stop_steps=9,10"],
-            "trials are compared at equal",
-        ),
-        ([*ONE, "--record", "sampled"], "record = 'sampled': several runs"),
-        ([*ONE, "--space", "record=a,b"], "record = 'a': several runs would"),
-        ([*ONE, "--trials", "0"], "trials = 0: must be a whole"),
-        ([*ONE, "--jobs", "0"], "jobs = 0: must be a whole number"),
-        ([*ONE, "--jobs", "-3"], "jobs = -3: must be a whole number"),
-        ([*ONE, "--metric", "episode_retrun_mean"], "no such number"),
-        ([*ONE, "--metric", "modules/defualt/entropy"], "did you mean 'default'?"),
-        ([*ONE, "--metric", "modules/default/polcy_loss"], "has no metric 'polcy_loss' with this"),
-        (
-            [*BOTH, "--metric", "modules/default/policy_loss"],
-            "modules/default/policy_loss': dqn has no metric 'policy_loss' with this configuration",
-        ),
-    ],
-)
-def test_what_is_wrong_is_told_before_anything_starts(
-    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.MonkeyPatch.context() as patch:
-        said: list[str] = []
-        patch.setattr(sys.stderr, "write", lambda text: said.append(text) or len(text))
-        assert status_of("sweep", *arguments) == 2
-    assert told in "".join(said)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"space": ["lr=1..2"]}, "space = ['lr=1..2']: give a dict"),
-        ({"space": {"lr": 1e-3}}, "space: lr = 0.001: give a text or"),
-        ({"space": {"model": {"hidden_sizes": [[8], [16]]}}}, '"model.hidden_sizes": [[64]'),
-        ({"space": {"lr": {"min": 1e-4, "max": 1e-2}}}, "0.01}: give a text or a list, such as {"),
-        ({"env": Mine}, "env: each run is a separate process"),
-        ({"module": Mine}, 'give its name, such as "my_file:Mine"'),
-        ({"trials": "3"}, "trials = '3': must be a whole"),
-    ],
-)
-def test_what_a_script_gives_in_another_form_is_told_with_an_example(
-    given: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError) as error:
-        juggler.sweep(**{"space": {"lr": "1..2"}, "stop_steps": 9, **given})
-    assert told in str(error.value)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_optuna_the_command_that_installs_it_is_named(

@@ -3,7 +3,6 @@ that Juggler names where it is missing."""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -122,16 +121,6 @@ print([name for name in {BROUGHT.split()} if importlib.util.find_spec(name)])
     assert plain.run("-c", there) == "[]\n"
     assert "2 episodes: return" in plain.run("-m", "juggler", "evaluate", trained, "--episodes", 2)
     assert f"plot: {trained}/plot.png" in plain.run("-m", "juggler", "plot", trained)
-
-
-@pytest.mark.long
-def test_without_any_extra_the_machine_is_looked_at_and_a_project_is_written(plain: Alone) -> None:
-    found = {each["name"]: each for each in json.loads(plain.run(*DOCTOR, "--json"))}
-    assert found["torch"]["state"] == "ok"
-    assert found["extra sweep"]["state"] == "absent"
-    assert re.search(r"pip install '[^']+\[sweep\]'", found["extra sweep"]["advice"])
-    assert "heat/heat/environment.py" in plain.run("-m", "juggler", "new", "heat")
-    assert "heat.environment" in (plain.path / "heat" / "train.toml").read_text()
 
 
 @pytest.mark.long

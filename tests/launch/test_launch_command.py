@@ -8,11 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.sharing import soon
 
 from juggler.cli import launch, worker
 from juggler.launch import slurm
@@ -95,60 +94,17 @@ def test_envrunners_that_start_simulators_are_gateways(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["slurn"], "no engine 'slurn': did you mean 'slurm'?"),
-        (["ssh", "cartpol", "--hosts", "hosts.toml"], "did you mean 'cartpole'?"),
-        (["ssh", "cartpole", "--hosts", "none.toml"], "cannot read the file of hosts none.toml"),
-        (
-            ["slurm", "cartpole", "--env-runners", "0", "--dry-run"],
-            "--env-runners 0: must be from 1 to 4096",
-        ),
-        (
-            ["slurm", "cartpole", "--learners", "5000", "--dry-run"],
-            "--learners 5000: must be from 1 to 4096",
-        ),
-        (
-            ["slurm", "cartpole", "--evaluators", "-1", "--dry-run"],
-            "--evaluators -1: must be from 0 to 4096",
-        ),
-        (["slurm", "cartpole", "--", "--evaluation-video", "5"], "there are no evaluations"),
-        (
-            ["slurm", "cartpole", "--sbatch", "account=lab", "--dry-run"],
-            "'account=lab': write an option of",
-        ),
-        (
-            ["slurm", "cartpole", "--sbatch=--account=lab\ntouch there", "--dry-run"],
-            "leave out unprintable characters",
-        ),
-        (
-            ["slurm", "cartpole", "--partition", "cpu\ntouch there", "--dry-run"],
-            "leave out unprintable characters",
-        ),
-        (
-            ["slurm", "cartpole", "--run-dir", "run\ntouch there", "--dry-run"],
-            "leave out unprintable characters",
-        ),
-        (
-            ["ssh", "cartpole", "--hosts", "hosts.toml", "--", "--gateway", "127.0.0.1:5005"],
-            "gateway = '127.0.0.1:5005'",
-        ),
-        (
-            ["slurm", "cartpole", "--dry-run", "--", "--gateway", "127.0.0.1:5005"],
-            "Launch it on kubernetes; or start",
-        ),
-        (
-            ["swarm", "cartpole", "--dry-run", "--", "--gateway", "127.0.0.1:5005"],
-            "`juggler envrunner --gateway HOST:PORT`",
-        ),
-        (
-            ["swarm", "cartpole", "--image", "x", "--compose", "none.yaml", "--dry-run"],
-            "--compose none.yaml: there is no such file",
-        ),
+        (["slurm", "--sbatch=--account=lab\ntouch there"], "leave out unprintable characters"),
+        (["slurm", "--partition", "cpu\ntouch there"], "leave out unprintable characters"),
+        (["slurm", "--run-dir", "run\ntouch there"], "leave out unprintable characters"),
+        (["ssh", "--hosts", "hosts.toml", "--", "--gateway", "127.0.0.1:5005"], "gateway = "),
     ],
 )
 def test_a_mistake_is_told_before_anything_starts(
     hosts: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert launch.run(arguments) in (1, 2)
+    engine, *options = arguments
+    assert launch.run([engine, "cartpole", "--dry-run", *options]) == 1
     assert said in capsys.readouterr().err
     assert [path.name for path in hosts.parent.iterdir()] == ["hosts.toml"]
 
@@ -253,21 +209,11 @@ def test_a_file_without_hosts_is_told(tmp_path: Path) -> None:
         read_hosts(tmp_path / "missing.toml")
 
 
-# The scripts of Slurm's jobs, run by bash with commands of Slurm that note their calls.
-
-
 # Slurm ends a script that has queued again. This one sees a failure, and ends by itself.
 _COMMAND = "#!/bin/bash\necho $(basename $0) $* >> calls\nexit 1\n"
 _SQUEUE = '#!/bin/bash\n[[ "$*" == *--jobs=* ]] && cat state\nexit 0\n'
 # With its learner preempted too, a driver cannot write its last checkpoint, and ends with 1.
 _DRIVER = "#!/bin/bash\ntrap 'exit 1' TERM\ntouch runs\nwhile :; do sleep 0.01; done\n"
-
-
-def _eventually(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -300,7 +246,7 @@ def _ended_by(script: Path, number: int, state: str) -> tuple[str, list[str]]:
     (here / "state").write_text(state)
     calls, runs = here / "calls", here / "runs"
     with subprocess.Popen(["bash", script]) as process:
-        _eventually(lambda: runs.exists() and calls.exists() and "sbatch" in calls.read_text())
+        soon(lambda: runs.exists() and calls.exists() and "sbatch" in calls.read_text(), "it runs")
         process.send_signal(number)
         assert process.wait(30) == 1
     said = "\n".join(line for line in calls.read_text().splitlines() if "sbatch" not in line)

@@ -91,24 +91,3 @@ def test_an_engine_that_there_is_not_scales_nothing(tmp_path: Path, named: str) 
     with pytest.raises(LaunchError, match="names no engine"):
         launch.scale("learner", 2)
     assert launch.count("learner") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["here"], "give a number"),
-        (["here", "--env-runners", "0"], "--env-runners 0: must be from 1 to 4096"),
-        (["here", "--env-runners", "5000"], "must be from 1 to 4096"),
-        (["here", "--env-runners", "2"], "is neither HOST:PORT nor the"),
-    ],
-)
-def test_what_cannot_be_scaled_is_told(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    said: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert scale.run(arguments) == 1
-    assert said in capsys.readouterr().err

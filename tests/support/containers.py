@@ -252,19 +252,6 @@ class Cluster:
         """SIGKILL from outside: what docker itself does not know of, as the kernel would do it."""
         os.kill(int(self.inspect(container, ".State.Pid")), signal.SIGKILL)
 
-    def status(self) -> dict[str, Any]:
-        """What `juggler status` says."""
-        (driver,) = self.containers("driver")
-        run_dir = f"/runs/{self.run_dir.name}"
-        said = self.docker("exec", driver, "juggler", "status", run_dir, "--once", "--json")
-        found: dict[str, Any] = json.loads(said)
-        return found
-
-    def worker(self, container: str) -> str:
-        """The id of the worker in a container, as the driver knows it."""
-        workers = {each["host"]: each["worker_id"] for each in self.status()["workers"]}
-        return str(workers[container])
-
     def lines(self) -> list[dict[str, Any]]:
         """The whole lines of metrics so far; in each of them the books balance."""
         try:
@@ -288,24 +275,20 @@ class Cluster:
         lines = self.lines()
         return lines[-1] if lines else {"env_steps_trained": 0, "num_env_runners": 0}
 
-    def wait_until(self, what: Callable[[], Any], why: str, seconds: float = PATIENCE) -> float:
-        """-> seconds that it took."""
+    def wait_until(self, what: Callable[[], Any], why: str, seconds: float = PATIENCE) -> None:
         begun = time.monotonic()
         while not what():
             if time.monotonic() - begun > seconds:
                 logs = self.compose("logs", "--no-color", "--tail", "40")
                 raise AssertionError(f"{why}: not within {seconds:.0f} s\n{self.newest()}\n{logs}")
             time.sleep(0.2)
-        return time.monotonic() - begun
 
-    def wait_for_training(self) -> float:
-        """Until some updates' worth of steps was trained on -> seconds."""
+    def wait_for_training(self) -> None:
+        """Until some updates' worth of steps was trained on."""
         goal = self.newest()["env_steps_trained"] + 20_000
-        return self.wait_until(
-            lambda: self.newest()["env_steps_trained"] > goal, "training goes on"
-        )
+        self.wait_until(lambda: self.newest()["env_steps_trained"] > goal, "training goes on")
 
-    def wait_for_workers(self, env_runners: int, learners: int = 2) -> float:
+    def wait_for_workers(self, env_runners: int, learners: int = 2) -> None:
         """Until a line of metrics that is still to come has so many."""
         before = len(self.lines())
 
@@ -314,11 +297,11 @@ class Cluster:
             there = line.get("num_env_runners"), line.get("num_learners")
             return len(earlier) > before and there == (env_runners, learners)
 
-        return self.wait_until(all_there, f"{env_runners} EnvRunners and {learners} learners")
+        self.wait_until(all_there, f"{env_runners} EnvRunners and {learners} learners")
 
-    def wait_for_event(self, text: str, after: int) -> float:
+    def wait_for_event(self, text: str, after: int) -> None:
         """Until somebody was told so, beyond so many other events."""
-        return self.wait_until(lambda: any(text in each for each in self.events()[after:]), text)
+        self.wait_until(lambda: any(text in each for each in self.events()[after:]), text)
 
     def close(self) -> None:
         self.compose("down", "--volumes", "--timeout", "1")

@@ -204,8 +204,3 @@ class RockPaperScissors:
 def softmax(logits: np.ndarray) -> np.ndarray:
     odds = np.exp(logits - logits.max())  # [A]
     return odds / odds.sum()
-
-
-def exploitability(policy: np.ndarray) -> float:
-    """What the best answer to it gets; 0 for the uniform policy alone."""
-    return float((ROCK_PAPER_SCISSORS @ policy).max())

@@ -137,22 +137,6 @@ class Disk:
         else:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, self._limits)
 
-    def protect(self, directory: Path) -> None:
-        """No file can be opened there for writing any more."""
-        if self._mounted:
-            subprocess.run(["mount", "--bind", directory, directory], check=True)
-            subprocess.run(["mount", "-o", "remount,bind,ro", directory], check=True)
-            return
-        for each in (directory, *(path for path in directory.rglob("*") if path.is_dir())):
-            each.chmod(0o555)
-
-    def unprotect(self, directory: Path) -> None:
-        if self._mounted:
-            subprocess.run(["umount", "--lazy", directory], check=True)
-            return
-        for each in (directory, *(path for path in directory.rglob("*") if path.is_dir())):
-            each.chmod(0o755)
-
     def close(self) -> None:
         """Whatever is mounted goes."""
         while self._mounted and _done("umount", "--lazy", "--recursive", self.path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import random
 import secrets
 import socket
@@ -15,24 +14,15 @@ from types import TracebackType
 from typing import Any, Self
 
 _CHUNK = 1 << 14  # bytes
-_CHUNKS_UNDER_WAY = 16  # of one connection, one way: 256 KB, as a router might hold
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s: closing sends a RST
 
 
 class Network:
-    """Carries TCP connections over loopback: `link` gives an address that leads to another.
-
-    Attributes:
-        delay: seconds that everything takes, each way.
-        rate: bytes a second, of all connections together, each way.
-    """
+    """Carries TCP connections over loopback: `link` gives an address that leads to another."""
 
     def __init__(self) -> None:
-        self.delay = 0.0
-        self.rate = math.inf
         self._loop = asyncio.new_event_loop()
         self._up = {"there": asyncio.Event(), "back": asyncio.Event()}
-        self._free_at = {"there": 0.0, "back": 0.0}  # the bottleneck, of the loop's time
         # Of each connection: the link that it goes through, and both of its ends.
         self._open: dict[asyncio.Task[None], tuple[str, tuple[asyncio.StreamWriter, ...]]] = {}
         self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
@@ -132,38 +122,16 @@ class Network:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str
     ) -> None:
         """One way of a connection, to its end."""
-        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_CHUNKS_UNDER_WAY)
-        taking = asyncio.create_task(self._take(reader, under_way))
-        try:
-            while True:
-                due, data = await under_way.get()
-                await asyncio.sleep(due - self._loop.time())
-                await self._through_bottleneck(len(data), way)
+        with contextlib.suppress(OSError):
+            data = b"-"
+            while data:
+                try:
+                    data = await reader.read(_CHUNK)
+                except OSError:
+                    data = b""
                 await self._up[way].wait()
-                if not data:
-                    return
                 writer.write(data)
                 await writer.drain()
-        except OSError:
-            return
-        finally:
-            taking.cancel()
-
-    async def _take(
-        self, reader: asyncio.StreamReader, under_way: asyncio.Queue[tuple[float, bytes]]
-    ) -> None:
-        data = b"-"
-        while data:
-            try:
-                data = await reader.read(_CHUNK)
-            except OSError:
-                data = b""
-            await under_way.put((self._loop.time() + self.delay, data))
-
-    async def _through_bottleneck(self, size: int, way: str) -> None:
-        now = self._loop.time()
-        self._free_at[way] = max(now, self._free_at[way]) + size / self.rate
-        await asyncio.sleep(self._free_at[way] - now)
 
 
 def free_address() -> str:

@@ -135,16 +135,6 @@ def test_an_evaluation_runs_beside_training_and_a_checkpoint_can_be_played(place
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
-def test_environments_may_have_processes_of_their_own(place: Place) -> None:
-    options = ["--run-dir", "run", "--stop-steps", 2000, "--vectorize", "async"]
-    sizes = ["--envs-per-runner", 4, "--fragment-steps", 16, "--batch-size", 100]
-    run = place.run("train", "--env", "CartPole-v1", "--num-env-runners", 2, *options, *sizes)
-    assert run.status == 0, run.output
-    assert_books_balance(place.path / "run")
-    place.assert_nothing_is_left()
-
-
 # One command for a driver, given again and again as containers do.
 
 
@@ -178,6 +168,7 @@ def test_the_same_command_begins_a_run_goes_on_with_it_and_finds_it_ended(place:
     third = place.start(*reached)
     third.wait_for("resuming from update ")
     assert third.wait(110) == 0, third.output
+    assert summary(directory)["weights_version"][0] > 1, "another generation"
     for each in workers:
         assert each.wait(30) == 0, each.output
     assert summary(directory)["reason_for_stop"] == "stop_steps"

@@ -86,20 +86,6 @@ def test_it_learns(place: Place, name: str, seed: int) -> None:
         place.assert_nothing_is_left()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["pong", "breakout"])
-def test_atari_is_trained_from_single_frames_and_played(place: Place, name: str) -> None:
-    skip_without_its_packages(name)
-    end = train(place, name, "--stop-steps", 2000)
-    assert end["env_steps_trained"] >= 2000
-    assert end["updates"] >= 2
-    assert end["modules"]["default"]["skipped"] == 0
-    played = place.run("evaluate", "run", "--episodes", 1)
-    assert played.status == 0, played.output
-    assert "1 episode: return" in played.output
-    place.assert_nothing_is_left()
-
-
 def test_two_runners_and_a_learner_hold_the_ratio_that_they_are_told(place: Place) -> None:
     """The shape of Ape-X: priorities, environments that explore less and less, and a learner that
     draws each step eight times, whoever is faster."""

@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
 import gymnasium
 import pytest
-from support.place import Place, status_of
+from support.place import status_of
 
 pytestmark = pytest.mark.usefixtures("no_forkserver")
 
@@ -39,29 +38,6 @@ def test_a_name_that_leads_nowhere_is_told_before_anything_starts(
     assert words in said, said
     assert "Traceback" not in said
     assert list(in_a_directory.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_what_raises_in_a_module_or_an_environment_is_named_with_its_place(place: Place) -> None:
-    place.write(
-        "mistakes.py",
-        "import gymnasium, juggler\n"
-        "class Bare(gymnasium.Env):\n"
-        "    pass\n"
-        "class Module(juggler.RLModule):\n"
-        "    def __init__(self, observation_space, action_space, model_config):\n"
-        "        self.units = model_config['units']\n",
-    )
-    run = place.run("train", "--env", "mistakes:Bare", "--num-env-runners", 1)
-    assert run.status == 2
-    last = run.output.splitlines()[-1]
-    assert "Bare must have observation_space and action_space: set them in its" in last
-    assert "Traceback" not in run.output
-    run = place.run("train", "cartpole", "--module", "mistakes:Module")
-    assert run.status == 2
-    assert "KeyError: 'units' (mistakes.py, line 6, in __init__)" in run.output.splitlines()[-1]
-    assert not (place.path / "runs").exists()
-    place.assert_nothing_is_left()
 
 
 @pytest.mark.usefixtures("local_workers")
@@ -93,23 +69,4 @@ def test_what_cannot_be_made_is_told_before_there_is_a_run_directory(
         assert status == 2, (arguments, said)
         assert words in said.splitlines()[-1], arguments
     assert "Traceback" not in said, "of the last one, which nothing raised"
-    assert not (in_a_directory / "runs").exists()
-
-
-def test_a_script_gets_the_error_of_its_environment_and_no_run_directory(
-    in_a_directory: Path, run_shortly: Callable[..., str]
-) -> None:
-    script = in_a_directory / "script.py"
-    script.write_text(
-        "import gymnasium, juggler\n"
-        "class Mine(gymnasium.Env):\n"
-        "    def __init__(self, size):\n"
-        "        self.size = size\n"
-        "try:\n"
-        "    juggler.train(env=Mine, env_kwargs={'length': 3})\n"
-        "except juggler.ConfigError as error:\n"
-        "    print('told:', error)\n"
-    )
-    said = run_shortly(script)
-    assert "told: environment 0 (Mine) failed in constructor: TypeError" in said
     assert not (in_a_directory / "runs").exists()

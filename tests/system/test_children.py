@@ -63,7 +63,7 @@ def _all_play(place: Place, run: Command) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vectorize", first_of(["sync", "async"]))
-def test_a_killed_envrunner_takes_its_games_with_it_and_no_others(
+def test_a_killed_envrunner_takes_its_games_with_it_and_a_killed_driver_all(
     place: Place, vectorize: str
 ) -> None:
     run = _start(place, "--vectorize", vectorize)
@@ -77,20 +77,7 @@ def test_a_killed_envrunner_takes_its_games_with_it_and_no_others(
     eventually(lambda: not any(game.is_running() for game in its), 30, lambda: str(its))
     assert all(game.is_running() for game in before if game in mine)
     trains_on(place.path / "run", run)
-    run.interrupt()
-    run.wait(60)
-    eventually(lambda: not _games(place), 30, lambda: str(_games(place)))
     assert "unexpected pid" not in run.output
-    place.assert_nothing_is_left()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("vectorize", first_of(["sync", "async"]))
-def test_a_killed_driver_takes_the_games_of_its_envrunners_with_it(
-    place: Place, vectorize: str
-) -> None:
-    run = _start(place, "--vectorize", vectorize)
-    _all_play(place, run)
     os.kill(run.process.pid, signal.SIGKILL)
     run.wait(30)
     eventually(lambda: not place.processes(), 30, lambda: str(place.processes()))

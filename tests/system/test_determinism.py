@@ -44,7 +44,6 @@ CASES = {
         env_to_module = ["mean_std_filter", "previous_actions_and_rewards"]
         learner = ["normalize_rewards"]
     """,
-    "recurrent": 'env = "CartPole-v1"\nmodel = {hidden_sizes = [16], recurrent = "lstm"}',
     "continuous": """
         env = "Pendulum-v1"
         env_kwargs = {max_episode_steps = 30}
@@ -72,15 +71,6 @@ CASES = {
         replay_share = 0.6
         replay_capacity = 300
         model = {hidden_sizes = [16], recurrent = "lstm"}
-    """,
-    "steps that are kept and not saved": """
-        env = "CartPole-v1"
-        algorithm = "dqn"
-        save_replay = false
-        replay_begin = 100
-        replay_ratio = 4.0
-        replay_batch_size = 32
-        priority_exponent = 0.6
     """,
     "actions that are uniform before learning begins": """
         env = "Pendulum-v1"
@@ -181,12 +171,11 @@ class WithDropout(juggler.Catalog):
 """
 
 
-def started(place: Place, case: str, run: str, shared_memory: str = "", **keys: Any) -> Command:
+def started(place: Place, case: str, run: str, **keys: Any) -> Command:
     """A new run in the directory `run`."""
     place.write("mine.py", MINE)
     place.write("run.toml", SETTINGS + CASES[case])
-    variables = {**_path(place), "JUGGLER_SHARED_MEMORY": shared_memory}
-    return place.start("train", "run.toml", *_options(run_dir=run, **keys), **variables)
+    return place.start("train", "run.toml", *_options(run_dir=run, **keys), **_path(place))
 
 
 def resumed(place: Place, run: str, **keys: Any) -> Command:
@@ -276,15 +265,3 @@ def test_a_run_that_was_killed_behind_a_checkpoint_equals_one_that_was_not(place
     ended(started(place, "connectors", "whole", stop_steps=steps))
     for update in (4, newest, newest + 4):
         assert_equal(place, "whole", "killed", update)
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_keeps_the_checkpoint_that_others_of_its_seed_have(place: Place) -> None:
-    run = started(place, "plain", "stopped", checkpoint_updates=1)
-    eventually(lambda: checkpoint(place, "stopped", 3).exists(), 60, lambda: run.output)
-    run.interrupt()
-    ended(run, 130)
-    last = int(summary(place.path / "stopped")["updates"])
-    options = {"checkpoint_updates": 1, "stop_steps": 144 * last}
-    ended(started(place, "plain", "whole", **options))
-    assert_equal(place, "whole", "stopped", last)

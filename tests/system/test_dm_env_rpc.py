@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.network import free_address
-from support.place import Command, Place, assert_books_balance, summary, trains_on
+from support.place import Command, Place, assert_books_balance
 
 from juggler.runtime.actors.certificates import make_certificates
 
@@ -45,29 +44,5 @@ def test_a_run_trains_on_what_is_served_with_tls_and_a_token(place: Place) -> No
     assert_books_balance(place.path / "run")
     played = place.run("evaluate", "run", "--episodes", 3)
     assert "3 episodes: return" in played.output, played.output
-    stop(server)
-    place.assert_nothing_is_left()
-
-
-@pytest.mark.slow
-def test_a_server_that_is_killed_is_waited_for_and_the_run_goes_on(place: Place) -> None:
-    directory = place.path / "run"
-    bound = ["--bind", free_address()]
-    server, address = serve(place, "CartPole-v1", *bound)
-    run = place.start("train", *SMALL, *ONE_RUNNER, "--env", address)
-    trains_on(directory, run)
-    server.process.kill()
-    server.wait(30)
-    run.wait_for("the stream to the simulator broke", seconds=60)
-    # Whichever had not been answered when the server went.
-    failed = rf"environment [0-3] \({re.escape(address)}\) failed in step: "
-    assert re.search(failed, run.output), run.output
-    run.wait_for("no simulator at", seconds=60)
-    server, _ = serve(place, "CartPole-v1", *bound)
-    trains_on(directory, run, 600)
-    run.interrupt()
-    assert run.wait(30) == 130, run.output
-    assert_books_balance(directory)
-    assert summary(directory)["restarts"] >= 1
     stop(server)
     place.assert_nothing_is_left()

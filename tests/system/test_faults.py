@@ -25,7 +25,6 @@ from support.place import (
     status_of,
     summary,
     train_beyond_a_checkpoint,
-    trained_steps,
     trains_on,
 )
 
@@ -95,33 +94,6 @@ def test_a_signal_ends_a_run_in_order(place: Place, number: int, reason: str) ->
     assert end["reason_for_stop"] == reason
     assert end["env_steps_lost_unreported"] == 0
     assert Path(place.path, end["checkpoint"]).name == f"{end['updates']:09d}"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)]
-)
-def test_a_signal_ends_a_script_and_not_only_the_run_that_is_under_way(
-    place: Place, number: int, status: int
-) -> None:
-    script = place.write(
-        "script.py",
-        "import juggler\n"
-        "for seed in range(3):\n"
-        "    try:\n"
-        "        juggler.train('cartpole', seed=seed, run_dir=f'run-{seed}', stop_return=501)\n"
-        "    except BaseException as end:\n"
-        "        print('reason:', end.result.summary['reason_for_stop'], flush=True)\n"
-        "        raise\n",
-    )
-    run = place.start_program([sys.executable, str(script)])
-    eventually(lambda: trained_steps(place.path / "run-0") > 0, 60, lambda: run.output)
-    os.kill(run.process.pid, number)
-    assert run.wait(60) == status, run.output
-    assert f"reason: {summary(place.path / 'run-0')['reason_for_stop']}" in run.output
-    assert checkpoints(place.path / "run-0")
-    assert not (place.path / "run-1").exists()
-    place.assert_nothing_is_left()
 
 
 @pytest.mark.slow
@@ -196,18 +168,6 @@ def test_an_environment_that_cannot_start_ends_the_run_with_its_own_traceback(
         assert f'raise OSError("{words}")' in said
         assert f"failed in {where}: OSError: {words}" in said.splitlines()[-1]
     assert not (in_a_directory / "run").exists()
-
-
-@pytest.mark.slow
-def test_an_environment_that_raises_in_a_step_is_shown_and_the_run_goes_on(place: Place) -> None:
-    options = ["--num-env-runners", 1, "--stop-steps", 600]
-    run = place.run("train", *_robot(place.path, "step", at=100), *options)
-    assert run.status == 0, run.output
-    assert run.output.count('raise ZeroDivisionError("the robot fell over")') == 1
-    assert "environment 0 (Robot) failed in step" in run.output
-    assert_books_balance(place.path / "run")
-    assert summary(place.path / "run")["restarts"] > 0
-    place.assert_nothing_is_left()
 
 
 @pytest.mark.usefixtures("local_workers")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.place import REPOSITORY, Place, assert_books_balance, metrics, summary
+from support.place import REPOSITORY, Place, metrics, summary
 
 PATH = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/examples"}
 #: Whose treasure random actions find once in 2^19 episodes, and which is a return of 0.99.
@@ -45,17 +45,3 @@ def test_a_treasure_in_the_deep_sea_is_found_by_what_is_new_alone(
     assert run.status == 0, run.output
     found = [line["episode_return_mean"] or 0.0 for line in metrics(place.path / "plain")]
     assert max(found) < 0.05, "found without it"
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_what_it_knows(place: Place) -> None:
-    table = json.dumps({"kind": "rnd", "model": {"hidden_sizes": [16]}, "features": 8})
-    begin = (*SEA, "--run-dir", "run", "--algorithm", "ppo", "--num-learners", 2)
-    run = place.run("train", *begin, "--intrinsic", table, "--stop-steps", 4000, **PATH)
-    assert run.status == 0, run.output
-    assert metrics(place.path / "run")[-1]["modules"]["default"]["novelty"] > 0
-    run = place.run("train", "--resume", "run", "--stop-steps", 8000, **PATH)
-    assert run.status == 0, run.output
-    assert_books_balance(place.path / "run")
-    assert summary(place.path / "run")["env_steps_trained"] >= 8000
-    place.assert_nothing_is_left()

@@ -33,27 +33,6 @@ def goes_on(directory: Path, seconds: float) -> None:
     eventually(lambda: trained_steps(directory) > reached, seconds, "no training any more")
 
 
-@pytest.mark.long
-def test_a_run_goes_on_with_any_number_of_learners(place: Place) -> None:
-    directory = place.path / "run"
-    for generation, learners in enumerate((2, 1, 3), 1):
-        sizes = ["--num-learners", learners, "--stop-steps", 60_000 * generation]
-        begin = ("cartpole", "--run-dir", "run") if generation == 1 else ("--resume", "run")
-        run = place.run("train", *begin, *sizes, "--stop-return", 501)
-        assert run.status == 0, run.output
-        place.assert_nothing_is_left()
-        assert_learners_agree(directory) if generation == 1 else assert_books_balance(directory)
-        end = summary(directory)
-        assert end["num_learners"] == learners
-        assert end["weights_version"][0] == generation
-        assert end["env_steps_trained"] >= 60_000 * generation
-        if learners > 1:
-            named = ", ".join(f"learner-{index} on cpu" for index in range(learners))
-            assert f"learner group {generation}: {named}" in run.output
-            assert len(end["learner_steps"]) == learners
-            assert end["devices"] == {f"learner-{index}": "cpu" for index in range(learners)}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", first_of([0, 1]))
 def test_a_group_goes_on_without_a_member_that_is_killed_until_it_is_back(

@@ -66,19 +66,3 @@ def test_cartpole_is_solved_and_stays_solved(place: Place, seed: int) -> None:
         assert after[-1][0] > solved + 1_000_000
         assert min(value for _, value in after) >= 400, (name, after)
     assert_hardly_any_are_stale(summary(place.path / "run"))
-
-
-@seeds
-@pytest.mark.long
-def test_old_steps_beside_new_ones_are_learned_from(place: Place, seed: int) -> None:
-    """Updates of as many steps as the shipped settings have, half of which are old."""
-    options = ["--run-dir", "run", "--seed", seed, "--stop-return", 450, "--stop-steps", 600_000]
-    half = ["--envs-per-runner", 32, "--batch-size", 950, "--replay-share", 0.5]
-    run = place.run("train", "cartpole", *options, *half)
-    assert run.status == 0, run.output
-    end = summary(place.path / "run")
-    assert end["solved"], run.output
-    told = end["modules"]["default"]
-    assert 0.95 < told["replayed_steps"] * end["updates"] / end["env_steps_trained"] < 1.05
-    assert 5 < told["replay_age"] < 15, "about half of the 20 updates that are kept"
-    assert_books_balance(place.path / "run")

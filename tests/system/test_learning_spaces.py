@@ -1,7 +1,6 @@
 """Does it learn from every kind of observation, with every kind of action, and remember?
 
-Each task is far out of reach of chance. Where something is needed to learn it (a memory, a filter),
-the same run without that fails with the same number of steps.
+Each task is far out of reach of chance. Some need a memory or a filter.
 """
 
 from __future__ import annotations
@@ -77,8 +76,6 @@ LEARNS: dict[str, tuple[dict[str, Any], float]] = {
     ),
     "CartPole without velocities": (CARTPOLE | LSTM, 150.0),
     "a sign at the start of a maze, lstm": (MAZE | LSTM, 0.85),
-    "a sign at the start of a maze, gru": (MAZE | GRU, 0.85),
-    "a sign for twenty steps, lstm": (LONG_MAZE | LSTM, 0.85),
     "a sign for twenty steps, gru": (LONG_MAZE | GRU, 0.85),
     "a sign for twenty steps, r2d2": (R2D2_MAZE, 0.85),
     "several choices": (
@@ -104,13 +101,6 @@ LEARNS: dict[str, tuple[dict[str, Any], float]] = {
         13.0,
     ),
     "images": (FAST | {"env": "support.toys:Catch", "stop_steps": 600_000}, 0.9),
-}
-
-#: Settings that lack what it takes, and a return that they do not get to.
-FAILS: dict[str, tuple[dict[str, Any], float]] = {
-    "CartPole without velocities": (CARTPOLE, 100.0),
-    "a sign at the start of a maze": (MAZE, 0.5),
-    "badly scaled observations": (BADLY_SCALED, 5.0),
 }
 
 
@@ -140,15 +130,6 @@ def test_it_is_learned(place: Place, name: str, seed: int) -> None:
     end = summary(place.path / "run")
     assert end["solved"], returns
     assert end["confirmation"]["return_mean"] >= goal
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", FAILS)
-def test_it_is_not_learned_without_what_it_takes(place: Place, name: str) -> None:
-    settings, bound = FAILS[name]
-    returns = train(place, 0, settings)
-    assert summary(place.path / "run")["env_steps_trained"] >= settings["stop_steps"]
-    assert max(returns) < bound, returns
 
 
 def test_a_run_whose_actions_are_clipped_to_one_bound_says_so(place: Place) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import tomllib
 from pathlib import Path
 
@@ -40,8 +39,6 @@ def changed(directory: Path, name: str, old: str, new: str) -> str:
             'columns["reward"]',
             "did you mean 'rewards'?\" (column.py",
         ),
-        ("untyped", "lambda_: float = 0.65", "lambda_ = 0.65", "so it is no key: write lambda_"),
-        ("nameless", 'name = "my algorithm"', "", "MyCore needs a name, which its checkpoints"),
         ("spaces", "", "", "choose an algorithm that can act"),
     ],
 )
@@ -138,34 +135,3 @@ def test_a_file_names_it_and_its_run_is_resumed_and_evaluated(place: Place) -> N
     played = place.run("evaluate", "run", "--episodes", 2, **PATH)
     assert played.status == 0, played.output
     place.assert_nothing_is_left()
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("local_workers")
-def test_that_of_a_script_trains_is_asked_for_again_and_its_run_needs_it_not_to_act(
-    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = (EXAMPLES / "own_algorithm.py").read_text().partition("if __name__")[0]
-    script = in_a_directory / "script.py"
-    script.write_text(
-        f"{source}\n"
-        "if __name__ == '__main__':\n"
-        "    run = dict(run_dir='run', progress='off')\n"
-        "    juggler.train(env='CartPole-v1', algorithm=MyAlgorithm, stop_steps=2000, **run)\n"
-        "    try:\n"
-        "        juggler.resume('run', stop_steps=4000)\n"
-        "    except juggler.ConfigError as error:\n"
-        "        print(error)\n"
-        "    juggler.resume('run', stop_steps=4000, algorithm=MyAlgorithm)\n"
-        "    print(len(juggler.evaluate('run', 2, module=MyModule).returns), 'played')\n"
-        "    try:\n"
-        "        juggler.train(algorithm=MyCore)\n"
-        "    except juggler.ConfigError as error:\n"
-        "        print(error)\n"
-    )
-    runpy.run_path(str(script), run_name="__main__")
-    said = capsys.readouterr().out
-    assert "this run's algorithm is MyAlgorithm, of a script: pass algorithm=" in said
-    assert "2 played" in said
-    assert "'__main__:MyCore' must be a class derived from juggler.Algorithm" in said
-    assert summary(in_a_directory / "run")["env_steps_trained"] >= 4000

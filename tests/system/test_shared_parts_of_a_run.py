@@ -1,15 +1,13 @@
-"""Runs whose modules share an encoder: trained by both, resumed, and with learners that die."""
+"""Runs whose modules share an encoder: trained by both, and resumed."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.place import Place, assert_books_balance, eventually, metrics
 
 import juggler
 from juggler.driver.config import ConfigError
@@ -96,51 +94,3 @@ def test_what_modules_cannot_share_is_said_before_the_run_has_a_directory(tmp_pa
     with pytest.raises(ConfigError, match="'colum'"):
         juggler.train(**{**RUN, "shared": {"encoder.*": ["row", "colum"]}}, run_dir=run_dir)
     assert not (tmp_path / "run").exists()
-
-
-OPTIONS = """
-env = "juggler:MatrixGame"
-num_env_runners = 2
-stop_return = 1001
-checkpoint_seconds = 2
-batch_size = 128
-
-[agents]
-row = "row"
-column = "column"
-
-[modules.column]
-lr = 1e-3
-
-[shared]
-"encoder.*" = ["row", "column"]
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", ["cpu", pytest.param("fake:2", marks=pytest.mark.long)])
-def test_learners_that_are_killed_come_back_with_one_encoder(place: Place, devices: str) -> None:
-    place.write("two.toml", OPTIONS)
-    options = ["--devices", devices, "--stop-steps", 10**9, "--run-dir", "run"]
-    running = place.start("train", "two.toml", *options)
-    directory = place.path / "run"
-
-    def updates() -> int:
-        lines = metrics(directory) if directory.exists() else []
-        modules = lines[-1]["by_module"].values() if lines else []
-        return min((module["updates"] for module in modules), default=0)
-
-    def a_checkpoint() -> bool:
-        return any((directory / "checkpoints").glob("0*"))
-
-    eventually(lambda: updates() > 20 and a_checkpoint(), 120.0, lambda: running.output)
-    for _ in range(2):
-        before = updates()
-        place.worker("learner 0").kill()
-        eventually(lambda most=before + 50: updates() > most, 120.0, lambda: running.output)
-    running.process.send_signal(signal.SIGINT)
-    running.wait(60)
-    assert_books_balance(directory)
-    assert_encoders_are_equal(directory)
-    assert "another state than" not in running.output
-    place.assert_nothing_is_left()

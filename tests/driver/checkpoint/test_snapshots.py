@@ -10,17 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
+from support.beginnings import beginning_of
 
-from juggler.driver.checkpoint.restoring import connectors_of, core_of
-from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten
-from juggler.driver.config import RunConfig
+from juggler.driver.checkpoint.restoring import (
+    begin_commands,
+    connectors_of,
+    core_of,
+    must_be_sound,
+)
+from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten, state_reader
+from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.run_end import RunClock
 from juggler.driver.workers.module_setups import spaces_of_environment
 from juggler.runtime.actors.hub_events import Mailbox
-from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
-from juggler.runtime.connectors.mergeable_state import State
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
+from juggler.runtime.connectors.mergeable_state import Moments, State
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.spaces import space_to_message
@@ -37,40 +43,40 @@ SPACES = training_pb2.Ready.Module(
 )
 
 
-def _chunks(update: int = 3, size: int = 10, extra: str = '{"updates": 3}') -> list[bytes]:
+def _chunks(
+    update: int = 3, size: int = 10, extra: str = '{"updates": 3}', module_id: str = "default"
+) -> list[bytes]:
     """A learner's state, `size` floats of it, in chunks of 100 bytes."""
     header = training_pb2.StateHeader(
-        module_id="default", version=Version(1, update).message(), extra=extra
+        module_id=module_id, version=Version(1, update).message(), extra=extra
     )
-    tree = {"modules": {"w": np.arange(size, dtype=np.float32) + update}}
+    weights = {"w": np.arange(size, dtype=np.float32) + update}
+    tree = {"default": {"parameters": weights, "buffers": {}}}
     return list(encode_frame(header, tree, digest=True, chunk_bytes=100))
 
 
 class World:
     """A writer, the driver's books, and what the writer says of its thread's work."""
 
-    def __init__(self, directory: Path, newest: Path | None = None) -> None:
-        self.core: DriverCore = core_of(CONFIG, None)
+    def __init__(
+        self, directory: Path, newest: Path | None = None, config: RunConfig = CONFIG
+    ) -> None:
+        self.core: DriverCore = core_of(config, None)
         self.metrics = Metrics()
         self.connectors: State = {}
         self.events: Mailbox[Any] = Mailbox()
         clock = RunClock(time.monotonic() - 60)
-        self.writer = SnapshotWriter(self.events, directory, CONFIG, clock, newest)
+        self.writer = SnapshotWriter(self.events, directory, config, clock, newest)
 
-    def take(self, chunks: list[bytes], whole: bool = True) -> None:
+    def take(self, chunks: list[bytes], whole: bool = True, module_id: str = "default") -> None:
         for index, chunk in enumerate(chunks):
             last = whole and index == len(chunks) - 1
             books = self.core, self.metrics, SPACES, self.connectors
-            self.writer.take("default", chunk, last, *books)
+            self.writer.take(module_id, chunk, last, *books)
 
     def written(self) -> SnapshotWritten:
         """What the thread reports; the driver hears of it."""
-        deadline = time.monotonic() + PATIENCE
-        found: list[Any] = []
-        while not found:
-            assert time.monotonic() < deadline
-            found = self.events.gather(PATIENCE)
-        (written,) = found
+        (written,) = self.events.gather(PATIENCE)
         assert isinstance(written, SnapshotWritten)
         self.writer.done(written)
         return written
@@ -93,7 +99,8 @@ def test_a_snapshot_becomes_a_checkpoint(world: World, tmp_path: Path) -> None:
     assert world.writer.newest == written.path
     found = read(written.path)
     assert found.version == (1, 3)
-    np.testing.assert_equal(found.tree["modules"], {"w": np.arange(200, dtype=np.float32) + 3})
+    weights: Any = found.tree["default"]
+    np.testing.assert_equal(weights["parameters"]["w"], np.arange(200, dtype=np.float32) + 3)
     (module,) = found.modules.values()
     assert (module["version"], module["extra"]) == ([1, 3], {"updates": 3})
     assert module["spaces"] == spaces_of_environment(SPACES)
@@ -165,3 +172,67 @@ def test_what_is_no_state_is_refused_and_a_later_one_is_taken(world: World, what
     path = world.written().path
     assert path is not None
     assert json.loads((path / "checkpoint.json").read_text())["version"] == [1, 4]
+
+
+# Checkpoints of runs with several modules: one cut of all, from which each module continues.
+
+
+TWO = RunConfig.from_flat(
+    {
+        "algorithm": "ppo",
+        "agents": {"red_0": "red", "blue_0": "blue"},
+        "modules": {"blue": {"algorithm": "impala"}},
+        "connectors": {"env_to_module": ["mean_std_filter"]},
+    }
+)
+
+
+@pytest.fixture
+def saved_of_two(tmp_path: Path) -> Checkpoint:
+    """Of both modules, whose learners answer at once."""
+    world = World(tmp_path / "checkpoints", config=TWO)
+    world.writer.begin({"red": "red", "blue": "blue"})
+
+    def take(update: int, module_id: str, part: slice, whole: bool = True) -> None:
+        moments = Moments.of(np.array([[float(update)]]))
+        world.connectors = {"mean_std_filter": moments.to_tree()}
+        world.take(_chunks(update, 100, module_id=module_id)[part], whole, module_id)
+
+    for module_id, steps in (("red", 100), ("blue", 7)):
+        ledger = world.core.modules[module_id].ledger
+        ledger.sampled, ledger.trained = steps, steps
+    take(2, "blue", slice(2), whole=False)
+    take(1, "red", slice(None))
+    assert not world.writer.writing
+    take(2, "blue", slice(2, None))
+    assert world.writer.writing
+    path = world.written().path
+    assert path is not None
+    return read(path)
+
+
+def test_books_of_modules_that_do_not_add_up_are_refused(saved_of_two: Checkpoint) -> None:
+    must_be_sound(saved_of_two)
+    saved_of_two.modules["blue"]["counters"] |= {"trained": 8, "sampled": 8}
+    with pytest.raises(CheckpointError, match="its modules add up to"):
+        must_be_sound(saved_of_two)
+
+
+def _beginning(saved: Checkpoint, agents: dict[str, str]) -> Any:
+    values = {**TWO.flat(), "agents": agents, "modules": {}}
+    return beginning_of(RunConfig.from_flat({**values, "from_checkpoint": str(saved.path)}))
+
+
+def test_each_module_begins_with_the_weights_of_its_namesake(saved_of_two: Checkpoint) -> None:
+    beginning = _beginning(saved_of_two, {"a": "blue", "b": "red"})
+    first = {name: arrays["w"][0] for name, arrays in beginning.weights.items()}
+    assert first == {"blue": 2.0, "red": 1.0}
+    (command,) = begin_commands("blue", beginning)
+    frame = state_reader().feed(command.chunk)
+    assert frame is not None
+    assert frame.tree["default"]["w"][0] == 2.0  # type: ignore[index,call-overload]
+    merged = connectors_of(None, beginning, "blue").merged
+    assert Moments.from_tree(merged["mean_std_filter"]).mean == [2.0]
+    assert beginning.warnings == ()
+    with pytest.raises(ConfigError, match="modules 'blue'"):
+        _beginning(saved_of_two, {"a": "green"})

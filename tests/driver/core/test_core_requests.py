@@ -14,9 +14,7 @@ from juggler.driver.core.events import (
     LearnerJoined,
     Request,
     RunnerJoined,
-    RunnerLeft,
     SampleReceived,
-    Share,
 )
 from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.episodes.version import Version
@@ -74,26 +72,6 @@ def test_a_request_asks_for_weights_at_most_one_update_behind_the_newest() -> No
 
 
 # Reports.
-
-
-def test_requests_that_a_runner_had_not_begun_when_it_left_are_not_lost() -> None:
-    core = make()
-    first, second = join(core)
-    step(core, RunnerLeft("envrunner-0", "R", "terminated", frozenset({second.batch_id})))
-    assert core.ledger.lost_unreported == 50
-    assert core.ledger.unreported.keys() == {first.batch_id}
-    assert not core.ledger.requested
-    assert len(join(core, index=1)) == 2, "what was open for the first is free again"
-
-
-def test_a_dead_runners_batch_that_arrives_late_is_trained_on_all_the_same() -> None:
-    core = make(batch_size=50)
-    first, _ = join(core)
-    step(core, RunnerLeft("envrunner-0", "R", "killed"))
-    (update,) = step(core, Arrived("learner-0", "L", first.batch_id, 50))
-    assert isinstance(update, IssueUpdate)
-    assert update.shares == (Share("learner-0", (first.batch_id,)),)
-    assert (core.ledger.sampled, core.ledger.lost_unreported) == (50, 50)
 
 
 def test_a_report_that_makes_no_sense_is_refused_before_it_gets_to_the_core() -> None:

@@ -67,19 +67,6 @@ def modules_by_round(requests: list[Request]) -> list[tuple[str, ...]]:
     return [tuple(request.module_id for request in together) for _, together in rounds]
 
 
-def test_only_a_module_that_is_not_waited_for_never_holds_up_others() -> None:
-    core = make(red={"batch_size": 1, "waited_for": False}, requests_per_runner=1)
-    requests, made = join(core), 0
-    while made < 20:  # red's learner never answers
-        commands = [each for request in requests for each in step(core, receipt(request, 50))]
-        for update in only(IssueUpdate, commands):
-            if update.module_id == "blue":
-                made += 1
-                commands += finish(core, update, made)
-        requests = only(Request, commands)
-    assert core.modules["red"].ledger.in_flight <= 150, "two updates, and what waits for a third"
-
-
 def test_no_round_goes_out_until_every_module_that_is_waited_for_has_learners() -> None:
     core = make(learners=("blue",))
     assert join(core) == []

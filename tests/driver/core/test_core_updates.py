@@ -6,9 +6,6 @@ import pytest
 from support.core_world import OneModule, answer, join, make, only, receipt, step
 
 from juggler.driver.core.events import (
-    Arrived,
-    Discard,
-    Finish,
     FormGroup,
     IssueUpdate,
     LearnerJoined,
@@ -16,9 +13,7 @@ from juggler.driver.core.events import (
     MeetAgain,
     PeersMet,
     Share,
-    StopRequested,
     UnreportedUpdate,
-    UpdateFailed,
 )
 from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.episodes.version import Version
@@ -61,57 +56,7 @@ def test_a_learner_that_is_back_with_its_weights_tells_what_it_had_trained_on() 
     core.ledger.check()
 
 
-def test_what_a_learner_kept_counts_for_nothing_where_the_group_went_on_without_it() -> None:
-    core, update = two_updates_apart()
-    unheard = answer(update, "learner-0", 1)
-    step(core, LearnerLeft("learner-0", "L", "cut off"))
-    step(core, PeersMet(2, 0))
-    step(core, UnreportedUpdate("learner-0", Version(1, 0), unheard.used))
-    assert core.ledger.trained == 0
-
-
-def test_an_answer_told_twice_is_booked_once() -> None:
-    core, update = two_updates_apart()
-    step(core, answer(update, "learner-0", 1))
-    step(core, answer(update, "learner-0", 1))
-    assert core.ledger.trained == 50
-    assert not core.idle
-
-
-def test_the_share_of_a_failed_update_is_dropped_and_not_used_again() -> None:
-    core, update = two_updates_apart()
-    commands = step(core, UpdateFailed(update.update_id, "learner-0", "L", "a peer is gone"))
-    assert only(Discard, commands) == [Discard("learner-0", update.shares[0].batch_ids)]
-    step(core, answer(update, "learner-1", 1))
-    assert (core.ledger.trained, core.ledger.dropped["learner_lost"]) == (50, 50)
-
-
 # Membership.
-
-
-def test_a_lost_learners_batches_are_dropped_and_the_others_form_a_group_at_once() -> None:
-    core, update = two_updates_apart()
-    commands = step(core, LearnerLeft("learner-0", "L", "killed"))
-    assert only(FormGroup, commands) == [FormGroup(2, ("learner-1",))]
-    assert core.ledger.dropped["learner_lost"] == 50
-    assert not core.idle  # learner-1 has not answered
-    step(core, answer(update, "learner-1", 1))
-    assert core.idle
-    step(core, answer(update, "learner-0", 1))
-    assert core.ledger.trained == 50
-
-
-def test_a_batch_for_the_earlier_process_of_a_learner_is_not_for_the_new_one() -> None:
-    core = make(learners=2)
-    first, _ = join(core)
-    commands = step(core, LearnerJoined("learner-0", "M"))
-    assert only(FormGroup, commands) == [
-        FormGroup(2, ("learner-1",)),
-        FormGroup(3, ("learner-1", "learner-0")),
-    ]
-    commands = step(core, Arrived("learner-0", "M", first.batch_id, 50))
-    assert only(Discard, commands) == [Discard("learner-0", (first.batch_id,))]
-    assert core.ledger.dropped["learner_lost"] == 50
 
 
 def test_learners_that_begin_again_from_older_weights_say_so_when_they_meet() -> None:
@@ -136,32 +81,6 @@ def test_learners_that_lost_each_other_meet_again_under_another_generation() -> 
 
 
 # The end.
-
-
-def test_after_a_stop_nothing_is_asked_for_and_what_is_under_way_is_booked() -> None:
-    core = make(batch_size=50)
-    first, second = join(core)
-    (update, *_) = only(IssueUpdate, step(core, receipt(first)))
-    assert step(core, StopRequested()) == []
-    assert step(core, receipt(second)) == []
-    assert not core.idle
-    assert step(core, answer(update, "learner-0", 1)) == []
-    assert core.idle
-    assert (core.ledger.trained, core.held_steps) == (50, 50)
-
-
-def test_the_end_closes_everything_and_hears_nothing_more() -> None:
-    core = make(batch_size=50, max_open_updates=3, requests_per_runner=3)
-    first, second, _ = join(core)
-    step(core, receipt(first))
-    step(core, StopRequested())
-    step(core, receipt(second))
-    assert step(core, Finish()) == []
-    counters = core.ledger.counters()
-    assert (counters.sampled, counters.dropped["shutdown"]) == (100, 100)
-    assert (core.idle, core.ledger.requested, counters.in_flight) == (True, {}, 0)
-    assert step(core, Arrived("learner-0", "L", 3, 50)) == []
-    assert core.ledger.counters() == counters
 
 
 @pytest.mark.parametrize("name", ["batch_size", "max_open_updates", "requests_per_runner"])

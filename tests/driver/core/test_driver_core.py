@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.core_world import only, step
+from support.core_world import only, receipt, step
 
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import (
@@ -16,7 +16,6 @@ from juggler.driver.core.events import (
     LearnerLeft,
     Request,
     RunnerJoined,
-    SampleReceived,
 )
 from juggler.driver.core.staleness import StalenessBudget
 from juggler.driver.core.state import ModuleSettings, ModuleStart
@@ -72,7 +71,7 @@ def test_half_of_the_staleness_is_for_the_queue(
 NAMES = ("blue", "red", "third")
 
 
-def make_of_modules_that_share_parts(**settings: Any) -> DriverCore:
+def make_sharing(**settings: Any) -> DriverCore:
     """Three modules, of which two share parts; learner-0 has all of them."""
     start = ModuleStart(ModuleSettings(batch_size=100, max_open_updates=2, **settings))
     core = DriverCore(dict.fromkeys(NAMES, start), 1, [("blue", "red"), ("third",)])
@@ -81,41 +80,25 @@ def make_of_modules_that_share_parts(**settings: Any) -> DriverCore:
     return core
 
 
-def join_of_modules_that_share_parts(core: DriverCore, **steps: int) -> list[Request]:
+def join_sharing(core: DriverCore, **steps: int) -> list[Request]:
     plays = {**dict.fromkeys(NAMES, 100), **steps}
     return only(Request, step(core, RunnerJoined("envrunner-0", "R", plays)))
 
 
-def receipt_of_modules_that_share_parts(request: Request, steps: int = 100) -> SampleReceived:
-    return SampleReceived(
-        request.batch_id,
-        request.runner,
-        request.incarnation,
-        request.learner,
-        steps,
-        request.at_least,
-        module_id=request.module_id,
-    )
-
-
 def test_a_learner_that_leaves_while_it_waits_holds_up_nobody() -> None:
-    core = make_of_modules_that_share_parts()
-    requests = join_of_modules_that_share_parts(core)
+    core = make_sharing()
+    requests = join_sharing(core)
     step(core, LearnerJoined("learner-1", "L", "blue"))
-    assert only(IssueUpdate, step(core, receipt_of_modules_that_share_parts(requests[0]))) == []
+    assert only(IssueUpdate, step(core, receipt(requests[0], 100))) == []
     (update,) = only(IssueUpdate, step(core, LearnerLeft("learner-1", "L", "gone")))
     assert update.module_id == "blue"
 
 
 def test_in_a_turn_nobody_makes_an_update_while_a_learner_waits_for_one_of_them() -> None:
-    core = make_of_modules_that_share_parts(synchronous=True)
-    requests = join_of_modules_that_share_parts(core)
+    core = make_sharing(synchronous=True)
+    requests = join_sharing(core)
     step(core, LearnerJoined("learner-1", "L", "blue"))
-    commands = [
-        each
-        for request in requests
-        for each in step(core, receipt_of_modules_that_share_parts(request))
-    ]
+    commands = [each for request in requests for each in step(core, receipt(request, 100))]
     assert [each.module_id for each in only(IssueUpdate, commands)] == ["third"]
     formed = step(core, LearnerJoined("learner-1", "L", "red"))
     assert [each.module_id for each in only(FormGroup, formed)] == ["blue", "red"]

@@ -9,11 +9,9 @@ from juggler.driver.core.events import (
     IssueUpdate,
     LearnerJoined,
     LearnerLeaves,
-    LearnerLeft,
     LeftGroup,
     PeersMet,
     Request,
-    RunnerLeft,
     SampleFailed,
 )
 
@@ -31,55 +29,6 @@ def leave(core: OneModule, index: int = 1) -> list[object]:
 
 def of(learner: int, requests: list[Request]) -> list[Request]:
     return [each for each in requests if each.learner == f"learner-{learner}"]
-
-
-def test_a_learner_leaves_once_all_that_was_asked_for_it_is_trained_on() -> None:
-    core, requests = two_with_requests()
-    assert len(of(1, requests)) == 2
-    assert leave(core) == []
-    for update in (1, 2):
-        told = []
-        for each in (of(0, requests)[0], of(1, requests)[0]):
-            requests.remove(each)
-            told += step(core, receipt(each))
-        (issued,) = only(IssueUpdate, told)
-        assert [share.learner for share in issued.shares] == ["learner-0", "learner-1"]
-        told += step(core, answer(issued, "learner-1", update))
-        assert only(LeftGroup, told) == [], "the other one still makes the update"
-        told += step(core, answer(issued, "learner-0", update))
-        asked = only(Request, told)
-        assert of(1, asked) == [], "nothing more is asked for it"
-        requests += asked
-    assert only(LeftGroup, told) == [LeftGroup("learner-1")]
-    assert only(FormGroup, told) == [FormGroup(2, ("learner-0",))]
-    assert told.index(LeftGroup("learner-1")) < told.index(FormGroup(2, ("learner-0",)))
-    assert core.ledger.trained == core.ledger.sampled == 200
-    assert core.members == ("learner-0",)
-    assert step(core, LearnerLeft("learner-1", "L", "stopped by the driver")) == []
-    assert sum(core.ledger.dropped.values()) == core.ledger.lost_unreported == 0
-
-
-def test_an_update_takes_what_a_learner_still_holds_when_it_leaves_and_waits_for_the_rest() -> None:
-    core, requests = two_with_requests()
-    leave(core)
-    first, second = of(1, requests)
-    (mine, _) = of(0, requests)
-    assert only(IssueUpdate, step(core, receipt(mine))) == [], "its steps are on their way"
-    (issued,) = only(IssueUpdate, step(core, receipt(first, steps=10)))
-    assert [len(share.batch_ids) for share in issued.shares] == [1, 1]
-    step(core, SampleFailed(second.batch_id, second.runner, second.incarnation))
-    step(core, answer(issued, "learner-1", 1, steps=10))
-    told = step(core, answer(issued, "learner-0", 1))
-    assert only(LeftGroup, told) == [LeftGroup("learner-1")]
-    assert (core.ledger.trained, sum(core.ledger.dropped.values())) == (60, 0)
-
-
-def test_nobody_waits_for_an_envrunner_that_is_gone_when_a_learner_leaves() -> None:
-    core, requests = two_with_requests()
-    leave(core)
-    runners = {(each.runner, each.incarnation) for each in requests}
-    told = [c for each in runners for c in step(core, RunnerLeft(*each, "killed"))]
-    assert only(LeftGroup, told) == [LeftGroup("learner-1")]
 
 
 def test_the_last_learner_stays_until_another_one_has_its_weights() -> None:

@@ -276,9 +276,3 @@ def test_the_line_that_failed_is_told_and_what_happens_now() -> None:
     report, _ = league.request_match()
     assert isinstance(report, Report)
     assert ", in match). A learner plays against itself instead" in report.message
-
-
-def test_a_league_that_cannot_begin_says_why() -> None:
-    league = League(LeagueConfig(), AGENTS, 0, Fails(at="initial"))
-    with pytest.raises(ValueError, match="'mains'"):
-        league.begin()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from support.batches import MakeBatch
 from support.learner_groups import LEARNERS, PATIENCE, alone, same, spec, wait_for
+from support.sharing import soon
 
 import juggler
 from juggler.learner.data.collate import collate
@@ -92,9 +92,7 @@ def test_one_update_too_many_waits_and_the_other_shards_are_asked_meanwhile(
             {"target": [make_batch()], "main": [make_batch()]},
             async_update=True,
         )
-        deadline = time.monotonic() + PATIENCE
-        while group.save(["main"])["main"].extra["updates"] == before:
-            assert time.monotonic() < deadline
+        soon(lambda: group.save(["main"])["main"].extra["updates"] != before, "main updates")
         assert not asking.done()
         gate.touch()
         assert asking.result(PATIENCE).result(PATIENCE).keys() == {"target", "main"}

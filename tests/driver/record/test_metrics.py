@@ -183,11 +183,6 @@ def test_the_interval_of_a_mean_is_that_of_a_normal_distribution_where_returns_a
     assert high == pytest.approx(returns.mean() + error, abs=0.1 * error)
 
 
-@pytest.mark.parametrize("episodes", [1, 4])
-def test_few_episodes_have_no_interval(episodes: int) -> None:
-    assert PlayedSome([3.0] * episodes).interval is None
-
-
 # When a candidate is due, and which goals it has to reach.
 
 

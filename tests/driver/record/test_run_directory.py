@@ -150,19 +150,26 @@ def test_two_processes_cannot_write_in_one_run_directory(tmp_path: Path) -> None
     RunDirectory.open(tmp_path, CONFIG).close()
 
 
-def test_a_disk_that_takes_no_more_leaves_whole_lines(tmp_path: Path) -> None:
+def test_a_disk_that_takes_no_more_leaves_whole_lines_and_is_told_once(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    shown = StringIO()
     with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
-        run.append(_line(1000))
+        progress = PlainProgress(shown)
+        run.write_line(_line(1000), progress)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
         try:
-            with pytest.raises(RunDirectoryError, match=os.strerror(errno.EFBIG)):
-                run.append(_line(2000, padding="x" * 2000))
+            for _ in range(2):
+                run.write_line(_line(2000, padding="x" * 2000), progress)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert _lines(tmp_path) == [_line(1000)]
-        run.append(_line(3000))
+        run.write_line(_line(3000), progress)
     assert _lines(tmp_path) == [_line(1000), _line(3000)]
+    why = f"[Errno {errno.EFBIG}] {os.strerror(errno.EFBIG)}"
+    assert shown.getvalue().splitlines() == [
+        f"error: cannot write metrics in {tmp_path}: {why}",
+        f"metrics are written in {tmp_path} again",
+    ]
 
 
 def test_a_summary_replaces_the_one_before_it_and_leaves_nothing_beside(tmp_path: Path) -> None:
@@ -268,18 +275,11 @@ def test_a_run_without_a_driver_is_told(run_dir: Path, summary: str | None, how:
 # A run whose directory is deleted or moved while it trains makes it again, unless it is taken.
 
 
-DIRECTORIES_MADE_AGAIN_CONFIG = {"env": "CartPole-v1", "lr": 1e-3}
-
-
-def _line_of_directories_made_again(steps: int) -> dict[str, Any]:
-    return {"wall_time": steps / 1000, "env_steps_sampled": steps}
-
-
 @pytest.mark.parametrize("how", ["deleted", "moved", "only the file"])
 def test_a_directory_that_is_gone_is_made_again(tmp_path: Path, how: str) -> None:
     path = tmp_path / "run"
-    with closing(RunDirectory.create(path, DIRECTORIES_MADE_AGAIN_CONFIG, "cartpole")) as run:
-        run.append(_line_of_directories_made_again(1000))
+    with closing(RunDirectory.create(path, CONFIG, "cartpole")) as run:
+        run.append(_line(1000))
         assert not run.renew()
         if how == "deleted":
             shutil.rmtree(path)
@@ -288,19 +288,19 @@ def test_a_directory_that_is_gone_is_made_again(tmp_path: Path, how: str) -> Non
         else:
             (path / "metrics.jsonl").unlink()
         assert run.renew()
-        run.append(_line_of_directories_made_again(2000))
+        run.append(_line(2000))
         assert not run.renew()
         with pytest.raises(RunDirectoryError, match="another process"):
-            RunDirectory.open(path, DIRECTORIES_MADE_AGAIN_CONFIG)
-    assert _lines(path) == [_line_of_directories_made_again(2000)]
+            RunDirectory.open(path, CONFIG)
+    assert _lines(path) == [_line(2000)]
     assert tomllib.loads((path / "config.toml").read_text())["lr"] == 1e-3
     assert run.checkpoints.is_dir()
-    RunDirectory.open(path, DIRECTORIES_MADE_AGAIN_CONFIG).close()
+    RunDirectory.open(path, CONFIG).close()
 
 
 def test_a_directory_that_cannot_be_made_again_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "run"
-    with closing(RunDirectory.create(path, DIRECTORIES_MADE_AGAIN_CONFIG, "cartpole")) as run:
+    with closing(RunDirectory.create(path, CONFIG, "cartpole")) as run:
         shutil.rmtree(path.parent)
         path.parent.touch()
         with pytest.raises(RunDirectoryError, match=r"cannot be made again|cannot read"):
@@ -311,18 +311,15 @@ def test_a_directory_that_cannot_be_made_again_is_an_error(tmp_path: Path) -> No
 
 def test_a_directory_that_another_run_has_taken_stays_as_that_run_has_it(tmp_path: Path) -> None:
     path, shown = tmp_path / "run", StringIO()
-    with closing(RunDirectory.create(path, DIRECTORIES_MADE_AGAIN_CONFIG, "first")) as run:
+    with closing(RunDirectory.create(path, CONFIG, "first")) as run:
         progress = PlainProgress(shown)
-        run.write_line(_line_of_directories_made_again(1000), progress)
+        run.write_line(_line(1000), progress)
         shutil.rmtree(path)
         with closing(RunDirectory.create(path, {"lr": 2.0}, "second")) as other:
-            other.append(_line_of_directories_made_again(7))
-            renewed = [
-                run.write_line(_line_of_directories_made_again(steps), progress)
-                for steps in (2000, 3000)
-            ]
+            other.append(_line(7))
+            renewed = [run.write_line(_line(steps), progress) for steps in (2000, 3000)]
             assert renewed == [False, False]
-            assert _lines(path) == [_line_of_directories_made_again(7)]
+            assert _lines(path) == [_line(7)]
             assert tomllib.loads((path / "config.toml").read_text()) == {"lr": 2.0}
             told = (
                 f"error: the run directory {path} was deleted or moved, and another run has taken "
@@ -331,14 +328,10 @@ def test_a_directory_that_another_run_has_taken_stays_as_that_run_has_it(tmp_pat
             assert shown.getvalue() == told, "once"
             with pytest.raises(RunDirectoryError, match="summary"):
                 run.write_summary({})
-        assert not run.write_line(_line_of_directories_made_again(3500), progress), (
-            "nor does it take what that run has left"
-        )
+        assert not run.write_line(_line(3500), progress), "nor does it take what that run has left"
         assert run.taken
         assert not (path / "summary.json").exists()
         shutil.rmtree(path)
-        assert run.write_line(_line_of_directories_made_again(4000), progress), (
-            "the run goes on, and has its directory again"
-        )
-    assert _lines(path) == [_line_of_directories_made_again(4000)]
-    assert tomllib.loads((path / "config.toml").read_text()) == DIRECTORIES_MADE_AGAIN_CONFIG
+        assert run.write_line(_line(4000), progress), "the run has its directory again"
+    assert _lines(path) == [_line(4000)]
+    assert tomllib.loads((path / "config.toml").read_text())["env"] == CONFIG["env"]

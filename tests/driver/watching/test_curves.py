@@ -134,6 +134,3 @@ def test_a_run_without_a_league_has_none_and_a_damaged_one_is_refused(tmp_path: 
     damaged = write(tmp_path, checkpoint(8, counters={"league": {"players": "many"}}))
     with pytest.raises(CheckpointError, match="its league is damaged"):
         league_matrix(damaged, {})
-
-
-# How the page words numbers and tells what they are of, in its own JavaScript.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -14,11 +12,10 @@ from urllib.request import urlopen
 import psutil
 import pytest
 from support.made_files import made
+from support.sharing import soon
 
 from juggler.driver.callbacks import Run
 from juggler.driver.watching.serving import PageProcess
-
-SECONDS = 60.0
 
 
 class Shown:
@@ -37,14 +34,6 @@ def a_run(run_dir: Path) -> tuple[Run, Shown]:
     return Run(run_dir, {}, nothing, shown, lambda reason: None, nothing, nothing), shown
 
 
-def until(holds: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + SECONDS
-    while not (found := holds()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
-
-
 def children() -> list[psutil.Process]:
     return [
         each
@@ -60,7 +49,8 @@ def begun(page: PageProcess, run: Run, shown: Shown) -> str:
         page.on_metrics(run, {})
         return shown.said
 
-    ((text, level),) = until(told)
+    soon(told, "the page is served")
+    ((text, level),) = shown.said
     assert level == "info"
     found = re.fullmatch(r"page: (http://127\.0\.0\.1:\d+/)", text)
     assert found, text
@@ -80,7 +70,7 @@ def test_when_it_is_killed_people_are_told_and_the_run_goes_on(tmp_path: Path) -
         page.on_metrics(run, {})
         return len(shown.said) > 1
 
-    until(warned)
+    soon(warned, "a warning")
     assert shown.said[1][1] == "warning"
     assert "no longer served" in shown.said[1][0]
     page.on_metrics(run, {})
@@ -115,7 +105,7 @@ while True:
     finally:
         driver.kill()
         driver.communicate()
-    until(lambda: not page.is_running() or page.status() == psutil.STATUS_ZOMBIE)
+    soon(lambda: not page.is_running() or page.status() == psutil.STATUS_ZOMBIE, "it ends")
 
 
 def test_where_no_process_can_be_started_people_are_told(

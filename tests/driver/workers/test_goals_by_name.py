@@ -150,18 +150,6 @@ def test_a_run_that_goes_on_has_what_modules_and_agents_had_got(
     assert ReturnGoals(goal).proposed(resumed) == goal, "with no new episode"
 
 
-def test_an_evaluation_tells_modules_and_agents_apart(tmp_path: Path) -> None:
-    world = world_of_one(tmp_path, evaluation_seconds=1000.0)
-    player = world.joined("evaluator")
-    train(world, 1.0, -1.0, episodes=1)
-    begin_an_evaluation(world, "main")
-    play(world, player, 4.0, -4.0)
-    line = metrics_line(world.parts)
-    assert line["evaluation_return_mean"] == 0.0
-    assert line["by_agent"]["a"]["evaluation_return_mean"] == 4.0
-    assert world.parts.metrics.of("main").evaluation_return == 0.0
-
-
 @pytest.mark.parametrize("module_id", ["main", "old", "random"])
 def test_an_evaluation_tells_of_each_module_that_played(tmp_path: Path, module_id: str) -> None:
     agents = {"a": "main", "b": ["old", "random"]}

@@ -264,24 +264,6 @@ def test_a_learner_that_ended_a_moment_before_is_said_once_to_have_left(make: Ma
     assert not world.parts.end.reached
 
 
-@pytest.mark.parametrize("patience", [1e-9, PATIENCE])
-def test_the_only_learner_with_the_weights_stays_until_another_one_has_them(
-    make: Make, patience: float
-) -> None:
-    world = make(num_learners=2, worker_timeout_seconds=patience)
-    first, second = world.learners
-    world.leave(first)
-    world.leave(world.runner)  # nothing is asked for
-    world.scale(learners=1)
-    assert world.core.members == ("learner-1",)
-    world.learner = world.come(0)
-    assert world.core.members == ("learner-1", "learner-0")
-    assert not world.was_stopped(second)
-    world.meet(second, world.learner)
-    assert world.core.members == ("learner-0",)
-    assert world.was_stopped(second)
-
-
 def test_nobody_waits_for_learners_that_are_not_wanted_any_more(tmp_path: Path) -> None:
     class Late(World):
         def join(self, role: str, index: int = 0) -> Worker:

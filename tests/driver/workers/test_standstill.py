@@ -192,62 +192,60 @@ class StaleRunnersWorld:
 
 
 @pytest.fixture
-def world_of_stale_runners() -> StaleRunnersWorld:
+def stale() -> StaleRunnersWorld:
     return StaleRunnersWorld()
 
 
 def test_an_envrunner_whose_batches_are_all_stale_is_named_once(
-    world_of_stale_runners: StaleRunnersWorld,
+    stale: StaleRunnersWorld,
 ) -> None:
     for _ in range(4):
-        world_of_stale_runners.sampled("envrunner-0", 50)
-        world_of_stale_runners.sampled("envrunner-1", 1, every=1)
-        assert world_of_stale_runners.runners.look() == [], "that may be chance"
-    world_of_stale_runners.sampled("envrunner-1", 1, every=1)
-    (text,) = world_of_stale_runners.runners.look()
+        stale.sampled("envrunner-0", 50)
+        stale.sampled("envrunner-1", 1, every=1)
+        assert stale.runners.look() == [], "that may be chance"
+    stale.sampled("envrunner-1", 1, every=1)
+    (text,) = stale.runners.look()
     assert text.startswith(
         "100% of the recent steps of envrunner-1 were dropped as stale: more than max_staleness"
     )
     for _ in range(200):
-        world_of_stale_runners.sampled("envrunner-0", 50)
-        world_of_stale_runners.sampled("envrunner-1", 1, every=1)
-        assert world_of_stale_runners.runners.look() == []
+        stale.sampled("envrunner-0", 50)
+        stale.sampled("envrunner-1", 1, every=1)
+        assert stale.runners.look() == []
 
 
 def test_a_few_stale_batches_of_a_healthy_run_are_not_announced(
-    world_of_stale_runners: StaleRunnersWorld,
+    stale: StaleRunnersWorld,
 ) -> None:
     for _ in range(20):
-        world_of_stale_runners.sampled("envrunner-0", 100, every=20)
-        assert world_of_stale_runners.runners.look() == []
+        stale.sampled("envrunner-0", 100, every=20)
+        assert stale.runners.look() == []
 
 
 def test_steps_that_came_too_old_to_a_gateway_count_too(
-    world_of_stale_runners: StaleRunnersWorld,
+    stale: StaleRunnersWorld,
 ) -> None:
     for _ in range(20):
-        world_of_stale_runners.sampled("envrunner-0", 1)
-        world_of_stale_runners.runners.brought("envrunner-0", 512)
-    (text,) = world_of_stale_runners.runners.look()
+        stale.sampled("envrunner-0", 1)
+        stale.runners.brought("envrunner-0", 512)
+    (text,) = stale.runners.look()
     assert text.startswith("50% of the recent steps of envrunner-0")
 
 
 def test_what_a_learner_answers_is_booked_for_who_sampled_it(tmp_path: Path) -> None:
-    world_of_stale_runners = WorkersWorld(tmp_path)
+    stale = WorkersWorld(tmp_path)
     for number in range(10):
-        world_of_stale_runners.sample(number)
-        command_id, update = world_of_stale_runners.asked(
-            world_of_stale_runners.learner, training_pb2.Update
-        )[-1]
+        stale.sample(number)
+        command_id, update = stale.asked(stale.learner, training_pb2.Update)[-1]
         done = training_pb2.UpdateDone(update_id=update.update_id)
         for batch_id in update.batch_ids:
             done.batches.add(
                 batch_id=batch_id, live_steps=ROWS * STEPS, staleness=9, dropped="stale"
             )
-        world_of_stale_runners.reply(world_of_stale_runners.learner, command_id, done)
-    (text,) = world_of_stale_runners.parts.stale_runners["default"].look()
+        stale.reply(stale.learner, command_id, done)
+    (text,) = stale.parts.stale_runners["default"].look()
     assert text.startswith("100% of the recent steps of envrunner-0")
-    assert world_of_stale_runners.core.ledger.dropped["stale"] == 10 * ROWS * STEPS
+    assert stale.core.ledger.dropped["stale"] == 10 * ROWS * STEPS
 
 
 # An EnvRunner that cannot reach a learner which is here is told of, with the reason.
@@ -276,31 +274,29 @@ class UnreachedLearnersWorld(WorkersWorld):
 
 
 @pytest.fixture
-def world_of_unreached_learners(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> UnreachedLearnersWorld:
+def unreached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UnreachedLearnersWorld:
     return UnreachedLearnersWorld(tmp_path, monkeypatch)
 
 
 def test_batches_that_keep_missing_a_learner_are_told_with_the_reason(
-    world_of_unreached_learners: UnreachedLearnersWorld,
+    unreached: UnreachedLearnersWorld,
 ) -> None:
-    assert world_of_unreached_learners.answers(0.0, "learner_lost") == [], "it may just have ended"
-    assert world_of_unreached_learners.answers(4.9, "learner_lost") == []
-    (text,) = world_of_unreached_learners.answers(0.2, "learner_lost")
+    assert unreached.answers(0.0, "learner_lost") == [], "it may just have ended"
+    assert unreached.answers(4.9, "learner_lost") == []
+    (text,) = unreached.answers(0.2, "learner_lost")
     assert (
         "envrunner-0 on host do not reach learner-0 on host at : connection refused. They" in text
     )
-    assert world_of_unreached_learners.told.levels[-1] == "warning"
+    assert unreached.told.levels[-1] == "warning"
 
 
 def test_a_batch_that_gets_there_ends_it(
-    world_of_unreached_learners: UnreachedLearnersWorld,
+    unreached: UnreachedLearnersWorld,
 ) -> None:
-    world_of_unreached_learners.answers(0.0, "learner_lost")
-    world_of_unreached_learners.answers(4.0)
-    assert world_of_unreached_learners.answers(2.0, "learner_lost") == []
-    assert len(world_of_unreached_learners.answers(5.0, "learner_lost")) == 1
+    unreached.answers(0.0, "learner_lost")
+    unreached.answers(4.0)
+    assert unreached.answers(2.0, "learner_lost") == []
+    assert len(unreached.answers(5.0, "learner_lost")) == 1
 
 
 # Learners that are all here and cannot update together: people are told why.
@@ -340,18 +336,18 @@ class GroupsWorld(WorkersWorld):
 
 
 @pytest.fixture
-def world_of_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GroupsWorld:
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GroupsWorld:
     return GroupsWorld(tmp_path, monkeypatch)
 
 
 def test_each_learner_s_reason_is_told_once_a_minute(
-    world_of_groups: GroupsWorld,
+    groups: GroupsWorld,
 ) -> None:
-    (text,) = world_of_groups.fail_to_meet()
+    (text,) = groups.fail_to_meet()
     assert f"learner-0: {NO_GROUP}; learner-1: the learner before this one has left. It is" in text
-    assert world_of_groups.fail_to_meet() == []
-    world_of_groups.now += 60.0
-    assert len(world_of_groups.fail_to_meet()) == 1
+    assert groups.fail_to_meet() == []
+    groups.now += 60.0
+    assert len(groups.fail_to_meet()) == 1
 
 
 # Where no episode ends for long: how old the mean return is, and the hint at a limit.

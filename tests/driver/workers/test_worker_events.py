@@ -144,9 +144,6 @@ def test_a_snapshot_that_failed_is_not_waited_for(world: WorkersWorld) -> None:
     assert not world.snapshots.under_way
 
 
-# Messages of workers for people, and those that are about something else than what was asked.
-
-
 # -- EnvRunners -----------------------------------------------------------------------------------
 
 

@@ -155,11 +155,7 @@ def test_the_status_tells_of_each_module(tmp_path: Path) -> None:
     first = indices(world)
     answer(world, first[0], episode_returns=[3.0], episode_lengths=[5])
     answer(world, first[1], live_steps=5)
-    metrics = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in families(_status(world))
-        for sample in family.samples
-    }
+    metrics = _samples(_status(world))
     assert metrics["juggler_module_steps_sampled_total", "blue"] == ROWS * STEPS
     assert metrics["juggler_module_steps_sampled_total", "red"] == 5
     assert metrics["juggler_module_steps_in_flight", "red"] == 5
@@ -173,11 +169,7 @@ def test_the_status_tells_of_modules_that_are_not_trained(tmp_path: Path) -> Non
     world.parts.metrics.of("random").played += 7
     status = _status(world)
     assert [each.module_id for each in status.modules] == ["blue", "random"]
-    metrics = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in families(status)
-        for sample in family.samples
-    }
+    metrics = _samples(status)
     assert metrics["juggler_module_steps_played_total", "random"] == 7
     assert metrics["juggler_module_return_mean", "random"] == -2.0
     of_random = {name for name, *labels in metrics if "random" in labels}
@@ -203,6 +195,15 @@ def test_what_the_driver_learns_of_a_failed_round_ends_all_of_it(tmp_path: Path)
     world.leave(world.runner)
     assert world.parts.core.requests_in_flight == 0
     assert world.parts.core.counters().sampled == 0
+
+
+def _samples(status: status_pb2.RunStatus) -> dict[tuple[str, ...], float]:
+    """Values of Prometheus, by name and labels."""
+    return {
+        (each.name, *each.labels.values()): each.value
+        for family in families(status)
+        for each in family.samples
+    }
 
 
 def _status(world: WorkersWorld) -> status_pb2.RunStatus:
@@ -272,7 +273,7 @@ def test_a_module_beyond_hope_ends_the_run_unless_another_learner_trains_on(
 # What the driver tells workers of modules that are not trained, and hears of them.
 
 
-MODULES_THAT_ONLY_PLAY_AGENTS = {"left": "main", "right": ["old", "random"]}
+PLAYING = {"left": "main", "right": ["old", "random"]}
 
 
 def world_of(directory: Path) -> WorkersWorld:
@@ -282,47 +283,40 @@ def world_of(directory: Path) -> WorkersWorld:
     saved = Checkpoint((1, 4), tree, {}, {}, RunConfig().flat(), said)
     write(directory / "before" / "checkpoints", saved, 1)
     table = {"train": False, "from": str(directory / "before")}
-    keys: dict[str, Any] = {"agents": MODULES_THAT_ONLY_PLAY_AGENTS, "modules": {"old": table}}
+    keys: dict[str, Any] = {"agents": PLAYING, "modules": {"old": table}}
     return WorkersWorld(directory / "run", frozen=frozen_modules(RunConfig.from_flat(keys)), **keys)
 
 
 @pytest.fixture
-def world_of_modules_that_only_play(tmp_path: Path) -> WorkersWorld:
+def playing(tmp_path: Path) -> WorkersWorld:
     return world_of(tmp_path)
 
 
 def test_an_envrunner_gets_the_weights_before_its_setup(
-    world_of_modules_that_only_play: WorkersWorld,
+    playing: WorkersWorld,
 ) -> None:
-    assert list(world_of_modules_that_only_play.parts.core.modules) == ["main"]
+    assert list(playing.parts.core.modules) == ["main"]
     weights = FrozenWeights()
-    for _, part in world_of_modules_that_only_play.asked(
-        world_of_modules_that_only_play.runner, training_pb2.Restore
-    ):
+    for _, part in playing.asked(playing.runner, training_pb2.Restore):
         weights.take(part)
-    ((_, setup),) = world_of_modules_that_only_play.asked(
-        world_of_modules_that_only_play.runner, training_pb2.Setup
-    )
+    ((_, setup),) = playing.asked(playing.runner, training_pb2.Setup)
     told = from_json(setup.config, EnvRunnerSetup)
-    assert told.agents == MODULES_THAT_ONLY_PLAY_AGENTS
+    assert told.agents == PLAYING
     assert list(told.modules) == ["main", "old"]
     assert not told.modules["main"].digest
     assert weights._trees["old"][1] == told.modules["old"].digest
 
 
 def test_an_envrunner_is_ready_with_what_is_trained_alone(
-    world_of_modules_that_only_play: WorkersWorld,
+    playing: WorkersWorld,
 ) -> None:
-    runner = world_of_modules_that_only_play.join("envrunner", 1)
-    ((command_id, _),) = world_of_modules_that_only_play.asked(runner, training_pb2.Restore)
-    world_of_modules_that_only_play.reply(runner, command_id, attach_pb2.Done())
-    ((command_id, _),) = world_of_modules_that_only_play.asked(runner, training_pb2.Setup)
+    runner = playing.join("envrunner", 1)
+    ((command_id, _),) = playing.asked(runner, training_pb2.Restore)
+    playing.reply(runner, command_id, attach_pb2.Done())
+    ((command_id, _),) = playing.asked(runner, training_pb2.Setup)
     shape = {"rows": ROWS, "steps": STEPS, "observation_space": SPACE, "action_space": SPACE}
-    world_of_modules_that_only_play.reply(runner, command_id, ready_message("main", "old", **shape))
-    assert (
-        "plays for main, old; the run's modules: main"
-        in world_of_modules_that_only_play.why_dismissed(runner)
-    )
+    playing.reply(runner, command_id, ready_message("main", "old", **shape))
+    assert "plays for main, old; the run's modules: main" in playing.why_dismissed(runner)
 
 
 def played(module_id: str, steps: int, *returns: float) -> training_pb2.Receipt.Played:
@@ -335,13 +329,13 @@ def played(module_id: str, steps: int, *returns: float) -> training_pb2.Receipt.
 
 
 def test_steps_that_are_played_are_counted_beside_the_books(
-    world_of_modules_that_only_play: WorkersWorld,
+    playing: WorkersWorld,
 ) -> None:
-    world_of_modules_that_only_play.sample(
+    playing.sample(
         module_id="main", played=[played("old", 12, 1.0, -1.0), played("random", 8, 0.5)]
     )
-    world_of_modules_that_only_play.sample(1, module_id="main", played=[played("old", 3)])
-    line = metrics_line(world_of_modules_that_only_play.parts)
+    playing.sample(1, module_id="main", played=[played("old", 3)])
+    line = metrics_line(playing.parts)
     assert line["env_steps_sampled"] == line["env_steps_in_flight"] == 2 * ROWS * STEPS
     assert list(line["by_module"]) == ["main", "old", "random"]
     assert line["by_module"]["main"]["env_steps_sampled"] == 2 * ROWS * STEPS
@@ -355,9 +349,9 @@ def test_steps_that_are_played_are_counted_beside_the_books(
     assert line["by_module"]["random"]["env_steps_played"] == 8
 
 
-def test_a_run_that_goes_on_counts_on(world_of_modules_that_only_play: WorkersWorld) -> None:
-    world_of_modules_that_only_play.sample(module_id="main", played=[played("old", 12)])
-    parts = world_of_modules_that_only_play.parts
+def test_a_run_that_goes_on_counts_on(playing: WorkersWorld) -> None:
+    playing.sample(module_id="main", played=[played("old", 12)])
+    parts = playing.parts
     counters = counters_of(
         [parts.core.counters()], parts.core.past, 1, parts.metrics, Times(1.0, 1.0)
     )
