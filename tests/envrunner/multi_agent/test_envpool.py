@@ -23,7 +23,6 @@ from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.info_numbers import InfoNumber, InfoNumbers
 from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
-from juggler.envrunner.rounds import Recorded
 from juggler.envrunner.sampler import Sampler
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.version import Version
@@ -403,34 +402,6 @@ def test_each_turn_has_those_that_were_ready_and_tells_each_what_its_action_led_
     assert turns[0] < 0.7 * min(turns[env] for env in range(1, 6)), "who is slow holds nobody up"
     envs.close()
     assert all(pool.closed for pool in pools.made)
-
-
-def test_rows_hold_whole_walks_and_every_step_once(pools: Pools) -> None:
-    envs = at_own_pace()
-    sampler = sampler_of(envs, {"agent": "default"}, steps=4, module=Halves)
-    seen: dict[int, list[int]] = {env: [] for env in range(6)}
-    ended: list[int] = []
-    for _ in range(150):
-        played = sampler.sample(["default"], {"default": Version(1, 1)})
-        ended += played.env_lengths
-        result = played.modules["default"]
-        assert isinstance(result, Recorded)
-        if result.batch is None:
-            continue
-        batch: Any = result.batch
-        for row in range(batch.rows):
-            of_row, env = batch.observations[row], int(batch.observations[row, 0, 0])
-            assert (of_row[:, 0] == env).all()
-            assert batch.live[row].all()
-            np.testing.assert_allclose(batch.rewards[row], batch.actions[row] + 0.1, rtol=1e-6)
-            done = batch.terminated[row] | batch.truncated[row]
-            assert done.tolist() == (of_row[:, 1] == length_of(env) - 1).tolist()
-            assert batch.truncated[row].any() == (bool(env % 2) and done.any())
-            seen[env] += of_row[:, 1].astype(int).tolist()
-    for env, steps in seen.items():
-        assert steps == [k % length_of(env) for k in range(len(steps))], "none is missing"
-    assert len(seen[1]) > 1.3 * len(seen[0]) > 20, "who is slow fills fewer rows"
-    assert {*ended} == {3, 4, 5}
 
 
 def test_evaluations_count_the_steps_of_each_environment(pools: Pools) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,12 @@ from support.scripted_agents import FOUR, THREE, ScriptedAgents, by_slot, in_tur
 
 from juggler.driver.checkpoint.restoring import restores
 from juggler.envrunner import stage_building
-from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent import making
 from juggler.envrunner.multi_agent.turns import Turn
 from juggler.runtime.actors.attachment import Detached
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS
 from juggler.runtime.checkpoints.weights import WEIGHTS, tree_digest
-from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
@@ -222,39 +219,6 @@ def test_beginning_anew_plays_the_same_again(make_world: Callable[..., RunnerWor
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one.observations, other.observations)
         np.testing.assert_array_equal(one.actions, other.actions)
-
-
-def test_carts_of_two_modules_are_sampled_in_rounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With environments as they are made, whose agents end at different times."""
-    monkeypatch.setattr(stage_building, "step_back", lambda *_: None)
-    agents = {"cart_0": "left", "cart_1": "right", "cart_2": "right"}
-    world = RunnerWorld(tmp_path, agents, steps=16)
-    config = EnvRunnerConfig(
-        env="juggler.envrunner.cartpoles:CartPoles",
-        env_kwargs={"num_agents": 3},
-        envs_per_runner=2,
-        fragment_steps=16,
-    )
-    linear = ModuleConfig(module="support.scripted_agents:Halves")
-    modules = {name: replace(each, module=linear) for name, each in world.setup.modules.items()}
-    world.setup = replace(world.setup, env_runner=config, modules=modules)
-    ready = world.begin()
-    assert {module.module_id: module.rows for module in ready.modules} == {"left": 2, "right": 4}
-    returns: dict[str, list[float]] = {"left": [], "right": []}
-    env_returns: list[float] = []
-    for _ in range(20):
-        for module_id, receipt in world.play(left=0, right=0).items():
-            assert not receipt.dropped
-            returns[module_id] += receipt.episode_returns
-            env_returns += receipt.env_returns
-            if receipt.live_steps:
-                world.learners[module_id].batch()
-    assert len(returns["left"]) >= len(env_returns) > 3
-    assert len(returns["right"]) >= 2 * len(env_returns)
-    assert sum(env_returns) <= sum(map(sum, returns.values()))
-    world.close()
 
 
 # Rounds of an EnvRunner in which something fails.
