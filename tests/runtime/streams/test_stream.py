@@ -202,6 +202,23 @@ def test_a_learner_that_fails_over_a_batch_loses_what_it_had_not_acknowledged(
     assert senders.settled_more_than_once() == []
 
 
+def test_a_batch_that_no_message_can_be_made_of_is_lost(
+    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # a thread will raise
+
+    def broken(*frame: Any, place: Any) -> Iterator[bytes]:
+        yield from ()
+        raise ZeroDivisionError
+
+    sender = senders.open(learner.address)
+    sender.send(header(1), tree(1))
+    senders.wait_for(1)
+    monkeypatch.setattr(stream, "encode_frame", broken)
+    sender.send(header(2), tree(2))
+    assert senders.wait_for(2)[2] == ("learner_lost", "a message could not be used")
+
+
 def test_the_sender_opens_a_new_stream_to_a_learner_that_came_back(
     learner: LearnerEnd, senders: Senders
 ) -> None:
