@@ -113,6 +113,10 @@ def test_rewards_must_be_over_rows_and_steps(shape: tuple[int, ...]) -> None:
     assert f"rewards must have shape [N, T], not {shape}" in _refusal(rewards=rewards)
 
 
+def test_a_batch_of_no_steps_is_refused() -> None:
+    assert "a batch of 4 rows and 0 steps holds" in _refusal(rewards=np.zeros((4, 0), np.float32))
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
