@@ -164,6 +164,8 @@ def test_the_token_beside_certificates_is_the_last_that_is_looked_for(
     (tmp_path / "file").write_text("of-a-file\n")
     monkeypatch.setenv("JUGGLER_TOKEN_FILE", str(tmp_path / "file"))
     assert read_token(None, tls) == "of-a-file"
+    (tmp_path / "given").write_text("of-a-given-file\n")
+    assert read_token(str(tmp_path / "given"), tls) == "of-a-given-file"
     (tmp_path / "tls" / "token").unlink()
     monkeypatch.delenv("JUGGLER_TOKEN_FILE")
     monkeypatch.delenv("JUGGLER_TOKEN")
@@ -181,22 +183,6 @@ def test_no_token_admits_everybody_but_no_other_thing_does() -> None:
     assert not same_token("", "secret")
     assert not same_token("secre", "secret")
     assert not same_token("sécret", "secret")
-
-
-def test_a_token_comes_from_a_file_or_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("JUGGLER_TOKEN", "JUGGLER_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    assert read_token(None) == ""
-    monkeypatch.setenv("JUGGLER_TOKEN", "from the environment")
-    assert read_token(None) == "from the environment"
-    file, other = tmp_path / "token", tmp_path / "other"
-    file.write_text("from a file\n")
-    other.write_text("from another file\n")
-    monkeypatch.setenv("JUGGLER_TOKEN_FILE", str(other))
-    assert read_token(None) == "from another file"
-    assert read_token(str(file)) == "from a file"
 
 
 @pytest.mark.parametrize("token", ["två", "two\nlines", "nul\0", "x" * 5000])
