@@ -33,10 +33,11 @@ from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.frames import Frame, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 
+pytestmark = pytest.mark.usefixtures("everything_is_large")
+
 # -- one reads for all ----------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("everything_is_large")
 @pytest.mark.parametrize("over", ["tcp", "unix"])
 def test_a_learner_sends_weights_once_to_a_host(
     server: Learner, join: Join, publish: Callable[..., Version], over: str
@@ -55,7 +56,6 @@ def test_a_learner_sends_weights_once_to_a_host(
     soon(lambda: len(mapped()) == 1, "all of them have mapped one memory")
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_a_slow_reader_gets_the_newest_version_and_none_in_between(meeting: Meeting) -> None:
     relay = meeting.find(may_relay=True)
     assert isinstance(relay, WeightsRelay)
@@ -120,7 +120,6 @@ def host(server: Learner) -> Iterator[Host]:
     assert not names_of(Meeting(secret)), "the kernel frees names of killed processes"
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_readers_do_without_those_that_relayed_and_were_killed_or_hang(host: Host) -> None:
     killed = host.relay()
     killed.kill()
@@ -136,7 +135,6 @@ def test_readers_do_without_those_that_relayed_and_were_killed_or_hang(host: Hos
         assert each.notes == []
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_readers_leave_for_another_when_who_relays_leaves_in_order(
     server: Learner, join: Join, publish: Callable[..., Version]
 ) -> None:
@@ -150,7 +148,6 @@ def test_readers_leave_for_another_when_who_relays_leaves_in_order(
         publish(*readers)
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_versions_do_not_go_back_when_another_relays(
     server: Learner, join: Join, publish: Callable[..., Version]
 ) -> None:
@@ -175,7 +172,6 @@ def test_versions_do_not_go_back_when_another_relays(
 Subscribe = Callable[..., WeightsSubscription]
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_versions_that_nobody_has_are_let_go(
     publish: Callable[..., Version], subscribe: Subscribe
 ) -> None:
@@ -192,7 +188,6 @@ def test_versions_that_nobody_has_are_let_go(
     soon(lambda: len(mapped()) == 1 and open_memories() <= 2, "the newest alone")
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_a_reader_that_keeps_all_versions_gets_bytes_in_the_end(
     publish: Callable[..., Version], subscribe: Subscribe
 ) -> None:
@@ -207,7 +202,6 @@ def test_a_reader_that_keeps_all_versions_gets_bytes_in_the_end(
     assert len(mapped()) <= 17, "those in sixteen slots, and the other reader's"
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_nobody_can_change_weights_that_are_shared() -> None:
     with_weights = FrozenFrame(episodes_pb2.WeightsHeader(), weights_tree(Version(1, 1), SIZE))
     memory = with_weights._memory
@@ -218,7 +212,6 @@ def test_nobody_can_change_weights_that_are_shared() -> None:
         os.ftruncate(memory._descriptor, 0)
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_a_learner_without_memory_left_sends_bytes_and_its_readers_say_so(
     publish: Callable[..., Version],
     subscribe: Subscribe,
