@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from itertools import count
 from queue import SimpleQueue
@@ -30,7 +31,9 @@ class Life:
 
     def end(self, exitcode: int) -> None:
         self.exitcode: int | None = exitcode
-        os.close(self._end)
+        end, self._end = self._end, -1
+        if end >= 0:
+            os.close(end)
 
     def is_alive(self) -> bool:
         return self.exitcode is None
@@ -39,7 +42,8 @@ class Life:
         pass
 
     def kill(self) -> None:
-        self.end(KILLED)
+        if self.is_alive():
+            self.end(KILLED)
 
     def __del__(self) -> None:
         os.close(self.sentinel)
@@ -193,3 +197,17 @@ def test_one_that_is_let_go_between_two_lives_is_told_once_to_stay_down(world: W
         ("worker-0", None),
         ("worker-1", None),
     ]
+
+
+def test_processes_that_end_while_their_supervisor_closes_do_not_disturb_it() -> None:
+    for _ in range(200):
+        program, supervisor = Lives(), Supervisor(Exits().events)
+        for index in range(3):
+            supervisor.add(f"worker-{index}", program, NEVER)
+        lives = [program.started.get(timeout=60) for _ in range(3)]
+        closing = threading.Thread(target=supervisor.close, args=(1.0,))
+        closing.start()
+        for life in lives:
+            life.end(KILLED)
+        closing.join(60)
+        assert not closing.is_alive()
