@@ -52,12 +52,13 @@ def test_metrics_say_what_is_kept_and_how_often_it_is_drawn() -> None:
     assert told["samples_per_insert"] == pytest.approx(4.0, abs=8 / since)
 
 
-def test_a_replay_that_fills_says_how_many_steps_it_lacks() -> None:
-    replay, missing = replay_of(begin=10), []
+def test_a_replay_that_fills_says_how_many_steps_it_lacks_and_draws_when_it_lacks_none() -> None:
+    replay, missing, draws = replay_of(begin=8), [], []
     for first in range(0, 16, 4):
-        list(replay.add(numbered(first, 4)))
+        draws.append(len(list(replay.add(numbered(first, 4)))))
         missing.append(replay.books()["replay_steps_missing"])
-    assert missing == [6, 2, 0, 0]
+    assert missing == [4, 0, 0, 0]
+    assert draws == [0, 2, 2, 2]
 
 
 def test_a_learner_that_no_row_came_to_says_that_the_others_wait_for_it() -> None:
