@@ -121,9 +121,6 @@ def test_every_chunk_of_weights_carries_the_digest_of_its_payload(server: Learne
         assert chunk.digest == xxhash.xxh3_64_intdigest(chunk.payload)
 
 
-# -- digests --------------------------------------------------------------------------------------
-
-
 # Weights when a stream of theirs breaks, is refused or closes: nothing bad is taken or left.
 
 
