@@ -33,6 +33,7 @@ from juggler.runtime.wire.v1 import attach_pb2
 _SPIN = "import os, time; os.sched_setaffinity(0, {CPU}); end = time.monotonic() + 60\n"
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_processor_wait_for_each_other() -> None:
     cpu = str(min(os.sched_getaffinity(0)))
     program = _SPIN.replace("CPU", cpu) + "while time.monotonic() < end: pass"
