@@ -107,15 +107,18 @@ def test_a_thread_that_hangs_is_found_while_another_one_goes_on(
             over.wait(60)
 
     thread = threading.Thread(target=hang)
-    thread.start()
-    assert begun.wait(30)
-    for _ in range(5):
-        threads.now += 1
-        with threads.busy():
-            longest = threads.longest()
+    with threads.busy():
+        thread.start()
+        assert begun.wait(30)
+        for _ in range(5):
+            threads.now += 1
+            threads.progresses()
+        longest = threads.longest()
+    with threads.busy():  # now the younger of the two
+        again = threads.longest()
     over.set()
     thread.join()
-    assert longest == (5.0, thread.ident)
+    assert longest == again == (5.0, thread.ident)
 
 
 # The limit of open files: raised as far as it may be, and handed down.

@@ -81,6 +81,13 @@ def _flip(file: Path) -> None:
     file.write_bytes(content)
 
 
+def _flip_last(file: Path) -> None:
+    """Of a state's file, a bit of an array: only the digest tells."""
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
 def _make_a_directory(file: Path) -> None:
     file.unlink()
     file.mkdir()
@@ -96,6 +103,7 @@ _DAMAGES = {
     _empty: "truncated",
     _lengthen: "corrupt",
     _flip: "corrupt",
+    _flip_last: "corrupt",
     Path.unlink: "is missing",
     _make_a_directory: "is not a file",
     _make_a_pipe: "is not a file",
