@@ -79,9 +79,14 @@ def connected(
     return Sampler(env, policy, STEPS, 7), env_to_module, policy
 
 
-@pytest.mark.parametrize("model", [{}, {"recurrent": "lstm", "recurrent_size": 4}])
-@pytest.mark.parametrize("box", [False, True])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "box", "model"),
+    [
+        (mode, box, [{}, {"recurrent": "lstm", "recurrent_size": 4}][(i + box) % 2])
+        for i, mode in enumerate(MODES)
+        for box in (False, True)
+    ],
+)
 @pytest.mark.parametrize(
     "pieces",
     [

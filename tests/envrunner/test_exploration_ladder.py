@@ -220,10 +220,14 @@ def parts(kind: str, at: int, connectors: dict[str, Any], mode: AutoresetMode) -
     return env, Actor(module, 2, STEPS, 0, to_env, to_module)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("connectors", [{}, FLATTEN], ids=["plain", "flatten"])
-@pytest.mark.parametrize("at", [1, 4, 5, 6])
-@pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.parametrize(
+    ("kind", "at", "connectors", "mode"),
+    [
+        ([*WRONG][(i + j) % 3], at, [{}, FLATTEN][(i + j) % 2], mode)  # each pair comes
+        for i, at in enumerate([1, 4, 5, 6])
+        for j, mode in enumerate(MODES)
+    ],
+)
 def test_a_late_value_is_an_error_of_the_environment_with_its_step(
     kind: str, at: int, connectors: dict[str, Any], mode: AutoresetMode
 ) -> None:

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support import vectors
 from support.scripted_environments import NativeAsTrees, NativeScripted, NotFinite, Scripted
@@ -66,28 +64,6 @@ def test_fragments_hold_what_a_slow_loop_over_single_environments_records(kind_a
     for update, fragment in enumerate(fragments):
         assert (fragment.batch.segment_generations == 3).all()
         assert (fragment.batch.segment_updates == update).all()
-
-
-@settings(max_examples=120)
-@given(
-    kind=st.sampled_from(["in turn", "native"]),
-    mode=st.sampled_from(MODES),
-    scripts=st.lists(
-        st.lists(
-            st.tuples(st.integers(1, 7), st.sampled_from(["terminated", "truncated", "both"])),
-            min_size=1,
-            max_size=4,
-        ),
-        min_size=1,
-        max_size=3,
-    ),
-    steps=st.integers(1, 6),
-    box=st.booleans(),
-)
-def test_any_script_is_recorded_right(kind, mode, scripts, steps, box) -> None:
-    sampler = sampler_of(vector_of(kind, mode, scripts, box), steps)
-    fragments = [sampler.sample((0, 0)) for _ in range(4)]
-    assert_recorded(fragments, scripts, seeds_of(kind, 5, len(scripts)), box)
 
 
 def with_one(bad: Scripted, mode: AutoresetMode = AutoresetMode.SAME_STEP) -> Sampler:
@@ -204,13 +180,6 @@ def test_a_last_observation_is_held_to_its_space_as_all_others_are(finals, words
         sampler_of(LastShown(finals, "truncated")).sample((0, 0))
     batch = sampler_of(LastShown(finals, "terminated")).sample((0, 0)).batch
     assert not len(batch.final_rows), "nobody reads it"
-
-
-def test_a_last_observation_that_is_not_finite_is_told() -> None:
-    env = LastShown(second_shows(np.full(3, np.nan)), "truncated")
-    with pytest.raises(NonFinite) as caught:
-        sampler_of(env).sample((0, 0))
-    assert (caught.value.environment, caught.value.column) == (1, "final_observations")
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,14 @@ def policy_of(module: RLModule, rows: int = 3) -> Actor:
     return Actor(module, rows, STEPS, 0)
 
 
-@pytest.mark.parametrize("box", [False, True])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "mode", "box"),
+    [
+        (kind, mode, bool((i + j) % 2))
+        for i, kind in enumerate(KINDS)
+        for j, mode in enumerate(MODES)
+    ],
+)
 def test_trees_hold_what_plain_observations_and_actions_hold(
     kind: str, mode: AutoresetMode, box: bool
 ) -> None:

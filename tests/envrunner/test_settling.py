@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 from support.sharing import soon
-from support.weights_learner import PATIENCE, Learner, readers_at, same
+from support.weights_learner import Learner, readers_at, same
 
 from juggler.envrunner import sampling_worker
 from juggler.envrunner.config import EnvRunnerConfig
@@ -22,7 +22,6 @@ from juggler.envrunner.sampling_worker import Deliveries
 from juggler.runtime.actors.attachment import Attachment, Detached
 from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.worker import Contact
-from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -120,12 +119,6 @@ def test_time_is_booked_while_a_receipt_is_made() -> None:
     assert dict(deliveries._seconds.items()) == {"waiting": 1.0, "sending": 2.0}
 
 
-def test_a_request_for_a_module_that_it_does_not_act_with_is_refused() -> None:
-    runner = runner_with(_Attachment(), Mailbox(), "blue")
-    with pytest.raises(ValueError, match="batch of module 'red', and acts"):
-        runner._sample(1, training_pb2.SampleRequest(module_id="red", batch_id=7))
-
-
 def test_learners_of_another_module_are_passed_over() -> None:
     runner = runner_with(_Attachment(), Mailbox(), "blue")
     learner = training_pb2.Learners.Learner(worker_id="learner-0", addresses=["unix:nowhere"])
@@ -197,26 +190,6 @@ def test_a_learner_has_one_reader_for_each_host(server: Learner, connect: Connec
             assert same(newest, version, SIZE)
             assert streams.version == version
     soon(lambda: readers_at(server) == 2, "one of each run reads for its others")
-
-
-def test_who_stays_acts_with_newer_weights_when_who_read_them_leaves(
-    server: Learner, connect: Connect
-) -> None:
-    streams = [connect() for _ in range(3)]
-    version = server.publish(1, 1, SIZE)
-    update = 1
-    while len(streams) > 1:
-        for each in streams:
-            assert each.act_on(version, lambda: False, lambda _: None)
-        soon(lambda: readers_at(server) == 1, "one reads")
-        (relay,) = (s for s in streams if cast(Any, s._subscription)._relay is not None)
-        relay.close()
-        streams.remove(relay)
-        update += 1
-        version = server.publish(1, update, SIZE)
-    assert streams[0]._subscription is not None
-    weights = streams[0]._subscription.wait_for(Version(1, update), PATIENCE)
-    assert same(weights, version, SIZE)
 
 
 @pytest.mark.parametrize(

@@ -215,21 +215,6 @@ def test_the_seed_decides_how_given_policies_play_and_what_they_drew_before_does
     assert results(checkpoint, loaded(checkpoint), seed=4) != played
 
 
-def test_what_the_second_player_draws_is_not_what_the_first_one_does_with_the_next_seed(
-    checkpoint: Path,
-) -> None:
-    first, second = [], []
-    told = read(checkpoint)
-    payoffs = {"payoffs": [[0, 1, 2], [3, 4, 5], [6, 7, 8]]}  # so that they tell both actions
-    told = replace(told, config={**told.config, "env_kwargs": payoffs})
-    where = write(checkpoint.parent / "told", told)
-    for seed in range(4):
-        drawn = [divmod(got, 3) for got in results(where, loaded(where), seed)]
-        first.append(tuple(row for row, _ in drawn))
-        second.append(tuple(column for _, column in drawn))
-    assert len({*first, *second}) == 8
-
-
 def test_policies_play_as_the_modules_do_that_they_were_loaded_from(checkpoint: Path) -> None:
     given = {"row": loaded(checkpoint)["row"], "column": "random"}
     named = {"row": "default", "column": "random"}

@@ -10,13 +10,14 @@ import onnxruntime
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from support import worlds
 
 import juggler
 from juggler.driver.config import RunConfig
 from juggler.policies.policy import Observed
 from juggler.runtime.checkpoints.checkpoint import CheckpointError, read, write
-from juggler.runtime.wire.structures import tree_map
 
 WHAT_CAME_BEFORE = {"env_to_module": ["previous_actions_and_rewards"]}
 
@@ -42,8 +43,10 @@ def test_one_observation_is_a_batch_of_one_without_its_first_dimension(env, tmp_
     assert policy.action_space.contains(one)
     assert state is None
     assert not policy.remembers
-    batch, _ = policy.act(_batched(policy.observation_space, observation))
-    _assert_same(one, _only(policy.action_space, batch))
+    seen = create_empty_array(policy.observation_space, 1)
+    batch, _ = policy.act(concatenate(policy.observation_space, [observation], seen))
+    (only,) = iterate(batch_space(policy.action_space, 1), batch)
+    assert data_equivalence(one, only, exact=True)
 
 
 def test_lists_and_other_dtypes_of_the_same_kind_are_taken(tmp_path: Path) -> None:
@@ -311,32 +314,6 @@ def test_another_module_or_none_at_all_is_a_checkpoint_error(tmp_path: Path) -> 
         juggler.evaluate(cartpole, 1, env="Acrobot-v1")
     with pytest.raises(juggler.CheckpointError, match="no such file"):
         juggler.load_policy(tmp_path / "nothing")
-
-
-def _batched(space: spaces.Space[Any], observation: Any) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {key: _batched(child, observation[key]) for key, child in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_batched(child, observation[i]) for i, child in enumerate(space.spaces))
-    return np.asarray(observation)[None]
-
-
-def _only(space: spaces.Space[Any], actions: Any) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {key: _only(child, actions[key]) for key, child in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_only(child, actions[i]) for i, child in enumerate(space.spaces))
-    return actions[0]
-
-
-def _assert_same(one: Any, other: Any) -> None:
-    if isinstance(one, tuple):
-        one, other = dict(enumerate(one)), dict(enumerate(other))
-    if isinstance(one, dict):
-        for key in one:
-            _assert_same(one[key], other[key])
-    else:
-        tree_map(np.testing.assert_array_equal, one, other)
 
 
 # Policies in checkpoints of several modules.

@@ -41,16 +41,6 @@ def test_each_episode_is_a_video_of_all_its_steps(tmp_path: Path) -> None:
     assert played.returns == juggler.evaluate(path, episodes=3).returns
 
 
-@pytest.mark.long
-def test_of_several_episodes_the_first_is_filmed(tmp_path: Path) -> None:
-    path = worlds.written(tmp_path, **CARTPOLE, envs_per_runner=2)
-    (video,) = juggler.evaluate(path, episodes=3, video=tmp_path / "videos").videos
-    assert video.name == "environment-0-episode-0.mp4"
-    assert [*(tmp_path / "videos").iterdir()] == [video]
-    with pytest.raises(juggler.ConfigError, match="videos"):
-        juggler.evaluate(path, episodes=3, video=tmp_path / "videos", videos=0)
-
-
 ENCODERS = {
     "one that ends at once": "echo cannot load a library >&2; exit 1",
     "one that ends late": "cat > /dev/null; echo cannot load a library >&2; exit 1",
@@ -143,14 +133,6 @@ def test_the_command_tells_how_far_it_is(
     assert first == "0 of 3 episodes, step 1"
     assert any(line.startswith("2 of 3 episodes, ") for line in others)
     assert "of 3 episodes" not in said.out
-
-
-@pytest.mark.long
-def test_the_command_says_where_they_are(tmp_path: Path, capsys) -> None:
-    path = worlds.written(tmp_path, **CARTPOLE)
-    videos = tmp_path / "videos"
-    assert main(["evaluate", str(path), "--episodes", "1", "--video", str(videos)]) == 0
-    assert f"video: {videos}/environment-0-episode-0.mp4\n" in capsys.readouterr().out
 
 
 class Painted(worlds.World):

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
-from support.scripted_environments import NativeScripted, Script, Scripted, masked
+from gymnasium.vector import AutoresetMode, VectorEnv
+from support.scripted_environments import Script, Scripted, masked
 from support.vectors import MODES, vector_of_functions
 
 from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
@@ -84,27 +84,3 @@ def test_nobody_reads_what_comes_with_the_end_of_an_episode_that_terminates(
         if each.terminated:
             steps[-1] -= 1
         np.testing.assert_array_equal(each.observations["numbers"][:, 1], steps)
-
-
-class FinalsOfTruncations(VectorWrapper):
-    """Gives last observations of those episodes alone from which values are bootstrapped."""
-
-    def step(self, actions: Any) -> Any:
-        observations, rewards, terminated, truncated, infos = self.env.step(actions)
-        cut = truncated & ~terminated  # [N]
-        finals = np.full(self.num_envs, None, object)
-        for row in np.flatnonzero(cut):
-            finals[row] = np.array(infos["final_obs"][row])
-        infos = {"final_obs": finals} if cut.any() else {}
-        return observations, rewards, terminated, truncated, infos
-
-
-def test_a_last_observation_that_a_vector_does_not_give_is_the_one_before() -> None:
-    env = FinalsOfTruncations(NativeScripted(SCRIPTS, AutoresetMode.SAME_STEP))
-    episodes = recorded(env, lambda seen: np.zeros(len(seen), np.int64))
-    assert {each.terminated for each in episodes} == {True, False}
-    for each in episodes:
-        steps = np.arange(len(each) + 1)
-        if each.terminated:
-            steps[-1] -= 1
-        np.testing.assert_array_equal(each.observations[:, 1], steps)

@@ -12,7 +12,6 @@ import pytest
 from gymnasium import spaces
 from support.episode_views import Episode, episodes_of
 from support.random_episodes import CHOICES, VECTOR, random_episodes, write
-from support.scripted_modules import Summing
 
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.failures import EnvironmentFailed
@@ -141,26 +140,6 @@ def test_a_connector_that_cannot_be_undone_is_named(tmp_path: Path) -> None:
     module = build_module(None, VECTOR, space, {"hidden_sizes": [4]})
     with pytest.raises(NotImplementedError, match="connector Halved has no"):
         Sampler(envs, Actor(module, ROWS, STEPS, 0, module_to_env), STEPS, 0)
-
-
-def test_what_a_module_remembers_is_of_the_recorded_episode(tmp_path: Path) -> None:
-    written = random_episodes([9, 13, 20])
-    sampler = sampler_of(write(tmp_path / "mine", written), module=Summing)
-    batches = [sampler.sample((0, 0)).batch for _ in range(12)]
-    went_on = 0
-    sums: dict[int, np.ndarray] = {}  # of all observations of each episode so far
-    for batch in batches:
-        stored = batch.states["module"]["sum"]["of"]
-        for i in np.argsort(batch.segment_starts):
-            row, start = int(batch.segment_rows[i]), int(batch.segment_starts[i])
-            episode = int(batch.segment_episodes[i])
-            before = sums.get(episode, np.zeros(3, np.float32))
-            if start == 0:
-                np.testing.assert_allclose(stored[row], before, rtol=1e-5)
-                went_on += bool(before.any())
-            seen = batch.observations[row, start : start + int(batch.segment_lengths[i])]
-            sums[episode] = before + seen.sum(0)
-    assert went_on > 10
 
 
 def test_a_damaged_episode_ends_the_run_and_is_named(tmp_path: Path) -> None:

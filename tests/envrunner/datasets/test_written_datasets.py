@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,7 +24,6 @@ pytest.importorskip("minari", reason="needs juggler[datasets]")
 import h5py
 import minari
 
-TESTS = Path(__file__).parents[2]
 IMAGE = spaces.Box(0, 255, (40, 40, 3), np.uint8)
 SPACES: dict[str, tuple[gymnasium.Space[Any], gymnasium.Space[Any]]] = {
     "choices": (VECTOR, CHOICES),
@@ -158,6 +155,8 @@ def test_what_a_process_of_the_same_id_has_left_goes_with_the_next(tmp_path: Pat
     left = tmp_path / f".mine.partial-{os.getpid()}" / "data"  # as the next container has it
     left.mkdir(parents=True)
     (left / "main_data.hdf5").touch()
+    with pytest.raises(DatasetError, match="there is no data set"):
+        Dataset(str(tmp_path / "mine"))
     write(tmp_path / "mine", random_episodes([2]))
     assert [each.name for each in tmp_path.iterdir()] == ["mine"]
 
@@ -182,45 +181,3 @@ def test_a_key_that_would_be_lost_is_refused_before_anything_is_made(
     with pytest.raises(DatasetError, match=rf"cannot hold actions with the key '{key}': choose"):
         write(tmp_path / "mine", random_episodes([2], action_space=actions), action_space=actions)
     assert not list(tmp_path.iterdir())
-
-
-#: Writes episodes until it is stopped.
-ENDLESS = """
-import sys
-from contextlib import ExitStack
-from pathlib import Path
-from support.random_episodes import CHOICES, VECTOR, random_episodes
-from juggler.envrunner.datasets.writing import writing
-
-(episode,) = random_episodes([200])
-with writing(Path(sys.argv[1]), "juggler/random-v0", VECTOR, CHOICES, None, {}) as writer:
-    while True:
-        writer.add(episode)
-        print("wrote", flush=True)
-"""
-
-
-def endless(place: Path, **options: Any) -> subprocess.Popen[str]:
-    program = [sys.executable, "-c", ENDLESS, str(place)]
-    path = os.pathsep.join([str(TESTS), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": path}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(program, env=environment, text=True, **pipes, **options)
-
-
-@pytest.mark.slow
-def test_what_a_killed_process_leaves_is_never_read_and_goes_with_the_next(tmp_path: Path) -> None:
-    place = tmp_path / "mine"
-    with endless(place) as process:
-        assert process.stdout is not None
-        for _ in range(5):
-            assert process.stdout.readline() == "wrote\n"
-        process.send_signal(signal.SIGKILL)
-    (left,) = tmp_path.iterdir()
-    assert left.name.startswith(".mine.partial-")
-    with pytest.raises(DatasetError, match="there is no data set"):
-        Dataset(str(place))
-    with pytest.raises(DatasetError, match="is damaged"):  # or cut off in the midst of a line
-        Dataset(str(left))
-    write(place, random_episodes([2]))
-    assert [each.name for each in tmp_path.iterdir()] == ["mine"]

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as theirs
 from dm_env_rpc.v1 import tensor_utils
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.rpc import status_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -27,56 +25,6 @@ DTYPES = ["f4", "f8", "i1", "i4", "i8", "u1", "u4", "u8", "?"]
 ARRAYS = st.sampled_from(DTYPES).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, max_side=5))
 )
-
-OF_OURS_ALONE = {"UnpackedFloats", "UnpackedDoubles", "Status"}
-AS_BYTES = {"Tensor.FloatArray.array", "Tensor.DoubleArray.array"}
-
-
-def fields(message: Descriptor) -> dict[str, tuple[int, int, bool, str]]:
-    """Of a message and all within it: number, type, whether it is repeated, and of what."""
-    package = f"{message.file.package}."
-    found = {}
-    for field in message.fields:
-        kind = (field.message_type or field.enum_type).full_name if _named(field) else ""
-        name = field.full_name.removeprefix(package)
-        found[name] = (
-            field.number,
-            field.type,
-            field.is_repeated,
-            kind.removeprefix(package).replace("google.rpc.Status", "Status"),
-        )
-    for nested in message.nested_types:
-        found |= fields(nested)
-    return found
-
-
-def _named(field: FieldDescriptor) -> bool:
-    return bool(field.message_type or field.enum_type)
-
-
-def test_the_schema_is_the_original_but_for_the_numbers_that_are_bytes() -> None:
-    """Both are imported here, in one process."""
-    mine = {
-        name: field
-        for message in ours.DESCRIPTOR.message_types_by_name.values()
-        if message.name not in OF_OURS_ALONE
-        for name, field in fields(message).items()
-    }
-    original = {
-        name: field
-        for message in theirs.DESCRIPTOR.message_types_by_name.values()
-        for name, field in fields(message).items()
-    }
-    assert mine.keys() == original.keys()
-    different = {name for name in mine if mine[name] != original[name]}
-    assert different == AS_BYTES
-    for name, kind in theirs.DESCRIPTOR.enum_types_by_name.items():
-        mine_values = ours.DESCRIPTOR.enum_types_by_name[name].values_by_name
-        assert {each: value.number for each, value in mine_values.items()} == {
-            each: value.number for each, value in kind.values_by_name.items()
-        }
-    status, known = ours.Status.DESCRIPTOR, status_pb2.Status.DESCRIPTOR
-    assert fields(status) == fields(known)
 
 
 def spec_of(array: Any) -> Spec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -171,72 +172,47 @@ def begin(env: EnvironmentsInTurn) -> None:
     env.step(np.zeros(2, int))
 
 
-class WithoutInfo(Scripted):
-    """As in the days of Gym."""
+class Gives(Scripted):
+    """Changes what a call returns."""
 
-    def __init__(self, call: str) -> None:
+    def __init__(self, call: str, change: Callable[..., Any]) -> None:
         super().__init__()
-        self.call = call
+        self.call, self.change = call, change
 
     def reset(self, **kwargs: Any) -> Any:
-        observation, info = super().reset(**kwargs)
-        return observation[:2] if self.call == "reset" else (observation, info)
+        returned = super().reset(**kwargs)
+        return self.change(*returned) if self.call == "reset" else returned
 
     def step(self, action: Any) -> Any:
-        observation, reward, terminated, _, info = super().step(action)
-        return observation, reward, terminated, info
+        returned = super().step(action)
+        return self.change(*returned) if self.call == "step" else returned
+
+
+def rewarded(reward: Any) -> Callable[..., Any]:
+    return lambda seen, _, *others: (seen, reward, *others)
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
-    [("reset", r"return \(observation, info\), as"), ("step", r"return \(.*, truncated, info\)")],
+    ("call", "change", "words"),
+    [
+        ("reset", lambda seen, info: seen[:2], r"return \(observation, info\), as"),
+        ("step", lambda *told: (*told[:3], told[4]), r"return \(.*, truncated, info\)"),
+        ("step", lambda *told: (*told[:4], None), r"return \(observation, reward"),
+        ("step", rewarded([1.0, 2.0]), r"return a number as the reward \("),
+        ("step", rewarded({"a": 1.0}), r"return a number as the reward \("),
+        ("step", rewarded(None), r"return a number as the reward \("),
+    ],
 )
-def test_what_an_environment_must_return_is_said_to_who_forgets_some(call: str, words: str) -> None:
-    functions = [Scripted, functools.partial(WithoutInfo, call)]
-    ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "gym")
-    with pytest.raises(EnvironmentFailed, match=rf"1 \(gym\) failed in {call}: it must {words}"):
-        begin(ours)
-
-
-class Returns(Scripted):
-    """Returns something else than a number."""
-
-    def __init__(self, reward: Any) -> None:
-        super().__init__()
-        self.reward = reward
-
-    def step(self, action: Any) -> Any:
-        observation, _, *others = super().step(action)
-        return observation, self.reward, *others
-
-
-@pytest.mark.parametrize("reward", [[1.0, 2.0], {"a": 1.0}, None])
-def test_a_reward_that_is_no_number_is_told_as_one(reward: Any) -> None:
-    functions = [Scripted, functools.partial(Returns, reward)]
+def test_what_an_environment_must_return_is_told(
+    call: str, change: Callable[..., Any], words: str
+) -> None:
+    functions = [Scripted, functools.partial(Gives, call, change)]
     ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "toy")
-    words = r"1 \(toy\) failed in step: it must return a number as the reward \("
-    with pytest.raises(EnvironmentFailed, match=words) as caught:
+    with pytest.raises(
+        EnvironmentFailed, match=rf"1 \(toy\) failed in {call}: it must {words}"
+    ) as caught:
         begin(ours)
     assert not caught.value.traceback, "it would show Juggler's own lines"
-
-
-class Tells(Scripted):
-    """Returns something else than a dict as its info in `step`."""
-
-    def __init__(self, info: Any) -> None:
-        super().__init__()
-        self.info = info
-
-    def step(self, action: Any) -> Any:
-        return *super().step(action)[:4], self.info
-
-
-@pytest.mark.parametrize("info", [None, 0.0])
-def test_an_info_that_is_no_dict_is_told_as_what_a_step_returns(info: Any) -> None:
-    ours = EnvironmentsInTurn([functools.partial(Tells, info)], AutoresetMode.SAME_STEP, "toy")
-    with pytest.raises(EnvironmentFailed, match=r"it must return \(observation, reward") as caught:
-        begin(ours)
-    assert not caught.value.traceback
 
 
 def steps(env: EnvironmentsInTurn, count: int) -> None:

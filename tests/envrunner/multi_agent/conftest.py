@@ -23,16 +23,22 @@ def envs() -> ScriptedAgents:
 @pytest.fixture
 def make_world(
     envs: ScriptedAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., RunnerWorld]]:
+) -> Iterator[Callable[..., Any]]:
+    """Makes EnvRunners with their drivers and learners, in `envs` or in other environments."""
     monkeypatch.setattr(stage_building, "step_back", lambda *_: None)  # all later tests would, too
-    monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_, **__: envs)
-    worlds: list[RunnerWorld] = []
+    made: list[tuple[RunnerWorld, ScriptedAgents]] = []
 
-    def make(played_by: dict[str, str] = PLAYED_BY, **keys: Any) -> RunnerWorld:
-        worlds.append(RunnerWorld(tmp_path, played_by, **keys))
-        return worlds[-1]
+    def make(
+        *played_by: dict[str, str],
+        kind: type[RunnerWorld] = RunnerWorld,
+        envs: ScriptedAgents = envs,
+        **keys: Any,
+    ) -> RunnerWorld:
+        monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_, **__: envs)
+        made.append((kind(tmp_path, *(played_by or (PLAYED_BY,)), **keys), envs))
+        return made[-1][0]
 
     yield make
-    for world in worlds:
+    for world, its_envs in made:
         world.close()
-    assert envs.closed
+        assert its_envs.closed or its_envs is not envs

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from support.scripted_agents import Halves, Scaled, sampler_of
 
@@ -23,11 +22,7 @@ from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.info_numbers import InfoNumber, InfoNumbers
 from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
-from juggler.envrunner.rounds import Recorded
-from juggler.envrunner.sampler import Sampler
-from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules.building import build_module
 from juggler.runtime.wire.structures import tree_leaves
 
 STONES = 5
@@ -163,42 +158,11 @@ class Walks:
         self.closed = True
 
 
-class Strides(VectorEnv[Any, Any, Any]):
-    """Walks, of which every step has all."""
-
-    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
-    single_observation_space: Any = Walks.observation_space
-    single_action_space: Any = Walks.action_space
-
-    def __init__(self, num_envs: int, seed: int = 0) -> None:
-        self.num_envs, self._walks = num_envs, Walks(num_envs, num_envs, seed)
-
-    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-        self._walks.async_reset()
-        seen, *_, info = self._all()
-        return seen, info
-
-    def step(self, actions: Any) -> Any:
-        self._walks.send(actions, np.arange(self.num_envs, dtype=np.int32))
-        return self._all()
-
-    def close(self, **_: Any) -> None:
-        self._walks.close()
-
-    def _all(self) -> Any:
-        *rows, info = self._walks.recv()
-        order = info["env_id"].argsort()
-        in_order = {
-            name: given if isinstance(given, dict) else given[order] for name, given in info.items()
-        }
-        return *(each[order] for each in rows), in_order
-
-
 class Pools(ModuleType):
     """The module `envpool`, with what was made of it."""
 
     GAMES: ClassVar = {"Stones-v1": Stones, "Together-v1": Together}
-    WALKS: ClassVar = {"Walks-v1": Walks, "Strides-v1": Strides}
+    WALKS: ClassVar = {"Walks-v1": Walks}
 
     def __init__(self) -> None:
         super().__init__("envpool")
@@ -405,34 +369,6 @@ def test_each_turn_has_those_that_were_ready_and_tells_each_what_its_action_led_
     assert all(pool.closed for pool in pools.made)
 
 
-def test_rows_hold_whole_walks_and_every_step_once(pools: Pools) -> None:
-    envs = at_own_pace()
-    sampler = sampler_of(envs, {"agent": "default"}, steps=4, module=Halves)
-    seen: dict[int, list[int]] = {env: [] for env in range(6)}
-    ended: list[int] = []
-    for _ in range(150):
-        played = sampler.sample(["default"], {"default": Version(1, 1)})
-        ended += played.env_lengths
-        result = played.modules["default"]
-        assert isinstance(result, Recorded)
-        if result.batch is None:
-            continue
-        batch: Any = result.batch
-        for row in range(batch.rows):
-            of_row, env = batch.observations[row], int(batch.observations[row, 0, 0])
-            assert (of_row[:, 0] == env).all()
-            assert batch.live[row].all()
-            np.testing.assert_allclose(batch.rewards[row], batch.actions[row] + 0.1, rtol=1e-6)
-            done = batch.terminated[row] | batch.truncated[row]
-            assert done.tolist() == (of_row[:, 1] == length_of(env) - 1).tolist()
-            assert batch.truncated[row].any() == (bool(env % 2) and done.any())
-            seen[env] += of_row[:, 1].astype(int).tolist()
-    for env, steps in seen.items():
-        assert steps == [k % length_of(env) for k in range(len(steps))], "none is missing"
-    assert len(seen[1]) > 1.3 * len(seen[0]) > 20, "who is slow fills fewer rows"
-    assert {*ended} == {3, 4, 5}
-
-
 def test_evaluations_count_the_steps_of_each_environment(pools: Pools) -> None:
     envs = at_own_pace()
     modules = list(sampler_of(envs, {"agent": "default"}, 4, module=Halves)._modules.values())
@@ -509,16 +445,6 @@ class Alike(Scaled):
         }
 
 
-def of_one_agent(name: str, num_envs: int, steps: int) -> tuple[InfoNumbers, list[int]]:
-    """Numbers and lengths of the episodes of a fragment."""
-    env = make_vector_env(EnvRunnerConfig(env=f"envpool:{name}", envs_per_runner=num_envs))
-    module = build_module(None, env.single_observation_space, env.single_action_space, {})
-    sampler = Sampler(env, Actor(module, num_envs, steps, 0), steps, seed=0)
-    sampled = sampler.sample((1, 0))
-    env.close()
-    return sampled.infos, sampled.episode_lengths
-
-
 def of_rounds(name: str, num_envs: int, steps: int, **kwargs: Any) -> tuple[InfoNumbers, list[int]]:
     """Numbers and lengths of the episodes of a round."""
     config = EnvRunnerConfig(env=f"envpool:{name}", envs_per_runner=num_envs, env_kwargs=kwargs)
@@ -527,17 +453,6 @@ def of_rounds(name: str, num_envs: int, steps: int, **kwargs: Any) -> tuple[Info
     played = sampler.sample(["m"], {"m": Version(1, 1)})
     envs.close()
     return played.infos, played.env_lengths
-
-
-def walked(lengths: list[int]) -> list[InfoNumber]:
-    return [InfoNumber((1 + length) / 2, 1.0, float(length)) for length in lengths]
-
-
-def test_numbers_of_environments_that_are_stepped_together_are_told(pools: Pools) -> None:
-    infos, lengths = of_one_agent("Strides-v1", 6, 40)
-    assert infos.keys() == {"walked", "even"}
-    assert infos["walked"] == walked(lengths)
-    assert {*lengths} == {3, 4, 5}
 
 
 def test_numbers_of_players_and_of_their_games_are_told(pools: Pools) -> None:

@@ -20,7 +20,6 @@ from support.scripted_agents import (
 
 from juggler.envrunner.evaluation import play_whole_episodes
 from juggler.envrunner.multi_agent.line_up import DrawnLineUps, LineUp, LineUpError, line_ups_of
-from juggler.runtime.episodes.version import Version
 
 AGENTS = ("red", "green")
 BOTH = {"red": ["main", "old"], "green": ["main", "old"]}
@@ -167,34 +166,6 @@ def test_every_step_is_with_the_module_that_was_drawn_for_its_episode(seed: int)
     made = sum(len(episode.actions) for episodes in envs.log.values() for episode in episodes)
     # At most one row is under way for each slot and module that may play it.
     assert 0 <= made - count <= 4 * 2 * 6
-
-
-def test_a_module_that_is_not_trained_is_counted_and_not_recorded() -> None:
-    envs, line_ups = every_agent_acts(1), kept()
-    sampler = sampler_of(envs, BOTH, steps=4, line_ups=line_ups)
-    steps, ended = 0, []
-    for _ in range(40):
-        played = sampler.sample({"main"}, {"main": Version(1, 0)})
-        assert set(played.modules) == {"main"}
-        assert set(played.others) == {"old"}
-        steps += played.others["old"].steps
-        ended += list(
-            zip(
-                played.others["old"].episode_returns,
-                played.others["old"].episode_lengths,
-                strict=True,
-            )
-        )
-    episodes = [
-        episode
-        for slot, log in envs.log.items()
-        for number, episode in enumerate(log)
-        if line_ups.drawn[slot][number] == "old"
-    ]
-    made = sum(len(episode.actions) for episode in episodes)
-    assert made - len(envs.log) <= steps <= made, "the last rewards are not known yet"
-    expected = [(sum(e.rewards()), len(e.actions)) for e in episodes if e.end]
-    assert sorted(ended) == sorted(expected)
 
 
 def test_an_agents_returns_keep_the_order_of_its_episodes() -> None:

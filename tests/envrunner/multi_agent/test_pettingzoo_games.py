@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import mpe2.simple_speaker_listener_v4
 import numpy as np
 import pettingzoo
 import pytest
@@ -14,8 +13,6 @@ from pettingzoo.utils import conversions
 from support.scripted_games import ScriptedParallel, drawn
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.multi_agent.games import ParallelGame, TurnBasedGame
-from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
 from juggler.envrunner.multi_agent.making import make_multi_agent_envs
 from juggler.envrunner.multi_agent.matrix_game import MatrixGame
 from juggler.envrunner.multi_agent.openspiel import OpenSpielGame
@@ -122,48 +119,6 @@ def test_agents_act_end_and_begin_again_in_order(
         returns[turn.over] = 0
     assert overs >= 2
     envs.close()
-
-
-@pytest.mark.parametrize("name", ["classic/connect_four_v3", "mpe2/simple_spread_v3"])
-def test_the_same_seed_gives_the_same_episodes(name: str) -> None:
-    def seen(seed: int) -> list[Any]:
-        turns = play(made(f"pettingzoo:{name}"), legal(np.random.default_rng(3)), 80, seed)
-        return [turn.groups[0].last_rewards.tolist() for turn in turns]
-
-    assert seen(1) == seen(1)
-    if name.startswith("mpe2"):
-        assert seen(1) != seen(2)
-
-
-def test_parallel_and_aec_give_the_same_episodes_of_the_same_game() -> None:
-    module = mpe2.simple_speaker_listener_v4
-    options = {"max_cycles": 8, "continuous_actions": False}
-    parallel = GamesInTurn([ParallelGame(module.parallel_env(**options), 0)], "parallel")
-    in_turn = GamesInTurn([TurnBasedGame(module.env(**options), 0)], "AEC")
-
-    def choose(group: AgentGroup, turn: GroupTurn) -> Any:
-        assert isinstance(group.action_space, spaces.Discrete)
-        total = np.abs(np.asarray(turn.observations, np.float64)).sum(-1)
-        return (total * 1e3).astype(np.int64) % int(group.action_space.n)
-
-    def of_agents(turns: list[Turn], count: int) -> list[list[Any]]:
-        found: list[list[Any]] = [[], []]
-        for turn in turns:
-            for group in turn.groups:
-                for slot, reward in zip(group.ended.tolist(), group.last_rewards, strict=True):
-                    found[slot].append(float(reward))
-                rows = zip(group.acting.tolist(), group.rewards, group.first, strict=True)
-                for slot, reward, first in rows:
-                    found[slot].append("first" if first else float(reward))
-        return [each[:count] for each in found]
-
-    together = of_agents(play(parallel, choose, 40), 40)
-    apart = of_agents(play(in_turn, choose, 80), 40)
-    assert "first" in together[0][1:]
-    for mine, theirs in zip(together, apart, strict=True):
-        assert [each == "first" for each in mine] == [each == "first" for each in theirs]
-        numbers = [[0.0 if each == "first" else each for each in found] for found in (mine, theirs)]
-        np.testing.assert_allclose(*numbers, rtol=1e-9)
 
 
 def test_agents_with_other_spaces_are_in_other_groups() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from support.runner_world import RunnerWorld
 from support.scripted_agents import THREE, ScriptedAgents, in_turn
 
-from juggler.envrunner import stage_building
-from juggler.envrunner.multi_agent import making
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.actors.worker import to_json
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
@@ -21,10 +18,7 @@ AGENTS = ("red", "green")
 class League(RunnerWorld):
     """One player that learns, "first", which chooses action 0; "new" chooses action 1."""
 
-    def __init__(self, directory: Path) -> None:
-        played_by = {agent: ["first"] for agent in AGENTS}
-        super().__init__(directory, played_by, row_age=0, league=True)
-        self.matches = 0
+    matches = 0
 
     def match(self, *players: str, **at_least: int) -> dict[str, training_pb2.Receipt]:
         """A round, before which there is one more line-up for each environment."""
@@ -43,14 +37,9 @@ def envs() -> ScriptedAgents:
 
 
 @pytest.fixture
-def world(
-    envs: ScriptedAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[League]:
-    monkeypatch.setattr(stage_building, "step_back", lambda *_: None)
-    monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_, **__: envs)
-    world = League(tmp_path)
-    yield world
-    world.close()
+def world(make_world: Callable[..., League]) -> League:
+    played_by = {agent: ["first"] for agent in AGENTS}
+    return make_world(played_by, kind=League, row_age=0, league=True)
 
 
 def acted(envs: ScriptedAgents) -> set[int]:

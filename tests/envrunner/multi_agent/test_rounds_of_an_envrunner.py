@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from support.runner_world import PATIENCE, PLAYED_BY, RunnerWorld
 from support.scripted_agents import FOUR, THREE, ScriptedAgents, by_slot, in_turn
+from support.sharing import soon
 
 from juggler.driver.checkpoint.restoring import restores
-from juggler.envrunner import stage_building
-from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.multi_agent import making
+from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.envrunner.multi_agent.turns import Turn
 from juggler.runtime.actors.attachment import Detached
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS
 from juggler.runtime.checkpoints.weights import WEIGHTS, tree_digest
-from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
@@ -103,13 +100,27 @@ def test_each_module_acts_with_the_weights_of_its_own_learners(
     assert set(np.asarray(blues.actions)[blues.live]) == {2}
 
 
+def waiting(monkeypatch: pytest.MonkeyPatch, update: int) -> threading.Event:
+    """An event that is set when an EnvRunner begins to wait for weights of this update."""
+    act_on, begun = LearnerStreams.act_on, threading.Event()
+
+    def noted(self: LearnerStreams, at_least: Version, *given: Any) -> bool:
+        if at_least.update == update:
+            begun.set()
+        return act_on(self, at_least, *given)
+
+    monkeypatch.setattr(LearnerStreams, "act_on", noted)
+    return begun
+
+
 def test_a_round_waits_for_the_weights_of_each_module(
-    make_world: Callable[..., RunnerWorld],
+    make_world: Callable[..., RunnerWorld], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make_world(row_age=0)
     world.begin()
+    waits = waiting(monkeypatch, update=1)
     world.driver.tell(*world.requests(reds=0, blues=1))
-    time.sleep(0.2)
+    assert waits.wait(PATIENCE)
     assert world.learners["reds"].frames.empty(), "it played without the weights of one"
     world.learners["blues"].publish(1)
     receipts = [world.driver.hear(training_pb2.Receipt) for _ in range(2)]
@@ -123,7 +134,7 @@ def test_nothing_is_played_before_all_requests_of_a_round_are_there(
     world.begin()
     first, second = world.requests(reds=0, blues=0)
     world.driver.tell(first)
-    time.sleep(0.2)
+    soon(lambda: world.runner._round.requests, "the first request has come")
     assert not any(episode.actions for slot in envs.log.values() for episode in slot)
     world.driver.tell(second)
     for _ in range(2):
@@ -132,13 +143,16 @@ def test_nothing_is_played_before_all_requests_of_a_round_are_there(
 
 
 def test_a_module_whose_learner_is_gone_does_not_hold_up_the_others(
-    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+    make_world: Callable[..., RunnerWorld],
+    envs: ScriptedAgents,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = make_world(row_age=0)
     world.begin()
     # It waits for weights that never come; then it hears that their learner is gone.
+    waits = waiting(monkeypatch, update=5)
     world.driver.tell(*world.requests(reds=5, blues=0))
-    time.sleep(0.2)
+    assert waits.wait(PATIENCE)
     world.driver.tell(training_pb2.Learners(module_id="reds", generation=2))
     lost = world.driver.hear(training_pb2.Receipt)
     assert (lost.module_id, lost.dropped, lost.live_steps) == ("reds", "learner_lost", 0)
@@ -172,10 +186,7 @@ def test_a_module_without_a_request_acts_with_its_newest_weights(
     before = {slot: sum(len(e.actions) for e in log) for slot, log in envs.log.items()}
     blues = world.runner._streams["blues"]
     version = world.learners["blues"].publish(2)
-    deadline = time.monotonic() + PATIENCE
-    while blues.newest is None or blues.newest.version < version:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    soon(lambda: blues.newest and blues.newest.version >= version, "they have come")
     assert list(world.play(reds=0)) == ["reds"]
     new = [a for slot in (2, 5) for e in envs.log[slot] for a in e.actions]
     assert 2 in new
@@ -184,19 +195,16 @@ def test_a_module_without_a_request_acts_with_its_newest_weights(
 
 
 def test_a_request_without_a_complete_row_is_answered_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_world: Callable[..., RunnerWorld],
 ) -> None:
     agents = dict.fromkeys(("red", "green"), "all")
     envs = ScriptedAgents(2, dict.fromkeys(agents, THREE), in_turn(tuple(agents), 50))
-    monkeypatch.setattr(stage_building, "step_back", lambda *_: None)
-    monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_, **__: envs)
-    world = RunnerWorld(tmp_path, agents)
+    world = make_world(agents, envs=envs)
     world.begin()
     live = [world.play(all=0)["all"].live_steps for _ in range(5)]
     assert live[0] == 0
     assert sum(live) > 20
     assert world.learners["all"].frames.qsize() == sum(steps > 0 for steps in live)
-    world.close()
 
 
 def test_beginning_anew_plays_the_same_again(make_world: Callable[..., RunnerWorld]) -> None:
@@ -220,39 +228,6 @@ def test_beginning_anew_plays_the_same_again(make_world: Callable[..., RunnerWor
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one.observations, other.observations)
         np.testing.assert_array_equal(one.actions, other.actions)
-
-
-def test_carts_of_two_modules_are_sampled_in_rounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With environments as they are made, whose agents end at different times."""
-    monkeypatch.setattr(stage_building, "step_back", lambda *_: None)
-    agents = {"cart_0": "left", "cart_1": "right", "cart_2": "right"}
-    world = RunnerWorld(tmp_path, agents, steps=16)
-    config = EnvRunnerConfig(
-        env="juggler.envrunner.cartpoles:CartPoles",
-        env_kwargs={"num_agents": 3},
-        envs_per_runner=2,
-        fragment_steps=16,
-    )
-    linear = ModuleConfig(module="support.scripted_agents:Halves")
-    modules = {name: replace(each, module=linear) for name, each in world.setup.modules.items()}
-    world.setup = replace(world.setup, env_runner=config, modules=modules)
-    ready = world.begin()
-    assert {module.module_id: module.rows for module in ready.modules} == {"left": 2, "right": 4}
-    returns: dict[str, list[float]] = {"left": [], "right": []}
-    env_returns: list[float] = []
-    for _ in range(20):
-        for module_id, receipt in world.play(left=0, right=0).items():
-            assert not receipt.dropped
-            returns[module_id] += receipt.episode_returns
-            env_returns += receipt.env_returns
-            if receipt.live_steps:
-                world.learners[module_id].batch()
-    assert len(returns["left"]) >= len(env_returns) > 3
-    assert len(returns["right"]) >= 2 * len(env_returns)
-    assert sum(env_returns) <= sum(map(sum, returns.values()))
-    world.close()
 
 
 # Rounds of an EnvRunner in which something fails.
@@ -295,10 +270,7 @@ def test_a_runner_that_leaves_in_the_middle_of_a_round_answers_its_requests(
     world.begin()
     first, _ = world.requests(reds=0, blues=0)
     world.driver.tell(first)
-    deadline = time.monotonic() + PATIENCE
-    while not world.runner._round.requests:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    soon(lambda: world.runner._round.requests, "the request has come")
     world.driver.inbox.put(Detached("terminated"))
     receipt = world.driver.hear(training_pb2.Receipt)
     assert (receipt.batch_id, receipt.live_steps) == (first.batch_id, 0)
@@ -307,12 +279,15 @@ def test_a_runner_that_leaves_in_the_middle_of_a_round_answers_its_requests(
 
 
 def test_a_runner_that_leaves_while_it_waits_for_weights_answers_its_requests(
-    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+    make_world: Callable[..., RunnerWorld],
+    envs: ScriptedAgents,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = make_world()
     world.begin()
+    waits = waiting(monkeypatch, update=5)
     world.driver.tell(*world.requests(reds=5, blues=5))
-    time.sleep(0.2)
+    assert waits.wait(PATIENCE)
     world.driver.inbox.put(Detached("terminated"))
     receipts = [world.driver.hear(training_pb2.Receipt) for _ in range(2)]
     assert {(each.dropped, each.live_steps) for each in receipts} == {("learner_lost", 0)}
@@ -372,20 +347,10 @@ def envs_of_frozen_weights() -> ScriptedAgents:
 
 @pytest.fixture
 def make_world_of_frozen_weights(
-    envs_of_frozen_weights: ScriptedAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., RunnerWorld]]:
-    monkeypatch.setattr(stage_building, "step_back", lambda *_: None)
-    monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_, **__: envs_of_frozen_weights)
-    worlds: list[RunnerWorld] = []
-
-    def make(**keys: Any) -> RunnerWorld:
-        keys = {"frozen": {"old": playing(2)}, "row_age": 0, **keys}
-        worlds.append(RunnerWorld(tmp_path, AGENTS, **keys))
-        return worlds[-1]
-
-    yield make
-    for world in worlds:
-        world.close()
+    make_world: Callable[..., RunnerWorld], envs_of_frozen_weights: ScriptedAgents
+) -> Callable[..., RunnerWorld]:
+    keys = {"frozen": {"old": playing(2)}, "row_age": 0, "envs": envs_of_frozen_weights}
+    return lambda **own: make_world(AGENTS, **{**keys, **own})
 
 
 def actions(envs_of_frozen_weights: ScriptedAgents, agent: str) -> list[int]:

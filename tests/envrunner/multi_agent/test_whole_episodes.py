@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-import pytest
 import torch
 from support.scripted_agents import (
     THREE,
-    Happening,
     Remembering,
     ScriptedAgents,
     at_random,
@@ -17,8 +13,7 @@ from support.scripted_agents import (
     sampler_of,
 )
 
-from juggler.envrunner.evaluation import Goal, play_whole_episodes
-from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.evaluation import play_whole_episodes
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.runtime.acting.actor import Acted
 
@@ -46,17 +41,6 @@ def test_returns_are_sums_over_all_agents_of_each_environments_share() -> None:
     assert sorted(green) == [1.5, 1.5, 2.5, 2.5, 2.5]
 
 
-def test_every_agent_has_the_returns_of_the_episodes_in_which_it_acted() -> None:
-    envs = random_envs()
-    played = play_whole_episodes(envs, modules_of(envs), 12, seed=0)
-    for place, agent in enumerate(AGENTS):
-        of_env = [envs.log[env * len(AGENTS) + place] for env in range(3)]
-        told = played.agent_returns[agent, agent]
-        finished = [e.before + sum(e.rewards()) for log in of_env for e in log if e.end]
-        assert 0 < len(told) <= len(finished)
-        assert set(np.round(told, 9)) <= set(np.round(finished, 9))
-
-
 def test_every_agent_does_what_is_best_with_all_that_it_has_seen() -> None:
     envs = random_envs()
     play_whole_episodes(envs, modules_of(envs), 12, seed=0)
@@ -82,30 +66,6 @@ def test_an_episode_counts_as_it_is_at_most_steps() -> None:
     assert returns[3:] == returns[:2]
     each = [of_agents[agent, agent] for agent in AGENTS]
     assert [sum(pair) for pair in zip(*each, strict=True)] == returns
-
-
-def test_it_stops_when_the_goal_is_out_of_reach() -> None:
-    envs = ScriptedAgents(1, dict.fromkeys(AGENTS, THREE), in_turn(AGENTS, 4))
-    goal = Goal(mean=100.0, best=3.0)
-    steps: list[tuple[int, int]] = []
-    returns, *_ = play_whole_episodes(
-        envs, modules_of(envs), 10, 0, lambda *at: steps.append(at), goal=goal
-    )
-    assert returns == [3.0]
-    assert steps == [(0, 1), (0, 2), (0, 3), (1, 4)]
-
-
-@pytest.mark.parametrize("reward", [math.inf, 1e39])
-def test_a_return_that_is_not_finite_is_told_with_its_environment(reward: float) -> None:
-    def script(env: int, episode: int, step: int) -> Happening:
-        if step < 2:
-            return Happening(list(AGENTS))
-        rewards = {"red": reward if env == 1 else 1.0}
-        return Happening([], rewards, dict.fromkeys(AGENTS, "truncated"), over=True)
-
-    envs = ScriptedAgents(2, dict.fromkeys(AGENTS, THREE), script)
-    with pytest.raises(EnvironmentFailed, match="environment 1 failed in step: the"):
-        play_whole_episodes(envs, modules_of(envs), 4, 0)
 
 
 def test_actions_of_modules_that_share_a_group_are_in_the_order_of_its_agents() -> None:

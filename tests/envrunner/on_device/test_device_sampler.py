@@ -230,19 +230,6 @@ def _assert_equal(ours, theirs) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("box", [False, True])
-@pytest.mark.parametrize("mode", MODES)
-def test_fragments_hold_what_a_slow_loop_over_single_environments_records(
-    device, mode, box
-) -> None:
-    sampler = on_device(vector(mode, box))
-    fragments = [sampler.sample((3, f)) for f in range(12)]
-    seeds = seeds_of("native", 5, len(SCRIPTS))
-    seen = assert_recorded(fragments, SCRIPTS, seeds, box)
-    ends, places = ("terminated", "truncated", "both"), ("first", "middle", "last")
-    assert seen == {(end, place) for end in ends for place in places}
-
-
 @pytest.mark.parametrize("make_module", [LinearPolicy, Summing])
 @pytest.mark.parametrize("mode", MODES)
 def test_batches_are_those_of_the_same_environments_in_arrays(device, mode, make_module) -> None:

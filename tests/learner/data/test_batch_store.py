@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
-import grpc
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import Space, spaces
-from support.batches import GENERATION, TWO, VECTOR, MakeBatch, World, refused
+from support.batches import GENERATION, TWO, VECTOR, World, refused
 
 from juggler.learner.data.batch_store import BatchStore, HeldBatch
 from juggler.learner.data.collate import collate
 from juggler.learner.data.validation import BatchValidator
-from juggler.runtime.actors.credentials import CallMetadata, call_metadata, why_refused
-from juggler.runtime.actors.endpoints import bind, dial, make_server
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.streams.episodes import PUSH_METHOD, EpisodeReceiver, EpisodeSender
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
-from juggler.runtime.wire.frames import Frame, encode_frame
-from juggler.runtime.wire.layouts import Limits
+from juggler.runtime.wire.frames import Frame
 from juggler.runtime.wire.trees import flatten
-from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
-from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, DType, TreeInfo
+from juggler.runtime.wire.v1 import episodes_pb2
 
 # -- what is taken --------------------------------------------------------------------------------
 
@@ -186,32 +174,6 @@ def _frame(batch_id: int, actions: Any, **columns: Any) -> Any:
     )
     header = episodes_pb2.BatchHeader(batch_id=batch_id, live_steps=N * T)
     return Frame(header, {"default": {**batch.to_tree(), **columns}})
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("action_logp", np.zeros((N, T, 5), np.float32)),
-        ("terminated", np.zeros((N, T, 5), np.bool_)),
-        ("final_rows", np.zeros((), np.int32)),
-    ],
-)
-def test_a_column_of_the_wrong_shape_does_not_get_as_far_as_an_update(
-    column: str, value: np.ndarray
-) -> None:
-    store, arrived = _store(gymnasium.spaces.Discrete(2))
-    actions = np.zeros((N, T), np.int64)
-    with pytest.raises(WireError, match=f"{column!r} has shape"):
-        store.take(_frame(1, actions, **{column: value}))
-    assert arrived == []
-
-
-def test_a_batch_without_steps_is_refused() -> None:
-    store, arrived = _store(gymnasium.spaces.Discrete(2))
-    rewards = np.zeros((N, 0), np.float32)
-    with pytest.raises(WireError, match="holds nothing"):
-        store.take(_frame(1, np.zeros((N, 0), np.int64), rewards=rewards))
-    assert arrived == []
 
 
 def test_actions_of_every_kind_come_in_the_dtypes_that_policies_act_in() -> None:
@@ -371,182 +333,3 @@ def test_observations_that_lack_or_have_an_array_too_many_arerefused(world: Worl
 def test_a_space_that_nobody_encodes_is_refused_when_the_store_opens(world: World) -> None:
     with pytest.raises(UnsupportedSpace, match="Text"):
         world.open(observation_space=spaces.Text(3))
-
-
-# Batches that no honest EnvRunner sends: each is answered with a reason, its stream ends, and an
-# honest EnvRunner beside it notices nothing.
-
-
-BATCH_BYTES = 1 << 20
-STREAMS = 4
-METADATA = call_metadata("secret", "run", "i")
-
-
-class BadBatchesWorld:
-    """A learner's store at the end of a real stream, and an honest EnvRunner."""
-
-    def __init__(self, directory: Path, make_batch: MakeBatch) -> None:
-        self.address = f"unix:{directory / 'l'}"
-        self.make_batch = make_batch
-        self.arrived: list[HeldBatch] = []
-        module = (spaces.Box(-10, 10, (4,), np.float32), spaces.Discrete(2))
-        self.store = BatchStore(
-            BatchValidator("default", *module, {}),
-            self.arrived.append,
-            capacity_bytes=BATCH_BYTES,
-        )
-        self.store.serve(joined=3)
-        self._server = make_server(max_streams=STREAMS)
-        receiver = EpisodeReceiver(
-            self.store.take,
-            lambda metadata: why_refused(metadata, "secret", "run"),
-            Limits(payload_bytes=BATCH_BYTES),
-        )
-        self._server.add_generic_rpc_handlers((receiver.handler(),))
-        bind(self._server, self.address)
-        self._server.start()
-        self._settled: SimpleQueue[tuple[int, str, str]] = SimpleQueue()
-        self._honest = EpisodeSender(self.address, METADATA, lambda *a: self._settled.put(a))
-        self._next_id = 1000
-
-    def honest(self) -> tuple[str, str]:
-        """What becomes of an honest EnvRunner's next batch."""
-        self._next_id += 1
-        batch = self.make_batch(seed=self._next_id)
-        self._honest.send(header(self._next_id, batch), {"default": batch.to_tree()})
-        batch_id, *settled = self._settled.get(timeout=30)
-        assert batch_id == self._next_id
-        self.store.pop([batch_id])
-        return settled[0], settled[1]
-
-    def push(
-        self, messages: Iterator[bytes] | list[bytes], metadata: CallMetadata = METADATA
-    ) -> tuple[list[str], grpc.StatusCode, str]:
-        """(what was refused, how the stream ended, why)."""
-        refused: list[str] = []
-        with dial(self.address) as channel:
-            push = channel.stream_stream(
-                PUSH_METHOD, response_deserializer=episodes_pb2.Acknowledgement.FromString
-            )
-            call = push(iter(messages), metadata=metadata, timeout=30)
-            try:
-                refused += [ack.refused for ack in call if ack.refused]
-            except grpc.RpcError as error:
-                return refused, error.code(), str(error.details())
-        return refused, grpc.StatusCode.OK, ""
-
-    def frame(
-        self,
-        batch_id: int = 1,
-        *,
-        batch: EpisodeBatch | None = None,
-        tree: Any = None,
-        **columns: Any,
-    ) -> list[bytes]:
-        """A batch as it goes on the wire: good, but for what is said here."""
-        fields = {key: columns.pop(key) for key in ("generation", "live_steps") if key in columns}
-        batch = batch or self.make_batch(seed=batch_id)
-        head = header(batch_id, batch, **fields)
-        return list(
-            encode_frame(head, {"default": replace(batch, **columns).to_tree() | (tree or {})})
-        )
-
-    def close(self) -> None:
-        self._honest.close()
-        self._server.stop(0).wait(10)
-
-
-def header(batch_id: int, batch: EpisodeBatch, **fields: Any) -> episodes_pb2.BatchHeader:
-    known = {"generation": 3, "live_steps": batch.live_steps}
-    return episodes_pb2.BatchHeader(
-        batch_id=batch_id,
-        envrunner="envrunner-0",
-        version=training_pb2.WeightsVersion(generation=3, update=1),
-        **known | fields,
-    )
-
-
-@pytest.fixture
-def learner_end(tmp_path: Path, make_batch: MakeBatch) -> Iterator[BadBatchesWorld]:
-    made = BadBatchesWorld(tmp_path, make_batch)
-    yield made
-    made.close()
-
-
-class _Bomb:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("a-pickle-was-loaded",)
-
-
-def _declares(size: int, **array: Any) -> list[bytes]:
-    """A first chunk that says it has an array of so many bytes."""
-    info = ArrayInfo(
-        **{"path": ["default", "x"], "dtype": DType.DTYPE_UINT8, "shape": [size]} | array
-    )
-    head = episodes_pb2.BatchHeader(batch_id=1, generation=3)
-    tree = TreeInfo(arrays=[info], payload_size=size)
-    chunk = episodes_pb2.EpisodeChunk(header=head, tree=tree, payload=b"x")
-    return [chunk.SerializeToString()]
-
-
-BAD: dict[str, Callable[[BadBatchesWorld], list[bytes]]] = {
-    "no number at byte 0": lambda w: [b"\xff\xff\xff"],
-    "the first chunk of a frame must have": lambda w: [b""],
-    "the chunk is not protobuf": lambda w: [pickle.dumps(_Bomb())],
-    "payload of 1099511627776 bytes is over the limit, 1048576": lambda w: _declares(1 << 40),
-    "number 77 is not known": lambda w: _declares(8, dtype=77),
-    "huge shape": lambda w: _declares(8, shape=[0, 2**63, 2**63]),
-    "unknown modules ['other']": lambda w: list(
-        encode_frame(header(1, w.make_batch()), {"other": w.make_batch().to_tree()})
-    ),
-    "a batch must be a branch of modules": lambda w: list(
-        encode_frame(header(1, w.make_batch()), np.zeros(3))
-    ),
-    "column 'rewards' must be float32": lambda w: w.frame(tree={"rewards": np.zeros((3, 6))}),
-    "'live' has shape (3, 7), expected": lambda w: w.frame(tree={"live": np.ones((3, 7), bool)}),
-    "observations of shape [N, T, *(5,)]": lambda w: w.frame(
-        batch=w.make_batch(observation_size=5)
-    ),
-    "must be float64, not float32": lambda w: w.frame(observations=np.zeros((3, 6, 4))),
-    "actions hold a number outside 0..1": lambda w: w.frame(actions=np.full((3, 6), 9)),
-    "header says 7777 live steps": lambda w: w.frame(live_steps=7777),
-    "batch 1 is already here": lambda w: [*w.frame(1), *w.frame(1)],
-    "bytes of batches are waiting already": lambda w: [
-        chunk
-        for batch_id in (1, 2)
-        for chunk in w.frame(batch_id, batch=w.make_batch(rows=50, steps=300, seed=batch_id))
-    ],
-}
-
-
-@pytest.mark.parametrize("answer", BAD)
-def test_a_bad_batch_is_answered_with_a_reason_and_ends_its_stream(
-    learner_end: BadBatchesWorld, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert learner_end.honest() == ("", "")
-    good = iter(learner_end.frame(500))  # what comes behind it is not read any more
-    refused, code, details = learner_end.push([*BAD[answer](learner_end), *good])
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert answer in details
-    assert all(answer in each for each in refused)
-    assert len(details) < 1000
-    assert 500 not in [batch.batch_id for batch in learner_end.arrived]
-    learner_end.store.pop(range(1, 10))
-    assert learner_end.honest() == ("", "")
-    assert not (tmp_path / "a-pickle-was-loaded").exists()
-
-
-def test_a_stream_too_many_is_told_so_at_once(learner_end: BadBatchesWorld) -> None:
-    waiting: SimpleQueue[None] = SimpleQueue()
-    with dial(learner_end.address) as channel:
-        push = channel.stream_stream(PUSH_METHOD)
-        streams = [push(iter(waiting.get, None), metadata=METADATA) for _ in range(STREAMS - 1)]
-        assert learner_end.honest() == ("", "")  # has the last one
-        _, code, details = learner_end.push(learner_end.frame(1))
-        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert details
-        assert learner_end.honest() == ("", "")
-        for stream in streams:
-            waiting.put(None)
-            stream.cancel()

@@ -71,20 +71,6 @@ def held_up(world: World, *updates: tuple[int, ...]) -> Gate:
     return gate
 
 
-def test_updates_that_wait_are_prepared_and_made_in_order(world: World) -> None:
-    for batch_id in range(1, 7):
-        world.send(batch_id, update=10)
-    gate = held_up(world, (1, 2), (3, 4), (5, 6))
-    gate.open()
-    for ids in ((1, 2), (3, 4), (5, 6)):
-        done = world.updated(*ids)
-        assert all(not used.dropped for used in done.batches)
-    assert gate.collated[-1] == "staging", "of the third, in the course of the second"
-    assert done.steps_trained == world.steps(*range(1, 7))
-    assert Version.of(done.version) == (GENERATION, 13)
-    world.weights_of(Version(GENERATION, 13))
-
-
 def test_a_batch_gets_too_old_while_its_update_waits(world: World) -> None:
     oldest = 12 - MAX_STALENESS - 1  # too old for the third update, and not for the second
     world.send(1, update=10)

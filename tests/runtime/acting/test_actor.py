@@ -415,21 +415,6 @@ def test_states_and_contexts_are_of_each_row_and_begin_with_its_episodes(how: st
         assert before[t]["connectors"].keys() == {"frame_stack", "previous_actions_and_rewards"}
 
 
-def test_places_draw_what_rows_draw_from_the_same_seed() -> None:
-    module = LinearPolicy(OBSERVATIONS, UNBOUNDED)
-    rows, places = Actor(module, ROWS, STEPS, 5), Actor(module, 1, 0, 5)
-    places.grow(ROWS)
-    for x in observations()[:1]:
-        one, other = rows.act(x.numpy()), places.act(x.numpy(), np.arange(ROWS))
-        assert one.chosen.shape == other.chosen.shape
-        np.testing.assert_array_equal(one.inputs, other.inputs)
-    again = Actor(module, 1, 0, 5)
-    again.grow(ROWS)
-    np.testing.assert_array_equal(
-        again.act(observations()[0].numpy(), np.arange(ROWS)).chosen, other.chosen
-    )
-
-
 @pytest.mark.parametrize("kind", [LinearPolicy, LastSeen])
 def test_tensors_on_a_device_give_the_actions_of_arrays(kind: Any) -> None:
     space = DISCRETE if kind is LinearPolicy else spaces.Discrete(3)

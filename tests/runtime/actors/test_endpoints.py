@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import os
 import socket
+from itertools import chain
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 import grpc
 import pytest
@@ -76,6 +79,24 @@ def test_a_unix_socket_that_a_killed_process_left_behind_is_replaced(tmp_path: P
     server.start()
     with grpc.insecure_channel(f"unix:{path}") as channel:
         grpc.channel_ready_future(channel).result(timeout=5)
+    server.stop(0).wait()
+
+
+def test_a_stream_too_many_is_refused_at_once() -> None:
+    server, says = make_server(2), SimpleQueue[Any]()
+    echo = grpc.stream_stream_rpc_method_handler(lambda messages, _: messages)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", {"Echo": echo}),))
+    address = bind(server, "127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(address) as channel:
+        talk = channel.stream_stream("/t/Echo")
+        calls = [talk(chain([b"here"], iter(says.get, None)), timeout=30) for _ in range(2)]
+        assert [next(call) for call in calls] == [b"here"] * 2
+        with pytest.raises(grpc.RpcError) as refused:
+            next(talk(iter([b"here"]), timeout=30))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for _ in calls:
+            says.put(None)
     server.stop(0).wait()
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import psutil
@@ -21,7 +20,7 @@ from support.processes import NEVER, QUICK, Exits, eventually, sleeper
 from juggler.runtime.actors import supervisor
 from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.processes import WorkerProgram, cool_down, warm_up
-from juggler.runtime.actors.supervisor import Exited, Supervisor
+from juggler.runtime.actors.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
 
@@ -64,22 +63,6 @@ def test_a_process_that_fails_says_why_and_ends_whatever_its_threads_do(tmp_path
         assert exits.next(60).how == "killed by SIGALRM, MemoryError: no room for the replay"
     finally:
         supervisor.close(grace=0.0)
-
-
-def test_processes_that_end_while_the_supervisor_closes_do_not_disturb_it() -> None:
-    warm_up()
-    for turn in range(20):
-        exits: SimpleQueue[Exited] = SimpleQueue()
-        supervisor = Supervisor(exits)
-        for index in range(3):
-            supervisor.add(f"worker-{index}", sleeper(), NEVER)
-        eventually(lambda: len(supervisor.pids()) == 3 or not exits.empty())  # noqa: B023
-        pids = supervisor.pids()
-        assert len(pids) == 3, exits.get(timeout=1)
-        for pid in pids.values():
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(turn * 0.0002)  # so that they are noticed before, in the midst of it, or after
-        supervisor.close(grace=1.0)
 
 
 def _stopped_forkserver() -> psutil.Process:

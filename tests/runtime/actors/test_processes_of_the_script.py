@@ -12,19 +12,7 @@ import pytest
 
 from juggler.runtime.actors import processes
 
-
-def test_a_forkserver_that_was_there_before_is_used_and_left_alone() -> None:
-    """A program may have one for its own processes, such as those of a vector of environments."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM_WITH_ITS_OWN)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "0 True\n"
-
-
+#: As one has for its own processes, such as those of a vector of environments.
 PROGRAM_WITH_ITS_OWN = """
     import multiprocessing, time
     from juggler.runtime.actors.processes import WorkerProgram, cool_down, ended, start, warm_up
@@ -42,18 +30,7 @@ PROGRAM_WITH_ITS_OWN = """
 """
 
 
-def test_processes_of_the_script_below_jugglers_forkserver_outlive_the_workers() -> None:
-    """Such as those of a DataLoader. The forkserver stays for them, and only for them."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM_THAT_USES_OURS)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "True True True -9 0\n"
-
-
+#: Such as those of a DataLoader. The forkserver stays for them, and only for them.
 PROGRAM_THAT_USES_OURS = """
     import multiprocessing, time
     from juggler.runtime.actors import processes
@@ -77,6 +54,22 @@ PROGRAM_THAT_USES_OURS = """
     cool_down()
     print(*said, processes.forkserver_pid())
 """
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [(PROGRAM_WITH_ITS_OWN, "0 True\n"), (PROGRAM_THAT_USES_OURS, "True True True -9 0\n")],
+    ids=["a forkserver that was there before", "processes below Juggler's forkserver"],
+)
+def test_what_is_the_scripts_own_outlives_the_workers(program: str, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == said
 
 
 def test_a_process_that_another_thread_closes_meanwhile_is_nobodys(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -13,13 +14,16 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from itertools import chain, repeat
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.hub_world import World
 
 from juggler.runtime.actors import attachment, hub
 from juggler.runtime.actors.attachment import BusyThreads
-from juggler.runtime.actors.hub_events import Joined, Left, Replied
+from juggler.runtime.actors.hub import Connection
+from juggler.runtime.actors.hub_events import Joined, Replied
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.processes import children, kill_children, process_descriptor
 from juggler.runtime.actors.requests import Histogram, RequestPool
@@ -29,6 +33,7 @@ from juggler.runtime.wire.v1 import attach_pb2
 _SPIN = "import os, time; os.sched_setaffinity(0, {CPU}); end = time.monotonic() + 60\n"
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_processor_wait_for_each_other() -> None:
     cpu = str(min(os.sched_getaffinity(0)))
     program = _SPIN.replace("CPU", cpu) + "while time.monotonic() < end: pass"
@@ -48,39 +53,72 @@ def test_two_processes_on_one_processor_wait_for_each_other() -> None:
 
 
 @pytest.mark.parametrize("starved", [True, False])
+@pytest.mark.parametrize("local", [True, False])
 def test_a_silent_worker_that_waits_for_a_processor_is_not_lost(
-    world: World, monkeypatch: pytest.MonkeyPatch, starved: bool
+    monkeypatch: pytest.MonkeyPatch, starved: bool, local: bool
 ) -> None:
-    begun = time.monotonic()
-    monkeypatch.setattr(hub, "_SILENCE_BEGINS", 0.2)
-    monkeypatch.setattr(
-        hub, "seconds_waited", lambda _: time.monotonic() - begun if starved else 0.0
-    )
-    world.start(heartbeat_seconds=0.05, silence_seconds=0.8)
-    monkeypatch.setattr(attachment.Attachment, "_beat", lambda _: None)  # its heart does not beat
-    silent = world.attach(local=True)
-    time.sleep(1.6)
-    left = [event for event in world.events.gather() if isinstance(event, Left)]
-    assert bool(left) is not starved
-    silent.close()
+    now = 0.0
+    monkeypatch.setattr(hub, "seconds_waited", lambda _: 50.0 + now if starved else 50.0)
+    worker: Any = SimpleNamespace(local=local, pid=1)
+    connection = Connection(worker, asyncio.Event(), lambda: True, now)
+    for now in range(20):
+        silent = connection.silent(now)
+    assert (silent < 10) is (local and starved)
+    now = 1000
+    assert connection.silent(now) >= 100, "in the end, even one that never runs is lost"
 
 
-@pytest.mark.parametrize("starved", [True, False])
-def test_a_busy_thread_that_waits_for_a_processor_does_not_hang(
-    monkeypatch: pytest.MonkeyPatch, starved: bool
+class Threads(BusyThreads):
+    """In simulated time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.now = self.waited = 0.0
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(attachment, "time", clock)
+        monkeypatch.setattr(attachment, "thread_waited", lambda *_: self.waited)
+
+
+def test_a_busy_thread_that_waits_for_a_processor_or_makes_progress_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begun = time.monotonic()
-    monkeypatch.setattr(
-        attachment, "thread_waited", lambda *_: time.monotonic() - begun if starved else 0.0
-    )
-    threads = BusyThreads()
+    threads, me = Threads(monkeypatch), threading.get_ident()
     with threads.busy():
         threads.longest()
-        time.sleep(0.5)
-        stuck, thread = threads.longest()
-    assert starved or thread == threading.get_ident()
-    assert (stuck < 0.25) is starved
+        threads.now, threads.waited = 5.0, 4.0
+        assert threads.longest() == (1.0, me)
+        threads.progresses()
+        assert threads.longest()[0] == 0.0
+        threads.now += 3
+        assert threads.longest() == (3.0, me)
+        threads.stood_still(2.0)
+        assert threads.longest() == (1.0, me)
     assert threads.longest() == (0.0, 0)
+
+
+def test_a_thread_that_hangs_is_found_while_another_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads, begun, over = Threads(monkeypatch), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with threads.busy():
+            begun.set()
+            over.wait(60)
+
+    thread = threading.Thread(target=hang)
+    with threads.busy():
+        thread.start()
+        assert begun.wait(30)
+        for _ in range(5):
+            threads.now += 1
+            threads.progresses()
+        longest = threads.longest()
+    with threads.busy():  # now the younger of the two
+        again = threads.longest()
+    over.set()
+    thread.join()
+    assert longest == again == (5.0, thread.ident)
 
 
 # The limit of open files: raised as far as it may be, and handed down.

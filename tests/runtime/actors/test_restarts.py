@@ -4,156 +4,210 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+import threading
+from collections.abc import Iterator
+from itertools import count
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from support.processes import NEVER, QUICK, Exits, eventually, sleeper
+from support.processes import NEVER, Exits
 
-from juggler.runtime.actors.processes import WorkerProgram
+from juggler.runtime.actors import supervisor as supervisor_module
 from juggler.runtime.actors.supervisor import RestartPolicy, Supervisor
 
-#: One that a supervisor's thread starts ends with that thread.
-pytestmark = pytest.mark.usefixtures("one_forkserver")
+CRASH, KILLED = -signal.SIGSEGV, -signal.SIGKILL
+LATER = RestartPolicy(first_delay=60.0, longest_delay=60.0, quarantine_after=9, enough_uses=2)
+_pids = count(1 << 23)  # beyond all process ids of Linux
 
 
-def test_what_keeps_dying_stays_down_in_the_end() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    supervisor.add("worker-0", WorkerProgram("os:_exit", 7), QUICK)
-    try:
-        ends = [exits.next() for _ in range(3)]
-        assert [exited.how for exited in ends] == ["exit code 7"] * 3
-        assert [exited.restart_in is None for exited in ends] == [False, False, True]
-        assert supervisor.pids() == {}
-    finally:
-        supervisor.close(grace=0.0)
+class Life:
+    """A process that ends when a test says so."""
+
+    def __init__(self) -> None:
+        self.pid, self.exitcode = next(_pids), None
+        self.sentinel, self._end = os.pipe()
+
+    def end(self, exitcode: int) -> None:
+        self.exitcode: int | None = exitcode
+        end, self._end = self._end, -1
+        if end >= 0:
+            os.close(end)
+
+    def is_alive(self) -> bool:
+        return self.exitcode is None
+
+    def join(self, timeout: float | None = None) -> None:
+        pass
+
+    def kill(self) -> None:
+        if self.is_alive():
+            self.end(KILLED)
+
+    def __del__(self) -> None:
+        os.close(self.sentinel)
 
 
-def test_a_worker_that_dies_after_little_use_each_time_stays_down_in_the_end() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    policy = RestartPolicy(0.01, 0.05, quarantine_after=3, enough_uses=2)
-    supervisor.add("worker-0", sleeper(), policy)
-    try:
-        for uses, stays_down in ((1, False), (2, False), (1, False), (1, True)):
-            pid = eventually(lambda: supervisor.pids().get("worker-0"))
-            for _ in range(uses):
-                supervisor.of_use("worker-0")
-            os.kill(pid, signal.SIGSEGV)
-            assert (exits.next().restart_in is None) == stays_down
-        assert supervisor.keeps_failing("worker-0")
-    finally:
-        supervisor.close(grace=0.0)
+class Lives:
+    """A program, and the processes that were started of it."""
+
+    def __init__(self) -> None:
+        self.started: SimpleQueue[Life] = SimpleQueue()
+
+    def start(self, title: str) -> Life:
+        life = Life()
+        self.started.put(life)
+        return life
+
+    def ended(self, process: Any) -> str:
+        return ""
+
+
+class World:
+    """A supervisor of one worker, in simulated time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.exits, self.program = Exits(), Lives()
+        self.supervisor = Supervisor(self.exits.events)
+
+    def add(self, policy: RestartPolicy) -> None:
+        self.supervisor.add("worker-0", self.program, policy)
+
+    def live(self, uses: int = 0) -> Life:
+        """The next life, after so many uses."""
+        life = self.program.started.get(timeout=60)
+        while self.supervisor.pids().get("worker-0") != life.pid:
+            pass  # its supervisor is about to note it
+        for _ in range(uses):
+            self.supervisor.of_use("worker-0")
+        return life
+
+    def give_up(self, life: Life) -> None:
+        self.supervisor.give_up("worker-0", life.pid)
+
+    def is_restarted(self) -> bool:
+        return self.exits.next().restart_in is not None
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    made = World()
+    monkeypatch.setattr(supervisor_module, "time", SimpleNamespace(monotonic=lambda: made.now))
+    yield made
+    made.supervisor.close(grace=0.0)
+    assert made.program.started.empty(), "one that stays down was started"
+
+
+def at_once(**keys: Any) -> RestartPolicy:
+    return RestartPolicy(0.0, 0.0, **keys)
+
+
+#: By name: a policy, and of each life: its uses, how it ends, and whether another one follows.
+HISTORIES: dict[str, tuple[RestartPolicy, list[tuple[int, int, bool]]]] = {
+    "it keeps dying": (
+        at_once(quarantine_after=3),
+        [(0, 7, True), (0, 7, True), (0, 7, False)],
+    ),
+    "it is of little use each time": (
+        at_once(quarantine_after=3, enough_uses=2),
+        [(1, CRASH, True), (2, CRASH, True), (1, CRASH, True), (1, CRASH, False)],
+    ),
+    "others kill it after one use": (
+        at_once(quarantine_after=3, enough_uses=2),
+        [(1, KILLED, True)] * 3 + [(0, KILLED, True), (0, KILLED, False)],
+    ),
+    "it dies too often, however much use it is": (
+        at_once(most_in_window=4),
+        [(1, 7, True)] * 3 + [(1, 7, False)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_a_worker_is_started_again_until_it_has_failed_too_often(world: World, name: str) -> None:
+    policy, lives = HISTORIES[name]
+    world.add(policy)
+    for uses, exitcode, restarted in lives:
+        world.live(uses).end(exitcode)
+        assert world.is_restarted() == restarted
+    assert world.supervisor.pids() == {}
+
+
+def test_deaths_are_forgotten_with_time(world: World) -> None:
+    world.add(at_once(most_in_window=2, window_seconds=60.0))
+    for _ in range(3):
+        world.live(1).end(7)
+        assert world.is_restarted()
+        world.now += 61.0
+    world.live()
 
 
 @pytest.mark.parametrize("heard", ["before it ends", "after it ended", "in the next life"])
-def test_a_worker_that_fails_again_as_before_stays_down(heard: str) -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    delay = 0.01 if heard == "in the next life" else 0.5
-    policy = RestartPolicy(delay, delay, quarantine_after=9, enough_uses=2)
-    supervisor.add("worker-0", sleeper(), policy)
-    try:
-        for life in range(2):
-            pid = eventually(lambda: supervisor.pids().get("worker-0"))
-            if life == 1 and heard == "before it ends":
-                supervisor.give_up("worker-0", pid)
-            os.kill(pid, signal.SIGSEGV)
-            exited = exits.next()
-        if heard == "after it ended":
-            assert exited.restart_in is not None
-            supervisor.give_up("worker-0", pid)
-            exited = exits.next()
-        if heard == "in the next life":
-            after = eventually(lambda: supervisor.pids().get("worker-0"))
-            supervisor.give_up("worker-0", pid)
-            assert supervisor.pids()["worker-0"] == after
-            os.kill(after, signal.SIGSEGV)
-            exited = exits.next()
-        assert exited.restart_in is None
-        time.sleep(0.7)
-        assert "worker-0" not in supervisor.pids()
-    finally:
-        supervisor.close(grace=0.0)
+def test_a_worker_that_fails_again_as_before_stays_down(world: World, heard: str) -> None:
+    world.add(at_once(quarantine_after=9, enough_uses=2))
+    world.live().end(CRASH)
+    assert world.is_restarted()
+    again = world.live()
+    if heard == "before it ends":
+        world.give_up(again)
+    elif heard == "after it ended":
+        world.supervisor._slots["worker-0"].policy = LATER
+    again.end(CRASH)
+    if heard == "after it ended":
+        assert world.is_restarted()
+        world.give_up(again)
+    elif heard == "in the next life":
+        assert world.is_restarted()
+        after = world.live()
+        world.give_up(again)
+        assert world.supervisor.pids()["worker-0"] == after.pid
+        after.end(CRASH)
+    assert not world.is_restarted()
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_worker_that_fails_again_after_enough_use_is_started_again(ended: bool) -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    policy = RestartPolicy(0.01, 0.01, quarantine_after=9, enough_uses=2)
-    supervisor.add("worker-0", sleeper(), policy)
-    try:
-        for _ in range(3):
-            pid = eventually(lambda: supervisor.pids().get("worker-0"))
-            for _ in range(2):
-                supervisor.of_use("worker-0")
-            if not ended:
-                supervisor.give_up("worker-0", pid)
-            os.kill(pid, signal.SIGSEGV)
-            assert exits.next().restart_in is not None
-            if ended:
-                supervisor.give_up("worker-0", pid)
-    finally:
-        supervisor.close(grace=0.0)
+def test_a_worker_that_fails_again_after_enough_use_is_started_again(
+    world: World, ended: bool
+) -> None:
+    world.add(at_once(quarantine_after=9, enough_uses=2))
+    for _ in range(3):
+        life = world.live(uses=2)
+        if not ended:
+            world.give_up(life)
+        life.end(CRASH)
+        assert world.is_restarted()
+        if ended:
+            world.give_up(life)
+    world.live()
 
 
-def test_a_worker_that_others_kill_needs_to_have_been_of_use_but_once() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    policy = RestartPolicy(0.01, 0.05, quarantine_after=3, enough_uses=2)
-    supervisor.add("worker-0", sleeper(), policy)
-    try:
-        for _ in range(4):
-            pid = eventually(lambda: supervisor.pids().get("worker-0"))
-            supervisor.of_use("worker-0")
-            os.kill(pid, signal.SIGKILL)
-            assert exits.next().restart_in is not None
-    finally:
-        supervisor.close(grace=0.0)
+def test_one_that_is_let_go_between_two_lives_is_told_once_to_stay_down(world: World) -> None:
+    world.add(LATER)
+    world.live().end(7)
+    assert world.is_restarted()
+    world.supervisor.dismiss("worker-0", 60.0)
+    world.supervisor.dismiss("worker-0", 0.0)
+    other = Lives()
+    world.supervisor.add("worker-1", other, NEVER)
+    other.started.get(timeout=60).end(7)
+    ends = [world.exits.next() for _ in range(2)]
+    assert [(each.worker_id, each.restart_in) for each in ends] == [
+        ("worker-0", None),
+        ("worker-1", None),
+    ]
 
 
-def test_a_worker_that_dies_too_often_stays_down_however_much_use_it_is_in_between() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    policy = RestartPolicy(first_delay=0.01, longest_delay=0.01, most_in_window=4)
-    supervisor.add("worker-0", WorkerProgram("os:_exit", 7), policy)
-    try:
-        for _ in range(3):
-            assert exits.next().restart_in is not None
-            supervisor.of_use("worker-0")
-        assert exits.next().restart_in is None
-    finally:
-        supervisor.close(grace=0.0)
-
-
-def test_deaths_are_forgotten_with_time() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    policy = RestartPolicy(first_delay=0.3, longest_delay=0.3, most_in_window=2, window_seconds=0.2)
-    supervisor.add("worker-0", WorkerProgram("os:_exit", 7), policy)
-    try:
-        for _ in range(3):
-            assert exits.next().restart_in is not None
-            supervisor.of_use("worker-0")
-    finally:
-        supervisor.close(grace=0.0)
-
-
-def test_one_that_is_let_go_between_two_lives_is_told_once_to_stay_down() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    policy = RestartPolicy(first_delay=60.0, longest_delay=60.0)
-    supervisor.add("worker-0", WorkerProgram("os:_exit", 7), policy)
-    try:
-        assert exits.next().restart_in is not None
-        supervisor.dismiss("worker-0", 60.0)
-        supervisor.dismiss("worker-0", 0.0)
-        supervisor.add("worker-1", WorkerProgram("os:_exit", 7), NEVER)
-        ends = [exits.next() for _ in range(2)]
-        assert [(each.worker_id, each.restart_in) for each in ends] == [
-            ("worker-0", None),
-            ("worker-1", None),
-        ]
-    finally:
-        supervisor.close(grace=0.0)
+def test_processes_that_end_while_their_supervisor_closes_do_not_disturb_it() -> None:
+    for _ in range(200):
+        program, supervisor = Lives(), Supervisor(Exits().events)
+        for index in range(3):
+            supervisor.add(f"worker-{index}", program, NEVER)
+        lives = [program.started.get(timeout=60) for _ in range(3)]
+        closing = threading.Thread(target=supervisor.close, args=(1.0,))
+        closing.start()
+        for life in lives:
+            life.end(KILLED)
+        closing.join(60)
+        assert not closing.is_alive()

@@ -69,72 +69,53 @@ def test_wrong_options_of_certs_are_named(
     assert not (tmp_path / "tls").exists()
 
 
-def _lacks_the_key(good: Path, other: Path, bad: Path) -> Path:
-    return mixed(bad, ca=good, cert=good)
-
-
-def _has_another_key(good: Path, other: Path, bad: Path) -> Path:
-    return mixed(bad, ca=good, cert=good, key=other)
-
-
-def _has_another_authority(good: Path, other: Path, bad: Path) -> Path:
-    return mixed(bad, ca=other, cert=good, key=good)
-
-
-def _holds_text(good: Path, other: Path, bad: Path) -> Path:
+def _with(bad: Path, name: str, content: bytes, good: Path) -> None:
     mixed(bad, ca=good, cert=good, key=good)
-    (bad / "cert.pem").write_text("hello")
-    return bad
+    (bad / name).write_bytes(content)
 
 
-def _is_cut_off(good: Path, other: Path, bad: Path) -> Path:
-    mixed(bad, ca=good, cert=good, key=good)
-    (bad / "ca.pem").write_bytes((good / "ca.pem").read_bytes()[:200])
-    return bad
-
-
-def _has_a_passphrase(good: Path, other: Path, bad: Path) -> Path:
-    mixed(bad, ca=good, cert=good)
-    key = serialization.load_pem_private_key((good / "key.pem").read_bytes(), password=None)
-    sealed = key.private_bytes(
+def _sealed(key: Path) -> bytes:
+    """A key, with a passphrase."""
+    opened = serialization.load_pem_private_key(key.read_bytes(), password=None)
+    return opened.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.BestAvailableEncryption(b"word"),
     )
-    (bad / "key.pem").write_bytes(sealed)
-    return bad
 
 
-def _has_expired(good: Path, other: Path, bad: Path) -> Path:
-    make_certificates(bad, [], days=-1)
-    return bad
+#: By what is said: makes a bad directory of a good one and another.
+DAMAGES: dict[str, Callable[[Path, Path, Path], object]] = {
+    r"bad/ca\.pem is missing: TLS": lambda bad, good, other: None,
+    r"bad/key\.pem is missing": lambda bad, good, other: mixed(bad, ca=good, cert=good),
+    r"bad/key\.pem is not the key of": lambda bad, good, other: mixed(
+        bad, ca=good, cert=good, key=other
+    ),
+    r"bad/cert\.pem, as verified": lambda bad, good, other: mixed(
+        bad, ca=other, cert=good, key=good
+    ),
+    r"bad/cert\.pem holds no certificate in PEM": lambda bad, good, other: _with(
+        bad, "cert.pem", b"hello", good
+    ),
+    r"bad/ca\.pem is damaged": lambda bad, good, other: _with(
+        bad, "ca.pem", (good / "ca.pem").read_bytes()[:200], good
+    ),
+    r"bad/key\.pem needs a passphrase": lambda bad, good, other: _with(
+        bad, "key.pem", _sealed(good / "key.pem"), good
+    ),
+    r"the authority's certificate .*bad/ca\.pem expired on .* GMT": lambda bad, good, other: (
+        make_certificates(bad, [], days=-1)
+    ),
+}
 
 
-def _is_no_directory(good: Path, other: Path, bad: Path) -> Path:
-    return bad
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (_is_no_directory, r"bad/ca\.pem is missing: TLS"),
-        (_lacks_the_key, r"bad/key\.pem is missing"),
-        (_has_another_key, r"bad/key\.pem is not the key of"),
-        (_has_another_authority, r"bad/cert\.pem, as verified"),
-        (_holds_text, r"bad/cert\.pem holds no certificate in PEM"),
-        (_is_cut_off, r"bad/ca\.pem is damaged"),
-        (_has_a_passphrase, r"bad/key\.pem needs a passphrase"),
-        (_has_expired, r"the authority's certificate .*bad/ca\.pem expired on .* GMT"),
-    ],
-)
-def test_what_is_wrong_with_a_directory_is_said_with_the_file(
-    tmp_path: Path, damage: Callable[[Path, Path, Path], Path], words: str
-) -> None:
-    make(tmp_path / "good")
-    make(tmp_path / "other")
-    bad = damage(tmp_path / "good", tmp_path / "other", tmp_path / "bad")
+@pytest.mark.parametrize("words", DAMAGES)
+def test_what_is_wrong_with_a_directory_is_said_with_the_file(tmp_path: Path, words: str) -> None:
+    for name in ("good", "other"):
+        make(tmp_path / name)
+    DAMAGES[words](tmp_path / "bad", tmp_path / "good", tmp_path / "other")
     with pytest.raises(ValueError, match=words):
-        read_tls(str(bad))
+        read_tls(str(tmp_path / "bad"))
 
 
 def test_a_directory_is_given_or_in_the_environment_or_there_is_none(
@@ -164,6 +145,8 @@ def test_the_token_beside_certificates_is_the_last_that_is_looked_for(
     (tmp_path / "file").write_text("of-a-file\n")
     monkeypatch.setenv("JUGGLER_TOKEN_FILE", str(tmp_path / "file"))
     assert read_token(None, tls) == "of-a-file"
+    (tmp_path / "given").write_text("of-a-given-file\n")
+    assert read_token(str(tmp_path / "given"), tls) == "of-a-given-file"
     (tmp_path / "tls" / "token").unlink()
     monkeypatch.delenv("JUGGLER_TOKEN_FILE")
     monkeypatch.delenv("JUGGLER_TOKEN")
@@ -181,22 +164,6 @@ def test_no_token_admits_everybody_but_no_other_thing_does() -> None:
     assert not same_token("", "secret")
     assert not same_token("secre", "secret")
     assert not same_token("sécret", "secret")
-
-
-def test_a_token_comes_from_a_file_or_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("JUGGLER_TOKEN", "JUGGLER_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    assert read_token(None) == ""
-    monkeypatch.setenv("JUGGLER_TOKEN", "from the environment")
-    assert read_token(None) == "from the environment"
-    file, other = tmp_path / "token", tmp_path / "other"
-    file.write_text("from a file\n")
-    other.write_text("from another file\n")
-    monkeypatch.setenv("JUGGLER_TOKEN_FILE", str(other))
-    assert read_token(None) == "from another file"
-    assert read_token(str(file)) == "from a file"
 
 
 @pytest.mark.parametrize("token", ["två", "two\nlines", "nul\0", "x" * 5000])

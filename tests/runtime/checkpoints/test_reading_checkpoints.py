@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import given
-from hypothesis import strategies as st
-from support.made_files import checkpoint, names, same
+from support.made_files import checkpoint, names
 
 import juggler
 from juggler.runtime.checkpoints import checkpoint as checkpoints
@@ -83,6 +81,13 @@ def _flip(file: Path) -> None:
     file.write_bytes(content)
 
 
+def _flip_last(file: Path) -> None:
+    """Of a state's file, a bit of an array: only the digest tells."""
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
 def _make_a_directory(file: Path) -> None:
     file.unlink()
     file.mkdir()
@@ -98,6 +103,7 @@ _DAMAGES = {
     _empty: "truncated",
     _lengthen: "corrupt",
     _flip: "corrupt",
+    _flip_last: "corrupt",
     Path.unlink: "is missing",
     _make_a_directory: "is not a file",
     _make_a_pipe: "is not a file",
@@ -204,29 +210,6 @@ def test_a_state_file_that_is_something_else_is_refused(tmp_path: Path, content:
     _rewrite_record(path, files=files)
     with pytest.raises(CheckpointError):
         read(path)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("checkpoints"), checkpoint())
-
-
-@pytest.mark.parametrize("name", ["state.safetensors", "checkpoint.json"])
-@given(data=st.data())
-def test_no_change_of_bytes_gives_another_checkpoint_or_another_exception(
-    whole: Path, name: str, data: st.DataObject
-) -> None:
-    file = whole / name
-    before = file.read_bytes()
-    start = data.draw(st.integers(0, len(before)))
-    end = data.draw(st.integers(start, min(start + 8, len(before))))
-    file.write_bytes(before[:start] + data.draw(st.binary(max_size=8)) + before[end:])
-    try:
-        assert same(read(whole), checkpoint())
-    except CheckpointError as error:
-        assert error.path == whole  # noqa: PT017
-    finally:
-        file.write_bytes(before)
 
 
 @pytest.mark.parametrize(

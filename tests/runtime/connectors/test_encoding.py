@@ -15,7 +15,7 @@ from support.random_episodes import as_tensors, fragments
 
 from juggler.runtime.connectors.encoding import Flatten, OneHot
 from juggler.runtime.connectors.learning import NextObservations, PerEpisode, ReturnsToGo
-from juggler.runtime.wire.structures import OutsideSpace, tree_map, zeros
+from juggler.runtime.wire.structures import OutsideSpace
 
 ACTED = spaces.Discrete(2)
 TREE = spaces.Dict(
@@ -100,25 +100,6 @@ def test_a_value_outside_its_space_is_not_taken_as_another_one(kind, space, valu
 def test_an_action_mask_alone_cannot_be_flattened() -> None:
     with pytest.raises(ValueError, match="nothing to do"):
         Flatten(spaces.Dict({"action_mask": spaces.MultiBinary(2)}), spaces.Discrete(2))
-
-
-@given(st.integers(0, 3), st.integers(0, 1 << 20))
-def test_what_is_observed_lies_within_the_new_space(rows, seed) -> None:
-    TREE.seed(seed)
-    samples = [TREE.sample() for _ in range(rows)]
-    batch = zeros(TREE, (rows,))
-    for i, sample in enumerate(samples):
-        batch["a"][i], batch["b"][i] = sample["a"], sample["b"]
-        batch["c"]["0"][i], batch["c"]["1"][i] = sample["c"]
-    before = tree_map(np.copy, batch)
-    flatten, one_hot = Flatten(TREE, ACTED), OneHot(TREE, ACTED)
-    for vector in flatten(batch):
-        assert flatten.observation_space.contains(vector)
-    encoded = one_hot(batch)
-    for row in encoded["a"]:
-        assert one_hot.observation_space["a"].contains(row)
-        assert row.sum() == 1
-    tree_map(np.testing.assert_array_equal, batch, before)
 
 
 # next_observations, returns_to_go, and connectors for one episode at a time.

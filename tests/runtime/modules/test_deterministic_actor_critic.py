@@ -55,28 +55,6 @@ def test_noise_is_of_the_size_asked_for_within_bounds_and_none_in_greedy_play() 
     assert distribution.log_prob(greedy).isfinite().all()
 
 
-def test_actions_are_uniform_until_learning_begins_and_greedy_play_is_as_ever() -> None:
-    torch.manual_seed(0)
-    module = DeterministicActorCritic(VECTOR, UNEVEN, SMALL)
-    with torch.no_grad():
-        module.policy_head.bias.fill_(2.0)  # its own actions are near a bound
-    batch = {"observations": torch.randn(1, 4).expand(50_000, 4)}
-    spec = module.action_distribution()
-    drawn = spec.draw_noise((50_000,), torch.Generator().manual_seed(1))
-    distribution = spec(module.forward_exploration(batch)["action_dist_inputs"])
-    actions, greedy = distribution.sample(drawn), greedy_of(module, batch)
-    shares = (actions - LOW) / (HIGH - LOW)  # [B, 2]
-    for element in shares.T:
-        counts = torch.histc(element, 10, 0, 1) / len(element)
-        torch.testing.assert_close(counts, torch.full((10,), 0.1), rtol=0.05, atol=0)
-    assert abs(float(torch.corrcoef(shares.detach().T)[0, 1])) < 0.02
-    density = -(HIGH - LOW).log().sum()
-    torch.testing.assert_close(distribution.log_prob(actions), density.expand(50_000))
-    module.exploration_noise.fill_(0.1)
-    assert torch.equal(greedy, greedy_of(module, batch))
-    assert ((greedy - LOW) / (HIGH - LOW) > 0.9).all()
-
-
 def test_a_model_for_simulators_draws_uniform_actions_too_until_learning_begins() -> None:
     module = DeterministicActorCritic(VECTOR, UNEVEN, SMALL)
     strip_to_acting(module)

@@ -12,7 +12,6 @@ import torch
 from gymnasium import spaces
 from support.array_modules import ROWS, InTorch, built, only_numpy, only_recorded, seen, sure
 from torch import Tensor, nn
-from torch.nn import functional
 
 from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.modules.distributions import CategoricalSpec
@@ -54,36 +53,6 @@ class Calling(RLModule):
 
 def calling(what: Callable[[Any, Tensor], Tensor]) -> type[Calling]:
     return type("Calling", (Calling,), {"what": what})
-
-
-#: Arguments of every kind are in `test_recorder_in_torchscript`.
-DOES: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "arithmetic": lambda m, x: (1 - x) * 2 + x / 3 - (-x) ** 2 + 4 // 1,
-    "parameters": lambda m, x: x * m.scale.exp() + (1 - m.shift) * m.scale,
-    "softmax": lambda m, x: (
-        x.softmax(-1) + functional.log_softmax(x, dim=1) + torch.log_softmax(x, 1)
-    ),
-    "sums of integers": lambda m, x: (
-        (100 * x).to(torch.uint8).sum(-1, True) / 9 + (x > 0).cumsum(-1) * (x > 1).sum(-1, True)
-    ),
-    "chunks": lambda m, x: x.chunk(4, -1)[1] + x.split(2, -1)[2] + x.split([2, 4], 1)[0],
-    "another activation": lambda m, x: functional.gelu(x),
-    "in place": lambda m, x: functional.relu((x + 1).clamp_(-1, 1), inplace=True),
-    "a length": lambda m, x: x / len(x),
-    "casts": lambda m, x: x.long().float() + x.to(torch.float64).to(x.dtype) + (x > 0).int(),
-}
-
-
-@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
-@pytest.mark.parametrize("name", DOES)
-def test_recorded_operations_do_what_they_do_in_torch(name: str) -> None:
-    module, twin = built(calling(DOES[name]), NUMBERS, THREE)
-    arrays = recording(module)
-    only_recorded(arrays, seen(NUMBERS, 0), NOISE)
-    got = arrays.explore(seen(NUMBERS, 1), {}, NOISE)
-    expected = InTorch(twin).step("exploration", seen(NUMBERS, 1), None, NOISE)
-    np.testing.assert_array_equal(got.inputs, expected[1])
-    np.testing.assert_array_equal(got.actions, expected[0])
 
 
 class Residual(nn.Module):
@@ -180,53 +149,6 @@ def test_a_distribution_of_ones_own_draws_in_torch_behind_a_pass_in_numpy() -> N
     got = arrays.explore(seen(NUMBERS, 1), {}, noise)
     np.testing.assert_array_equal(got.actions, (5 * got.inputs + noise).argmax(-1))
     assert (got.actions != (got.inputs + noise).argmax(-1)).any()
-
-
-def _branches(module: Any, x: Tensor) -> Tensor:
-    return x if x.sum() > 0 else -x
-
-
-def _draws(module: Any, x: Tensor) -> Tensor:
-    return x + torch.randn(6)
-
-
-def _counts(module: Any, x: Tensor) -> Tensor:
-    module.count = getattr(module, "count", 0) + 1
-    return x / module.count
-
-
-OTHERWISE: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "branches": _branches,
-    "reads a number": lambda module, x: functional.one_hot(x.argmax(-1), 6) * x,
-    "draws": _draws,
-    "counts": _counts,
-}
-
-
-@pytest.mark.parametrize("name", OTHERWISE)
-def test_what_cannot_be_recorded_acts_in_torch(name: str) -> None:
-    module, twin = built(calling(OTHERWISE[name]), NUMBERS, THREE)
-    arrays = recording(module)
-    module.count = twin.count = 0
-    for step in range(7):
-        torch.manual_seed(step)
-        got = arrays.explore(seen(NUMBERS, step), {}, NOISE)
-        torch.manual_seed(step)
-        twin.count = module.count - 1  # in its last call
-        expected = InTorch(twin).step("exploration", seen(NUMBERS, step), None, NOISE)
-        np.testing.assert_array_equal(got.inputs, expected[1])
-    assert not arrays.differed
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_a_scripted_part_acts_in_torch() -> None:
-    module, twin = built(calling(lambda own, x: own.scripted(x)), NUMBERS, THREE)
-    for each in (module, twin):
-        torch.manual_seed(1)
-        each.scripted = torch.jit.script(nn.Linear(6, 1))
-    got = ArrayModule(module).explore(seen(NUMBERS, 1), {}, NOISE).inputs
-    expected = InTorch(twin).step("exploration", seen(NUMBERS, 1), None, NOISE)[1]
-    np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("kind", [None, calling(lambda module, x: x)])

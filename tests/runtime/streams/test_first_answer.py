@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -18,17 +17,13 @@ from support.weights_learner import METADATA, Learner, same, subscribe_by_hand
 
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.runtime.actors import calls
-from juggler.runtime.actors.endpoints import dial
+from juggler.runtime.actors.endpoints import bind, dial
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import PUSH_METHOD
 from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import training_pb2
-
-# Frames of HTTP/2. After the first, a client's channel is ready.
-_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-_GOAWAY = bytes((0, 0, 8, 7, *bytes(13)))  # of no stream, and no error
 
 
 class Timers:
@@ -65,23 +60,21 @@ def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
     return made
 
 
-class Mute:
-    """Accepts connections on a path, says that it speaks HTTP/2, and says nothing more.
-
-    Attributes:
-        sends_away: the first call is told that it has not been taken, as by a server that ends.
-    """
+class Mute(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Listens at a path, and answers no call."""
 
     def __init__(self, path: Path) -> None:
-        self.sends_away = False
         self._path = path
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(str(path))
-        self._listening.listen()
-        self._called = threading.Event()
-        self._connections: list[socket.socket] = []
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
+        self._called, self._over = threading.Event(), threading.Event()
+        self._threads = ThreadPoolExecutor(8)
+        self._server = grpc.server(self._threads)
+        self._server.add_generic_rpc_handlers((self,))
+        bind(self._server, f"unix:{path}")
+        self._server.start()
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        self._called.set()
+        return grpc.stream_stream_rpc_method_handler(self._says_nothing)
 
     def wait_for_a_call(self) -> None:
         assert self._called.wait(PATIENCE)
@@ -91,34 +84,13 @@ class Mute:
         self._path.unlink()
 
     def close(self) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listening.close()
-        for connection in self._connections:
-            # A channel that is closed while it connects may keep its connection.
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        self._over.set()
+        self._server.stop(grace=0).wait(PATIENCE)
+        self._threads.shutdown()
 
-    def _serve(self) -> None:
-        with suppress(OSError):  # once it is shut down
-            while True:
-                connection, _ = self._listening.accept()
-                self._connections.append(connection)
-                threading.Thread(target=self._hear, args=(connection,)).start()
-
-    def _hear(self, connection: socket.socket) -> None:
-        with suppress(OSError), connection:
-            connection.sendall(_SETTINGS)
-            heard = b""
-            while said := connection.recv(1 << 16):
-                heard += said
-                if (
-                    b"juggler-incarnation" in heard and not self._called.is_set()
-                ):  # a call's metadata
-                    self._called.set()
-                    if self.sends_away:
-                        connection.sendall(_GOAWAY)
-                        return
+    def _says_nothing(self, messages: Any, context: Any) -> Iterator[bytes]:
+        self._over.wait(PATIENCE)
+        yield from ()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import pytest
 from support.sharing import mapped, open_memories, soon
 from support.weights_learner import (
     CONTINUE,
-    PATIENCE,
     SIZE,
     STOP,
     Join,
@@ -34,10 +33,11 @@ from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.frames import Frame, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 
+pytestmark = pytest.mark.usefixtures("everything_is_large")
+
 # -- one reads for all ----------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("everything_is_large")
 @pytest.mark.parametrize("over", ["tcp", "unix"])
 def test_a_learner_sends_weights_once_to_a_host(
     server: Learner, join: Join, publish: Callable[..., Version], over: str
@@ -56,7 +56,6 @@ def test_a_learner_sends_weights_once_to_a_host(
     soon(lambda: len(mapped()) == 1, "all of them have mapped one memory")
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_a_slow_reader_gets_the_newest_version_and_none_in_between(meeting: Meeting) -> None:
     relay = meeting.find(may_relay=True)
     assert isinstance(relay, WeightsRelay)
@@ -121,7 +120,6 @@ def host(server: Learner) -> Iterator[Host]:
     assert not names_of(Meeting(secret)), "the kernel frees names of killed processes"
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_readers_do_without_those_that_relayed_and_were_killed_or_hang(host: Host) -> None:
     killed = host.relay()
     killed.kill()
@@ -137,7 +135,6 @@ def test_readers_do_without_those_that_relayed_and_were_killed_or_hang(host: Hos
         assert each.notes == []
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_readers_leave_for_another_when_who_relays_leaves_in_order(
     server: Learner, join: Join, publish: Callable[..., Version]
 ) -> None:
@@ -151,7 +148,6 @@ def test_readers_leave_for_another_when_who_relays_leaves_in_order(
         publish(*readers)
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_versions_do_not_go_back_when_another_relays(
     server: Learner, join: Join, publish: Callable[..., Version]
 ) -> None:
@@ -174,62 +170,40 @@ def test_versions_do_not_go_back_when_another_relays(
 
 
 Subscribe = Callable[..., WeightsSubscription]
-WEIGHTS_IN_SHARED_MEMORY_SIZE = 50_000  # elements of float32
 
 
-@pytest.fixture
-def publish_of_weights_in_shared_memory(server: Learner) -> Iterator[Callable[..., Version]]:
-    numbers = count(1)
-
-    def publish_of_weights_in_shared_memory(*subscriptions: WeightsSubscription) -> Version:
-        """Publish the next version, and wait until it is everywhere."""
-        version = server.publish(1, next(numbers), WEIGHTS_IN_SHARED_MEMORY_SIZE)
-        for each in subscriptions:
-            each.wait_for(version, PATIENCE)
-        return version
-
-    return publish_of_weights_in_shared_memory
-
-
-@pytest.mark.usefixtures("everything_is_large")
 def test_versions_that_nobody_has_are_let_go(
-    publish_of_weights_in_shared_memory: Callable[..., Version], subscribe: Subscribe
+    publish: Callable[..., Version], subscribe: Subscribe
 ) -> None:
     reader = subscribe()
-    soon(lambda: publish_of_weights_in_shared_memory(reader) and mapped(), "they share memory")
-    kept, version = reader.newest, publish_of_weights_in_shared_memory(reader)
+    soon(lambda: publish(reader) and mapped(), "they share memory")
+    kept, version = reader.newest, publish(reader)
     first = version.update - 1
     for _ in range(60):
-        publish_of_weights_in_shared_memory(reader)
+        publish(reader)
     assert kept is not None
-    assert same(kept, Version(1, first), WEIGHTS_IN_SHARED_MEMORY_SIZE)
+    assert same(kept, Version(1, first), SIZE)
     soon(lambda: len(mapped()) == 2, "the kept one and the newest")
     del kept
     soon(lambda: len(mapped()) == 1 and open_memories() <= 2, "the newest alone")
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_a_reader_that_keeps_all_versions_gets_bytes_in_the_end(
-    publish_of_weights_in_shared_memory: Callable[..., Version], subscribe: Subscribe
+    publish: Callable[..., Version], subscribe: Subscribe
 ) -> None:
     reader, other = subscribe(), subscribe()
-    soon(
-        lambda: publish_of_weights_in_shared_memory(reader, other) and mapped(), "they share memory"
-    )
+    soon(lambda: publish(reader, other) and mapped(), "they share memory")
     kept: list[Any] = []
     for _ in range(40):
-        version = publish_of_weights_in_shared_memory(reader, other)
+        version = publish(reader, other)
         kept.append((version, reader.newest))
     for version, weights in kept:
-        assert same(weights, version, WEIGHTS_IN_SHARED_MEMORY_SIZE)
+        assert same(weights, version, SIZE)
     assert len(mapped()) <= 17, "those in sixteen slots, and the other reader's"
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_nobody_can_change_weights_that_are_shared() -> None:
-    with_weights = FrozenFrame(
-        episodes_pb2.WeightsHeader(), weights_tree(Version(1, 1), WEIGHTS_IN_SHARED_MEMORY_SIZE)
-    )
+    with_weights = FrozenFrame(episodes_pb2.WeightsHeader(), weights_tree(Version(1, 1), SIZE))
     memory = with_weights._memory
     assert memory is not None
     with pytest.raises(OSError, match=r"[Nn]ot permitted"):
@@ -238,23 +212,22 @@ def test_nobody_can_change_weights_that_are_shared() -> None:
         os.ftruncate(memory._descriptor, 0)
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_a_learner_without_memory_left_sends_bytes_and_its_readers_say_so(
-    publish_of_weights_in_shared_memory: Callable[..., Version],
+    publish: Callable[..., Version],
     subscribe: Subscribe,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
     reader = subscribe(inline=said.append)
-    soon(lambda: publish_of_weights_in_shared_memory(reader) and mapped(), "they share memory")
+    soon(lambda: publish(reader) and mapped(), "they share memory")
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     for _ in range(5):
-        version = publish_of_weights_in_shared_memory(reader)
+        version = publish(reader)
     assert reader.newest is not None
-    assert same(reader.newest, version, WEIGHTS_IN_SHARED_MEMORY_SIZE)
+    assert same(reader.newest, version, SIZE)
     assert len(said) == 1
     assert "shares no more memory" in said[0]

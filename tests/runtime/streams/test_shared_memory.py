@@ -26,6 +26,8 @@ from juggler.runtime.streams.sharing import MemorySocket, memory_path
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.trees import flatten
 
+pytestmark = pytest.mark.usefixtures("everything_is_large")
+
 A_SENDER = """
 import signal, sys
 from support.learner_end import Senders, header, tree
@@ -78,7 +80,6 @@ def _kill(process: subprocess.Popen[str]) -> None:
 # -- what arrives ---------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_episodes_arrive_the_same_through_memory_and_inline(
     learner: LearnerEnd, senders: Senders, make_batch: Callable[..., EpisodeBatch]
 ) -> None:
@@ -104,7 +105,6 @@ def test_episodes_arrive_the_same_through_memory_and_inline(
     assert senders.inline == []
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_memory_is_used_again_only_when_nothing_reads_it(
     learner: LearnerEnd, senders: Senders
 ) -> None:
@@ -121,7 +121,6 @@ def test_memory_is_used_again_only_when_nothing_reads_it(
     assert len(mapped()) <= len(held) + 4
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_a_batch_that_finds_no_memory_free_goes_inline(
     learner: LearnerEnd, senders: Senders
 ) -> None:
@@ -137,7 +136,6 @@ def test_a_batch_that_finds_no_memory_free_goes_inline(
 # -- who dies -------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_batches_of_a_killed_writer_stay_and_then_nothing_is_left_of_it(
     learner: LearnerEnd,
 ) -> None:
@@ -152,7 +150,6 @@ def test_batches_of_a_killed_writer_stay_and_then_nothing_is_left_of_it(
     soon(lambda: not mapped() and not open_memories(), "no memory of the dead is left")
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_a_writer_shares_with_the_successor_of_a_killed_reader(
     tmp_path: Path, senders: Senders
 ) -> None:
@@ -177,7 +174,6 @@ def test_a_writer_shares_with_the_successor_of_a_killed_reader(
 # Ends of a stream that share no memory, although they are on one host: batches go inline.
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_without_the_socket_batches_go_inline_and_that_is_said_once(
     learner: LearnerEnd, senders: Senders
 ) -> None:
@@ -193,7 +189,6 @@ def test_without_the_socket_batches_go_inline_and_that_is_said_once(
     assert not mapped()
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_a_host_without_memory_left_is_no_crash(
     learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +205,6 @@ def test_a_host_without_memory_left_is_no_crash(
         np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, 3 * SIZE))
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_a_python_without_memfds_sends_bytes_and_says_so_once(
     learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +219,6 @@ def test_a_python_without_memfds_sends_bytes_and_says_so_once(
     assert not mapped()
 
 
-@pytest.mark.usefixtures("everything_is_large")
 @pytest.mark.parametrize("probed", [False, True], ids=["not one", "no more"])
 def test_a_reader_that_may_open_no_more_files_shares_nothing_and_its_stream_goes_on(
     probed: bool, run_python: Callable[..., str]
@@ -249,7 +242,6 @@ print(writer.place([memoryview(bytes(4096))], 4096))
     assert run_python("-c", program) == "Too many open files\nNone\n"
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_memory_that_cannot_be_mapped_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -264,7 +256,6 @@ def test_memory_that_cannot_be_mapped_is_refused_with_the_reason(
             reader.lease(0, 4096)
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_a_learner_that_cannot_map_gets_bytes(
     learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,7 +276,6 @@ def test_a_learner_that_cannot_map_gets_bytes(
     assert len(learner.taken) == 9
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_what_goes_wrong_with_one_connection_ends_no_other(
     learner: LearnerEnd,
     senders: Senders,
@@ -303,7 +293,6 @@ def test_what_goes_wrong_with_one_connection_ends_no_other(
     begin_to_share(learner, senders)
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_the_variable_turns_sharing_off(
     learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,7 +309,6 @@ def test_a_variable_that_says_nonsense_is_an_error(monkeypatch: pytest.MonkeyPat
         least_bytes()
 
 
-@pytest.mark.usefixtures("everything_is_large")
 def test_small_batches_go_inline_and_nobody_connects(
     learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,14 +158,18 @@ def test_a_batch_over_the_limit_is_lost_and_smaller_ones_still_pass(
 # EpisodeSender when its stream breaks or closes: every batch is settled, and only once.
 
 
-def test_a_broken_stream_settles_each_batch_that_was_not_acknowledged_once(
-    learner: LearnerEnd, senders: Senders, gate: threading.Event
+@pytest.mark.parametrize("end", ["the learner stops", "the sender closes"])
+def test_what_is_not_acknowledged_when_a_stream_ends_is_lost_once(
+    learner: LearnerEnd, senders: Senders, gate: threading.Event, end: str
 ) -> None:
     sender = senders.open(learner.address)
     for batch_id in range(1, 30):
         sender.send(header(batch_id), tree(batch_id, 100_000))
     senders.wait_for(1)
-    learner.begin_to_stop()
+    if end == "the learner stops":
+        learner.begin_to_stop()
+    else:
+        sender.close()
     settled = senders.wait_for(*range(1, 30))
     gate.set()  # the learner's thread goes on as if nothing had happened
     assert settled.pop(1) == ("", "")
@@ -202,6 +206,23 @@ def test_a_learner_that_fails_over_a_batch_loses_what_it_had_not_acknowledged(
     assert senders.settled_more_than_once() == []
 
 
+def test_a_batch_that_no_message_can_be_made_of_is_lost(
+    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # a thread will raise
+
+    def broken(*frame: Any, place: Any) -> Iterator[bytes]:
+        yield from ()
+        raise ZeroDivisionError
+
+    sender = senders.open(learner.address)
+    sender.send(header(1), tree(1))
+    senders.wait_for(1)
+    monkeypatch.setattr(stream, "encode_frame", broken)
+    sender.send(header(2), tree(2))
+    assert senders.wait_for(2)[2] == ("learner_lost", "a message could not be used")
+
+
 def test_the_sender_opens_a_new_stream_to_a_learner_that_came_back(
     learner: LearnerEnd, senders: Senders
 ) -> None:
@@ -218,21 +239,6 @@ def test_the_sender_opens_a_new_stream_to_a_learner_that_came_back(
 
 
 # -- closing --------------------------------------------------------------------------------------
-
-
-def test_closing_loses_what_is_not_acknowledged(
-    learner: LearnerEnd, senders: Senders, gate: threading.Event
-) -> None:
-    sender = senders.open(learner.address)
-    for batch_id in range(1, 10):
-        sender.send(header(batch_id), tree(batch_id, 300_000))
-    senders.wait_for(1)
-    sender.close()
-    settled = senders.wait_for(*range(1, 10))
-    gate.set()
-    assert settled.pop(1) == ("", "")
-    assert {reason for reason, _ in settled.values()} == {"learner_lost"}
-    assert senders.settled_more_than_once() == []
 
 
 def test_what_comes_after_a_sender_was_closed_is_lost(

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 import xxhash
+from support.sharing import soon
 from support.weights_learner import (
     LARGE,
     METADATA,
@@ -19,6 +20,7 @@ from support.weights_learner import (
     Learner,
     Scripted,
     read_weights,
+    readers_at,
     same,
     subscribe_by_hand,
     weights_frame,
@@ -119,9 +121,6 @@ def test_every_chunk_of_weights_carries_the_digest_of_its_payload(server: Learne
         assert chunk.digest == xxhash.xxh3_64_intdigest(chunk.payload)
 
 
-# -- digests --------------------------------------------------------------------------------------
-
-
 # Weights when a stream of theirs breaks, is refused or closes: nothing bad is taken or left.
 
 
@@ -162,10 +161,8 @@ def test_waiting_in_vain_says_for_what_and_where_and_what_was_seen(
     server: Learner, subscribe: Subscribe
 ) -> None:
     subscription = subscribe()
-    began = time.monotonic()
     with pytest.raises(TimeoutError) as nothing:
         subscription.wait_for(Version(1, 2), 0.05)
-    assert 0.05 <= time.monotonic() - began < PATIENCE / 2
     assert "no weights of version (1, 2)" in str(nothing.value)
     assert server.address in str(nothing.value)
     assert "newest: none" in str(nothing.value)
@@ -235,11 +232,10 @@ def test_a_thread_that_breaks_is_heard_of_by_whoever_asks_for_weights(
     subscription.wait_for(server.publish(1, 0), PATIENCE)
     monkeypatch.setattr(FrameReader, "feed", None)
     version = server.publish(1, 1)
-    began = time.monotonic()
     with pytest.raises(TypeError, match="not callable") as waiting:
         subscription.wait_for(version, PATIENCE)
-    assert time.monotonic() - began < PATIENCE / 2
     assert "_receive" in [frame.name for frame in waiting.traceback], "where it was"
+    soon(lambda: readers_at(server) == 0, "its call has ended")
     with pytest.raises(TypeError, match="not callable"):
         _ = subscription.newest
 

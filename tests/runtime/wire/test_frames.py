@@ -233,13 +233,6 @@ def test_a_large_tree_is_not_remembered() -> None:
     assert len(layouts.known_trees) == before
 
 
-def test_the_form_of_a_tree_larger_than_any_models_is_not_kept() -> None:
-    before = len(frames._forms)
-    many = {f"array {number} {'x' * 10_000}": np.zeros(1) for number in range(110)}
-    list(encode_frame(LAYOUTS_HEADER, many))
-    assert len(frames._forms) == before
-
-
 def test_however_many_large_trees_are_sent_the_forms_that_are_kept_have_a_limit() -> None:
     for number in range(20):
         frames.lay_out({f"{number} {'x' * 900_000}": np.zeros(1)})

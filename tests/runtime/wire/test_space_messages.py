@@ -8,10 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from google.protobuf.message import DecodeError
 from gymnasium import Space, spaces
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from juggler.runtime.wire import spaces as wire_spaces
 from juggler.runtime.wire.errors import WireError
@@ -198,28 +195,3 @@ def test_a_message_of_no_space_is_refused(complaint: str, message: pb.Space) -> 
 def test_spaces_up_to_the_limit_of_depth_arrive() -> None:
     deepest = space_from_message(nested(wire_spaces.MAX_DEPTH))
     assert travel(deepest) == deepest
-
-
-@patch.object(wire_spaces, "MAX_ELEMENTS", 1 << 16)
-@settings(max_examples=150)
-@given(
-    st.sampled_from([space_to_message(space).SerializeToString() for space in [*BOXES, *SPACES]]),
-    st.lists(st.tuples(st.integers(0), st.integers(0, 7)), min_size=1, max_size=4),
-)
-def test_a_damaged_message_raises_nothing_but_a_wire_error(
-    encoded: bytes, flips: list[tuple[int, int]]
-) -> None:
-    damaged = bytearray(encoded)
-    for at, bit in flips:
-        damaged[at % len(damaged)] ^= 1 << bit
-    try:
-        message = pb.Space.FromString(bytes(damaged))
-    except DecodeError:
-        return
-    try:
-        space = space_from_message(message)
-    except WireError as error:
-        complaint = str(error)
-        assert len(complaint.splitlines()) == 1
-    else:
-        assert isinstance(space, Space)

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from gymnasium import Space, spaces
 from gymnasium.vector.utils import batch_space
-from hypothesis import given
-from support.wire_cases import trees
 
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
 from juggler.runtime.wire.structures import from_tree, space_leaves, to_tree, tree_map, zeros
-from juggler.runtime.wire.trees import check_paths, flatten, leaves, path_name, unflatten
+from juggler.runtime.wire.trees import check_paths, flatten, path_name, unflatten
 
 BOX = spaces.Box(-1, 1, (2, 3), np.float32)
 COUNT = spaces.Discrete(4, start=-2)
@@ -84,17 +82,6 @@ def test_a_batched_value_becomes_a_tree_and_comes_back_without_copies() -> None:
 
 
 ONE = np.ones(1)
-
-
-@given(trees)
-def test_every_tree_is_put_together_again_from_its_leaves(tree: Any) -> None:
-    taken_apart = list(leaves(tree))
-    empty = [path for path, array in taken_apart if array is None]
-    again = list(leaves(unflatten(flatten(tree), empty)))
-    assert len(again) == len(taken_apart)
-    assert {path: id(array) for path, array in again} == {
-        path: id(array) for path, array in taken_apart
-    }
 
 
 @pytest.mark.parametrize(
