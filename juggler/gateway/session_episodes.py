@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from juggler.envrunner.info_numbers import LARGEST, MOST_EPISODES, InfoNumber, keep_newest
 from juggler.envrunner.multi_agent.line_up import LineUp, LineUps, Players
-
-if TYPE_CHECKING:
-    from juggler.gateway.step_batches import Steps
 
 _OUT, _ACTS, _ENDED = 0, 1, 2
 _NONE, _NONE_LONG = np.zeros(0), np.zeros(0, np.intp)
@@ -30,7 +27,35 @@ def forget_oldest(ended: list[Any]) -> int:
     return many
 
 
-def _acting(part: Steps) -> list[int]:
+class AgentRows(Protocol):
+    """R rows of one agent in a batch of steps.
+
+    Attributes:
+        environments: [R] their numbers.
+        paused: indices of rows that need no action.
+        rewarded: indices of rows whose reward follows an action.
+        rewards: [R]
+        early: rewards from before an agent's first action, with their indices.
+        infos: [R, K]; None: no numbers.
+    """
+
+    environments: list[int]
+    paused: list[int]
+    rewarded: list[int]
+    rewards: list[float]
+    early: list[tuple[int, float]]
+    infos: NDArray[np.float64] | None
+
+    @property
+    def index(self) -> int:
+        """Index of the agent in its session."""
+
+    @property
+    def ended(self) -> list[int]:
+        """Indices of rows where the agent's episode ended."""
+
+
+def _acting(part: AgentRows) -> list[int]:
     """Return the environments where an agent acts next."""
     out = set(part.paused)
     return [each for at, each in enumerate(part.environments) if at not in out]
@@ -103,7 +128,7 @@ class SharedEpisodes:
         self._acted = np.zeros(shape, np.bool_)  # in the episode
         self._lengths = np.zeros(len(numbers), np.intp)
 
-    def follow(self, parts: Sequence[Steps], continuing: Collection[int] = ()) -> Followed:
+    def follow(self, parts: Sequence[AgentRows], continuing: Collection[int] = ()) -> Followed:
         """Follow which agents end and which act next.
 
         Args:
@@ -136,7 +161,7 @@ class SharedEpisodes:
         return Followed(over, sorted(began), None)
 
     def book(
-        self, parts: Sequence[Steps], over: list[int], idle: Mapping[int, float]
+        self, parts: Sequence[AgentRows], over: list[int], idle: Mapping[int, float]
     ) -> BookedBatch:
         """Add the rewards of a batch of steps.
 
@@ -237,7 +262,7 @@ class SessionInfos:
         self._start = np.broadcast_to(start, (4, environments, agents, len(names)))
         self._numbers = self._start.copy()
 
-    def see(self, parts: Iterable[Steps], over: Sequence[int]) -> None:
+    def see(self, parts: Iterable[AgentRows], over: Sequence[int]) -> None:
         """Add the numbers of a batch of steps.
 
         Args:

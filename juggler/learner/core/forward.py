@@ -67,7 +67,7 @@ def checked_loss(
     """
     if not isinstance(loss, Loss):
         raise ValueError(
-            f"{where} must return a Loss, and its result is {_kind(loss)}: return "
+            f"{where} returned {_kind(loss)}: return "
             "juggler.Loss(total, live_steps, metrics, means={}) instead"
         )
 
@@ -114,7 +114,11 @@ def _is_scalar(value: object) -> bool:
 def _kind(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
-    return f"{value!r}" if isinstance(value, (int, float)) else f"of type {type(value).__name__}"
+    return (
+        f"{value!r}"
+        if isinstance(value, (int, float))
+        else f"a value of type {type(value).__name__}"
+    )
 
 
 class Forward:

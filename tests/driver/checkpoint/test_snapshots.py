@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from support.beginnings import beginning_of
 
+from juggler.driver.checkpoint.beginning import Origins
 from juggler.driver.checkpoint.restoring import (
     begin_commands,
     connectors_of,
@@ -220,19 +220,20 @@ def test_books_of_modules_that_do_not_add_up_are_refused(saved_of_two: Checkpoin
 
 def _beginning(saved: Checkpoint, agents: dict[str, str]) -> Any:
     values = {**TWO.flat(), "agents": agents, "modules": {}}
-    return beginning_of(RunConfig.from_flat({**values, "from_checkpoint": str(saved.path)}))
+    config = RunConfig.from_flat({**values, "from_checkpoint": str(saved.path)})
+    return Origins.of(config).beginning(config)
 
 
 def test_each_module_begins_with_the_weights_of_its_namesake(saved_of_two: Checkpoint) -> None:
-    beginning = _beginning(saved_of_two, {"a": "blue", "b": "red"})
-    first = {name: arrays["w"][0] for name, arrays in beginning.weights.items()}
+    beginning, warnings = _beginning(saved_of_two, {"a": "blue", "b": "red"})
+    first = {name: each.weights["w"][0] for name, each in beginning.items()}
     assert first == {"blue": 2.0, "red": 1.0}
-    (command,) = begin_commands("blue", beginning)
+    (command,) = begin_commands("blue", beginning["blue"])
     frame = state_reader().feed(command.chunk)
     assert frame is not None
     assert frame.tree["default"]["w"][0] == 2.0  # type: ignore[index,call-overload]
-    merged = connectors_of(None, beginning, "blue").merged
+    merged = connectors_of(None, beginning["blue"], "blue").merged
     assert Moments.from_tree(merged["mean_std_filter"]).mean == [2.0]
-    assert beginning.warnings == ()
+    assert warnings == []
     with pytest.raises(ConfigError, match="modules 'blue'"):
         _beginning(saved_of_two, {"a": "green"})

@@ -133,13 +133,13 @@ ROWS = len(SAMPLE["live"])
 
 CASES: list[tuple[Callable[[juggler.Loss], Any], str]] = [
     (lambda loss: loss.total, r"a tensor of shape \(\) and torch.float32: return juggler.Loss\("),
-    (lambda loss: None, "of type NoneType: return juggler.Loss"),
+    (lambda loss: None, "a value of type NoneType: return juggler.Loss"),
     (lambda loss: loss._replace(total=MANY + loss.total), r"total is a tensor of shape \(4, 8\)"),
     (lambda loss: loss._replace(total=0.5), "total is 0.5: return the mean over live steps"),
     (lambda loss: loss._replace(total=loss.total.detach()), "total takes no gradient"),
     (lambda loss: loss._replace(live_steps=32), "live_steps is 32: return the number of live"),
     (lambda loss: loss._replace(live_steps=torch.tensor(1.0)), "live_steps is a tensor of shape"),
-    (lambda loss: loss._replace(metrics=[]), "metrics is of type list: return a dict"),
+    (lambda loss: loss._replace(metrics=[]), "metrics is a value of type list: return a dict"),
     (with_metric(0.5), r"metrics\['odd'\] is 0.5: return a tensor of shape \(\)"),
     (with_metric(MANY), r"metrics\['odd'\] is a tensor of shape \(4, 8\)"),
     (lambda loss: loss._replace(means={"kl": torch.tensor(0.0)}), r"the means \['kl'\], and the"),
@@ -149,7 +149,7 @@ CASES: list[tuple[Callable[[juggler.Loss], Any], str]] = [
         rf"each of {ROWS} rows, a tensor of shape \({ROWS},\)",
     ),
     (lambda loss: loss._replace(priorities=loss.total), r"priorities is a tensor of shape \(\)"),
-    (lambda loss: loss._replace(priorities=[1.0] * ROWS), "priorities is of type list"),
+    (lambda loss: loss._replace(priorities=[1.0] * ROWS), "priorities is a value of type list"),
 ]
 
 
