@@ -110,6 +110,7 @@ class HostedModule:
         warn: shows a warning.
         next_update: returns the next update command, if it has already arrived.
         updates_in_flight: maximum number of unanswered updates.
+        synchronous: report the metrics of every update, so that the lines of two runs are equal.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class HostedModule:
         warn: Callable[[str], None],
         next_update: Callable[[], training_pb2.Update | None],
         updates_in_flight: int,
+        synchronous: bool,
     ) -> None:
         self.module_id = command.module_id
         self.learner = learner
@@ -148,7 +150,7 @@ class HostedModule:
         self._template: list[EpisodeBatch] = []  # one batch of an earlier update
         self._steps_trained = 0  # including steps that a replay keeps for later
         self._steps_dropped = 0
-        self._metrics = PendingMetrics(self.module_id)
+        self._metrics = PendingMetrics(self.module_id, every_update=synchronous)
         self._clipped = ClippedActions(self.module_id, acted, warn)
 
     @property

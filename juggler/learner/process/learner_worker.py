@@ -194,6 +194,7 @@ class LearnerWorker:
             self._warn,
             lambda: self._loop.coming(training_pb2.Update),
             setup.updates_in_flight,
+            setup.synchronous,
         )
         ready = training_pb2.ModuleReady(
             module_id=module_id,

@@ -282,13 +282,17 @@ class _InTransit:
 class PendingMetrics:
     """Averages metrics on their device; fetches them twice a second.
 
+    Args:
+        module_id: for the reason.
+        every_update: fetch the metrics of each update, and wait for them.
+
     Attributes:
         hopeless: why more updates would change nothing; "": updates still work.
     """
 
-    def __init__(self, module_id: str) -> None:
+    def __init__(self, module_id: str, every_update: bool = False) -> None:
         self.hopeless = ""
-        self._module_id = module_id
+        self._module_id, self._every_update = module_id, every_update
         self._pending: list[Mapping[str, Tensor]] = []
         self._skipped_in_a_row = 0  # updates
         self._added = 0  # updates
@@ -309,11 +313,14 @@ class PendingMetrics:
         now = perf_counter()
         # The first updates are all read, so that a loss that is never finite ends a short run too.
         due = now - self._read_at >= _METRICS_SECONDS or self._added <= 2 * _HOPELESS
+        due = due or self._every_update
         if self._in_transit is None and self._pending and due:
             self._read_at = now
             pending, self._pending = self._pending, []
             self._in_transit = _sent_to_host(pending, update)
         found = self._in_transit
+        if found is not None and self._every_update:
+            found.there.synchronize()
         if found is None or not found.there.query():
             return {}
         self._in_transit = None

@@ -188,6 +188,13 @@ def test_a_core_need_not_say_whether_it_skips_steps() -> None:
         assert metrics.take(update) == {"loss": float(update)}
 
 
+def test_synchronous_runs_have_the_metrics_of_every_update() -> None:
+    metrics = PendingMetrics("default", every_update=True)
+    for update in range(1, 30):
+        metrics.add(of_update(loss=float(update)))
+        assert metrics.take(update)["loss"] == update
+
+
 def test_a_core_may_have_no_metrics_at_all() -> None:
     metrics = PendingMetrics("default")
     for update in range(1, 7):
