@@ -25,7 +25,7 @@ from juggler.learner.core.learner_core import Aux
 from juggler.learner.group.peers import mean_over_learners
 from juggler.learner.group.ring_peers import RingAccess, RingPeers, RingServer
 from juggler.learner.group.torch_peers import GlooPeers, MeetingPoint
-from juggler.learner.process.program import device_for, devices_here
+from juggler.learner.process.learner_program import device_for, devices_here
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.credentials import call_metadata, why_refused
 from juggler.runtime.actors.endpoints import bind, make_server

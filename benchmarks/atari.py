@@ -12,14 +12,14 @@ import statistics
 
 from commands import pairs, steady_rate, table, train
 
-from juggler.driver.given_config import load_config
+from juggler.driver.config_files import load_config_and_keys
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.sampler import Sampler
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 
@@ -34,7 +34,7 @@ def bytes_per_step(stacked: bool) -> float:
     Args:
         stacked: by the environment, and not in the learner.
     """
-    config = load_config(PONG)
+    config = load_config_and_keys(PONG)[0]
     connectors = config.connectors.parsed()
     if stacked:
         config.env_runner.env_kwargs["stack_num"] = 4
@@ -68,7 +68,7 @@ def measure() -> str:
         seconds.update(summary["seconds"])  # of the newest run
         return steady_rate(lines)
 
-    env_kwargs = load_config(PONG).env_runner.env_kwargs | {"stack_num": 4}
+    env_kwargs = load_config_and_keys(PONG)[0].env_runner.env_kwargs | {"stack_num": 4}
     theirs_alone = ("--connectors", "{}", "--env-kwargs", json.dumps(env_kwargs))
     ours, theirs, ratios = pairs(rate, lambda: rate(*theirs_alone), 3)
     spread = f"({min(ratios):.2f}–{max(ratios):.2f})"

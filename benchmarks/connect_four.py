@@ -15,7 +15,7 @@ from pathlib import Path
 
 from commands import table, trained_run
 
-from juggler.driver.evaluating import play_matches
+from juggler.driver.play_checkpoint import play_matches
 from juggler.policies.wilson import wilson
 
 SIDES = ("player_0", "player_1")

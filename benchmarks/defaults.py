@@ -214,7 +214,7 @@ def _cell(values: list[float], found: list[dict[str, Any]]) -> str:
 
 
 def play(run_dir: str, episodes: int, seed: int) -> float:
-    from juggler.driver.evaluating import evaluate
+    from juggler.driver.play_checkpoint import evaluate
 
     return evaluate(run_dir, episodes, seed).mean
 

@@ -17,11 +17,11 @@ from typing import Any
 from fakes import LIVE_STEPS, FakeWorker, receipt_for
 
 from juggler.driver.core import events
+from juggler.driver.core.core_state import ModuleSettings
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.module_core import ModuleStart
-from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import Joined, Mailbox
+from juggler.runtime.actors.hub_events import Mailbox, WorkerJoined
 from juggler.runtime.actors.requests import RequestPool
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
@@ -108,7 +108,7 @@ class Bench:
                         Version.of(receipt.version),
                     )
                 )
-            if isinstance(event, Joined):
+            if isinstance(event, WorkerJoined):
                 worker = event.worker
                 self.workers[worker.worker_id] = worker
                 steps = {DEFAULT_MODULE: LIVE_STEPS}

@@ -26,11 +26,11 @@ from fakes import LIVE_STEPS, ROWS, STEPS, Script, Waits, run_fakes
 
 from juggler.driver.callbacks import Callback, Callbacks
 from juggler.driver.config import RunConfig
-from juggler.driver.driver import Driver, Inherited, Listen, RunFailed, Start
+from juggler.driver.driver import Driver, InheritedState, Listen, RunFailed, StartSettings
 from juggler.driver.record.run_directory import SUMMARY_FILE, RunDirectory
 from juggler.driver.record.wording import Level, Progress
-from juggler.driver.starting import with_callbacks
-from juggler.driver.status import StatusReader
+from juggler.driver.run_status import StatusReader
+from juggler.driver.start_run import with_callbacks
 
 WARM_UP_LINES = 1  # metrics lines, one a second
 #: What the driver's thread does for those around a run.
@@ -188,7 +188,7 @@ def measure(
     """One configuration's figures."""
     config = _config(script, batches, staleness)
     config.driver.web, config.driver.track = watched, track if watched else []
-    how = Start(started=time.monotonic(), listen=Listen("127.0.0.1:0"))
+    how = StartSettings(started=time.monotonic(), listen=Listen("127.0.0.1:0"))
     if watched:
         how = with_callbacks(replace(how, callbacks=(Hears(),)), config.driver)
     queue = multiprocessing.get_context("spawn").Queue()
@@ -199,7 +199,7 @@ def measure(
             RunDirectory.create(path, config.flat(), "bench"),
             Complaints(),
             how,
-            Inherited(),
+            InheritedState(),
             (),
         )
         summary = driver.measure(script, seconds, queue)

@@ -27,18 +27,18 @@ import numpy as np
 import torch
 from commands import table
 
-from juggler.driver.agents_found import FoundGroup
+from juggler.driver.agent_tables import FoundGroup
 from juggler.driver.config import RunConfig
+from juggler.driver.config_files import load_config_and_keys
 from juggler.driver.defaults import settled
-from juggler.driver.given_config import load_config
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.sampler import Sampler
 from juggler.learner.algorithms.registry import build_learner
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.mergeable_state import State, merge
-from juggler.runtime.modules.acting import strip_to_acting
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
+from juggler.runtime.modules.acting_part import strip_to_acting
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.wire.spaces import space_to_message
 
 LAG = 2  # updates
@@ -94,7 +94,7 @@ def main() -> None:
     given = parser.parse_args()
     pairs = (change.split("=", 1) for change in given.changes)
     changes = {key: json.loads(value) for key, value in pairs}
-    base = load_config("cartpole")
+    base = load_config_and_keys("cartpole")[0]
     if given.nothing_given:
         env = gymnasium.make("CartPole-v1")
         spaces = map(space_to_message, (env.observation_space, env.action_space))

@@ -30,7 +30,7 @@ from juggler.driver.workers.worker_events import read
 from juggler.learner.data.batch_store import BatchStore
 from juggler.learner.data.validation import BatchValidator
 from juggler.runtime.actors.endpoints import PROTOCOL_VERSION
-from juggler.runtime.actors.hub import Refused, read_hello, read_message
+from juggler.runtime.actors.hub import ProtocolViolation, read_hello, read_message
 from juggler.runtime.connectors.mergeable_state import from_bytes
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, encode_frame
@@ -156,7 +156,7 @@ def _readers() -> dict[str, Reader]:
     def take(message: bytes) -> None:
         frame = FrameReader(episodes_pb2.BatchHeader, LIMITS).feed(message)
         if frame is not None:
-            store.take(frame)
+            store.insert(frame)
             store.pop([frame.header.batch_id])
 
     def read_space(message: bytes) -> None:
@@ -178,9 +178,9 @@ def _readers() -> dict[str, Reader]:
         "hello": Reader(
             attach_pb2.FromWorker(hello=hello).SerializeToString(),
             lambda m: read_hello(m, "t", "run", ("envrunner",)),
-            Refused,
+            ProtocolViolation,
         ),
-        "attach": Reader(several.SerializeToString(), read_message, Refused),
+        "attach": Reader(several.SerializeToString(), read_message, ProtocolViolation),
         "space": Reader(space_to_message(space).SerializeToString(), read_space, WireError),
         **_answers(space_to_message(space)),
     }

@@ -25,18 +25,18 @@ import psutil
 from commands import machine, table
 from gymnasium import spaces
 
-from juggler.client.spaces import Values
-from juggler.envrunner.process import numpy_in_one_thread
+from juggler.client.space_values import Values
+from juggler.envrunner.worker_process import numpy_in_one_thread
 from juggler.gateway.gateway_server import GatewayServer
-from juggler.gateway.player import Player
-from juggler.gateway.row_layout import Interface
+from juggler.gateway.module_player import ModulePlayer
+from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.wire.chunks import write_varint
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -54,11 +54,11 @@ IDLE = 1000
 class Waste:
     """Requests as many samples as possible, and discards them."""
 
-    def prepare(self, module_id: str, agents: int, interface: Interface) -> Player:
+    def prepare(self, module_id: str, agents: int, interface: AgentInterface) -> ModulePlayer:
         connectors, to_env = build_runner_pipelines(ConnectorsConfig.parse({}), *interface.spaces)
         module = build_module(ModuleConfig().module, *interface.spaces, {})
         policy = Actor(module, 1, 0, 0, to_env, connectors)
-        self.player = Player(interface, policy, STEPS, row_age=3)
+        self.player = ModulePlayer(interface, policy, STEPS, row_age=3)
         return self.player
 
     def wanted(self, module_id: str) -> int:
@@ -70,13 +70,13 @@ class Waste:
     def patience(self) -> float:
         return 1.0
 
-    def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
+    def report_line(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         if warning:
             print(text, file=sys.stderr)
 
-    def go_on(self) -> None:
+    def after_turn(self) -> None:
         while hasattr(self, "player") and len(self.player.rows.complete) >= ROWS:
-            self.player.take_batch(ROWS)
+            self.player.pop_batch(ROWS)
 
 
 def _fail(error: BaseException) -> None:

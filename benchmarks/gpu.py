@@ -27,8 +27,8 @@ from beside_peers import PEERS, peer_rate
 from commands import machine, script, steady_rate, table, train
 from recovery import only_learner
 
-from juggler.driver.given_config import load_config
-from juggler.learner.process.program import devices_here
+from juggler.driver.config_files import load_config_and_keys
+from juggler.learner.process.learner_program import devices_here
 from juggler.runtime.actors.processes import WorkerProgram, cool_down, start, warm_up
 
 DEVICE = devices_here()[0]
@@ -203,7 +203,7 @@ def images(seconds: float, pairs: int) -> str:
 
 def _atari(name: str, algorithm: str, runners: int) -> tuple[object, ...]:
     """Options for a game as it ships, with 16 environments a runner, by any algorithm."""
-    config = load_config(name).flat()
+    config = load_config_and_keys(name)[0].flat()
     keys = ("env_kwargs", "connectors", "model")
     return (
         *("--env", config["env"], "--algorithm", algorithm, "--devices", DEVICE),

@@ -31,9 +31,14 @@ from gymnasium import spaces
 
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.process.learner_program import (
+    LearnerProgram,
+    LearnerSetup,
+    ModuleSetup,
+    devices_here,
+)
 from juggler.learner.process.learner_worker import LearnerServer, LearnerWorker
-from juggler.learner.process.program import LearnerProgram, LearnerSetup, ModuleSetup, devices_here
-from juggler.runtime.actors.attachment import Command, Detached
+from juggler.runtime.actors.attachment import Detached, ReceivedCommand
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.resources import keep_freed_memory
@@ -113,7 +118,7 @@ class Driver:
     worker_id = "learner-0"
 
     def __init__(self, batches_per_update: int, credit: Any) -> None:
-        self.inbox: Mailbox[Command | Detached] = Mailbox()
+        self.inbox: Mailbox[ReceivedCommand | Detached] = Mailbox()
         self.trained = 0
         self.seconds: dict[str, float] = {}
         self._per_update = batches_per_update
@@ -133,7 +138,7 @@ class Driver:
     def _tell(self, command: Message) -> None:
         body = any_pb2.Any()
         body.Pack(command)
-        self.inbox.put(Command(1, body))
+        self.inbox.put(ReceivedCommand(1, body))
 
     def _issue(self) -> None:
         with self._lock:

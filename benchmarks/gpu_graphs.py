@@ -20,7 +20,7 @@ from gymnasium import spaces
 from updates import SETTINGS, ours
 
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.process.program import devices_here
+from juggler.learner.process.learner_program import devices_here
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 DEVICE = devices_here()[0]

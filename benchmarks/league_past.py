@@ -16,8 +16,8 @@ from pathlib import Path
 
 from commands import table, trained_run
 
-from juggler.driver.evaluating import play_matches
 from juggler.driver.league_players import LEAGUE
+from juggler.driver.play_checkpoint import play_matches
 from juggler.policies.wilson import wilson
 from juggler.runtime.checkpoints.checkpoint import read
 

@@ -24,7 +24,7 @@ from commands import table, trained_run
 from numpy.typing import NDArray
 
 import juggler
-from juggler.driver.given_config import read_shipped
+from juggler.driver.config_files import read_shipped
 from juggler.envrunner.multi_agent.matrix_game import ROCK_PAPER_SCISSORS
 
 CONFIG = "rock-paper-scissors-league"

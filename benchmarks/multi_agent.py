@@ -27,22 +27,22 @@ from commands import machine, table
 from juggler.envrunner.cartpoles import CartPoles
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.vector import make_vector_env
-from juggler.envrunner.multi_agent.casting import cast
+from juggler.envrunner.multi_agent.agent_mapping import cast
 from juggler.envrunner.multi_agent.games import ParallelGame, TurnBasedGame
 from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
+from juggler.envrunner.multi_agent.multi_agent_sampler import MultiAgentSampler
 from juggler.envrunner.multi_agent.pettingzoo_games import find_game, native
-from juggler.envrunner.multi_agent.sampler import MultiAgentSampler
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.vector_turns import VectorTurns
-from juggler.envrunner.rounds import Recorded
+from juggler.envrunner.rounds import TrainedResult
 from juggler.envrunner.sampler import Sampler
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.rl_module import RLModule
 
 STEPS = 32
@@ -125,7 +125,7 @@ def several_agents(envs: MultiAgentEnvs, modules: int, balances: bool = False) -
     def play() -> tuple[int, int]:
         steps, room = 0, 0
         for recorded in sampler.sample(names, versions).modules.values():
-            assert isinstance(recorded, Recorded)
+            assert isinstance(recorded, TrainedResult)
             if recorded.batch is not None:
                 steps, room = steps + recorded.batch.live_steps, room + recorded.batch.live.size
         return steps, room

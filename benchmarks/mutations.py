@@ -94,7 +94,7 @@ FAULTS = [
     Fault(MAILBOX, "self._items.append(item)\n        self._ready.set()", "self._items.append(item)", "a put does not wake the loop"),
     Fault(MAILBOX, "        self._ready.clear()\n        items = []\n        while self._items:\n            items.append(self._items.popleft())", "        items = []\n        while self._items:\n            items.append(self._items.popleft())\n        self._ready.clear()", "an item that comes meanwhile is overlooked"),
     Fault(MAILBOX, "self._items.popleft()", "self._items.pop()", "the newest item comes first"),
-    Fault(HUB, "            for report in message.reports:\n                events.put(Reported(worker, report))\n", "", "reports are dropped"),
+    Fault(HUB, "            for report in message.reports:\n                events.put(WorkerReported(worker, report))\n", "", "reports are dropped"),
     Fault(HUB, "size, start = 0, end", "size, start = 0, end + 1", "a command between two messages is lost"),
     Fault(HUB, "late, looked = now - looked - interval, now", "late, looked = 0.0, now", "a pause of the driver counts as silence"),
     Fault(HUB, "if len(self._connections) >= settings.max_workers:", "if len(self._connections) > settings.max_workers:", "one worker too many"),
@@ -103,7 +103,7 @@ FAULTS = [
     Fault(HUB, "if stuck > self._settings.hang_seconds:", "if False:", "a worker that hangs is never lost"),
     Fault(SUPERVISOR, "2.0 ** min(deaths - 1, 64)", "2.0 ** min(deaths, 64)", "the first delay is doubled"),
     Fault(SUPERVISOR, "self.failures >= self.policy.quarantine_after", "self.failures > self.policy.quarantine_after", "one life too many"),
-    Fault(SUPERVISOR, "if self.had_enough_use(now) or (killed and self.uses):", "if self.had_enough_use(now):", "a killed worker counts as failed"),
+    Fault(SUPERVISOR, "if self.has_run_long_enough(now) or (killed and self.uses):", "if self.has_run_long_enough(now):", "a killed worker counts as failed"),
     Fault(WORKER, "                if stop.failure:\n                    raise FailedOnRequest(stop.failure)\n", "", "a failure that the driver names is not raised"),
     # Weights and batches on their way.
     Fault(WEIGHTS, "weights.version > self._newest.version", "True", "readers go back to older weights"),

@@ -21,7 +21,7 @@ from commands import table, train
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
 
 FAMILIES = {"classic": "pettingzoo.classic", "butterfly": "pettingzoo.butterfly", "mpe2": "mpe2"}
 

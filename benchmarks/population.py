@@ -24,7 +24,7 @@ from juggler.learner.core.population import Population
 from juggler.learner.learner import Learner
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.actors.resources import keep_freed_memory
-from juggler.runtime.modules.acting import strip_to_acting
+from juggler.runtime.modules.acting_part import strip_to_acting
 
 RATES = np.geomspace(1e-5, 1e-2, 16).tolist()
 

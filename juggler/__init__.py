@@ -17,19 +17,15 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from juggler.cli.plot import Picture as Picture
     from juggler.cli.plot import plot as plot
+    from juggler.driver.background_run import StartedRun as StartedRun
+    from juggler.driver.background_run import start as start
     from juggler.driver.callbacks import Callback as Callback
     from juggler.driver.callbacks import Evaluation as Evaluation
     from juggler.driver.callbacks import Run as Run
     from juggler.driver.config import ConfigError as ConfigError
     from juggler.driver.config import RunConfig as RunConfig
+    from juggler.driver.config_files import shipped_configs as shipped_configs
     from juggler.driver.driver import RunFailed as RunFailed
-    from juggler.driver.evaluating import Demonstrations as Demonstrations
-    from juggler.driver.evaluating import Evaluated as Evaluated
-    from juggler.driver.evaluating import PlayedMatches as PlayedMatches
-    from juggler.driver.evaluating import evaluate as evaluate
-    from juggler.driver.evaluating import play_matches as play_matches
-    from juggler.driver.evaluating import record as record
-    from juggler.driver.given_config import shipped_configs as shipped_configs
     from juggler.driver.league.builder import LeagueBuilder as LeagueBuilder
     from juggler.driver.league.builder import Pairing as Pairing
     from juggler.driver.league.commands import AddPlayer as AddPlayer
@@ -41,11 +37,15 @@ if TYPE_CHECKING:
     from juggler.driver.learner_group import LearnerGroupError as LearnerGroupError
     from juggler.driver.learner_group import ShardLost as ShardLost
     from juggler.driver.learner_group import UpdateFailed as UpdateFailed
+    from juggler.driver.play_checkpoint import Demonstrations as Demonstrations
+    from juggler.driver.play_checkpoint import Evaluated as Evaluated
+    from juggler.driver.play_checkpoint import PlayedMatches as PlayedMatches
+    from juggler.driver.play_checkpoint import evaluate as evaluate
+    from juggler.driver.play_checkpoint import play_matches as play_matches
+    from juggler.driver.play_checkpoint import record as record
     from juggler.driver.result import Result as Result
-    from juggler.driver.started import StartedRun as StartedRun
-    from juggler.driver.started import start as start
-    from juggler.driver.starting import resume as resume
-    from juggler.driver.starting import train as train
+    from juggler.driver.start_run import resume as resume
+    from juggler.driver.start_run import train as train
     from juggler.driver.workers.module_setups import LearnerSpec as LearnerSpec
     from juggler.envrunner.cartpoles import CartPoles as CartPoles
     from juggler.envrunner.multi_agent.matrix_game import MatrixGame as MatrixGame
@@ -108,16 +108,16 @@ if TYPE_CHECKING:
     from juggler.learner.core.learner_core import Seam as Seam
     from juggler.learner.core.learner_core import StepOutput as StepOutput
     from juggler.learner.core.live_mean import LiveMean as LiveMean
-    from juggler.learner.core.metrics import fetch_metrics as fetch_metrics
+    from juggler.learner.core.mean_metrics import fetch_metrics as fetch_metrics
     from juggler.learner.core.population import Population as Population
     from juggler.learner.core.population import stacked as stacked
     from juggler.learner.core.returns import gae as gae
     from juggler.learner.core.returns import next_values as next_values
     from juggler.learner.core.returns import vtrace as vtrace
     from juggler.learner.core.sequences import all_observations as all_observations
-    from juggler.learner.core.state import StateMismatch as StateMismatch
-    from juggler.learner.core.state import arrays_like as arrays_like
-    from juggler.learner.core.state import tensors_like as tensors_like
+    from juggler.learner.core.state_trees import StateMismatch as StateMismatch
+    from juggler.learner.core.state_trees import arrays_like as arrays_like
+    from juggler.learner.core.state_trees import tensors_like as tensors_like
     from juggler.learner.data.collate import collate as collate
     from juggler.learner.data.replay.replay import MixInReplay as MixInReplay
     from juggler.learner.data.replay.replay import Replay as Replay
@@ -143,9 +143,9 @@ if TYPE_CHECKING:
     from juggler.runtime.connectors.connector import ObservationConnector as ObservationConnector
     from juggler.runtime.connectors.learning import PerEpisode as PerEpisode
     from juggler.runtime.connectors.mergeable_state import Moments as Moments
-    from juggler.runtime.connectors.rows import first_observations as first_observations
-    from juggler.runtime.modules.acting import acting_names as acting_names
-    from juggler.runtime.modules.acting import strip_to_acting as strip_to_acting
+    from juggler.runtime.connectors.row_times import first_observations as first_observations
+    from juggler.runtime.modules.acting_part import acting_names as acting_names
+    from juggler.runtime.modules.acting_part import strip_to_acting as strip_to_acting
     from juggler.runtime.modules.actor_critics import (
         DeterministicActorCritic as DeterministicActorCritic,
     )
@@ -153,10 +153,6 @@ if TYPE_CHECKING:
         ImplicitActorCritic as ImplicitActorCritic,
     )
     from juggler.runtime.modules.actor_critics import SoftActorCritic as SoftActorCritic
-    from juggler.runtime.modules.building import MultiRLModule as MultiRLModule
-    from juggler.runtime.modules.building import MultiRLModuleSpec as MultiRLModuleSpec
-    from juggler.runtime.modules.building import RLModuleSpec as RLModuleSpec
-    from juggler.runtime.modules.building import build_module as build_module
     from juggler.runtime.modules.config import ModelConfig as ModelConfig
     from juggler.runtime.modules.distributions import ActionDistribution as ActionDistribution
     from juggler.runtime.modules.distributions import Categorical as Categorical
@@ -164,6 +160,10 @@ if TYPE_CHECKING:
     from juggler.runtime.modules.distributions import DistributionSpec as DistributionSpec
     from juggler.runtime.modules.models import ActorCritic as ActorCritic
     from juggler.runtime.modules.models import Catalog as Catalog
+    from juggler.runtime.modules.module_specs import MultiRLModule as MultiRLModule
+    from juggler.runtime.modules.module_specs import MultiRLModuleSpec as MultiRLModuleSpec
+    from juggler.runtime.modules.module_specs import RLModuleSpec as RLModuleSpec
+    from juggler.runtime.modules.module_specs import build_module as build_module
     from juggler.runtime.modules.q_network import QNetwork as QNetwork
     from juggler.runtime.modules.rl_module import RLModule as RLModule
     from juggler.runtime.modules.specs import AnyOf as AnyOf

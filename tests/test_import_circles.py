@@ -5,7 +5,7 @@ from __future__ import annotations
 import grimp
 
 #: Through the objects of these modules, the parts of a run and of its league reach each other.
-OWNERS = {"juggler.driver.parts", "juggler.driver.workers.league_run"}
+OWNERS = {"juggler.driver.run_parts", "juggler.driver.workers.league_run"}
 
 
 def test_imports_go_in_no_circle() -> None:

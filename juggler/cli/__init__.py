@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import NoReturn
 
-from juggler.runtime.nearest import closest
+from juggler.runtime.near_matches import closest
 
 #: When this process began, by the monotonic clock.
 STARTED = time.monotonic()
@@ -107,9 +107,9 @@ def _reset_inherited_state() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if os.getpid() == 1:  # in a container, PID 1 gets only signals with a handler
-            from juggler.runtime.actors.stop_signals import OfThisProcess
+            from juggler.runtime.actors.stop_signals import ProcessHandler
 
-            signal.signal(signal.SIGTERM, OfThisProcess(_terminate))
+            signal.signal(signal.SIGTERM, ProcessHandler(_terminate))
 
 
 def _terminate(number: int) -> NoReturn:

@@ -19,7 +19,7 @@ import docstring_parser
 import tyro
 
 from juggler.driver.config import ConfigError, RunConfig, instead_of, must_suit
-from juggler.driver.given_config import read_toml
+from juggler.driver.config_files import read_toml
 from juggler.driver.monitoring import MonitoringOptions
 from juggler.driver.record.run_directory import CONFIG_FILE, find_driver_from_elsewhere
 from juggler.learner.algorithms.registry import ALGORITHMS
@@ -31,9 +31,9 @@ from juggler.runtime.actors.health import Health
 from juggler.runtime.actors.logs import LogFormat, WorkerLog
 from juggler.runtime.actors.tls import Tls, read_tls
 from juggler.runtime.actors.worker import Contact
-from juggler.runtime.nearest import all_of
-from juggler.runtime.own_frames import traceback_of
+from juggler.runtime.near_matches import all_of
 from juggler.runtime.streams.shared_directory import shared_directory
+from juggler.runtime.user_tracebacks import traceback_of
 from juggler.runtime.wrong_value import misfit
 
 T = TypeVar("T")

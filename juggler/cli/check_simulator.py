@@ -19,18 +19,18 @@ from juggler.driver.config import ConfigError
 from juggler.driver.signals import as_exception, signals_become
 from juggler.envrunner.config import ADDRESS, check_points, words_of
 from juggler.envrunner.setup import RANDOM, may_play
-from juggler.gateway.agents import Casting
-from juggler.gateway.alone import ALONE, LOOK_SECONDS, Alone
+from juggler.gateway.agents import ModuleAssignment
+from juggler.gateway.connection_log import ConnectionLog
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.gateway_server import GatewayServer
-from juggler.gateway.guest_book import GuestBook
-from juggler.gateway.player import Player, random_actor
-from juggler.gateway.row_layout import Interface
+from juggler.gateway.module_player import ModulePlayer, random_actor
+from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_manager import LOST, GatewaySettings
-from juggler.gateway.sessions import Session
-from juggler.gateway.step_batches import Share
+from juggler.gateway.sessions import GatewaySession
+from juggler.gateway.standalone_gateway import ALONE, LOOK_SECONDS, StandaloneGateway
+from juggler.gateway.step_batches import PlayerRows
 from juggler.gateway.transport import Transport
-from juggler.runtime.actors.commands import Command, CommandProcess
+from juggler.runtime.actors.command_processes import CommandLine, CommandProcess
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.wire.structures import take
@@ -115,7 +115,9 @@ def check(given: Arguments, report: Callable[[str], None]) -> list[Finding]:
     )
     tls = read_tls(None)
     work.server = GatewayServer(Transport(read_token(None, tls)), work, settings, work.failed)
-    work.guests = work.server.manager.guests = Guests(work.server.manager.sessions, work.tell)
+    work.guests = work.server.manager.guests = Guests(
+        work.server.manager.sessions, work.report_line
+    )
     address = "127.0.0.1:0" if words else given.simulator
     address = work.server.start(address, tls, given.insecure)
     # A command in its own session would outlive a check that a signal ends.
@@ -148,7 +150,7 @@ def check(given: Arguments, report: Callable[[str], None]) -> list[Finding]:
 
 def _started(words: list[str]) -> CommandProcess:
     try:
-        return Command(words).start()
+        return CommandLine(words).start()
     except OSError as error:
         raise ConfigError(str(error)) from error
 
@@ -174,7 +176,7 @@ def _wait(work: Check, process: CommandProcess | None, seconds: float) -> None:
             work.report(work.progress())
 
 
-class AnyAgents(Casting):
+class AnyAgents(ModuleAssignment):
     """Lets random actions play all agents of the first simulator."""
 
     def cast(self, hello: pb.Hello) -> list[tuple[str, ...]]:
@@ -183,7 +185,7 @@ class AnyAgents(Casting):
         return super().cast(hello)
 
 
-class Watched(Player):
+class Watched(ModulePlayer):
     """A player that acts at random, and checks its simulators.
 
     Args:
@@ -197,9 +199,9 @@ class Watched(Player):
     """
 
     ROW_STEPS = 32
-    session: Session | None = None
+    session: GatewaySession | None = None
 
-    def __init__(self, name: str, interface: Interface) -> None:
+    def __init__(self, name: str, interface: AgentInterface) -> None:
         super().__init__(interface, random_actor(*interface.spaces), self.ROW_STEPS, 0)
         self.ends, self.name = [0, 0], name
         leaves = interface.observations.leaves
@@ -208,8 +210,8 @@ class Watched(Player):
         self._first: dict[Path, NDArray[Any]] = {}  # [...] of the first row
         self._changed: dict[Path, NDArray[np.bool_]] = {}  # [...]
 
-    def take(self, shares: Sequence[Share], shown: Tree) -> None:
-        super().take(shares, shown)
+    def receive(self, shares: Sequence[PlayerRows], shown: Tree) -> None:
+        super().receive(shares, shown)
         for share in shares:
             self.session = self.session or share.steps.batch.session
             self.ends[0] += len(share.terminated)
@@ -218,7 +220,7 @@ class Watched(Player):
             if len(acting):
                 self._check_observations(take(shown, share.begin + acting), share, acting)
 
-    def _check_observations(self, shown: Tree, share: Share, rows: NDArray[np.intp]) -> None:
+    def _check_observations(self, shown: Tree, share: PlayerRows, rows: NDArray[np.intp]) -> None:
         """Check the observations [R, ...] of some rows."""
         for path, array in flatten(shown):
             first = self._first.setdefault(path, array[0].copy())  # [...]
@@ -258,12 +260,12 @@ def _at(path: Path) -> str:
     return f" of {path_name(path)!r}" if path else ""
 
 
-class Guests(GuestBook):
+class Guests(ConnectionLog):
     """Records why simulators left, and why the first one was refused."""
 
     why_left = why_refused = ""
 
-    def left(self, session: Session, why: str) -> None:
+    def left(self, session: GatewaySession, why: str) -> None:
         super().left(session, why)
         self.why_left = why
 
@@ -272,7 +274,7 @@ class Guests(GuestBook):
         self.why_refused = self.why_refused or why
 
 
-class Check(Alone):
+class Check(StandaloneGateway):
     """Checks the simulators of a gateway, which plays at random.
 
     Args:
@@ -318,13 +320,13 @@ class Check(Alone):
 
     # -- called by the gateway --------------------------------------------------------------------
 
-    def prepare(self, key: str, agents: int, interface: Interface) -> Watched:
+    def prepare(self, key: str, agents: int, interface: AgentInterface) -> Watched:
         module, _, agent = key.partition(":")
         player = Watched(agent or module, interface)
         self._players.append(player)
         return player
 
-    def go_on(self) -> None:
+    def after_turn(self) -> None:
         before, counts, now = self._counts, self.server.counts(), time.monotonic()
         if counts["steps"] > before["steps"]:
             self._began, self._last = self._began or now, now
@@ -394,8 +396,8 @@ class Check(Alone):
             yield Finding("steps", "problem" if silent > _END_SECONDS else "warning", text)
 
     def _episodes(self) -> Iterator[Finding]:
-        played = self.server.manager.take_played()
-        of_agents = {player.name: player.take_ended() for player in self._players}
+        played = self.server.manager.pop_played()
+        of_agents = {player.name: player.pop_ended() for player in self._players}
         lengths = played.env_lengths or [each for _, ended in of_agents.values() for each in ended]
         if not lengths:
             advice = "end them with terminated, or with truncated after a number of steps"

@@ -25,7 +25,7 @@ from juggler.cli.arguments import Flag, command
 from juggler.cli.findings import MARKS, Finding, State, print_finding, status_of
 from juggler.driver.record.wording import quantity
 from juggler.runtime.actors.resources import usable_cores, usable_memory
-from juggler.runtime.installing import installing
+from juggler.runtime.install_commands import installing
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _TORCH_SECONDS = 120.0
@@ -127,10 +127,10 @@ def _memory() -> Iterator[Finding]:
 
 
 def _shared_memory() -> Iterator[Finding]:
-    from juggler.runtime.streams.shared_memory import Memory
+    from juggler.runtime.streams.shared_memory import SharedMemory
 
     try:
-        Memory(_MIB).close()
+        SharedMemory(_MIB).close()
     except OSError as error:
         advice = "large batches and weights use sockets, which takes longer"
         yield Finding("files in memory", "warning", f"{error.strerror}", advice)
@@ -159,7 +159,7 @@ def _processes() -> Iterator[Finding]:
 
     descriptor = process_descriptor(os.getpid())
     os.close(descriptor)
-    code = "from juggler.runtime.actors.processes import *; die_with_parent(); take_in_orphans()"
+    code = "from juggler.runtime.actors.processes import *; die_with_parent(); adopt_orphans()"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limit = "" if soft == resource.RLIM_INFINITY else f"; one user may have {soft} of them"
@@ -341,7 +341,7 @@ class HealthArguments:
     """Seconds to wait for the answer."""
 
 
-def _look(given: Arguments) -> int:
+def _diagnose(given: Arguments) -> int:
     found: list[Finding] = []
     for each in findings():
         found.append(each)
@@ -383,4 +383,4 @@ _MODES = {
     "--health": command("healthcheck", HealthArguments, _check_health),
     "--simulator": _check_simulator,
 }
-run = command("doctor", Arguments, _look, _MODES)
+run = command("doctor", Arguments, _diagnose, _MODES)

@@ -19,10 +19,10 @@ from juggler.cli.arguments import (
     report_errors,
 )
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.driver import Listen, Start
-from juggler.driver.given_config import load_given
+from juggler.driver.config_files import load_config_and_keys
+from juggler.driver.driver import Listen, StartSettings
 from juggler.driver.record.run_directory import has_checkpoint
-from juggler.driver.starting import resume_run, start_run
+from juggler.driver.start_run import resume_run, start_run
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
@@ -67,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Given(Generic[R]):
+class CheckedArguments(Generic[R]):
     """The checked arguments of a command."""
 
     arguments: R
@@ -79,7 +79,7 @@ class Given(Generic[R]):
         given = self.arguments
         secrets = () if listen is None else (listen.token, listen.tls)
         monitoring = given.monitoring(given.insecure, *secrets)
-        how = Start(started, listen=listen, monitoring=monitoring)
+        how = StartSettings(started, listen=listen, monitoring=monitoring)
         if self.checkpoint is None or given.resume is None:
             start_run(given.run, self.keys, how, over)
         else:
@@ -88,7 +88,7 @@ class Given(Generic[R]):
 
 def read_given(
     kind: type[R], arguments: Sequence[str], command: str, options: R, algorithm: str | None
-) -> Given[R]:
+) -> CheckedArguments[R]:
     """Parse and check the arguments that `parse_first` has partly read."""
     if options.resume is not None and options.config is not None:
         raise ConfigError("give a configuration or --resume, not both")
@@ -98,13 +98,13 @@ def read_given(
         base = RunConfig.from_flat(checkpoint.config, where=options.resume)
         keys = frozenset(checkpoint.config)
     else:
-        base, keys = load_given(options.config, algorithm)
+        base, keys = load_config_and_keys(options.config, algorithm)
     given = parse_rest(kind, arguments, command, base)
     given.resume = options.resume
-    return Given(given, keys | keys_given(arguments), checkpoint)
+    return CheckedArguments(given, keys | keys_given(arguments), checkpoint)
 
 
-def read_arguments(arguments: Sequence[str]) -> Given[Arguments]:
+def read_arguments(arguments: Sequence[str]) -> CheckedArguments[Arguments]:
     """Parse and check the arguments of `juggler driver`."""
     first, algorithm = parse_first(Arguments, arguments, "driver")
     if first.go_on:

@@ -19,7 +19,7 @@ import tyro
 
 from juggler.cli.arguments import Flag, command
 from juggler.driver.config import ConfigError
-from juggler.driver.record.episode_returns import Played, WithReturns
+from juggler.driver.record.episode_returns import ReturnStatistics, WithReturns
 from juggler.driver.record.run_directory import to_json
 from juggler.envrunner.agent_returns import MOST_WITH_METRICS
 
@@ -89,7 +89,7 @@ class RecordArguments(PlayedArguments):
 
 
 def _evaluate(given: Arguments) -> int:
-    from juggler.driver.evaluating import evaluate, evaluate_with_simulators
+    from juggler.driver.play_checkpoint import evaluate, evaluate_with_simulators
 
     if given.simulator is not None and (given.env or given.video or given.play):
         raise ConfigError("--simulator: cannot be combined with --env, --video or --play")
@@ -101,7 +101,7 @@ def _evaluate(given: Arguments) -> int:
         raise ConfigError("--explore: only for matches; name players with --play")
     with warnings_printed("evaluate"), stdout_kept(given.json):
         if given.simulator is not None:
-            watch = Progress(given.episodes)
+            watch = EvaluationProgress(given.episodes)
             played = evaluate_with_simulators(
                 given.checkpoint, given.simulator, given.episodes, given.seed, watch
             )
@@ -123,14 +123,14 @@ def _evaluate(given: Arguments) -> int:
         low, high = interval
         print(f"mean return: {low:.1f} to {high:.1f} (95 % interval)")
     for (agent, module_id), returns in list(played.agent_returns.items())[:MOST_WITH_METRICS]:
-        each = Played.of(returns)
+        each = ReturnStatistics.of(returns)
         print(f"{agent} ({module_id}): return {each.mean:.2f} ± {each.deviation:.2f}")
     _print_videos(played.videos)
     return 0
 
 
 def _play(given: Arguments) -> int:
-    from juggler.driver.evaluating import play_matches
+    from juggler.driver.play_checkpoint import play_matches
 
     players: dict[str, str] = {}
     for pair in given.play:
@@ -150,7 +150,7 @@ def _play(given: Arguments) -> int:
 
 
 def _how(given: Arguments) -> dict[str, Any]:
-    watch = Progress(given.episodes)
+    watch = EvaluationProgress(given.episodes)
     return {"env": given.env, "video": given.video, "videos": given.videos, "watch": watch}
 
 
@@ -165,7 +165,7 @@ def _print_videos(videos: Sequence[Path]) -> None:
 
 
 def _record(given: RecordArguments) -> int:
-    from juggler.driver.evaluating import record
+    from juggler.driver.play_checkpoint import record
 
     with warnings_printed("record"):
         made = record(
@@ -174,7 +174,7 @@ def _record(given: RecordArguments) -> int:
             given.seed,
             to=given.to,
             env=given.env,
-            watch=Progress(given.episodes),
+            watch=EvaluationProgress(given.episodes),
         )
     print(f"checkpoint: {made.checkpoint}")
     print(f"{in_words(made)}, {sum(made.lengths)} steps")
@@ -187,7 +187,7 @@ def _record(given: RecordArguments) -> int:
 PROGRESS_SECONDS = 5.0
 
 
-class Progress:
+class EvaluationProgress:
     """Prints a line every few seconds on stderr."""
 
     def __init__(self, total: int, noun: str = "episodes") -> None:

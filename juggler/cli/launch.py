@@ -20,7 +20,7 @@ from juggler.launch.engine import (
     launch_directory,
     new_certificates,
 )
-from juggler.runtime.nearest import nearest
+from juggler.runtime.near_matches import nearest
 
 _USAGE = """\
 usage: juggler launch ssh CONFIG --hosts FILE [OPTIONS] [-- OPTIONS OF juggler driver]

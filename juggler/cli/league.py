@@ -15,7 +15,7 @@ import numpy as np
 import tyro
 
 from juggler.cli.arguments import Flag, command
-from juggler.cli.evaluate import Progress
+from juggler.cli.evaluate import EvaluationProgress
 from juggler.cli.plot import STYLES, read_run
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league.config import LeagueConfig
@@ -260,7 +260,7 @@ def _tournament(
     players: Sequence[Player], checkpoint: Checkpoint, config: RunConfig, matches: int
 ) -> Payoffs:
     """Play all against all, and return the results."""
-    from juggler.driver.evaluating import play_matches
+    from juggler.driver.play_checkpoint import play_matches
 
     settings = LeagueConfig.from_table(config.agents.league)
     sides = settings.sides(config.agent_names)
@@ -274,7 +274,7 @@ def _tournament(
     payoffs = Payoffs(1.0, 1, [], [], [])
     pairs = list(combinations(players, 2))
     half = -(-matches // 2)
-    progress, over = Progress(len(pairs) * 2 * half, "matches"), 0
+    progress, over = EvaluationProgress(len(pairs) * 2 * half, "matches"), 0
 
     def watch(ended: int, _: int) -> None:
         progress(over + ended)

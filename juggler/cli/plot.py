@@ -15,6 +15,7 @@ import numpy as np
 import tyro
 
 from juggler.cli.arguments import Flag, PlotError, command
+from juggler.driver.background_run import StartedRun
 from juggler.driver.record.episode_returns import Column
 from juggler.driver.record.run_directory import (
     METRICS_FILE,
@@ -25,7 +26,6 @@ from juggler.driver.record.run_directory import (
     read_metrics,
 )
 from juggler.driver.result import Result
-from juggler.driver.started import StartedRun
 from juggler.experiments.seeds import members
 from juggler.experiments.statistics import mean_curve
 
@@ -192,7 +192,7 @@ _TIME_UNITS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunCurves:
     """A run's metrics."""
 
     name: str
@@ -237,7 +237,7 @@ class Run:
         return [_RETURN]
 
 
-def read_run(path: Path, name: str, group: str = "", smooth: int = 1) -> Run:
+def read_run(path: Path, name: str, group: str = "", smooth: int = 1) -> RunCurves:
     """Read a run's metrics; repeated steps count once.
 
     Raises:
@@ -254,7 +254,7 @@ def read_run(path: Path, name: str, group: str = "", smooth: int = 1) -> Run:
     if found.broken:
         count = "1 line" if found.broken == 1 else f"{found.broken} lines"
         print(f"left out {count} of {file}: not metrics", file=sys.stderr)
-    return Run(name, found.lines, list(map(flat, found.lines)), group, smooth)
+    return RunCurves(name, found.lines, list(map(flat, found.lines)), group, smooth)
 
 
 def smoothed(column: Column, lines: int) -> Column:
@@ -275,7 +275,7 @@ class _Curve:
 
     name: str
     key: str
-    runs: list[Run]
+    runs: list[RunCurves]
     colour: str
     style: str
     label: str  # in the panel's legend of kinds of lines
@@ -311,7 +311,7 @@ class _Curve:
 
 
 def _figure(
-    runs: list[Run], by: By = "run", metrics: Sequence[str] = (), *, log: bool = False
+    runs: list[RunCurves], by: By = "run", metrics: Sequence[str] = (), *, log: bool = False
 ) -> Figure:
     # Matplotlib takes half a second; without pyplot it needs no window system.
     from matplotlib.figure import Figure
@@ -328,7 +328,7 @@ def _figure(
             for curve in curves:
                 curve.draw(axes, key, scale)
             _set_range(axes, y_label, log=log)
-            dress(axes, x_label, y_label)
+            style_axes(axes, x_label, y_label)
     if len(runs) == 1:
         figure.suptitle(runs[0].name, fontweight="bold")
     # Panels share their colours and styles, so one legend entry is enough for each.
@@ -354,7 +354,7 @@ def _set_range(axes: Axes, y_label: str, *, log: bool) -> None:
         axes.set_ylim(bottom=0)
 
 
-def dress(axes: Axes, x_label: str, y_label: str) -> None:
+def style_axes(axes: Axes, x_label: str, y_label: str) -> None:
     """Label axes, and remove clutter."""
     axes.set_xlabel(x_label, color=GREY)
     axes.set_ylabel(y_label, color=GREY)
@@ -380,11 +380,11 @@ def tick(value: float, _: float) -> str:
     return f"{value:g}"
 
 
-def _panels(runs: list[Run], by: By, metrics: Sequence[str]) -> dict[str, list[_Curve]]:
+def _panels(runs: list[RunCurves], by: By, metrics: Sequence[str]) -> dict[str, list[_Curve]]:
     """Make the curves of each panel, by the panel's name."""
     looks = ((colour, style) for style in itertools.cycle(STYLES) for colour in COLOURS)
     known: dict[str, tuple[str, str]] = {}  # by the name of a curve
-    owners: dict[str, list[Run]] = {}  # runs by group, or by their own name
+    owners: dict[str, list[RunCurves]] = {}  # runs by group, or by their own name
     for run in runs:
         owners.setdefault(run.group or run.name, []).append(run)
     panels: dict[str, list[_Curve]] = {}
@@ -406,10 +406,10 @@ def _panels(runs: list[Run], by: By, metrics: Sequence[str]) -> dict[str, list[_
 
 
 def _keys(
-    runs: list[Run], by: By, metric: str, *, is_usual: bool
-) -> dict[str, tuple[str, list[Run]]]:
+    runs: list[RunCurves], by: By, metric: str, *, is_usual: bool
+) -> dict[str, tuple[str, list[RunCurves]]]:
     """Return a metric's keys and their runs, by the differing part."""
-    having: dict[str, list[Run]] = {}
+    having: dict[str, list[RunCurves]] = {}
     for run in runs:
         keys = [metric] if is_usual else run.keys_of(metric)
         for key in run.keys_by(by) if is_usual and metric == _RETURN else keys:

@@ -336,7 +336,7 @@ def _memory(size: int) -> str:
 
 
 def _list(given: RunsArguments) -> int:
-    from juggler.driver.watching.overview import Overseer, find_runs, names_of, to_plain
+    from juggler.driver.watching.overview import RunReader, find_runs, names_of, to_plain
 
     directory = Path(given.directory)
     is_there = (
@@ -344,7 +344,7 @@ def _list(given: RunsArguments) -> int:
     )  # otherwise no run was trained here yet
     run_dirs = find_runs([directory]) if is_there else []
     found = [
-        Overseer(run_dir, name).look()
+        RunReader(run_dir, name).read()
         for run_dir, name in zip(run_dirs, names_of(run_dirs), strict=True)
     ]
     if given.json:
@@ -425,7 +425,7 @@ def _ago(then: float) -> str:
 
 def _watch(given: WatchArguments) -> int:
     from juggler.driver.watching.overview import find_runs
-    from juggler.driver.watching.serving import serve_page
+    from juggler.driver.watching.page_server import serve_page
     from juggler.runtime.actors.credentials import read_token
     from juggler.runtime.actors.tls import read_tls
 

@@ -17,7 +17,7 @@ from juggler.cli.arguments import (
     values_given,
 )
 from juggler.driver.config import ConfigError
-from juggler.driver.given_config import load_given
+from juggler.driver.config_files import load_config_and_keys
 
 
 @dataclass(kw_only=True)
@@ -70,7 +70,7 @@ def _sweep(arguments: Sequence[str]) -> int:
         must_not_be_combined(first.config, arguments, resumed, ("trials", "jobs"))
         result = resume_sweep(first.resume, trials=first.trials, jobs=first.jobs)
         return 0 if result else 1
-    base, _ = load_given(first.config, algorithm)
+    base, _ = load_config_and_keys(first.config, algorithm)
     given = parse_rest(Arguments, arguments, "sweep", base)
     result = sweep(
         first.config,

@@ -17,9 +17,9 @@ from juggler.cli.arguments import (
 )
 from juggler.cli.driver import RunArguments, read_given
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.given_config import Seen, read_shipped, shipped_configs
+from juggler.driver.config_files import MedianResults, read_shipped, shipped_configs
 from juggler.driver.script_classes import must_be_given_again
-from juggler.envrunner.environments.extras import extra_for
+from juggler.envrunner.environments.simulator_extras import extra_for
 
 if TYPE_CHECKING:
     from juggler.experiments.seeds import SeedsResult
@@ -129,7 +129,7 @@ def _row(name: str) -> tuple[str, ...]:
     env, algorithm = shipped.config.env_runner.env, shipped.config.learner.algorithm
     about = (name, algorithm, env.rpartition(":")[2], extra_for(env) or "-")
     seen = shipped.seen
-    if not isinstance(seen, Seen):
+    if not isinstance(seen, MedianResults):
         return *about, "-", "-", "-", seen or "not tried in full"
     reached = f"{seen.episode_return:.1f}", f"{seen.env_steps / 1e3:.0f}k", f"{seen.seconds:.1f}"
     seeds = "seed 0" if seen.seeds == 1 else f"median of seeds 0 to {seen.seeds - 1}"

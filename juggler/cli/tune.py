@@ -20,7 +20,7 @@ from juggler.cli.arguments import (
     report_errors,
 )
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.given_config import differing, load_given, read_toml
+from juggler.driver.config_files import differing, load_config_and_keys, read_toml
 from juggler.driver.record.run_directory import CONFIG_FILE, to_toml
 
 _MIN_SECONDS: Final = 1.0
@@ -81,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _tune(arguments: Sequence[str]) -> int:
     first, algorithm = parse_first(Arguments, arguments, "tune")
-    base, in_file = load_given(first.config, algorithm)
+    base, in_file = load_config_and_keys(first.config, algorithm)
     given = parse_rest(Arguments, arguments, "tune", base)
     if not given.seconds >= _MIN_SECONDS:
         raise ConfigError(f"--seconds must be at least {_MIN_SECONDS:g}, not {given.seconds}")
@@ -161,8 +161,8 @@ def _sizes(config: RunConfig, key: str) -> Iterator[dict[str, int]]:
 
 def time_run(config: RunConfig, given: Collection[str], seconds: float) -> Timed:
     """Train for a few seconds, in a directory that is deleted afterwards."""
-    from juggler.driver.driver import Start
-    from juggler.driver.starting import start_run
+    from juggler.driver.driver import StartSettings
+    from juggler.driver.start_run import start_run
 
     with tempfile.TemporaryDirectory(prefix="juggler-tune-") as directory:
         changed: dict[str, object] = {
@@ -176,7 +176,7 @@ def time_run(config: RunConfig, given: Collection[str], seconds: float) -> Timed
             "web": False,
         }
         own = RunConfig.from_flat({**config.flat(), **changed})
-        result = start_run(own, {*given, *changed}, Start(time.monotonic()))
+        result = start_run(own, {*given, *changed}, StartSettings(time.monotonic()))
         lines = [line for line in result.metrics() if line["env_steps_trained"]]
         chose = RunConfig.from_flat(read_toml(result.run_dir / CONFIG_FILE))
     flat = config.flat()

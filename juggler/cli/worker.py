@@ -15,8 +15,8 @@ from juggler.cli.arguments import PREDECESSOR, Flag, WorkerArguments, command
 from juggler.runtime.actors.endpoints import split_address
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.processes import must_end
-from juggler.runtime.actors.worker import Contact, LostTheDriver, attempts, handled_signals
-from juggler.runtime.nearest import nearest
+from juggler.runtime.actors.worker import Contact, DriverLost, attempts, handled_signals
+from juggler.runtime.near_matches import nearest
 
 _USAGE: Final = """\
 usage: juggler worker ROLE --driver HOST:PORT [OPTIONS]
@@ -82,11 +82,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _sample(given: EnvRunnerArguments) -> int:
-    from juggler.envrunner.program import EnvRunnerProgram, GatewayAddress
+    from juggler.envrunner.envrunner_program import EnvRunnerProgram, GatewayAddress
 
     gateway = None
     if given.gateway:
-        from juggler.gateway.runner import main
+        from juggler.gateway.gateway_worker import main
 
         if not given.gateway.startswith("unix:"):
             split_address(given.gateway)
@@ -100,8 +100,8 @@ def _sample(given: EnvRunnerArguments) -> int:
 
 
 def _learn(given: LearnerArguments) -> int:
+    from juggler.learner.process.learner_program import LearnerProgram
     from juggler.learner.process.learner_worker import main
-    from juggler.learner.process.program import LearnerProgram
 
     contact = given.contact("learner")
     advertise = given.advertise
@@ -113,8 +113,8 @@ def _learn(given: LearnerArguments) -> int:
 
 
 def _play(given: EvaluatorArguments) -> int:
+    from juggler.envrunner.envrunner_program import EVALUATOR, EnvRunnerProgram
     from juggler.envrunner.envrunner_worker import main
-    from juggler.envrunner.program import EVALUATOR, EnvRunnerProgram
 
     contact = given.contact(EVALUATOR)
     program = EnvRunnerProgram(contact, EVALUATOR)
@@ -135,11 +135,11 @@ def work(contact: Contact, main: Callable[[], None]) -> None:
     The new program inherits only a learner's state.
 
     Raises:
-        LostTheDriver: no driver came back.
+        DriverLost: no driver came back.
     """
     try:
         main()
-    except LostTheDriver as lost:
+    except DriverLost as lost:
         if not contact.reattach_seconds or not _is_back(contact):
             raise
         os.environ[PREDECESSOR] = lost.incarnation

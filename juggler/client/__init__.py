@@ -25,7 +25,14 @@ from juggler.client.session import (
     connect,
     connect_agents,
 )
-from juggler.client.spaces import box, dict_of, discrete, multi_binary, multi_discrete, tuple_of
+from juggler.client.space_values import (
+    box,
+    dict_of,
+    discrete,
+    multi_binary,
+    multi_discrete,
+    tuple_of,
+)
 
 __all__ = [
     "AgentsSession",

@@ -60,7 +60,7 @@ class GatewayError(RuntimeError):
         self.code, self.retryable = code, retryable
 
 
-class Connection:
+class GatewayConnection:
     """A session with a gateway, as a context manager.
 
     If the stream breaks, the session continues over a new stream, if that opens within
@@ -116,7 +116,7 @@ class Connection:
         with suppress(grpc.RpcError, ValueError), _within(_GOODBYE_SECONDS, self._answers):
             for _ in self._answers:
                 pass
-        self._hang_up()
+        self._disconnect()
 
     def __enter__(self) -> Self:
         return self
@@ -206,11 +206,11 @@ class Connection:
                     _LOG.warning("still trying, for another %.0f s: %s", deadline - now, failure)
                 time.sleep(_RETRY_SECONDS)
         except BaseException:
-            self._hang_up()
+            self._disconnect()
             raise
 
     def _open(self, deadline: float) -> pb.Welcome:
-        self._hang_up()
+        self._disconnect()
         self._channel = _channel(self._address, self._tls)
         self._outgoing: queue.SimpleQueue[pb.FromSimulator | None] = queue.SimpleQueue()
         self._send(pb.FromSimulator(hello=self._hello))
@@ -226,7 +226,7 @@ class Connection:
             raise GatewayError("BAD_MESSAGE", "the gateway's first message was no welcome")
         return answer.welcome
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._channel is not None:
             self._outgoing.put(None)  # ends the thread of gRPC that sends
             self._channel.close()

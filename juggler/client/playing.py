@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from juggler.client.connection import Connection, GatewayError
+from juggler.client.connection import GatewayConnection, GatewayError
 from juggler.client.session import AgentsSession, Session, connect, connect_agents
-from juggler.client.spaces import as_message, dict_of, multi_binary
+from juggler.client.space_values import as_message, dict_of, multi_binary
 
 _MASK = "action_mask"
 
@@ -161,7 +161,7 @@ def _play(
         action = session.step(observation, *result, final, infos=info)
 
 
-def _options(session: Connection) -> dict[str, dict[str, float]]:
+def _options(session: GatewayConnection) -> dict[str, dict[str, float]]:
     """Return the options of a reset, if the run has parameters."""
     return {"options": session.parameters} if session.parameters else {}
 

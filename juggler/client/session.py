@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.client.connection import Connection, GatewayError
-from juggler.client.spaces import (
+from juggler.client.connection import GatewayConnection, GatewayError
+from juggler.client.space_values import (
     Arrays,
     Values,
     as_message,
@@ -134,7 +134,7 @@ def _hello(
     )
 
 
-class Session(Connection):
+class Session(GatewayConnection):
     """A session of a simulator with one agent, which `connect` begins.
 
     With mode="remote", `step` gets actions from the gateway. With mode="local", `step` acts without
@@ -143,10 +143,10 @@ class Session(Connection):
     accepted everything.
 
     Args:
-        hello: as in `Connection`.
+        hello: as in `GatewayConnection`.
         many: arrays have a first dimension, of environments.
         pull, seed: as in `connect`.
-        dialing: the other arguments of `Connection`.
+        dialing: the other arguments of `GatewayConnection`.
 
     Attributes:
         version: generation and update of the last weights that acted; with "local", of the current
@@ -254,7 +254,7 @@ class Session(Connection):
             if not paused:
                 return self._actions.from_tensors(given.actions, one=self._one)
         else:
-            self._policy.take(places, rows, seen, last)
+            self._policy.record_results(places, rows, seen, last)
             self._end_fragment()
             if not paused:
                 return self._actions.from_arrays(self._policy.act(places), one=self._one)
@@ -320,7 +320,7 @@ class Session(Connection):
         Raises:
             GatewayError: the session has ended.
         """
-        self._hand_in()
+        self._flush()
         self._due = True
         self._send(_POLICY_REQUEST)
         while self._due:
@@ -329,7 +329,7 @@ class Session(Connection):
 
     def flush(self) -> None:
         """Send all steps, and wait until the gateway has accepted them."""
-        self._hand_in()
+        self._flush()
         self._wait()
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
@@ -345,12 +345,12 @@ class Session(Connection):
         if self._calls > self.welcome.fragment_steps:
             self._calls = 1
             self._wait()
-            self._hand_in()
+            self._flush()
             if self._pulls and self.newest > self.version:
                 self.pull()
 
-    def _hand_in(self) -> None:
-        for recording in self._policy.hand_in() if self._policy else ():
+    def _flush(self) -> None:
+        for recording in self._policy.flush() if self._policy else ():
             self._send_recording(recording)
 
     def _send_recording(self, recording: pb.Recording) -> None:
@@ -401,7 +401,7 @@ class Session(Connection):
 
 
 @dataclass
-class _Agent:
+class _SessionAgent:
     """One agent of a session, in the running episode."""
 
     name: str
@@ -414,14 +414,14 @@ class _Agent:
     infos: dict[str, Any] = field(default_factory=dict)  # since then, by name
 
 
-class AgentsSession(Connection):
+class AgentsSession(GatewayConnection):
     """A session of an environment with several agents, which `connect_agents` begins.
 
     Each agent acts at its own pace.
 
     Args:
-        hello: as in `Connection`.
-        dialing: the other arguments of `Connection`.
+        hello: as in `GatewayConnection`.
+        dialing: the other arguments of `GatewayConnection`.
 
     Attributes:
         versions: generation and update of the last weights that acted, by agent.
@@ -429,7 +429,9 @@ class AgentsSession(Connection):
 
     def __init__(self, hello: pb.Hello, *dialing: Any) -> None:
         self._agents = {
-            each.id: _Agent(each.id, i, Values(each.observation_space), Values(each.action_space))
+            each.id: _SessionAgent(
+                each.id, i, Values(each.observation_space), Values(each.action_space)
+            )
             for i, each in enumerate(hello.agents)
         }
         self.versions: dict[str, Version] = {}
@@ -534,7 +536,7 @@ class AgentsSession(Connection):
 
     def _add(
         self,
-        agents: Mapping[str, _Agent],
+        agents: Mapping[str, _SessionAgent],
         rewards: Mapping[str, float],
         infos: Mapping[str, Mapping[str, Any]],
     ) -> None:
@@ -547,7 +549,9 @@ class AgentsSession(Connection):
             known = {each: info[each] for each in self._hello.info_names if each in info}
             agents[name].infos = agents[name].infos | known
 
-    def _row(self, agent: _Agent, shown: Any, over: bool = False, cut: bool = False) -> pb.Rows:
+    def _row(
+        self, agent: _SessionAgent, shown: Any, over: bool = False, cut: bool = False
+    ) -> pb.Rows:
         """Make the row of an agent that ends or acts next."""
         if cut and shown is None:
             raise ValueError(f"agent {agent.name!r} was truncated: give its last observation, too")
@@ -596,7 +600,7 @@ _Row = tuple[Arrays, int]  # one row of arrays [R, ...]
 
 
 @dataclass(slots=True)
-class _Steps:
+class _UnsentSteps:
     """Unsent steps of an episode, all by one version of the weights.
 
     There is one more observation than rewards. The last action may have no reward yet.
@@ -621,7 +625,7 @@ class LocalPolicy:
 
     def __init__(self, count: int, seed: int | None) -> None:
         self._generator = np.random.default_rng(seed)
-        self._steps: list[_Steps | None] = [None] * count  # None: not in an episode
+        self._steps: list[_UnsentSteps | None] = [None] * count  # None: not in an episode
         self._rewards = np.zeros(count, np.float32)  # [N] of the last actions
         self._states: dict[str, NDArray[Any]] = {}  # [N, ...] by name
         self._finished: list[pb.Recording] = []
@@ -650,7 +654,9 @@ class LocalPolicy:
                 blank = np.zeros((len(self._steps), *each.shape[1:]), _dtype(each.type))
                 self._states.setdefault(name, blank)
 
-    def take(self, places: Sequence[int], rows: pb.Rows, seen: Arrays, last: Arrays) -> None:
+    def record_results(
+        self, places: Sequence[int], rows: pb.Rows, seen: Arrays, last: Arrays
+    ) -> None:
         """Record the results of the last actions.
 
         Args:
@@ -690,7 +696,7 @@ class LocalPolicy:
         for row, place in enumerate(where):
             steps = self._steps[place]
             if steps is None:
-                self._steps[place] = steps = _Steps(self._version, [(seen, row)])
+                self._steps[place] = steps = _UnsentSteps(self._version, [(seen, row)])
             elif steps.version != self._version:
                 self._finish(place, steps)
                 steps.version = self._version
@@ -699,7 +705,7 @@ class LocalPolicy:
                 steps.action_logp.append(float(action_logp[row]))
         return {path[1:]: each for path, each in out.items() if path[0] == "action"}
 
-    def hand_in(self) -> list[pb.Recording]:
+    def flush(self) -> list[pb.Recording]:
         """Return recordings of the steps with a reward since the last call."""
         for place, steps in enumerate(self._steps):
             if steps is not None:
@@ -718,7 +724,7 @@ class LocalPolicy:
         given = {name: array for name, array in given.items() if name in self._inputs}
         return dict(zip(self._outputs, self._model.run(None, given), strict=True))
 
-    def _finish(self, place: int, steps: _Steps, **ends: bool) -> None:
+    def _finish(self, place: int, steps: _UnsentSteps, **ends: bool) -> None:
         """Turn steps with a reward, if any, into a recording."""
         if not (count := len(steps.rewards)):
             return

@@ -20,7 +20,7 @@ from juggler.driver.record.wording import Level, Progress
 from juggler.driver.run_end import OWN_REASONS, RunEnd
 from juggler.driver.signals import SecondSignal
 from juggler.runtime.annotations import signature
-from juggler.runtime.nearest import nearest
+from juggler.runtime.near_matches import nearest
 
 _SLOW_SECONDS = 1.0
 _NAME = re.compile(r"[\w.-]{1,64}(/[\w.-]{1,64}){0,3}", re.ASCII)

@@ -13,7 +13,7 @@ import msgspec
 from juggler.driver.config import RunConfig, plain
 from juggler.learner.config import LearnerConfig
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
-from juggler.runtime.nearest import closest, nearest
+from juggler.runtime.near_matches import closest, nearest
 
 #: In the counters of a checkpoint.
 VALUES: Final = "values"

@@ -17,8 +17,8 @@ from juggler.driver.core.staleness import OpenBatchLimit, StalenessBudget
 from juggler.driver.driver_config import OWN_KEYS, WAITED_FOR, AgentsConfig, who_plays
 from juggler.driver.driver_config import ConfigError as ConfigError
 from juggler.driver.driver_config import DriverConfig as DriverConfig
-from juggler.driver.league.builders import BUILDERS, NO_BUILDER
 from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.find_builder import BUILDERS, NO_BUILDER
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.setup import RANDOM, may_play
 from juggler.learner.algorithms.off_policy import OffPolicyConfig
@@ -28,10 +28,10 @@ from juggler.learner.optim.config import Scheduled
 from juggler.runtime.checkpoints.checkpoint import RETIRED_KEYS, without_retired
 from juggler.runtime.checkpoints.weights import is_frozen
 from juggler.runtime.connectors.config import BUILT_IN, ConnectorsTable, Place
-from juggler.runtime.elsewhere import called_here
-from juggler.runtime.modules.by_name import name_of
 from juggler.runtime.modules.config import ModuleConfig, QNetworkConfig
-from juggler.runtime.nearest import all_of, listed, nearest, one_of
+from juggler.runtime.modules.import_by_name import name_of
+from juggler.runtime.near_matches import all_of, listed, nearest, one_of
+from juggler.runtime.other_libraries import called_here
 from juggler.runtime.wrong_value import WrongValue, errors_in, errors_of, misfit
 
 #: Connectors that change neither what a policy sees nor what it does.

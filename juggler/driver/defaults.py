@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from gymnasium import spaces
 
-from juggler.driver.agents_found import FoundGroup
+from juggler.driver.agent_tables import FoundGroup
 from juggler.driver.config import RunConfig
-from juggler.driver.hosting import Hosting
+from juggler.driver.module_placement import ModulePlacement
 from juggler.learner.algorithms.off_policy import OffPolicyConfig
 from juggler.learner.algorithms.registry import ALGORITHMS, find_algorithm
 from juggler.runtime.episodes.version import DEFAULT_MODULE
-from juggler.runtime.modules.by_name import name_of
+from juggler.runtime.modules.import_by_name import name_of
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.structures import space_leaves, two_bounds
 from juggler.runtime.wire.v1 import spaces_pb2
@@ -128,7 +128,7 @@ def _settled_by_module(
                 notes.append(f"module {module_id!r}: {_UNKNOWN}")
             continue
         known = {*given, *own}
-        learners = Hosting(config, config.module_ids).processes_of(module_id)
+        learners = ModulePlacement(config, config.module_ids).processes_of(module_id)
         chosen = _chosen(
             of_module,
             known,

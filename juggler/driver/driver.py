@@ -17,7 +17,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.core.events import Finish, StopRequested
 from juggler.driver.loop import Event, Loop, StopAsked
 from juggler.driver.monitoring import MonitoringOptions, MonitoringServices
-from juggler.driver.parts import Inherited, RunParts
+from juggler.driver.periodic_work import PeriodicWork
 from juggler.driver.record.progress import Journal
 from juggler.driver.record.run_directory import (
     RunDirectory,
@@ -27,15 +27,15 @@ from juggler.driver.record.run_directory import (
 )
 from juggler.driver.record.wording import IN_PYTHON, Level, Progress, resuming
 from juggler.driver.run_end import RunClock
+from juggler.driver.run_parts import InheritedState, RunParts
+from juggler.driver.run_status import StatusReader
 from juggler.driver.script_classes import is_of_a_script
-from juggler.driver.signals import REASONS, signals_become, way_out
-from juggler.driver.status import StatusReader
-from juggler.driver.upkeep import Upkeep
+from juggler.driver.signals import REASONS, signals_become, stop_hint
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.trained_modules import PEER_SILENCE_SECONDS
 from juggler.driver.workers.worker_events import WorkerEvents
-from juggler.envrunner.program import ENVRUNNER, EVALUATOR, GatewayAddress
-from juggler.learner.process.program import LEARNER
+from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR, GatewayAddress
+from juggler.learner.process.learner_program import LEARNER
 from juggler.runtime.actors.hub import Hub, HubSettings
 from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.tls import Tls
@@ -57,11 +57,11 @@ _REPORT_SECONDS = 2.0  # until a message explains the wait
 _IN_PART = ("stop_steps", "stop_seconds")
 
 
-class Ending:
+class Shutdown:
     """Winds a run down, and closes its books."""
 
     def __init__(
-        self, parts: RunParts, loop: Loop, upkeep: Upkeep, hub: Hub, directory: RunDirectory
+        self, parts: RunParts, loop: Loop, upkeep: PeriodicWork, hub: Hub, directory: RunDirectory
     ) -> None:
         self._parts = parts
         self._loop = loop
@@ -117,7 +117,7 @@ class Ending:
         """Wait for the evaluation that confirms whether the run is solved."""
         parts, confirmation = self._parts, self._parts.confirmation
         if parts.end.reason == "stop_steps":
-            confirmation.look()
+            confirmation.check()
             if confirmation.under_way and parts.only_local:
                 parts.local.start_evaluators()  # the run may have ended with its first update
             driver = parts.config.driver
@@ -142,7 +142,7 @@ class Ending:
             self._wait_was_reported = True
             was_signalled = self._parts.end.reason in REASONS.values()
             presses = "a second Ctrl-C" if was_signalled else "Ctrl-C twice"
-            how = way_out(f"{presses} leaves without it")
+            how = stop_hint(f"{presses} leaves without it")
             self._parts.progress.message(f"waiting for the last checkpoint{how}", "info")
 
     def _expects_no_snapshot(self) -> bool:
@@ -167,7 +167,7 @@ class Ending:
         parts, end = self._parts, self._parts.end
         last = (parts.confirmation.outcome or {}).get("update", parts.core.updates)
         if end.reason == "stop_seconds" and not parts.core.has_updated:
-            end.failed_at(f"nothing was trained on. {self._upkeep.standstill.what_is_there()}")
+            end.failed_at(f"nothing was trained on. {self._upkeep.standstill.describe_workers()}")
         elif end.reason in _IN_PART and parts.local.keep_failing(ENVRUNNER):
             end.failed_at(
                 f"it reached {end.reason}, but {parts.config.env_runner.env} kept failing in every "
@@ -232,7 +232,7 @@ class Listen:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartSettings:
     """Settings with which any run starts or resumes."""
 
     started: float  # time of the command, in seconds of `time.monotonic`
@@ -262,8 +262,8 @@ class Driver:
         config: RunConfig,
         directory: RunDirectory,
         progress: Progress,
-        how: Start,
-        inherited: Inherited,
+        how: StartSettings,
+        inherited: InheritedState,
         before: Sequence[tuple[str, Level]],
     ) -> None:
         """Make the parts of a run.
@@ -314,9 +314,9 @@ class Driver:
             stop=lambda reason: self._mailbox.put(StopAsked(reason)),
         )
         status = StatusReader(self._run_id, directory.path, parts, journal)
-        self._upkeep = upkeep = Upkeep(parts, directory, self._bound, self._announce)
+        self._upkeep = upkeep = PeriodicWork(parts, directory, self._bound, self._announce)
         self._loop = Loop(parts, WorkerEvents(parts), self._mailbox, upkeep, status)
-        self._ending = Ending(parts, self._loop, upkeep, self._hub, directory)
+        self._ending = Shutdown(parts, self._loop, upkeep, self._hub, directory)
 
     def run(self) -> dict[str, Any]:
         """Train until a stop condition, an interrupt or a failure.

@@ -11,11 +11,11 @@ from typing import Any, Final, Literal
 
 from juggler.envrunner.agent_names import matches
 from juggler.envrunner.setup import RANDOM, may_play
-from juggler.learner.process.program import parse_devices
+from juggler.learner.process.learner_program import parse_devices
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, IMITATION, PIPELINES, REPLAY, RND
 from juggler.runtime.checkpoints.weights import DIGEST, FROM, TRAIN, is_frozen
 from juggler.runtime.episodes.version import DEFAULT_MODULE
-from juggler.runtime.nearest import closest, listed, nearest
+from juggler.runtime.near_matches import closest, listed, nearest
 from juggler.runtime.wrong_value import WrongValue, wrong_where
 
 TENSORBOARD: Final = "tensorboard"

@@ -13,7 +13,7 @@ from juggler.driver.league.league import League
 from juggler.driver.league.roster import Player
 from juggler.envrunner.setup import RANDOM
 from juggler.runtime.checkpoints.weights import is_frozen
-from juggler.runtime.nearest import nearest
+from juggler.runtime.near_matches import nearest
 
 #: Keys in a checkpoint's counters: the league, the digests of its copies, and by player the
 #: generation of the first weights after its last reset.

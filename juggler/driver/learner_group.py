@@ -20,22 +20,29 @@ import numpy as np
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
-from juggler.driver.checkpoint.restoring import restores
+from juggler.driver.checkpoint.driver_state import restores
 from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.driver.config import ConfigError
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.module_setups import LearnerSpec
 from juggler.learner.config import Passes, given_passes
-from juggler.learner.process.program import AUTO, CPU, LEARNER, LearnerSetup, parse_devices
+from juggler.learner.process.learner_program import AUTO, CPU, LEARNER, LearnerSetup, parse_devices
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Mailbox, Replied, Worker
+from juggler.runtime.actors.hub_events import (
+    HubEvent,
+    Mailbox,
+    Worker,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerReplied,
+)
 from juggler.runtime.actors.requests import Completed, RequestPool
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.actors.worker import to_json, worker_seed
 from juggler.runtime.episodes.batch import COLUMNS, EpisodeBatch, batch_of_columns
 from juggler.runtime.episodes.version import DEFAULT_MODULE
-from juggler.runtime.nearest import nearest
+from juggler.runtime.near_matches import nearest
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
@@ -76,7 +83,7 @@ class ModuleState(NamedTuple):
     extra: Mapping[str, Any]
 
 
-class Place(NamedTuple):
+class ShardPlacement(NamedTuple):
     """Shard and devices of a module."""
 
     shard: int
@@ -160,7 +167,7 @@ class Shard:
     sender: EpisodeSender | None = None
     jobs: deque[Job] = field(default_factory=deque)
     setup: Job | None = None  # sends the modules to the process
-    left: Left | None = None
+    left: WorkerLeft | None = None
     exited: Exited | None = None
     lost: str = ""  # how the last process was lost
     down: bool = False  # permanently
@@ -485,7 +492,7 @@ class LearnerGroup:
             removed.result()
 
     @property
-    def placement(self) -> dict[str, Place]:
+    def placement(self) -> dict[str, ShardPlacement]:
         """Shard and devices of each module.
 
         With fewer shards than GPUs, a shard holds several GPUs until modules are added.
@@ -654,12 +661,12 @@ class LearnerGroup:
         else:
             shard = self._shards[event.worker.index]
             replies = self._pool.complete(event)
-            if isinstance(event, Joined):
+            if isinstance(event, WorkerJoined):
                 self._joined(shard, event.worker)
-            elif isinstance(event, Replied):
+            elif isinstance(event, WorkerReplied):
                 for reply in replies:
                     self._replied(shard, reply)
-            elif isinstance(event, Left):
+            elif isinstance(event, WorkerLeft):
                 shard.left = event
                 # It may hang, and its successor needs the place.
                 after = 5.0 if event.farewell else 0.0
@@ -747,10 +754,12 @@ class LearnerGroup:
             job.fail(why, traceback, ShardLost)
 
 
-def places(shards: Mapping[str, int], gpus: Sequence[str], count: int) -> dict[str, Place]:
+def places(shards: Mapping[str, int], gpus: Sequence[str], count: int) -> dict[str, ShardPlacement]:
     """Return places by module id, given their shards."""
     share = len(gpus) / len(shards) if shards else 0.0
-    return {key: Place(n, tuple(gpus[n::count]) or (CPU,), share) for key, n in shards.items()}
+    return {
+        key: ShardPlacement(n, tuple(gpus[n::count]) or (CPU,), share) for key, n in shards.items()
+    }
 
 
 def choose_shard(loads: Sequence[int | None], most: int | None) -> int:

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 from juggler.driver.checkpoint.snapshots import SnapshotWritten
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.core.events import BeginWithFewer, LearnerLeaves, Proceed
+from juggler.driver.core.events import LearnerLeaves, StartNextTurn, StartWithFewer
 from juggler.driver.core.group import worker_order
 from juggler.driver.driver_config import MOST_LEARNERS
-from juggler.driver.hosting import bytes_of_copies, must_have_room
+from juggler.driver.module_placement import bytes_of_copies, must_have_room
 from juggler.driver.monitoring import ScaleAsked, StatusAsked
-from juggler.driver.parts import RunParts
-from juggler.driver.status import StatusReader
-from juggler.driver.upkeep import Upkeep
+from juggler.driver.periodic_work import PeriodicWork
+from juggler.driver.run_parts import RunParts
+from juggler.driver.run_status import StatusReader
 from juggler.driver.workers.trained_modules import PEER_SILENCE_SECONDS
 from juggler.driver.workers.worker_events import WorkerEvents
-from juggler.envrunner.program import ENVRUNNER
-from juggler.learner.process.program import LEARNER
+from juggler.envrunner.envrunner_program import ENVRUNNER
+from juggler.learner.process.learner_program import LEARNER
 from juggler.runtime.actors.hub_events import HubEvent, Mailbox
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.wire.v1 import attach_pb2
@@ -53,7 +53,7 @@ class Loop:
         parts: RunParts,
         worker_events: WorkerEvents,
         mailbox: Mailbox[Event],
-        upkeep: Upkeep,
+        upkeep: PeriodicWork,
         status: StatusReader,
     ) -> None:
         self.first_update: float | None = None
@@ -103,7 +103,7 @@ class Loop:
                 if due is not None:
                     parts.happened(due)
         parts.carry_out(parts.core.issue_updates())
-        parts.leaving_learners.look()
+        parts.leaving_learners.check()
 
     def finish_updates(self) -> None:
         """End the run, or begin a turn, after finished updates."""
@@ -116,13 +116,13 @@ class Loop:
         self._upkeep.at_steps()
         if parts.end.reached:
             return
-        if parts.confirmation.look():
+        if parts.confirmation.check():
             return parts.end.stop("solved")
         if not driver.synchronous or parts.confirmation.under_way:
             return
         if not parts.checkpointing.holds_up(parts.core.updates):
             for module_id in parts.core.modules:
-                parts.happened(Proceed(module_id))
+                parts.happened(StartNextTurn(module_id))
 
     def drain(self, seconds: float, done: Callable[[], bool]) -> None:
         """Gather until a condition holds or time is up; issue nothing."""
@@ -209,7 +209,7 @@ def _scale_learners(parts: RunParts, wanted: int) -> int:
     if wanted < parts.config.driver.learners:  # no module may wait for learners that will not come
         for module_id, module in parts.core.modules.items():
             if module.missing_learners:
-                parts.happened(BeginWithFewer(module_id))
+                parts.happened(StartWithFewer(module_id))
     _report(parts, "learners", wanted, before)
     return before
 

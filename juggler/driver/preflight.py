@@ -19,20 +19,20 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from juggler.driver.agents_found import FoundGroup
-from juggler.driver.checkpoint.beginning import Origins
+from juggler.driver.agent_tables import FoundGroup
+from juggler.driver.checkpoint.first_weights import FirstCheckpoints
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.config import ConfigError, DriverConfig, RunConfig
 from juggler.envrunner.config import words_of
-from juggler.envrunner.environments.naming import check_name
-from juggler.runtime.actors.commands import must_be_there
+from juggler.envrunner.environments.find_environment import check_name
+from juggler.runtime.actors.command_processes import must_be_executable
 from juggler.runtime.actors.processes import WorkerProgram, ended, forkserver_pid, start
 from juggler.runtime.actors.resources import seconds_used
 from juggler.runtime.actors.supervisor import how_it_ended
 from juggler.runtime.checkpoints.checkpoint import REPLAY, Checkpoint
 from juggler.runtime.checkpoints.weights import is_frozen
 from juggler.runtime.connectors.config import PLACES
-from juggler.runtime.modules.by_name import check_there
+from juggler.runtime.modules.import_by_name import check_there
 
 _LOOK_SECONDS = 0.2
 _ABORT_SECONDS = 2.0  # for an aborted process to write its stack
@@ -83,7 +83,7 @@ class Trial:
     config: RunConfig
     # The checkpoint that the run continues from, `without_arrays`; None: it is new
     before: Checkpoint | None = None
-    origins: Origins | None = None  # the checkpoints that modules begin with
+    origins: FirstCheckpoints | None = None  # the checkpoints that modules begin with
     # The modules that are not trained
     frozen: Mapping[str, FrozenModule] = field(default_factory=dict)
 
@@ -114,7 +114,7 @@ def check_names(config: RunConfig) -> None:
         if config.plays and not config.env_runner.gateway:
             check_name(config.env_runner.env)
         if config.env_runner.simulator:
-            must_be_there(words_of(config.env_runner.simulator))
+            must_be_executable(words_of(config.env_runner.simulator))
         for what, name in named_parts(config):
             check_there(name, what)
     except FileNotFoundError as error:

@@ -24,13 +24,13 @@ from gymnasium import Space, spaces
 from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
-from juggler.driver.agents_found import FoundGroup, with_agents
-from juggler.driver.checkpoint.beginning import FirstWeights, Origins
+from juggler.driver.agent_tables import FoundGroup, with_agents
+from juggler.driver.checkpoint.driver_state import learner_state, restores
+from juggler.driver.checkpoint.first_weights import FirstCheckpoints, FirstWeights
 from juggler.driver.checkpoint.frozen_modules import FrozenModule, must_fit
-from juggler.driver.checkpoint.restoring import learner_state, restores
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.hosting import must_fit_together
-from juggler.driver.league.builders import give_builder
+from juggler.driver.league.find_builder import register_builder
+from juggler.driver.module_placement import must_fit_together
 from juggler.driver.preflight import (
     DOES,
     FAILED,
@@ -41,40 +41,40 @@ from juggler.driver.preflight import (
     named_parts,
     parts_of,
 )
-from juggler.driver.with_dataset import is_of_another
+from juggler.driver.run_datasets import is_of_another
 from juggler.driver.workers.module_setups import acting_setup, add_module, env_runner_setup
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.dm_env_rpc.options import SCHEME
-from juggler.envrunner.environments.naming import VectorEnvironment
+from juggler.envrunner.environments.find_environment import VectorEnvironment
 from juggler.envrunner.environments.seeding import line_up_generator
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.environments.video import record_videos
+from juggler.envrunner.envrunner_program import ENVRUNNER
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.finiteness import NonFinite, rule_for
+from juggler.envrunner.finiteness import NonFiniteBatch, rule_for
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.multi_agent.line_up import line_ups_of
-from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
+from juggler.envrunner.multi_agent.make_envs import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.multi_agent_stage import MultiAgentStage
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs, Turn
-from juggler.envrunner.program import ENVRUNNER
 from juggler.envrunner.single_agent_stage import SingleAgentStage
-from juggler.envrunner.stage import OwnCode, Stage
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.envrunner.stage import Stage, UserCode
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.population import Population
-from juggler.learner.core.state import StateMismatch
+from juggler.learner.core.state_trees import StateMismatch
 from juggler.learner.data.replay.memory import memory_of
 from juggler.learner.learner import Learner
 from juggler.learner.process.hosted_module import REMEDY, begin_with, learner_for
-from juggler.learner.process.program import device_for, devices_here
+from juggler.learner.process.learner_program import device_for, devices_here
 from juggler.learner.shared_parts import SharedParts
 from juggler.runtime.actors.attachment import describe
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.weights import weights_in
-from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
-from juggler.runtime.modules.by_name import found
-from juggler.runtime.nearest import all_of, listed
+from juggler.runtime.modules.import_by_name import found
+from juggler.runtime.near_matches import all_of, listed
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
 from juggler.runtime.wire.structures import choices_of, find_outside, space_leaves, to_tree
@@ -126,9 +126,9 @@ def _rehearse(
     trial: Trial, env_factory: Any, module: Any, own_classes: Any, *, does: Report, warn: Report
 ) -> list[FoundGroup]:
     """Set up an EnvRunner and the learners; return the agents."""
-    config, before, own = trial.config, trial.before, OwnCode(module, own_classes)
+    config, before, own = trial.config, trial.before, UserCode(module, own_classes)
     if (builder := config.agents.league.get("builder")) in own_classes:
-        give_builder(own_classes[builder])
+        register_builder(own_classes[builder])
     here = devices_here()
     devices = [
         device_for(config.driver.device_name(index), index, here)
@@ -174,7 +174,7 @@ def _rehearse(
         must_continue(config, learners, agents_here, before)
     else:
         does("loading the first weights of modules")
-        begin(config, learners, (trial.origins or Origins.of(config)).beginning(config)[0])
+        begin(config, learners, (trial.origins or FirstCheckpoints.of(config)).beginning(config)[0])
     _build_frozen(config, groups, trial.frozen, own, does)
     _try_line_ups(config, groups, own_classes, does)
 
@@ -364,7 +364,7 @@ def learners_of(
     config: RunConfig,
     group_of: Mapping[str, AgentGroup],
     critic_spaces: Mapping[str, Space[Any]],
-    own: OwnCode,
+    own: UserCode,
     does: Report,
 ) -> dict[str, Learner]:
     """Build the learners of modules, given agents that they play."""
@@ -385,7 +385,7 @@ def learner_of(
     config: RunConfig,
     group: AgentGroup,
     critic_space: Space[Any] | None,
-    own: OwnCode,
+    own: UserCode,
 ) -> Learner:
     """Build a learner like its process."""
     env_to_module, module_to_env = build_runner_pipelines(
@@ -427,7 +427,7 @@ def _build_frozen(
     config: RunConfig,
     groups: Sequence[AgentGroup],
     frozen: Mapping[str, FrozenModule],
-    own: OwnCode,
+    own: UserCode,
     does: Report,
 ) -> None:
     """Build every module that is not trained, with its weights."""
@@ -519,7 +519,7 @@ def _misfit(learner: Learner, module_id: str, group: FoundGroup, before: Checkpo
 
 
 def stage_of(
-    config: RunConfig, env: Envs, frozen: Mapping[str, FrozenModule], own: OwnCode, steps: int
+    config: RunConfig, env: Envs, frozen: Mapping[str, FrozenModule], own: UserCode, steps: int
 ) -> Stage:
     """Set up environment and modules like an EnvRunner."""
     # Rows end after each round, including the rows of agents that rarely act.
@@ -535,7 +535,7 @@ def stage_of(
     weights = FrozenWeights()
     for module_id, module in frozen.items():
         for part in restores(module_id, module.tree, {}):
-            weights.take(part)
+            weights.add(part)
     # Line-ups of a league come with requests; here any player may play any agent.
     setup = replace(setup, env_runner=runner, league=False)
     return MultiAgentStage(setup, cast(Any, env), 0, own, weights)
@@ -576,7 +576,7 @@ def try_steps(
     Raises:
         EnvironmentFailed: the environment failed, gave a number that is not finite, or an
             observation outside of its Discrete, MultiDiscrete or MultiBinary space.
-        NonFinite: a module's first weights give log-probabilities that are not finite.
+        NonFiniteBatch: a module's first weights give log-probabilities that are not finite.
     """
     name = config.env_runner.env
 
@@ -591,7 +591,7 @@ def try_steps(
         for number in range(1, _STEPS + 1):
             try:
                 next(rounds)
-            except NonFinite as error:
+            except NonFiniteBatch as error:
                 raise _failure(error, name, number) from error
 
     return in_time(work, _STEP_SECONDS)
@@ -603,16 +603,16 @@ def _played(config: RunConfig, stage: Stage) -> Iterator[dict[str, EpisodeBatch]
     while True:
         results = stage.play(versions.keys(), versions).modules
         for result in results.values():
-            if isinstance(result, NonFinite):
+            if isinstance(result, NonFiniteBatch):
                 raise result
         yield {
             module_id: result.batch
             for module_id, result in results.items()
-            if not isinstance(result, NonFinite) and result.batch is not None
+            if not isinstance(result, NonFiniteBatch) and result.batch is not None
         }
 
 
-def _failure(error: NonFinite, env: str, number: int) -> Exception:
+def _failure(error: NonFiniteBatch, env: str, number: int) -> Exception:
     """Describe the step at which a number was not finite."""
     if error.column == "action_logp":
         return error

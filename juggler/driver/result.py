@@ -11,7 +11,7 @@ from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.run_directory import last_summary, metrics_table
 from juggler.driver.record.wording import best_checkpoint, here, outcome, restarted
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
-from juggler.runtime.nearest import listed
+from juggler.runtime.near_matches import listed
 
 _GOALS = {"solved": "stop_return", "stop_steps": "stop_steps", "stop_seconds": "stop_seconds"}
 _OF_COMMANDS = ("run_dir", "progress")  # keys without effect on training

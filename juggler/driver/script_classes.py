@@ -9,11 +9,11 @@ from typing import Any
 import cloudpickle
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.league.builders import give_builder
-from juggler.envrunner.environments.naming import registered_in_script
-from juggler.learner.algorithms.registry import give_algorithm
+from juggler.driver.league.find_builder import register_builder
+from juggler.envrunner.environments.find_environment import registered_in_script
+from juggler.learner.algorithms.registry import register_algorithm
 from juggler.runtime.connectors.config import own_connectors
-from juggler.runtime.modules import by_name
+from juggler.runtime.modules import import_by_name
 
 
 def must_be_given_again(
@@ -25,15 +25,17 @@ def must_be_given_again(
         ConfigError: the run was trained with a script's object, which was not passed again.
     """
     try:
-        by_name.must_be_given_again("env", config.env_runner.env, env)
+        import_by_name.must_be_given_again("env", config.env_runner.env, env)
         mapping = config.agents.mapping or None
-        by_name.must_be_given_again("mapping", mapping, own.get(str(mapping)))
+        import_by_name.must_be_given_again("mapping", mapping, own.get(str(mapping)))
         for module_id in config.module_ids:
             of_module = config.of(module_id)
             algorithm, name = of_module.learner.algorithm, of_module.module.module
-            by_name.must_be_given_again("algorithm", algorithm, own.get(algorithm))
-            built_by = by_name.given_or_named(name, module if callable(module) else None, own)
-            by_name.must_be_given_again("module", name, built_by)
+            import_by_name.must_be_given_again("algorithm", algorithm, own.get(algorithm))
+            built_by = import_by_name.given_or_named(
+                name, module if callable(module) else None, own
+            )
+            import_by_name.must_be_given_again("module", name, built_by)
             of_module.connectors.parsed().must_be_given_again(own)
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -54,20 +56,20 @@ def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
     algorithm = keys.get("algorithm")
     if algorithm is not None and not isinstance(algorithm, str):
         try:
-            keys["algorithm"] = give_algorithm(algorithm)
+            keys["algorithm"] = register_algorithm(algorithm)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         own[keys["algorithm"]] = algorithm
         if isinstance(brought := getattr(algorithm, "module", None), type):
-            own[str(by_name.name_of(brought))] = brought
+            own[str(import_by_name.name_of(brought))] = brought
     if callable(mapping := keys.get("mapping")):
-        keys["mapping"] = str(by_name.name_of(mapping))
+        keys["mapping"] = str(import_by_name.name_of(mapping))
         own[keys["mapping"]] = mapping
     league = keys.get("league")
     if isinstance(league, dict) and isinstance(league.get("builder"), type):
         builder = league["builder"]
         try:
-            keys["league"] = {**league, "builder": give_builder(builder)}
+            keys["league"] = {**league, "builder": register_builder(builder)}
         except ValueError as error:
             raise ConfigError(f"league: {error}") from error
         own[keys["league"]["builder"]] = builder
@@ -75,8 +77,8 @@ def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
         keys["env_wrappers"] = [_wrapper(each) for each in wrappers]
     model = keys.get("model")
     if isinstance(model, Mapping) and isinstance(encoder := model.get("encoder"), type):
-        name = str(by_name.name_of(encoder))
-        if name.startswith(by_name.SCRIPT) or "<locals>" in name:
+        name = str(import_by_name.name_of(encoder))
+        if name.startswith(import_by_name.SCRIPT) or "<locals>" in name:
             raise ConfigError(
                 f"model.encoder: {encoder.__name__} is defined in a script or a function, and "
                 f"workers cannot import it: name it as 'package.module:{encoder.__name__}'"
@@ -94,7 +96,7 @@ def _wrapper(piece: Any) -> Any:
         return {**piece, "use": _wrapper(piece.get("use"))}
     if not isinstance(piece, type):
         return piece
-    if (name := str(by_name.name_of(piece))).startswith(by_name.SCRIPT):
+    if (name := str(import_by_name.name_of(piece))).startswith(import_by_name.SCRIPT):
         raise ConfigError(
             f"env_wrappers: {piece.__qualname__} is of a script that workers cannot import: "
             f"name it as 'package.module:{piece.__qualname__}', or give "
@@ -111,7 +113,7 @@ def _named_in(table: Any, own: dict[str, type[Any]]) -> Any:
     own |= own_classes(table)
     module = table.get("module")
     if isinstance(module, type):
-        table["module"] = str(by_name.name_of(module))
+        table["module"] = str(import_by_name.name_of(module))
         own[table["module"]] = module
     return table
 
@@ -125,7 +127,7 @@ def give_names(
     makers = {"env": "function, such as lambda: gymnasium.make(...)", "module": "class"}
     for key, value in (("env", env), ("module", module)):
         if callable(value) or isinstance(value, str):
-            keys[key] = by_name.name_of(value)
+            keys[key] = import_by_name.name_of(value)
         elif value is not None:
             raise ConfigError(f"{key} must be a name, or a {makers[key]}, not {value!r}")
 
@@ -136,7 +138,7 @@ def own_module(
     """Return the given module, else the algorithm's own class."""
     algorithm = own.get(config.learner.algorithm)
     brought = getattr(algorithm, "module", None)
-    if module is None and by_name.name_of(brought) == config.module.module:
+    if module is None and import_by_name.name_of(brought) == config.module.module:
         return brought
     return module
 

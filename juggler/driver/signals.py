@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from juggler.runtime.actors.stop_signals import OfThisProcess
+from juggler.runtime.actors.stop_signals import ProcessHandler
 
 #: Some tools signal a process and then its group: the same request, twice.
 _SAME_SECONDS = 0.5
@@ -35,7 +35,7 @@ class _Terminated(SystemExit, SecondSignal):
 
 
 @dataclass(slots=True)
-class Caught:
+class CaughtSignal:
     """The first signal during a run."""
 
     number: int = 0  # number of the first signal; 0: no signal
@@ -56,7 +56,7 @@ def takes_signals() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def way_out(words: str) -> str:
+def stop_hint(words: str) -> str:
     """Return a hint for ending a wait, if signals reach this thread."""
     return f"; {words}" if takes_signals() else ""
 
@@ -68,17 +68,17 @@ def ending_signals() -> tuple[signal.Signals, ...]:
 
 
 @contextmanager
-def signals_become(stop: Callable[[str], None]) -> Iterator[Caught]:
+def signals_become(stop: Callable[[str], None]) -> Iterator[CaughtSignal]:
     """Call `stop` at the first signal, raise `SecondSignal` at the second.
 
     `stop` is called in its own thread: a handler may interrupt the main thread while that holds a
     lock that `stop` needs. Outside the main thread, signals are not handled.
     """
     if not takes_signals():
-        yield Caught()
+        yield CaughtSignal()
         return
     seen: list[float] = []  # time of the first signal
-    caught = Caught()
+    caught = CaughtSignal()
 
     def handle(number: int) -> None:
         now = time.monotonic()
@@ -92,7 +92,7 @@ def signals_become(stop: Callable[[str], None]) -> Iterator[Caught]:
         threading.Thread(target=stop, args=(REASONS[signal.Signals(number)],)).start()
 
     numbers = ending_signals()
-    before = [signal.signal(number, OfThisProcess(handle)) for number in numbers]
+    before = [signal.signal(number, ProcessHandler(handle)) for number in numbers]
     try:
         yield caught
     finally:

@@ -10,15 +10,15 @@ from typing import Any
 from juggler.envrunner.agent_returns import has_metrics_by_agent, to_messages
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import environment_in
+from juggler.envrunner.envrunner_program import EnvRunnerProgram
 from juggler.envrunner.evaluation import Goal
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.learner_streams import LearnerStreams
-from juggler.envrunner.process import prepare_process
-from juggler.envrunner.program import EnvRunnerProgram
 from juggler.envrunner.sampling_worker import SamplingWorker
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
-from juggler.envrunner.stage import OwnCode, Stage
+from juggler.envrunner.stage import Stage, UserCode
 from juggler.envrunner.stage_building import build_stage, film
+from juggler.envrunner.worker_process import prepare_process
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.worker import Contact, Inbox, attach_and_run
 from juggler.runtime.connectors.mergeable_state import check, from_bytes
@@ -49,7 +49,7 @@ class EnvRunner(SamplingWorker):
         module_factory: Any = None,
         own_connectors: Any = None,
     ) -> None:
-        own_code = OwnCode(module_factory, own_connectors)
+        own_code = UserCode(module_factory, own_connectors)
         super().__init__(attachment, inbox, contact, own_code, environment_in)
         self._env_factory = env_factory
         self._loop.on(training_pb2.Evaluate, self._evaluate)

@@ -19,8 +19,8 @@ from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS
 from juggler.runtime.checkpoints.weights import WEIGHTS
-from juggler.runtime.connectors.building import EnvToModule
 from juggler.runtime.connectors.mergeable_state import check
+from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.trees import Tree
 

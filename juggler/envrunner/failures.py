@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from juggler.runtime.own_frames import place_of_readers, traceback_of
+from juggler.runtime.user_tracebacks import place_of_readers, traceback_of
 
 #: Python's errors about arguments that a function does not take.
 _MISCALLED: Final = re.compile(r"\(\) (got an unexpected|got multiple|missing \d+|takes )")
@@ -13,7 +13,7 @@ _MISCALLED: Final = re.compile(r"\(\) (got an unexpected|got multiple|missing \d
 _OLD_RESET: Final = re.compile(r"reset\(\) got an unexpected keyword argument '(seed|options)'")
 
 
-class FilmFailed(OSError):
+class VideoFailed(OSError):
     """A video could not be made; the environment has not failed."""
 
 
@@ -53,9 +53,9 @@ class EnvironmentFailed(Exception):
         """Convert the exception that is being handled.
 
         Raises:
-            FilmFailed: it is one of these, and the environment is not at fault.
+            VideoFailed: it is one of these, and the environment is not at fault.
         """
-        if isinstance(error, FilmFailed):
+        if isinstance(error, VideoFailed):
             raise error
         return cls(environment, call, *_explained(call, error))
 

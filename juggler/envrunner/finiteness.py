@@ -21,7 +21,7 @@ from juggler.runtime.episodes.batch import (
 _MOST_RETURN: Final = float(np.finfo(np.float32).max)  # in messages to the driver
 
 
-class NonFinite(Exception):
+class NonFiniteBatch(Exception):
     """A batch holds a number that is not finite or too large.
 
     Only live steps count. A reward is too large if a return could become infinite.
@@ -95,7 +95,7 @@ def check_finite(batch: EpisodeBatch) -> None:
     episode because of them.
 
     Raises:
-        NonFinite: names the first in time.
+        NonFiniteBatch: names the first in time.
     """
     if not all_finite(batch):
         _clear_after_ends(batch)
@@ -107,7 +107,9 @@ def check_finite(batch: EpisodeBatch) -> None:
         raise _lost(batch, row, step, "rewards", float(batch.rewards[row, step]))
 
 
-def _lost(batch: EpisodeBatch, row: int, step: int, column: str, value: float | None) -> NonFinite:
+def _lost(
+    batch: EpisodeBatch, row: int, step: int, column: str, value: float | None
+) -> NonFiniteBatch:
     """Make the error for a batch that one number spoils."""
     starts = batch.segment_starts  # [S]
     within = (starts <= step) & (step < starts + batch.segment_lengths)  # [S]
@@ -117,7 +119,7 @@ def _lost(batch: EpisodeBatch, row: int, step: int, column: str, value: float | 
         segment = int(segments[0])
         in_episode = int(batch.segment_offsets[segment]) + step - int(starts[segment])
     live = batch.live_steps
-    return NonFinite(row, step, column, live, value=value, episode_step=in_episode)
+    return NonFiniteBatch(row, step, column, live, value=value, episode_step=in_episode)
 
 
 def check_return(environment: int, total: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from juggler.envrunner.evaluation import load_tree
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.checkpoints.weights import tree_digest
-from juggler.runtime.connectors.building import EnvToModule
+from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.wire.frames import FrameReader
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
@@ -22,7 +22,7 @@ class FrozenWeights:
         self._reader = FrameReader(training_pb2.StateHeader, Limits(), digests=True)
         self._trees: dict[str, tuple[Tree, str]] = {}  # with its digest, by module id
 
-    def take(self, part: training_pb2.Restore) -> None:
+    def add(self, part: training_pb2.Restore) -> None:
         """Add the next part of a module.
 
         Raises:
@@ -35,7 +35,7 @@ class FrozenWeights:
         elif part.last:
             raise ValueError(f"the weights of module {part.module_id!r} ended in the middle")
 
-    def take_all(self) -> dict[str, Tree]:
+    def pop_all(self) -> dict[str, Tree]:
         """Return the modules of a checkpoint, received since the last call."""
         trees = {module_id: tree for module_id, (tree, _) in self._trees.items()}
         self._trees.clear()

@@ -129,11 +129,11 @@ class InfoWatch:
             t: of the fragment.
             done: [N] where an episode ended. Under SAME_STEP autoreset, its last info is separate.
         """
-        self.take(infos, t, ~done if self._same_step else None)
+        self.record(infos, t, ~done if self._same_step else None)
         if self._same_step and isinstance(final := infos.get("final_info"), Mapping):
-            self.take(final, t, done)
+            self.record(final, t, done)
 
-    def take(self, infos: Mapping[str, Any], t: int, of: NDArray[np.bool_] | None) -> None:
+    def record(self, infos: Mapping[str, Any], t: int, of: NDArray[np.bool_] | None) -> None:
         """Record step t in the rows `of` [N]; None: all."""
         for name, given in infos.items():
             number = self._numbers.get(name)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from juggler.runtime.actors.attachment import Attachment
-from juggler.runtime.actors.calls import End
+from juggler.runtime.actors.calls import CallEnd
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import EndpointError, why_not_secure
 from juggler.runtime.actors.worker import Contact
@@ -118,7 +118,7 @@ class LearnerStreams:
     def _batch_settled(self, batch_id: int, dropped: str, explanation: str) -> None:
         self._settled(self.module_id, batch_id, dropped, explanation)
 
-    def _stream_ended(self, end: End) -> None:
+    def _stream_ended(self, end: CallEnd) -> None:
         if end.code is grpc.StatusCode.DEADLINE_EXCEEDED:
             self._report_once(f"connects to a learner again: {end.why}")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from juggler.envrunner.agent_returns import AgentReturns
-from juggler.envrunner.finiteness import NonFinite
+from juggler.envrunner.finiteness import NonFiniteBatch
 from juggler.envrunner.info_numbers import InfoNumbers
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -45,7 +45,7 @@ class RequestedRound:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class TrainedResult:
     """Results of a trained module in a round.
 
     Attributes:
@@ -68,20 +68,20 @@ class Recorded:
 
 
 @dataclass(slots=True)
-class Played:
+class FrozenResult:
     """Results of a module that is not trained in a round.
 
     Attributes:
         steps: actions of its agents whose rewards are known.
-        episode_returns: as in `Recorded`.
-        episode_lengths: as in `Recorded`.
+        episode_returns: as in `TrainedResult`.
+        episode_lengths: as in `TrainedResult`.
     """
 
     steps: int = 0
     episode_returns: list[float] = field(default_factory=list)
     episode_lengths: list[int] = field(default_factory=list)
 
-    def add(self, other: Played) -> None:
+    def add(self, other: FrozenResult) -> None:
         """Add its results for other agents."""
         self.steps += other.steps
         self.episode_returns += other.episode_returns
@@ -123,11 +123,11 @@ class PlayedRound:
         infos: numbers in the environments' infos, of the episodes that ended.
     """
 
-    modules: Mapping[str, Recorded | NonFinite]
+    modules: Mapping[str, TrainedResult | NonFiniteBatch]
     seconds: Mapping[str, float]
     env_returns: list[float] = field(default_factory=list)
     env_lengths: list[int] = field(default_factory=list)
-    others: Mapping[str, Played] = field(default_factory=dict)
+    others: Mapping[str, FrozenResult] = field(default_factory=dict)
     agent_returns: AgentReturns = field(default_factory=dict)
     matches: list[EndedMatch] = field(default_factory=list)
     notes: list[training_pb2.Note] = field(default_factory=list)

@@ -19,13 +19,13 @@ from juggler.envrunner.environments.legal_actions import LegalActions
 from juggler.envrunner.environments.observed_choices import ObservedChoices
 from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.finiteness import NonFinite, check_finite
+from juggler.envrunner.finiteness import NonFiniteBatch, check_finite
 from juggler.envrunner.info_numbers import InfoNumbers, InfoWatch
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.building import EnvToModule
-from juggler.runtime.connectors.connector import NotFinite
+from juggler.runtime.connectors.connector import NonFiniteObservation
 from juggler.runtime.connectors.leaves import holds_masks
 from juggler.runtime.connectors.mergeable_state import State
+from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import to_tree, tree_map, zeros
@@ -119,7 +119,7 @@ class RunningEpisodes:
         return np.arange(self._next_id - count, self._next_id, dtype=np.uint64)
 
 
-__all__ = ["Fragment", "NonFinite", "Sampler"]
+__all__ = ["Fragment", "NonFiniteBatch", "Sampler"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class Sampler:
             version: (generation, update) of the policy's weights, stored with every step.
 
         Raises:
-            NonFinite: an observation, a reward or a log-probability was not finite.
+            NonFiniteBatch: an observation, a reward or a log-probability was not finite.
             EnvironmentFailed: an environment failed.
             RuntimeError: the last call raised, and `reset` was not called.
         """
@@ -266,7 +266,7 @@ class Sampler:
         try:
             check_finite(batch)
             delta = self._delta(batch)
-        except NonFinite as error:
+        except NonFiniteBatch as error:
             if error.column == "action_logp":
                 inputs = self._inputs[error.step][error.environment]
                 error.why = self._policy.why_not_finite(inputs)
@@ -381,9 +381,9 @@ class Sampler:
         """Collect what the connectors have learned from a fragment."""
         try:
             return self._connectors.take_delta(batch.live)
-        except NotFinite as error:
+        except NonFiniteObservation as error:
             # A connector that clips may have hidden the number from `check_finite`.
-            raise NonFinite(error.row, error.step, "observations", batch.live_steps) from error
+            raise NonFiniteBatch(error.row, error.step, "observations", batch.live_steps) from error
 
     def _final_observation(self, observations: Any, infos: dict[str, Any], row: int) -> Tree:
         """Return the last observation [...] of a truncated episode, without NEXT_STEP autoreset."""

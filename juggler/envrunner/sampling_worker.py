@@ -11,14 +11,14 @@ from typing import Protocol
 
 from juggler.envrunner.agent_returns import to_messages
 from juggler.envrunner.environments.seeding import seed_process
-from juggler.envrunner.finiteness import NonFinite
+from juggler.envrunner.finiteness import NonFiniteBatch
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.info_numbers import to_messages as to_info_messages
 from juggler.envrunner.learner_streams import LearnerStreams
-from juggler.envrunner.process import index_of
 from juggler.envrunner.rounds import PlayedRound, RequestedRound
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
-from juggler.envrunner.stage import OwnCode
+from juggler.envrunner.stage import UserCode
+from juggler.envrunner.worker_process import index_of
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, from_json
 from juggler.runtime.checkpoints.checkpoint import read
@@ -31,7 +31,7 @@ from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
 
 
-class _HeldUpBy(Protocol):
+class _Delay(Protocol):
     def __call__(self, frame: FrameType | None) -> str: ...
 
 
@@ -51,8 +51,8 @@ class SamplingWorker(ABC):
         attachment: Attachment,
         inbox: Inbox,
         contact: Contact,
-        own_code: OwnCode,
-        held_up_by: _HeldUpBy,
+        own_code: UserCode,
+        held_up_by: _Delay,
     ) -> None:
         attachment.held_up_by = held_up_by
         self._attachment, self._contact, self._own_code = attachment, contact, own_code
@@ -119,13 +119,13 @@ class SamplingWorker(ABC):
             by_agent: whether each agent's returns are reported.
 
         Raises:
-            NonFinite: steps of a module are lost. All requests are answered.
+            NonFiniteBatch: steps of a module are lost. All requests are answered.
         """
-        broken: NonFinite | None = None
+        broken: NonFiniteBatch | None = None
         reported = False  # one of the receipts has the results of the round itself
         for command_id, request in requests.items():
             result, receipt = played.modules[request.module_id], self._receipt(request)
-            if isinstance(result, NonFinite):
+            if isinstance(result, NonFiniteBatch):
                 receipt.live_steps = result.live_steps
                 self._deliveries.answer(command_id, receipt, "nonfinite", str(result))
                 broken = result
@@ -156,7 +156,7 @@ class SamplingWorker(ABC):
 
     def _restore(self, _: int, part: training_pb2.Restore) -> attach_pb2.Done:
         """Receive a part of a module's weights."""
-        self._frozen.take(part)
+        self._frozen.add(part)
         return attach_pb2.Done()
 
     def _setup(self, command_id: int, command: training_pb2.Setup) -> training_pb2.Ready | None:
@@ -197,7 +197,7 @@ class SamplingWorker(ABC):
     def _checkpoint(self, command: training_pb2.Evaluate) -> tuple[Mapping[str, Tree], Version]:
         """Return weights and connectors of a checkpoint's modules, and its version."""
         if command.HasField("version"):
-            return self._frozen.take_all(), Version.of(command.version)
+            return self._frozen.pop_all(), Version.of(command.version)
         saved = read(command.checkpoint)
         return playing_trees(saved), Version(*saved.version)
 

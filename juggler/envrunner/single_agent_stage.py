@@ -12,10 +12,10 @@ from juggler.envrunner.environments.accepted_vector import tensors_on
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.evaluation import Goal, PlayedEpisodes, evaluate, load_trees
 from juggler.envrunner.on_device.device_sampler import DeviceSampler, why_on_host
-from juggler.envrunner.rounds import PlayedRound, Recorded
-from juggler.envrunner.sampler import NonFinite, Sampler
+from juggler.envrunner.rounds import PlayedRound, TrainedResult
+from juggler.envrunner.sampler import NonFiniteBatch, Sampler
 from juggler.envrunner.setup import EnvRunnerSetup
-from juggler.envrunner.stage import ActingParts, OwnCode, Stage
+from juggler.envrunner.stage import ActingParts, Stage, UserCode
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.version import Version
@@ -38,7 +38,7 @@ class SingleAgentStage(Stage):
         setup: EnvRunnerSetup,
         env: VectorEnv[Any, Any, Any],
         seed: int,
-        own_code: OwnCode,
+        own_code: UserCode,
     ) -> None:
         ((self._module_id, acting),) = setup.modules.items()
         if seen := setup.critics_see:
@@ -84,11 +84,11 @@ class SingleAgentStage(Stage):
         version = versions[self._module_id]
         try:
             fragment = self._sampler.sample(version)
-        except NonFinite as error:
+        except NonFiniteBatch as error:
             return PlayedRound({self._module_id: error}, {})
         # Returns in a data set are not returns of the trained policy.
         plays = not isinstance(self._env, RecordedEnvs)
-        result = Recorded(
+        result = TrainedResult(
             fragment.batch,
             version,
             fragment.episode_returns if plays else [],

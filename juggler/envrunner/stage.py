@@ -13,13 +13,13 @@ from gymnasium import Space
 from juggler.envrunner.evaluation import Goal, PlayedEpisodes
 from juggler.envrunner.rounds import PlayedRound
 from juggler.envrunner.setup import ActingSetup
-from juggler.runtime.connectors.building import EnvToModule, ModuleToEnv, build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.mergeable_state import State
+from juggler.runtime.connectors.pipelines import EnvToModule, ModuleToEnv, build_runner_pipelines
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules.acting import strip_to_acting
-from juggler.runtime.modules.building import build_module
-from juggler.runtime.modules.by_name import given_or_named
+from juggler.runtime.modules.acting_part import strip_to_acting
+from juggler.runtime.modules.import_by_name import given_or_named
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.q_network import exploration_of, with_own_exploration
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.errors import WireError
@@ -101,7 +101,7 @@ class Stage(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class OwnCode:
+class UserCode:
     """Code of a notebook or script.
 
     Attributes:
@@ -139,7 +139,7 @@ class ActingParts:
         setup: ActingSetup,
         observation_space: Space[Any],
         action_space: Space[Any],
-        own_code: OwnCode,
+        own_code: UserCode,
     ) -> ActingParts:
         """Build the parts that act.
 

@@ -10,15 +10,15 @@ from typing import Any
 
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.datasets.sampled_episodes import recorded_while_played
-from juggler.envrunner.environments.naming import VectorEnvironment
+from juggler.envrunner.environments.find_environment import VectorEnvironment
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.environments.video import record_videos
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.frozen_weights import FrozenWeights
-from juggler.envrunner.process import step_back
 from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.envrunner.single_agent_stage import SingleAgentStage
-from juggler.envrunner.stage import OwnCode, Stage
+from juggler.envrunner.stage import Stage, UserCode
+from juggler.envrunner.worker_process import step_back
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -27,7 +27,7 @@ def build_stage(
     setup: EnvRunnerSetup,
     seed: int,
     env_factory: Any,
-    own_code: OwnCode,
+    own_code: UserCode,
     frozen: FrozenWeights,
     worker_id: str,
     index: int,
@@ -49,7 +49,7 @@ def build_stage(
         stage: Stage
         if setup.agents:
             # Imported here, because a run of environments with one agent does not need it.
-            from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+            from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
             from juggler.envrunner.multi_agent.multi_agent_stage import MultiAgentStage
 
             envs = make_multi_agent_envs(
@@ -80,7 +80,7 @@ def film(
     trees: Mapping[str, Tree],
     setup: EnvRunnerSetup,
     env_factory: Any,
-    own_code: OwnCode,
+    own_code: UserCode,
     warn: Callable[[str], None],
     progresses: Callable[[], None],
 ) -> None:

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from juggler.driver.callbacks import MetricsLine
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.given_config import load_given
+from juggler.driver.config_files import load_config_and_keys
 from juggler.driver.record.progress import is_capable
 from juggler.driver.record.run_directory import (
     METRICS_FILE,
@@ -64,7 +64,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 @dataclass(frozen=True, slots=True)
-class RunEnd:
+class RunExit:
     """How the process of a run ended."""
 
     summary: MetricsLine  # the content of `summary.json`, flat; {}: none
@@ -138,7 +138,7 @@ class RunProcess:
         self._process.kill()
         self._process.wait()
 
-    def end(self) -> RunEnd:
+    def end(self) -> RunExit:
         """Return how an ended run ended."""
         status = self._process.wait()
         summary: dict[str, Any] = {}
@@ -148,14 +148,14 @@ class RunProcess:
             -status if status < 0 else max(0, status - 128)
         )  # number of the signal that ended it
         if number == signal.SIGINT and self._stopped:
-            return RunEnd(summary, interrupted=True, problem="")
+            return RunExit(summary, interrupted=True, problem="")
         if number in signal.valid_signals():
-            return RunEnd(summary, False, f"ended by {signal.Signals(number).name}")
+            return RunExit(summary, False, f"ended by {signal.Signals(number).name}")
         if status or not summary:
             lines = self._log.read_text(errors="replace").split("\n")
             last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-            return RunEnd(summary, False, last or f"exit status {status}")
-        return RunEnd(summary, False, "")
+            return RunExit(summary, False, last or f"exit status {status}")
+        return RunExit(summary, False, "")
 
 
 class Runs(ABC):
@@ -194,7 +194,7 @@ class Runs(ABC):
         run.new_lines()
 
     @abstractmethod
-    def over(self, run: RunProcess, end: RunEnd) -> None:
+    def over(self, run: RunProcess, end: RunExit) -> None:
         """Note how a run has ended."""
 
     @abstractmethod
@@ -254,14 +254,14 @@ class Runs(ABC):
                         running.append(run)
                     if not running:
                         break
-                    self._look(running, stopping)
+                    self._poll(running, stopping)
             if caught.number:
                 raise as_exception(caught.number)
         finally:
             for run in running:
                 run.kill()
 
-    def _look(self, running: list[RunProcess], stopping: threading.Event) -> None:
+    def _poll(self, running: list[RunProcess], stopping: threading.Event) -> None:
         """Read new lines of every run, and wait a little."""
         for run in [*running]:
             ended = not run.running  # checked first, so that no last line is missed
@@ -304,7 +304,7 @@ def configured(
     if isinstance(config, RunConfig):
         base, given = config, frozenset(config.flat())
     else:
-        base, given = load_given(config, keys.get("algorithm"))
+        base, given = load_config_and_keys(config, keys.get("algorithm"))
     return base, RunConfig.from_flat({**base.flat(), **keys}), given | keys.keys()
 
 

@@ -12,13 +12,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.given_config import read_toml
+from juggler.driver.config_files import read_toml
 from juggler.driver.record.episode_returns import FEWEST
 from juggler.driver.record.run_directory import to_toml
 from juggler.driver.record.wording import clock, here, how_it_ended, number, quantity
-from juggler.driver.watching.overview import Overseer
+from juggler.driver.watching.overview import RunReader
 from juggler.experiments.runs import (
-    RunEnd,
+    RunExit,
     RunProcess,
     Runs,
     configured,
@@ -177,7 +177,7 @@ class _Seeds(Runs):
         self._at_work[run.pid] = seed
         return run
 
-    def over(self, run: RunProcess, end: RunEnd) -> None:
+    def over(self, run: RunProcess, end: RunExit) -> None:
         seed = self._at_work.pop(run.pid)
         if end.interrupted:
             return
@@ -218,13 +218,13 @@ class _Seeds(Runs):
         return table
 
 
-def _reached(seed: int, run_dir: Path, end: RunEnd) -> dict[str, Any] | str:
+def _reached(seed: int, run_dir: Path, end: RunExit) -> dict[str, Any] | str:
     """Return the results of a run, or its problem."""
     if end.problem:
         return end.problem
     if (reason := end.summary.get("reason_for_stop")) not in _GOOD_ENDS:
         return f"it ended ({reason})"
-    overview = Overseer(run_dir, run_dir.name).look()
+    overview = RunReader(run_dir, run_dir.name).read()
     if overview.return_last is None:
         return "it ended before its first episode"
     return {

@@ -20,14 +20,14 @@ from rich.text import Text
 
 from juggler.driver.callbacks import MetricsLine
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.config_files import differing, read_toml
 from juggler.driver.core.ledger import Counters
 from juggler.driver.driver_config import instead
-from juggler.driver.given_config import differing, read_toml
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.run_directory import RunDirectoryError, to_toml
 from juggler.driver.record.wording import here, number
 from juggler.experiments.runs import (
-    RunEnd,
+    RunExit,
     RunProcess,
     Runs,
     configured,
@@ -37,8 +37,8 @@ from juggler.experiments.runs import (
 )
 from juggler.experiments.space import Axis, Value, configurations, parse_space, placed, settings_in
 from juggler.runtime.checkpoints.checkpoint import write_synced
-from juggler.runtime.installing import installing
-from juggler.runtime.nearest import all_of, closest
+from juggler.runtime.install_commands import installing
+from juggler.runtime.near_matches import all_of, closest
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -450,7 +450,7 @@ class Sweep(Runs):
                     run.stop()
             known.value = value
 
-    def over(self, run: RunProcess, end: RunEnd) -> None:
+    def over(self, run: RunProcess, end: RunExit) -> None:
         from optuna.trial import TrialState
 
         known, metric = self._at_work.pop(run.pid), self._plan.metric

@@ -9,17 +9,17 @@ from juggler.envrunner.agent_names import LONGEST_NAME, matches
 from juggler.envrunner.multi_agent.assigned_line_ups import AssignedLineUps
 from juggler.envrunner.multi_agent.line_up import LineUps, line_ups_of
 from juggler.envrunner.setup import RANDOM, may_play
-from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.session_episodes import SharedEpisodes
+from juggler.gateway.session_errors import Code, SessionError
 from juggler.runtime.episodes.version import DEFAULT_MODULE
-from juggler.runtime.nearest import listed, nearest
+from juggler.runtime.near_matches import listed, nearest
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 #: Names that clients give the only agent of a simulator.
 _UNNAMED = ("", "0")
 
 
-class Casting:
+class ModuleAssignment:
     """The run's table `agents`, as a gateway uses it.
 
     A module has one player in a gateway, under its id. `random` fits any spaces: it has one player

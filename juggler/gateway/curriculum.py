@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from juggler.envrunner.environments.seeding import session_seed
-from juggler.gateway.sessions import Session
+from juggler.gateway.sessions import GatewaySession
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 from juggler.runtime.wrong_value import points_of
 
@@ -60,7 +60,7 @@ class Curriculum:
         self._begun[place] += 1
         return session_seed(self._seed, place + 1, self._begun[place])
 
-    def news_for(self, session: Session) -> bytes:
+    def news_for(self, session: GatewaySession) -> bytes:
         """Return changed parameters for a session, as fields of an ActionBatch.
 
         Args:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.datasets.episode_recorder import EpisodesUnderWay, row_of
 from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
-from juggler.gateway.step_batches import Share
+from juggler.gateway.step_batches import PlayerRows
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.wire.structures import to_tree
@@ -36,7 +36,7 @@ class EpisodeLog:
         self._shown: dict[int, Tree] = {}  # by place, the observation to act on
         self._acted: dict[int, tuple[Tree, Tree]] = {}  # by place, a step that waits for its reward
 
-    def arrive(self, shares: Sequence[Share], shown: Tree) -> None:
+    def arrive(self, shares: Sequence[PlayerRows], shown: Tree) -> None:
         """Add the results of actions, and the next observations.
 
         Args:

@@ -11,17 +11,17 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.recordings import LocalInference, Recording
-from juggler.gateway.row_layout import Interface
+from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_episodes import MOST_UNREPORTED
-from juggler.gateway.session_manager import GatewaySettings, SessionManager, Work
-from juggler.gateway.sessions import PROTOCOL_MAX, PROTOCOL_MIN, SERVED, WAITING, Session
+from juggler.gateway.session_errors import Code, SessionError
+from juggler.gateway.session_manager import GatewaySettings, GatewayWork, SessionManager
+from juggler.gateway.sessions import PROTOCOL_MAX, PROTOCOL_MIN, SERVED, WAITING, GatewaySession
 from juggler.gateway.step_batches import (
+    AgentSteps,
     Answers,
-    Batch,
-    Share,
-    Steps,
+    PlayerRows,
+    StepMessage,
     action_batch,
     read_observations,
     read_steps,
@@ -63,7 +63,7 @@ class GatewayServer:
     def __init__(
         self,
         transport: Transport,
-        work: Work,
+        work: GatewayWork,
         settings: GatewaySettings,
         failed: Callable[[BaseException], None],
         busy: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -77,8 +77,8 @@ class GatewayServer:
         self._events: Counter[str] = Counter()
         self.manager = SessionManager(work, settings, self._events)
         self._local: LocalInference | None = None  # made with the player
-        self._arrivals: list[Batch] = []
-        self._leaving: list[Session] = []
+        self._arrivals: list[StepMessage] = []
+        self._leaving: list[GatewaySession] = []
         self._silent: dict[GatewayStream, None] = {}  # without a hello, oldest first
         self._news = False
         self._began = 0.0  # when the current thread got the lock, in seconds
@@ -93,7 +93,7 @@ class GatewayServer:
         return bound
 
     def wake(self) -> None:
-        """Have `Work.go_on` called soon. Any thread may call this."""
+        """Have `GatewayWork.after_turn` called soon. Any thread may call this."""
         self._clock.within(0.0)
 
     def close(self, reason: str) -> None:
@@ -130,7 +130,7 @@ class GatewayServer:
         if self._arrivals and (wait := self._worth_waiting()):
             self._clock.within(wait)
         else:
-            self._take_turn()
+            self._process_turn()
 
     def _strikes(self) -> None:
         with self.at_work():
@@ -147,15 +147,15 @@ class GatewayServer:
         waited = time.perf_counter() - self._arrivals[0].arrived
         return max(0.0, self._settings.max_wait - waited)
 
-    def _take_turn(self) -> None:
+    def _process_turn(self) -> None:
         self._news = False
         self._process_arrivals()
         self._act()
-        self._work.go_on()
+        self._work.after_turn()
         self._act()  # for new requests
         if self._local is not None:
             self._local.advance(self._work.wanted(DEFAULT_MODULE))
-            self._work.go_on()
+            self._work.after_turn()
         self._sweep()
         self._clock.within(min(_SWEEP_SECONDS, self._work.patience()))
 
@@ -164,7 +164,7 @@ class GatewayServer:
         arrivals, self._arrivals = self._arrivals, []
         if arrivals:
             self.seconds["gathering"] += began - arrivals[0].arrived
-            self._take_steps(arrivals)
+            self._process_steps(arrivals)
         leaving, self._leaving = self._leaving, []
         for session in leaving:
             if session.stream is not None:
@@ -172,19 +172,19 @@ class GatewayServer:
             self.manager.close(session, "it said goodbye")
         self.seconds["messages"] += time.perf_counter() - began
 
-    def _take_steps(self, arrivals: list[Batch]) -> None:
-        alike: dict[Interface, list[Steps]] = defaultdict(list)
+    def _process_steps(self, arrivals: list[StepMessage]) -> None:
+        alike: dict[AgentInterface, list[AgentSteps]] = defaultdict(list)
         for batch in arrivals:
             for steps in batch.parts:
                 alike[steps.agent.interface].append(steps)
-        shown: dict[Interface, Tree] = {}
-        refused: dict[Batch, SessionError] = {}
+        shown: dict[AgentInterface, Tree] = {}
+        refused: dict[StepMessage, SessionError] = {}
         for interface, parts in alike.items():
             shown[interface], found = read_observations(interface, parts)
             for steps, refusal in found:
                 refused.setdefault(steps.batch, refusal)
-        errors: dict[Session, SessionError] = {}
-        by_player: dict[str, list[Share]] = defaultdict(list)
+        errors: dict[GatewaySession, SessionError] = {}
+        by_player: dict[str, list[PlayerRows]] = defaultdict(list)
         for batch in arrivals:
             if batch.session in errors:
                 continue  # only batches before the error count
@@ -197,7 +197,7 @@ class GatewayServer:
                 errors[batch.session] = wrong
         for key, shares in by_player.items():
             tree = shown[self.manager.players[key].interface]
-            self.manager.players[key].take(shares, rows_of(shares, tree))
+            self.manager.players[key].receive(shares, rows_of(shares, tree))
         if self.manager.evaluations.began:
             for batch in arrivals:
                 if batch.session not in errors:
@@ -207,7 +207,7 @@ class GatewayServer:
 
     # -- events of streams ----------------------------------------------------------------------
 
-    def came(self, stream: GatewayStream) -> None:
+    def connected(self, stream: GatewayStream) -> None:
         self._silent[stream] = None
         if len(self._silent) <= _MOST_SILENT:
             return
@@ -227,7 +227,7 @@ class GatewayServer:
         except SessionError as error:
             self.manager.end(stream, error, self._arrivals)
 
-    def gone(self, stream: GatewayStream) -> None:
+    def disconnected(self, stream: GatewayStream) -> None:
         self._silent.pop(stream, None)
         session = stream.session
         if session is None or session.stream is not stream or session in self._leaving:
@@ -276,7 +276,7 @@ class GatewayServer:
             case _:
                 raise SessionError(Code.BAD_MESSAGE, "a message with nothing in it")
 
-    def _steps(self, session: Session, message: pb.StepBatch) -> None:
+    def _steps(self, session: GatewaySession, message: pb.StepBatch) -> None:
         session.must_be(pb.REMOTE_INFERENCE)
         if session.repeats(message.seq):
             return
@@ -307,7 +307,7 @@ class GatewayServer:
                 self.counted["inferences"] += 1
                 self.counted["inferred_batches"] += len(answers)
 
-    def _answer(self, share: Share, actions: list[bytes], version: Version) -> None:
+    def _answer(self, share: PlayerRows, actions: list[bytes], version: Version) -> None:
         """Answer a batch of steps once it has all actions."""
         steps, batch = share.steps, share.steps.batch
         layout = steps.agent.interface.actions
@@ -338,11 +338,13 @@ class GatewayServer:
         self.manager.guests.report_omitted()
         players = self.manager.players.values()
         for player in players:
-            player.hand_in_stalled()
+            player.flush_stalled()
         for session in self.manager.sessions.overdue():
             self.manager.lose(session)
         since = time.perf_counter() - _NOTICE_SECONDS
-        waiting: list[Batch | Recording] = [*(() if self._local is None else self._local.waiting)]
+        waiting: list[StepMessage | Recording] = [
+            *(() if self._local is None else self._local.waiting)
+        ]
         waiting += [share.steps.batch for player in players for share in player.waiting]
         late = {each.session for each in waiting if each.arrived < since}
         notify(late, WAITING)
@@ -381,7 +383,7 @@ class GatewayServer:
         return counts
 
 
-def rows_of(shares: Sequence[Share], shown: Tree) -> Tree:
+def rows_of(shares: Sequence[PlayerRows], shown: Tree) -> Tree:
     """Select the observations [B, ...] of shares, in order."""
     whole = all(share.rows is None for share in shares)
     if whole and sum(share.steps.rows for share in shares) == len(first_leaf(shown)):
@@ -446,7 +448,7 @@ _UNCOUNTED = (
 )
 
 
-def notify(sessions: Iterable[Session], text: str) -> None:
+def notify(sessions: Iterable[GatewaySession], text: str) -> None:
     """Send simulators a notice, which each gets once."""
     notice = pb.Notice(kind=pb.Notice.WAITING, text=text)
     message = pb.ToSimulator(notice=notice).SerializeToString()

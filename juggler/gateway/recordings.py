@@ -16,11 +16,11 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
 from juggler.gateway.curriculum import Curriculum
-from juggler.gateway.errors import Code, SessionError
-from juggler.gateway.player import Player
-from juggler.gateway.row_layout import Layout, ValueChecks, check_rewards, read_infos
+from juggler.gateway.module_player import ModulePlayer
+from juggler.gateway.row_layout import SpaceLayout, ValueChecks, check_rewards, read_infos
+from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.session_manager import SessionManager
-from juggler.gateway.sessions import WAITING, Session
+from juggler.gateway.sessions import WAITING, GatewaySession
 from juggler.gateway.step_batches import to_message
 from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.acting.actor import Actor
@@ -67,7 +67,7 @@ class Recording:
         arrived: seconds of `time.perf_counter`.
     """
 
-    session: Session
+    session: GatewaySession
     seq: int
     environment: int
     observations: Tree
@@ -100,7 +100,7 @@ class Recording:
         return len(self.rewards) - self.taken
 
 
-class Reader:
+class RecordingReader:
     """Reads recordings, and checks them.
 
     Args:
@@ -109,14 +109,17 @@ class Reader:
     """
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
-        self._observations, self._actions = Layout(observation_space), Layout(action_space)
+        self._observations, self._actions = (
+            SpaceLayout(observation_space),
+            SpaceLayout(action_space),
+        )
         self._checks = ValueChecks(observation_space, action_space)
         self._leaves = space_leaves(action_space)
         self._choices = choices_of(self._leaves)
         self._masked = holds_masks(observation_space)
         self._counts = not any(isinstance(space, spaces.Box) for _, space in self._leaves)
 
-    def read(self, session: Session, message: pb.Recording) -> Recording:
+    def read(self, session: GatewaySession, message: pb.Recording) -> Recording:
         """Read and check a recording.
 
         Raises:
@@ -129,7 +132,7 @@ class Reader:
             error.seq = message.seq
             raise
 
-    def _check_place(self, session: Session, message: pb.Recording) -> None:
+    def _check_place(self, session: GatewaySession, message: pb.Recording) -> None:
         if message.agent:
             text = f"a recording of agent {message.agent}: this session has agent 0 alone"
             raise SessionError(Code.UNKNOWN_AGENT, text)
@@ -144,7 +147,7 @@ class Reader:
             )
             raise SessionError(Code.OUT_OF_ORDER, text)
 
-    def _read(self, session: Session, message: pb.Recording) -> Recording:
+    def _read(self, session: GatewaySession, message: pb.Recording) -> Recording:
         steps = len(message.rewards)
         if not steps:
             text = "a recording without rewards: send one for each of its steps, at least 1"
@@ -241,7 +244,7 @@ def steps_of(tree: Tree, begin: int, end: int) -> Tree:
     return some
 
 
-def _version(session: Session, message: pb.Recording) -> Version | None:
+def _version(session: GatewaySession, message: pb.Recording) -> Version | None:
     if session.mode == pb.LOGGED_DATA:
         return None
     if not message.HasField("version"):
@@ -276,7 +279,7 @@ class LocalInference:
     def __init__(
         self,
         manager: SessionManager,
-        player: Player,
+        player: ModulePlayer,
         curriculum: Curriculum,
         wake: Callable[[], None],
     ) -> None:
@@ -284,9 +287,11 @@ class LocalInference:
         self.bytes_waiting = 0
         self._manager, self._player, self._wake = manager, player, wake
         self._curriculum = curriculum
-        self._reader = Reader(player.interface.spaces[0], player.policy.module_to_env.action_space)
+        self._reader = RecordingReader(
+            player.interface.spaces[0], player.policy.module_to_env.action_space
+        )
         self._publisher = Publisher(player.policy, *player.interface.spaces)
-        self._asking: list[Session] = []  # sessions that wait for a policy
+        self._asking: list[GatewaySession] = []  # sessions that wait for a policy
         self._announced = Version(0, 0)  # to all sessions
 
     @property
@@ -295,7 +300,7 @@ class LocalInference:
 
     # -- messages of sessions ---------------------------------------------------------------------
 
-    def recording(self, session: Session, message: pb.Recording) -> None:
+    def recording(self, session: GatewaySession, message: pb.Recording) -> None:
         """Check and queue a recording.
 
         Raises:
@@ -331,13 +336,13 @@ class LocalInference:
         self.bytes_waiting += recording.bytes
         player.counts["steps_recorded"] += len(recording.rewards)
 
-    def resumed(self, session: Session) -> None:
+    def resumed(self, session: GatewaySession) -> None:
         """Announce weights again, because a broken stream may have lost the message."""
         if session.has_policy is not None:
             session.wants_news = True
             self._announce(session)
 
-    def policy(self, session: Session, request: pb.PolicyRequest) -> None:
+    def policy(self, session: GatewaySession, request: pb.PolicyRequest) -> None:
         """Queue a session's request for a policy, and start the export.
 
         Raises:
@@ -387,7 +392,7 @@ class LocalInference:
             for session in self._manager.sessions.by_id.values():
                 self._announce(session)
 
-    def _give_policy(self, session: Session) -> None:
+    def _give_policy(self, session: GatewaySession) -> None:
         stream, version = session.stream, self._player.version
         if stream is None:
             return  # the simulator will request it again
@@ -398,7 +403,7 @@ class LocalInference:
         for chunk in self._publisher.chunks(version):
             stream.send(chunk.SerializeToString())
 
-    def _announce(self, session: Session) -> None:
+    def _announce(self, session: GatewaySession) -> None:
         newest = self._player.version
         if session.stream is None or not session.wants_news or session.has_policy == newest:
             return

@@ -12,7 +12,7 @@ from gymnasium import Space
 from numpy.typing import NDArray
 
 from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
-from juggler.gateway.errors import Code, SessionError
+from juggler.gateway.session_errors import Code, SessionError
 from juggler.runtime.connectors.leaves import at, holds_masks, observed_leaves
 from juggler.runtime.episodes.batch import MOST_REWARD, TOO_LARGE
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -35,7 +35,7 @@ class Leaf:
         self.number = dtype_to_number(self.dtype)
 
 
-class Layout:
+class SpaceLayout:
     """The arrays of a space on the wire.
 
     Args:
@@ -147,7 +147,7 @@ class ValueChecks:
         return None
 
 
-class Interface:
+class AgentInterface:
     """The observations and actions of agents with equal spaces.
 
     Args:
@@ -168,7 +168,7 @@ class Interface:
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
         self.spaces = observation_space, action_space
-        self.observations, self.actions = Layout(observation_space), Layout(action_space)
+        self.observations, self.actions = SpaceLayout(observation_space), SpaceLayout(action_space)
         self.checks = ValueChecks(observation_space, action_space)
         self.nothing = zeros(observation_space, (1,))
         if holds_masks(observation_space):

@@ -16,28 +16,28 @@ from juggler.envrunner.agent_returns import AgentReturns, add_returns, has_metri
 from juggler.envrunner.info_numbers import InfoNumber, reported_agents
 from juggler.envrunner.multi_agent.line_up import LineUpError
 from juggler.envrunner.rounds import PlayedRound
-from juggler.gateway.agents import Casting, module_of
+from juggler.gateway.agents import ModuleAssignment, module_of
+from juggler.gateway.connection_log import ConnectionLog, address_of
 from juggler.gateway.curriculum import Curriculum
-from juggler.gateway.errors import Code, SessionError
-from juggler.gateway.evaluation import Evaluations
-from juggler.gateway.guest_book import GuestBook, address_of
-from juggler.gateway.player import TRAINING, Player
-from juggler.gateway.row_layout import Interface
+from juggler.gateway.module_player import TRAINING, ModulePlayer
+from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_episodes import (
     BookedBatch,
     SessionInfos,
     SharedEpisodes,
     forget_oldest,
 )
+from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.sessions import (
     PROTOCOL_MAX,
     RESUME_SECONDS,
-    Session,
+    GatewaySession,
     SessionAgent,
     Sessions,
     check_hello,
 )
-from juggler.gateway.step_batches import Answers, Batch, Share, Steps, split, whole
+from juggler.gateway.simulator_evaluation import Evaluations
+from juggler.gateway.step_batches import AgentSteps, Answers, PlayerRows, StepMessage, split, whole
 from juggler.gateway.transport import MESSAGE_BYTES, GatewayStream
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
@@ -49,11 +49,11 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 LOST = "it did not come back"
 
 
-class Work(Protocol):
+class GatewayWork(Protocol):
     """The part of a worker that requests samples and provides weights."""
 
-    def prepare(self, key: str, agents: int, interface: Interface) -> Player:
-        """Make the player of a key: see `Casting`.
+    def prepare(self, key: str, agents: int, interface: AgentInterface) -> ModulePlayer:
+        """Make the player of a key: see `ModuleAssignment`.
 
         Called once per key, with the number of agents that it may act for in one environment, and
         their interface.
@@ -66,12 +66,12 @@ class Work(Protocol):
         """Return whether its agents wait until their rows may begin."""
 
     def patience(self) -> float:
-        """Return the maximum seconds until the next call of `go_on`."""
+        """Return the maximum seconds until the next call of `after_turn`."""
 
-    def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
+    def report_line(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         """Report a text and the numbers of connected simulators and environments."""
 
-    def go_on(self) -> None:
+    def after_turn(self) -> None:
         """Hand in batches, load weights and start requests, after each turn."""
 
 
@@ -97,7 +97,7 @@ class GatewaySettings:
     fragment_steps: int
     resume_seconds: float = RESUME_SECONDS
     refuses_logged: str = ""
-    casting: Casting = field(default_factory=Casting)
+    casting: ModuleAssignment = field(default_factory=ModuleAssignment)
     rows: int = 0
     curriculum: Curriculum = field(default_factory=Curriculum)
 
@@ -122,12 +122,12 @@ class SessionManager:
         env_steps: steps of these environments so far.
     """
 
-    def __init__(self, work: Work, settings: GatewaySettings, counts: Counter[str]) -> None:
+    def __init__(self, work: GatewayWork, settings: GatewaySettings, counts: Counter[str]) -> None:
         self._work, self._settings, self._counts = work, settings, counts
         self._casting = settings.casting
         self.sessions = Sessions(settings.resume_seconds)
-        self.guests = GuestBook(self.sessions, work.tell, settings.rows)
-        self.players: dict[str, Player] = {}
+        self.guests = ConnectionLog(self.sessions, work.report_line, settings.rows)
+        self.players: dict[str, ModulePlayer] = {}
         self.evaluations = Evaluations(self.players, self.sessions.by_id)
         self.agents: dict[str, pb.Agent] = {}
         self.answers: dict[str, Answers] = {}
@@ -139,7 +139,7 @@ class SessionManager:
         self._load = load_of()  # of all sessions
 
     @property
-    def player(self) -> Player | None:
+    def player(self) -> ModulePlayer | None:
         """The player of simulators with one agent, once it exists."""
         return None if self._casting.table else self.players.get(DEFAULT_MODULE)
 
@@ -169,7 +169,7 @@ class SessionManager:
             self._load += load_of(session.hello)
         stream.session, session.peer = session, address_of(stream.peer)
         session.dialed = stream.dialed
-        self.guests.came(session, back=resumed)
+        self.guests.connected(session, back=resumed)
         self._counts["sessions_resumed" if resumed else "sessions_begun"] += 1
         welcome = pb.Welcome(
             protocol=min(hello.protocol_max, PROTOCOL_MAX),
@@ -191,9 +191,9 @@ class SessionManager:
 
     def _begun(
         self, stream: GatewayStream, hello: pb.Hello, cast: list[tuple[str, ...]]
-    ) -> Session:
+    ) -> GatewaySession:
         """Return a new session, whose agents have players."""
-        fresh: dict[str, tuple[pb.Agent, Interface]] = {}
+        fresh: dict[str, tuple[pb.Agent, AgentInterface]] = {}
         for given, players in zip(hello.agents, cast, strict=True):
             for key in players:
                 if key not in self.agents and key not in fresh:
@@ -225,9 +225,9 @@ class SessionManager:
             apart = reported_agents(names) if several else ()
             counts = len(agents), apart, hello.environments
             infos = SessionInfos(list(hello.info_names), *counts, self._infos)
-        return Session(agents, hello, stream, episodes, infos)
+        return GatewaySession(agents, hello, stream, episodes, infos)
 
-    def _prepare(self, key: str, count: int, agent: pb.Agent, interface: Interface) -> None:
+    def _prepare(self, key: str, count: int, agent: pb.Agent, interface: AgentInterface) -> None:
         alike = (
             self.players[each].interface
             for each, other in self.agents.items()
@@ -275,7 +275,7 @@ class SessionManager:
         while no_room(more, self._load):
             self.lose(gone.pop(0))
 
-    def _read(self, given: pb.Agent, key: str) -> tuple[pb.Agent, Interface]:
+    def _read(self, given: pb.Agent, key: str) -> tuple[pb.Agent, AgentInterface]:
         """Read the spaces that all agents of a player have.
 
         Raises:
@@ -313,7 +313,7 @@ class SessionManager:
             what = difference(space, read_space(ours, name), f"this {name}", first)
             raise SessionError(Code.WRONG_SPACES, f"{whose(given)}{what}: {rule}")
 
-    def end(self, stream: GatewayStream, error: SessionError, arrivals: list[Batch]) -> None:
+    def end(self, stream: GatewayStream, error: SessionError, arrivals: list[StepMessage]) -> None:
         """End the session of a stream that sent a wrong message."""
         session = stream.session
         if session is None:
@@ -325,28 +325,28 @@ class SessionManager:
             arrivals[:] = [batch for batch in arrivals if batch.session is not session]
             self.fail(session, error)
 
-    def fail(self, session: Session, error: SessionError) -> None:
+    def fail(self, session: GatewaySession, error: SessionError) -> None:
         self.send_error(session, error)
         self.close(session, f"{Code.Code.Name(error.code)}: {error}")
         self._counts["sessions_failed"] += 1
 
-    def send_error(self, session: Session, error: SessionError) -> None:
+    def send_error(self, session: GatewaySession, error: SessionError) -> None:
         stream, session.stream = session.stream, None
         if stream is not None:
             stream.send(error.message().SerializeToString())
             stream.close()
 
-    def lose(self, session: Session) -> None:
+    def lose(self, session: GatewaySession) -> None:
         """Close a session whose simulator did not come back."""
         self.close(session, LOST)
         self._counts["sessions_lost"] += 1
 
-    def vanish(self, session: Session) -> None:
+    def vanish(self, session: GatewaySession) -> None:
         """Wait for a simulator whose connection broke."""
         session.vanishes()
         self.guests.vanished(session)
 
-    def close(self, session: Session, why: str) -> None:
+    def close(self, session: GatewaySession, why: str) -> None:
         """Close a session, and log the reason."""
         if session.id not in self.sessions.by_id:
             return  # it sent two wrong messages at once
@@ -366,7 +366,7 @@ class SessionManager:
 
     # -- episodes ---------------------------------------------------------------------------------
 
-    def shares(self, batch: Batch) -> list[Share]:
+    def shares(self, batch: StepMessage) -> list[PlayerRows]:
         """Book a batch of steps, and split its rows among players.
 
         Raises:
@@ -389,14 +389,14 @@ class SessionManager:
         parts = zip(batch.parts, before, after, strict=True)
         return [share for part, *players in parts for share in split(part, *players)]
 
-    def _players_of(self, part: Steps) -> list[str]:
+    def _players_of(self, part: AgentSteps) -> list[str]:
         """Return the player [R] that acts in each row now."""
         episodes = part.batch.session.episodes
         assert episodes is not None
         ids = episodes.players(part.environments)[:, part.index]
         return [part.agent.player_of(each) for each in ids.tolist()]
 
-    def _book(self, batch: Batch) -> None:
+    def _book(self, batch: StepMessage) -> None:
         """Add the returns, lengths and numbers of a batch of steps."""
         session, over, episodes = batch.session, batch.over, batch.session.episodes
         booked = None if episodes is None else episodes.book(batch.parts, over, batch.idle)
@@ -433,7 +433,7 @@ class SessionManager:
             for each in into.values():
                 forget_oldest(each)
 
-    def take_played(self) -> PlayedRound:
+    def pop_played(self) -> PlayedRound:
         """Return results of environments' episodes since the last call.
 
         It has returns if simulators may have several agents, and returns by agent if these are few.
@@ -457,7 +457,7 @@ _MOST_ROW_BYTES = 256 << 20
 _MOST_NUMBERS = 1 << 22
 
 
-def fitting(observation_space: Space[Any], action_space: Space[Any], steps: int) -> Interface:
+def fitting(observation_space: Space[Any], action_space: Space[Any], steps: int) -> AgentInterface:
     """Return the interface of spaces, if their rows fit the memory.
 
     Raises:
@@ -468,7 +468,7 @@ def fitting(observation_space: Space[Any], action_space: Space[Any], steps: int)
         if (numbers := _numbers(space)) > _MOST_NUMBERS:
             text = f"an {name} is {numbers} numbers, with one for each value of what is counted"
             raise SessionError(Code.WRONG_SPACES, f"{text}: at most {_MOST_NUMBERS}")
-    interface = Interface(observation_space, action_space)
+    interface = AgentInterface(observation_space, action_space)
     row_bytes = steps * sum(leaf.row_bytes for leaf in interface.observations.leaves)
     if row_bytes > _MOST_ROW_BYTES:
         text = f"{steps} observations take {row_bytes} bytes: at most {_MOST_ROW_BYTES}"

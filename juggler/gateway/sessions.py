@@ -19,11 +19,11 @@ from juggler.envrunner.info_numbers import (
     names_another,
     reported_agents,
 )
-from juggler.gateway.errors import Code, SessionError
-from juggler.gateway.row_layout import Interface
+from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_episodes import SessionInfos, SharedEpisodes
+from juggler.gateway.session_errors import Code, SessionError
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.nearest import one_of
+from juggler.runtime.near_matches import one_of
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class SessionAgent:
     """
 
     def __init__(
-        self, index: int, name: str, seats: Mapping[str, list[int]], interface: Interface
+        self, index: int, name: str, seats: Mapping[str, list[int]], interface: AgentInterface
     ) -> None:
         self.index, self.name, self.interface = index, name, interface
         self.seats: dict[str, NDArray[np.intp]] = {}
@@ -114,7 +114,7 @@ class SessionAgent:
                 self.waiting[environment], self.acted[environment] = 0, 1
 
 
-class Session:
+class GatewaySession:
     """A session of one simulator.
 
     Args:
@@ -245,10 +245,10 @@ class Sessions:
     """
 
     def __init__(self, resume_seconds: float) -> None:
-        self.by_id: dict[str, Session] = {}
+        self.by_id: dict[str, GatewaySession] = {}
         self.resume_seconds = resume_seconds
 
-    def resumed(self, hello: pb.Hello) -> Session:
+    def resumed(self, hello: pb.Hello) -> GatewaySession:
         """Return the open session that a hello resumes.
 
         Raises:
@@ -285,12 +285,12 @@ class Sessions:
             for each in self.by_id.values()
         )
 
-    def vanished(self) -> list[Session]:
+    def vanished(self) -> list[GatewaySession]:
         """Return sessions without a simulator, the longest without one first."""
         waiting = [each for each in self.by_id.values() if each.stream is None]
         return sorted(waiting, key=lambda each: each.lost_at)
 
-    def overdue(self) -> list[Session]:
+    def overdue(self) -> list[GatewaySession]:
         """Return sessions that have waited too long for their simulators."""
         since = time.monotonic() - self.resume_seconds
         return [each for each in self.vanished() if each.lost_at < since]

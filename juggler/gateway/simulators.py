@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from juggler.envrunner.config import ADDRESS, words_of
-from juggler.gateway.sessions import Session
-from juggler.runtime.actors.commands import Command
+from juggler.gateway.sessions import GatewaySession
+from juggler.runtime.actors.command_processes import CommandLine
 from juggler.runtime.actors.credentials import TOKEN_VARIABLE
 from juggler.runtime.actors.supervisor import Exited, RestartPolicy, Supervisor
 from juggler.runtime.actors.tls import TLS_VARIABLE
@@ -96,13 +96,13 @@ class Simulators:
             words = [each.replace(ADDRESS, address).replace(INDEX, str(number)) for each in words]
             log = Path(logs, f"{name}.log") if logs else None
             self._copies[address] = _Copy(name)
-            self._supervisor.add(name, Command(words, log, variables), _POLICY)
+            self._supervisor.add(name, CommandLine(words, log, variables), _POLICY)
 
     @property
     def restarts(self) -> int:
         return self._supervisor.restarts
 
-    def check(self, sessions: Collection[Session]) -> list[Session]:
+    def check(self, sessions: Collection[GatewaySession]) -> list[GatewaySession]:
         """Kill copies that hang; return sessions of copies that have ended.
 
         Called in each turn of the gateway.
@@ -120,7 +120,7 @@ class Simulators:
         if (passed := now - self._looked_at) < _LOOK_SECONDS:
             return []
         self._looked_at = now
-        of_copies: dict[str, list[Session]] = {address: [] for address in self._copies}
+        of_copies: dict[str, list[GatewaySession]] = {address: [] for address in self._copies}
         for session in sessions:
             of_copies.get(session.dialed, []).append(session)
         pids, ended = self._supervisor.pids(), []

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.gateway.errors import Code, SessionError
-from juggler.gateway.row_layout import Interface, Layout, check_rewards, read_infos
-from juggler.gateway.sessions import Session, SessionAgent
+from juggler.gateway.row_layout import AgentInterface, SpaceLayout, check_rewards, read_infos
+from juggler.gateway.session_errors import Code, SessionError
+from juggler.gateway.sessions import GatewaySession, SessionAgent
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.chunks import write_varint
 from juggler.runtime.wire.structures import put, take
@@ -22,7 +22,7 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 
 @dataclass(slots=True, eq=False)
-class Steps:
+class AgentSteps:
     """R rows of one agent of a session.
 
     Most columns are lists, because arrays are built for the rows of many sessions at once.
@@ -50,7 +50,7 @@ class Steps:
     """
 
     agent: SessionAgent
-    batch: Batch
+    batch: StepMessage
     environments: list[int]
     rewards: list[float]
     rewarded: list[int]
@@ -85,7 +85,7 @@ class Steps:
 
 
 @dataclass(slots=True, eq=False)
-class Share:
+class PlayerRows:
     """The rows of an agent that belong to one player.
 
     Attributes:
@@ -102,7 +102,7 @@ class Share:
         shown: [B, ...] the same before connectors.
     """
 
-    steps: Steps
+    steps: AgentSteps
     player: str
     rows: list[int] | None
     slots: NDArray[np.intp]
@@ -140,7 +140,7 @@ class Share:
         out = set(self.paused)
         return [self.begin + at for at in range(len(self.slots)) if at not in out]
 
-    def answer(self, actions: list[bytes], layout: Layout, version: Version) -> bool:
+    def answer(self, actions: list[bytes], layout: SpaceLayout, version: Version) -> bool:
         """Set actions of its acting rows; return whether all rows have theirs.
 
         Args:
@@ -167,7 +167,7 @@ class Share:
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class StepMessage:
     """A batch of steps of a session's agents, from one message.
 
     Attributes:
@@ -181,9 +181,9 @@ class Batch:
         arrived: seconds of `time.perf_counter`.
     """
 
-    session: Session
+    session: GatewaySession
     seq: int
-    parts: list[Steps] = field(default_factory=list)
+    parts: list[AgentSteps] = field(default_factory=list)
     over: list[int] = field(default_factory=list)
     idle: dict[int, float] = field(default_factory=dict)
     began: list[int] = field(default_factory=list)
@@ -191,7 +191,7 @@ class Batch:
     arrived: float = field(default_factory=time.perf_counter)
 
 
-def read_steps(session: Session, message: pb.StepBatch) -> Batch:
+def read_steps(session: GatewaySession, message: pb.StepBatch) -> StepMessage:
     """Read and check a batch of steps.
 
     Args:
@@ -201,7 +201,7 @@ def read_steps(session: Session, message: pb.StepBatch) -> Batch:
     Raises:
         SessionError: the batch is not valid.
     """
-    batch = Batch(session, message.seq)
+    batch = StepMessage(session, message.seq)
     try:
         _check_agents(session, message.agents)
         for rows in message.agents:
@@ -227,7 +227,7 @@ def read_steps(session: Session, message: pb.StepBatch) -> Batch:
     return batch
 
 
-def _check_agents(session: Session, parts: Sequence[pb.Rows]) -> None:
+def _check_agents(session: GatewaySession, parts: Sequence[pb.Rows]) -> None:
     known = len(session.agents)
     given = [rows.agent for rows in parts[: known + 1]]  # more are always wrong
     if given and max(given) < known and len(set(given)) == len(given):
@@ -237,7 +237,9 @@ def _check_agents(session: Session, parts: Sequence[pb.Rows]) -> None:
     raise SessionError(Code.UNKNOWN_AGENT, text)
 
 
-def _read_rows(session: Session, agent: SessionAgent, batch: Batch, rows: pb.Rows) -> Steps:
+def _read_rows(
+    session: GatewaySession, agent: SessionAgent, batch: StepMessage, rows: pb.Rows
+) -> AgentSteps:
     layout = agent.interface.observations
     given = _environments_of(session, rows.environments)
     environments = _environments(agent, given)
@@ -255,7 +257,7 @@ def _read_rows(session: Session, agent: SessionAgent, batch: Batch, rows: pb.Row
     early = _early(rows, count, agent, environments) if rows.early_rewards else []
     raw = layout.raw(rows.observations, count, "observations")
     final_raw, final_rows = _finals(rows, count, truncated, layout)
-    return Steps(
+    return AgentSteps(
         agent,
         batch,
         environments,
@@ -286,8 +288,8 @@ def _early(
 
 
 def read_observations(
-    interface: Interface, arrivals: Sequence[Steps]
-) -> tuple[Tree, list[tuple[Steps, SessionError]]]:
+    interface: AgentInterface, arrivals: Sequence[AgentSteps]
+) -> tuple[Tree, list[tuple[AgentSteps, SessionError]]]:
     """Return observations [B, ...] of all rows, and refused steps.
 
     Args:
@@ -301,7 +303,7 @@ def read_observations(
         steps.begin, begin = begin, begin + steps.rows
         if steps.paused:
             put(shown, np.add(steps.paused, steps.begin), interface.nothing)
-    refused: list[tuple[Steps, SessionError]] = []
+    refused: list[tuple[AgentSteps, SessionError]] = []
     while found := interface.checks.first_bad(shown):
         row, error = found
         steps = next(each for each in arrivals if row < each.begin + each.rows)
@@ -317,19 +319,19 @@ def read_observations(
     return shown, refused
 
 
-def _located(error: SessionError, steps: Steps, at: int) -> SessionError:
+def _located(error: SessionError, steps: AgentSteps, at: int) -> SessionError:
     text = f"{steps.agent.at(steps.environments[at])}: {error}"
     return SessionError(error.code, text, steps.batch.seq, error.retryable)
 
 
-def whole(part: Steps, player: str) -> Share:
+def whole(part: AgentSteps, player: str) -> PlayerRows:
     """Give all rows of an agent to one player."""
     seats = part.agent.seats[player]
     slots = seats if part.environments is part.agent.everyone else seats[part.environments]
-    return Share(part, player, None, slots, part.terminated, part.truncated, part.paused)
+    return PlayerRows(part, player, None, slots, part.terminated, part.truncated, part.paused)
 
 
-def split(part: Steps, before: Sequence[str], after: Sequence[str]) -> list[Share]:
+def split(part: AgentSteps, before: Sequence[str], after: Sequence[str]) -> list[PlayerRows]:
     """Split the rows of an agent among players.
 
     The result of the last action belongs to the player that acted. The observation to act on
@@ -352,10 +354,10 @@ def split(part: Steps, before: Sequence[str], after: Sequence[str]) -> list[Shar
     if len(taken) == 1:
         return [whole(part, *taken)]
     terminated = set(part.terminated)
-    shares: list[Share] = []
+    shares: list[PlayerRows] = []
     for player, rows in taken.items():
         over = [(at, row in terminated) for at, (row, ends, _) in enumerate(rows) if ends]
-        share = Share(
+        share = PlayerRows(
             part,
             player,
             [row for row, _, _ in rows],
@@ -368,7 +370,7 @@ def split(part: Steps, before: Sequence[str], after: Sequence[str]) -> list[Shar
     return shares
 
 
-def _environments_of(session: Session, given: Sequence[int]) -> list[int]:
+def _environments_of(session: GatewaySession, given: Sequence[int]) -> list[int]:
     """Return the environments that a message names.
 
     Raises:
@@ -427,7 +429,7 @@ def _check_ends(
 
 
 def _finals(
-    rows: pb.Rows, count: int, truncated: list[int], layout: Layout
+    rows: pb.Rows, count: int, truncated: list[int], layout: SpaceLayout
 ) -> tuple[list[bytes], list[int]]:
     places = rows.final_rows[: count + 1]  # more are always wrong
     if missing := set(truncated) - set(places):
@@ -471,7 +473,7 @@ class Answers:
         policy: name of the policy.
     """
 
-    def __init__(self, layout: Layout, policy: str) -> None:
+    def __init__(self, layout: SpaceLayout, policy: str) -> None:
         self._leaves, self._policy = layout.leaves, policy
         self._version: Version | None = None
         # Bytes before each leaf, by agent and number of rows, for this version.

@@ -59,13 +59,13 @@ class Listener(Protocol):
     def at_work(self) -> AbstractContextManager[None]:
         """Return a context that only one thread enters at a time."""
 
-    def came(self, stream: GatewayStream) -> None:
+    def connected(self, stream: GatewayStream) -> None:
         """Handle a new stream."""
 
     def received(self, stream: GatewayStream, message: bytes) -> None:
         """Handle a message."""
 
-    def gone(self, stream: GatewayStream) -> None:
+    def disconnected(self, stream: GatewayStream) -> None:
         """Handle the end of a stream. May be called twice."""
 
     def refused(self, peer: str, why: str) -> None:
@@ -112,7 +112,7 @@ class GatewayStream:
         if self._unsent_bytes > MOST_UNREAD:
             text = f"{len(self._unsent)} answers were not read: read them"
             self.cut(cygrpc.StatusCode.resource_exhausted, text)
-            self._transport.listener.gone(self)
+            self._transport.listener.disconnected(self)
 
     def cut(self, code: Any = cygrpc.StatusCode.unavailable, text: str = "cut, as a check") -> None:
         """End the stream at once, as a broken network does."""
@@ -138,7 +138,7 @@ class GatewayStream:
     def _received(self, event: Any) -> None:
         message = event.batch_operations[0].message()
         if message is None:  # the simulator has finished or vanished
-            self._transport.listener.gone(self)
+            self._transport.listener.disconnected(self)
             self.close()
         elif not self._closing:
             self._transport.listener.received(self, message)
@@ -166,7 +166,7 @@ class GatewayStream:
 
     def _ended(self, _: Any) -> None:
         self._closing = self._over = True
-        self._transport.listener.gone(self)
+        self._transport.listener.disconnected(self)
 
     def _start(self, then: Callable[[Any], None], operation: Any) -> None:
         self._transport.start_batch(self._call, then, operation)
@@ -292,7 +292,7 @@ class Transport:
             host = event.call_details.host.decode("utf-8", "replace")
             stream = GatewayStream(event.call, self, host)
             stream.begin()
-            self.listener.came(stream)
+            self.listener.connected(stream)
         elif method == f"/{SERVICE}/GetInfo":
             message = cygrpc.SendMessageOperation(self.listener.info(), _PLAIN)
             self._finish(event.call, message, _status(cygrpc.StatusCode.ok, ""))

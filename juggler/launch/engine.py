@@ -19,10 +19,10 @@ from types import FrameType
 
 from juggler.driver.monitoring import MOST_WORKERS
 from juggler.driver.signals import ending_signals
-from juggler.envrunner.program import ENVRUNNER, EVALUATOR
-from juggler.learner.process.program import LEARNER
+from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR
+from juggler.learner.process.learner_program import LEARNER
 from juggler.runtime.actors.tls import AUTHORITY, CERTIFICATE, KEY, TOKEN
-from juggler.runtime.installing import installing
+from juggler.runtime.install_commands import installing
 from juggler.runtime.plain_files import open_plain, read_plain, try_lock
 
 Report = Callable[[str], None]
@@ -434,7 +434,7 @@ class EngineRun(ABC):
             LaunchError: the run is gone.
         """
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Do periodic work; called every second."""
         return
 
@@ -443,7 +443,7 @@ class EngineRun(ABC):
         """Ask the driver to end normally."""
 
     @abstractmethod
-    def take_down(self) -> None:
+    def tear_down(self) -> None:
         """End all processes at once, and remove the run."""
 
     def stop_showing(self) -> None:
@@ -453,13 +453,13 @@ class EngineRun(ABC):
             self._tail.close()
 
     @contextmanager
-    def taken_down(self) -> Iterator[None]:
+    def torn_down(self) -> Iterator[None]:
         """Take the run down if something goes wrong within, such as Ctrl-C."""
         try:
             yield
         except BaseException:
             with suppress(LaunchError):  # the first error is the one to report
-                self.take_down()
+                self.tear_down()
             raise
 
 
@@ -475,10 +475,10 @@ def follow(run: EngineRun, report: Report) -> int:
     with ExitStack() as last:
         for number in ending_signals():
             last.callback(signal.signal, number, signal.signal(number, note))
-        with run.taken_down():
+        with run.torn_down():
             status = _follow(run, report)
-            run.look()
-        run.take_down()
+            run.poll()
+        run.tear_down()
     return status
 
 
@@ -486,7 +486,7 @@ def _follow(run: EngineRun, report: Report) -> int:
     state, due, silent = DriverState(), 0.0, False
     first, end, handled = 0, float("inf"), 0
     while True:
-        run.look()
+        run.poll()
         now = time.monotonic()
         asked_to_end = handled < len(run.signals)
         if (asked_to_end and handled) or now > end:

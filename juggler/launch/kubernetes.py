@@ -25,8 +25,8 @@ from juggler.launch.engine import (
     ask,
     wait_until_removed,
 )
-from juggler.learner.process.program import LEARNER
-from juggler.runtime.nearest import one_of
+from juggler.learner.process.learner_program import LEARNER
+from juggler.runtime.near_matches import one_of
 
 #: Components that change the manifests, by name.
 COMPONENTS = ("autoscale", "gpu")
@@ -105,7 +105,7 @@ class KubernetesRun(EngineRun):
         except OSError as error:
             raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from error
         self._launch.begin_counts(self._numbers, f"kubernetes {self._namespace}")
-        with self.taken_down():
+        with self.torn_down():
             _ask("kubectl", "apply", "-k", str(written))
         self._report(
             f"applied the manifests in {written}: `kubectl -n {self._namespace} get pods "
@@ -148,7 +148,7 @@ class KubernetesRun(EngineRun):
         job = f"job/{self._launch.name('driver')}"
         _ask("kubectl", "patch", "-n", self._namespace, job, "--type=merge", "-p", suspended)
 
-    def take_down(self) -> None:
+    def tear_down(self) -> None:
         """End all processes, and remove the run, but keep its claim."""
         self.stop_showing()
         own = ["-n", self._namespace, _KINDS, "-l", self._label]

@@ -20,7 +20,7 @@ from juggler.launch.engine import (
     Tail,
     ask,
 )
-from juggler.learner.process.program import LEARNER
+from juggler.learner.process.learner_program import LEARNER
 from juggler.runtime.actors.tls import TLS_VARIABLE
 
 #: Runs a command in the background and waits for it, so that the shell can pass signals on.
@@ -243,7 +243,7 @@ class SlurmRun(EngineRun):
             raise LaunchError(f"cannot write {directory}: {error}") from error
         self._launch.begin_counts(self._numbers)
         counts = {role: count for role, count in self._numbers.items() if count}
-        with self.taken_down():
+        with self.torn_down():
             _ask("sbatch", "--parsable", str(self._path("driver")))
             for role, count in counts.items():
                 _ask("sbatch", "--parsable", f"--array=0-{count - 1}", str(self._path(role)))
@@ -271,7 +271,7 @@ class SlurmRun(EngineRun):
                 f"could not start; see {self._log.parent}"
             ) from None
 
-    def look(self) -> None:
+    def poll(self) -> None:
         if self._tail is None:
             begin = f"--bytes=+{self._shown + 1}"
             self._tail = Tail("tail", begin, "--follow=name", "--retry", str(self._log))
@@ -280,7 +280,7 @@ class SlurmRun(EngineRun):
         """Send SIGUSR2; Slurm sends SIGTERM itself when it preempts the job."""
         _ask("scancel", "--me", "--batch", "--signal=USR2", f"--name={self._launch.name('driver')}")
 
-    def take_down(self) -> None:
+    def tear_down(self) -> None:
         self.stop_showing()
         problems: list[NoAnswer] = []
         for role in ("driver", *ROLES):

@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import msgspec
 
 from juggler.driver.record.wording import plain
-from juggler.envrunner.program import ENVRUNNER, EVALUATOR
+from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR
 from juggler.launch.engine import (
     JUGGLER,
     ROLES,
@@ -34,8 +34,8 @@ from juggler.launch.engine import (
     LaunchError,
     Report,
 )
-from juggler.learner.process.program import LEARNER
-from juggler.runtime.actors.commands import Command, CommandProcess
+from juggler.learner.process.learner_program import LEARNER
+from juggler.runtime.actors.command_processes import CommandLine, CommandProcess
 from juggler.runtime.actors.endpoints import EndpointError, split_address
 from juggler.runtime.actors.supervisor import Exited, RestartPolicy, Supervisor
 from juggler.runtime.actors.tls import TLS_VARIABLE
@@ -145,7 +145,7 @@ def _can_be_dialed(address: str) -> bool:
 class _Worker:
     """A `Program` that stays down once the driver has released it."""
 
-    command: Command
+    command: CommandLine
     released: Callable[[], None]
 
     def start(self, title: str) -> CommandProcess:
@@ -199,7 +199,7 @@ class SshRun(EngineRun):
             LaunchError: a host cannot be reached, or has no Juggler, or another version of it.
         """
         self._open.enter_context(self._launch.read_here())
-        with self.taken_down():
+        with self.torn_down():
             self._launch.make_certificates(self._hosts.dialed)
             with ThreadPoolExecutor(min(32, len(self._hosts.hosts))) as pool:
                 problems = [text for text in pool.map(self._prepare, self._hosts.hosts) if text]
@@ -222,7 +222,7 @@ class SshRun(EngineRun):
         self._start_driver()
         return DriverState(running=True)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Start the driver, and start or end workers as wanted."""
         if self._process is None:  # from here on, signals end it normally
             self._start_driver()
@@ -251,7 +251,7 @@ class SshRun(EngineRun):
 
     def _start(self, name: str, words: list[str]) -> None:
         """Start a worker, and start it again until the driver releases it."""
-        command = Command(words, self._logs / f"{name.replace(' ', '-')}.log")
+        command = CommandLine(words, self._logs / f"{name.replace(' ', '-')}.log")
         worker = _Worker(command, lambda: self._workers.dismiss(name, 0.0))
         self._workers.add(name, worker, _POLICY)
 
@@ -259,7 +259,7 @@ class SshRun(EngineRun):
         assert self._process is not None
         self._process.send_signal(self.signals[0])
 
-    def take_down(self) -> None:
+    def tear_down(self) -> None:
         """End all processes; workers that the driver released may leave first."""
         in_order = self._process is not None and self._process.poll() is not None
         if self._process is not None and not in_order:

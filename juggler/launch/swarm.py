@@ -26,7 +26,7 @@ from juggler.launch.engine import (
     ask,
     wait_until_removed,
 )
-from juggler.learner.process.program import LEARNER
+from juggler.learner.process.learner_program import LEARNER
 
 _STACK = resources.files("juggler.launch") / "manifests" / "swarm.yaml"
 _CONFIG = "/run.toml"  # path in the driver's container
@@ -114,7 +114,7 @@ class SwarmRun(EngineRun):
             raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from error
         self._launch.begin_counts(self._numbers, "swarm")
         deploy = ["docker", "stack", "deploy", "--with-registry-auth", "-c", str(self._file)]
-        with self.taken_down():
+        with self.torn_down():
             _ask(*deploy, *self._more, self._launch.label)
         self._report(
             f"deployed the stack {self._launch.label}: `docker stack ps {self._launch.label}` "
@@ -146,7 +146,7 @@ class SwarmRun(EngineRun):
         why = next((each["Err"] for each in states if each.get("Err")), "")
         return DriverState(f"its task is {states[0]['State']} ({why})" if why else "")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         # It would show nothing of an ended task.
         if self._seen and (self._tail is None or self._tail.ended):
             since = [] if self._tail is None else ["--tail", "0"]
@@ -156,7 +156,7 @@ class SwarmRun(EngineRun):
     def end(self) -> None:
         _ask("docker", "service", "scale", "--detach", f"{self._name('driver')}=0")
 
-    def take_down(self) -> None:
+    def tear_down(self) -> None:
         self._launch.forget_counts()
         if self._tail is None and self._there():  # it may have ended before it was seen running
             self._tail = Tail("docker", "service", "logs", "--raw", self._name("driver"))

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from juggler.learner.config import Passes, given_passes
 from juggler.learner.core.learner_core import Aux, Columns, Grads, LearnerCore, Metrics, Params
-from juggler.learner.core.metrics import mean_metrics, with_numbers
-from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like, to_device
+from juggler.learner.core.mean_metrics import mean_metrics, with_numbers
+from juggler.learner.core.state_trees import StateMismatch, arrays_like, tensors_like, to_device
 from juggler.learner.data.collate import collate
 from juggler.learner.data.validation import (
     as_tensors,
@@ -34,11 +34,11 @@ from juggler.learner.group.peers import (
 )
 from juggler.learner.optim.schedules import Schedule
 from juggler.runtime.checkpoints.checkpoint import PIPELINES, REPLAY
-from juggler.runtime.connectors.building import LearnerPipeline
+from juggler.runtime.connectors.pipelines import LearnerPipeline
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
-from juggler.runtime.nearest import nearest, one_of
+from juggler.runtime.near_matches import nearest, one_of
 from juggler.runtime.wire.trees import Tree
 
 #: Batches of a module's episodes.

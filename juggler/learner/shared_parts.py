@@ -11,11 +11,11 @@ from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.learner import Learner
 from juggler.learner.optim.flat_module import FlatModule, TrainState
 from juggler.runtime.checkpoints.weights import is_named
-from juggler.runtime.nearest import nearest
+from juggler.runtime.near_matches import nearest
 
 
 @dataclass(slots=True, eq=False)
-class _Member:
+class _SharingModule:
     """A module that shares parts with others."""
 
     module_id: str
@@ -34,7 +34,7 @@ class _Member:
         """Return parameters and buffers by name."""
         return {**self.core.flat.named(self.state["parameters"]), **self.state["buffers"]}
 
-    def take(self, source: _Member) -> None:
+    def copy_from(self, source: _SharingModule) -> None:
         """Copy shared parameters, buffers and optimizer moments from another module."""
         source.learner.wait()
         self.learner.wait()
@@ -81,7 +81,7 @@ class SharedParts:
 
     def __init__(self, shared: Mapping[str, Sequence[str]]) -> None:
         self._shared = shared
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, _SharingModule] = {}
 
     def add(self, module_id: str, learner: Learner) -> None:
         """Add a module, which takes over the parts already shared.
@@ -98,7 +98,7 @@ class SharedParts:
                 f"shared: module {module_id!r} cannot share parts, because its algorithm "
                 f"{core.name!r} is not a GradientCore: leave the module out of the table shared"
             )
-        member = _Member(module_id, learner, core, _matched(module_id, core.flat, patterns))
+        member = _SharingModule(module_id, learner, core, _matched(module_id, core.flat, patterns))
         links = {each.module_id: _links(each, member) for each in self._members.values()}
         learner.wait()
         learner.state = core.shares_parts(learner.state)
@@ -107,7 +107,7 @@ class SharedParts:
             member.links[other_id] = {mine: theirs for theirs, mine in names.items()}
         self._members[module_id] = member
         for other_id in links:
-            member.take(self._members[other_id])
+            member.copy_from(self._members[other_id])
 
     def remove(self, module_id: str) -> None:
         """Remove a module, if it shares parts."""
@@ -129,7 +129,7 @@ class SharedParts:
         """Copy a changed module's shared parts to its partners."""
         if (member := self._members.get(module_id)) is not None:
             for other_id in member.links:
-                self._members[other_id].take(member)
+                self._members[other_id].copy_from(member)
 
 
 def _matched(module_id: str, flat: FlatModule, patterns: Sequence[str]) -> dict[str, list[str]]:
@@ -159,7 +159,7 @@ def _matched(module_id: str, flat: FlatModule, patterns: Sequence[str]) -> dict[
     return found
 
 
-def _links(one: _Member, other: _Member) -> dict[str, str]:
+def _links(one: _SharingModule, other: _SharingModule) -> dict[str, str]:
     """Return the second module's names of shared tensors, by the first one's.
 
     Raises:
@@ -182,7 +182,9 @@ def _links(one: _Member, other: _Member) -> dict[str, str]:
     return links
 
 
-def _must_be_alike(one: _Member, other: _Member, name: str, ours: str, theirs: str) -> None:
+def _must_be_alike(
+    one: _SharingModule, other: _SharingModule, name: str, ours: str, theirs: str
+) -> None:
     """Raise ValueError if two modules' tensors cannot be shared."""
     mine, its = one.tensors()[ours], other.tensors()[theirs]
     both = f"shared: {name!r} of modules {one.module_id!r} and {other.module_id!r}"

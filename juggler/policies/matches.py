@@ -20,7 +20,7 @@ from juggler.runtime.wire.structures import from_tree, put, take, to_tree, tree_
 from juggler.runtime.wire.trees import Tree
 
 
-class Player(Protocol):
+class MatchPlayer(Protocol):
     """Acts for an agent, in any number of environments."""
 
     def act(self, slots: Sequence[int], observations: Tree, first: NDArray[np.bool_]) -> Tree:
@@ -88,7 +88,7 @@ class RandomPlayer:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class PlayedMatch:
     """One episode.
 
     Attributes:
@@ -102,11 +102,11 @@ class Match:
 
 def play_matches(
     envs: MultiAgentEnvs,
-    players: Mapping[str, Player],
+    players: Mapping[str, MatchPlayer],
     episodes: int,
     seed: int,
     watch: Callable[[int, int], None] = lambda *_: None,
-) -> list[Match]:
+) -> list[PlayedMatch]:
     """Play the first episodes that begin, without bias to short ones.
 
     Args:
@@ -138,20 +138,20 @@ def play_matches(
     return [_match(episode, envs.agents) for episode in every]
 
 
-def _match(episode: Episode, agents: Sequence[str]) -> Match:
+def _match(episode: Episode, agents: Sequence[str]) -> PlayedMatch:
     acted = [place for place, steps in enumerate(episode.steps) if steps]
-    return Match(
+    return PlayedMatch(
         {agents[place]: float(episode.returns[place]) for place in acted},
         {agents[place]: int(episode.steps[place]) for place in acted},
     )
 
 
 def _actions(
-    group: GroupTurn, space: Space[Any], agents: Sequence[str], players: Mapping[str, Player]
+    group: GroupTurn, space: Space[Any], agents: Sequence[str], players: Mapping[str, MatchPlayer]
 ) -> Any:
     """Return actions [B, ...] of all acting agents, in Gymnasium's format."""
     chosen = zeros(space, (len(group.acting),))  # [B, ...]
-    seats: dict[int, tuple[Player, list[int]]] = {}
+    seats: dict[int, tuple[MatchPlayer, list[int]]] = {}
     for k, slot in enumerate(group.acting.tolist()):
         player = players[agents[slot % len(agents)]]
         seats.setdefault(id(player), (player, []))[1].append(k)
@@ -163,7 +163,7 @@ def _actions(
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class MatchRecord:
     """Results of an agent in many matches.
 
     Attributes:
@@ -192,8 +192,8 @@ class Record:
 
 
 def records(
-    matches: Sequence[Match], teams: Sequence[Sequence[str]] = (), margin: float = 0.0
-) -> dict[str, Record]:
+    matches: Sequence[PlayedMatch], teams: Sequence[Sequence[str]] = (), margin: float = 0.0
+) -> dict[str, MatchRecord]:
     """Compute returns, wins, draws and losses of each agent.
 
     Args:
@@ -216,10 +216,10 @@ def records(
     return {agent: _record(np.array(pairs)) for agent, pairs in sorted(found.items())}
 
 
-def _record(pairs: NDArray[np.float64]) -> Record:
+def _record(pairs: NDArray[np.float64]) -> MatchRecord:
     got, outcomes = pairs[:, 0], pairs[:, 1]  # [M] both
     error = float(got.std(ddof=1) / math.sqrt(len(got))) if len(got) > 1 else math.nan
-    return Record(
+    return MatchRecord(
         float(got.mean()),
         error,
         int((outcomes > 0).sum()),

@@ -20,22 +20,27 @@ from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read_or_warn
 from juggler.runtime.checkpoints.weights import acting_arrays, module_in
-from juggler.runtime.connectors.building import (
+from juggler.runtime.connectors.config import ConnectorsConfig, own_connectors
+from juggler.runtime.connectors.leaves import OBSERVATION, holds_masks
+from juggler.runtime.connectors.mergeable_state import connector_state
+from juggler.runtime.connectors.pipelines import (
     EnvToModule,
     ModuleToEnv,
     OwnClasses,
     build_runner_pipelines,
 )
-from juggler.runtime.connectors.config import ConnectorsConfig, own_connectors
-from juggler.runtime.connectors.leaves import OBSERVATION, holds_masks
-from juggler.runtime.connectors.mergeable_state import connector_state
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
-from juggler.runtime.modules.acting import acting_names, load_weights, strip_to_acting, weights_of
-from juggler.runtime.modules.building import ModuleFactory, build_module
-from juggler.runtime.modules.by_name import must_be_given_again
+from juggler.runtime.modules.acting_part import (
+    acting_names,
+    load_weights,
+    strip_to_acting,
+    weights_of,
+)
 from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTION_MASK, ACTIONS, OBSERVATIONS
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.modules.distributions.for_space import Categorical
+from juggler.runtime.modules.import_by_name import must_be_given_again
+from juggler.runtime.modules.module_specs import ModuleFactory, build_module
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.structures import choices_of, from_tree, to_tree, tree_map

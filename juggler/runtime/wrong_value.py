@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Protocol, Union, ge
 
 import msgspec
 
-from juggler.runtime.nearest import all_of, nearest, one_of
+from juggler.runtime.near_matches import all_of, nearest, one_of
 
 _WORDS: Final[Mapping[Any, str]] = {
     bool: "true or false",

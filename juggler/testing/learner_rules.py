@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from juggler.learner.core.learner_core import Columns
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.learner import Learner
 from juggler.testing.comparing import assert_same, checked, copied, differ, must
 

@@ -13,8 +13,8 @@ from juggler.envrunner.sampler import Sampler
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.data.collate import collate
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.modules.rl_module import RLModule
 

@@ -19,7 +19,7 @@ from juggler import cli
 from juggler.cli import main
 from juggler.runtime.actors.attachment import AttachError, Attachment, new_incarnation
 from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import Joined, Mailbox
+from juggler.runtime.actors.hub_events import Mailbox, WorkerJoined
 from juggler.runtime.wire.v1 import attach_pb2
 
 _PATIENCE = 200.0  # seconds until a test fails; nothing takes as long
@@ -80,7 +80,7 @@ def test_a_worker_whose_threads_are_busy_at_its_end_has_the_status_of_its_work(r
     worker = subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
     try:
         (joined,) = events.gather(_PATIENCE)
-        assert isinstance(joined, Joined)
+        assert isinstance(joined, WorkerJoined)
         assert hub.send(joined.worker, 1, attach_pb2.Stop())
         _, said = worker.communicate(timeout=_PATIENCE)
         assert worker.returncode == 0, said

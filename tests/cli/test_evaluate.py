@@ -20,11 +20,11 @@ from support.place import status_of
 
 from juggler.cli import tune
 from juggler.cli.tune import Timed, search
-from juggler.driver import evaluating
+from juggler.driver import play_checkpoint
 from juggler.driver.config import RunConfig
+from juggler.driver.config_files import load_config_and_keys
 from juggler.driver.driver import RunFailed
-from juggler.driver.evaluating import Evaluated
-from juggler.driver.given_config import load_config
+from juggler.driver.play_checkpoint import Evaluated
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_few_episodes_have_a_return_and_no_interval(
     told: list[str],
 ) -> None:
     played = Evaluated(Path("run/checkpoints/1"), returns, [480] * len(returns), [])
-    monkeypatch.setattr(evaluating, "evaluate", lambda *_, **__: played)
+    monkeypatch.setattr(play_checkpoint, "evaluate", lambda *_, **__: played)
     assert status_of("evaluate", "run", "--episodes", len(returns)) == 0
     said = capsys.readouterr().out
     assert ("1 episode: return " in said) == (len(returns) == 1)
@@ -67,7 +67,7 @@ def test_json_is_alone_on_stdout(
         returns = {("left", "main"): [1.0, math.nan]}
         return Evaluated(Path("run/checkpoints/1"), [1.0, 3.0], [5, 6], [Path("a.mp4")], returns)
 
-    monkeypatch.setattr(evaluating, "evaluate", play)
+    monkeypatch.setattr(play_checkpoint, "evaluate", play)
     assert status_of("evaluate", "run", "--json") == 0
     captured = capfd.readouterr()
     said = json.loads(captured.out)
@@ -79,9 +79,9 @@ def test_json_is_alone_on_stdout(
 
 
 def test_episodes_that_do_not_end_are_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluating, "_MANY_STEPS", 10)
+    monkeypatch.setattr(play_checkpoint, "_MANY_STEPS", 10)
     seen: list[tuple[int, int]] = []
-    watch = evaluating.warns_of_endless(lambda *said: seen.append(said))
+    watch = play_checkpoint.warns_of_endless(lambda *said: seen.append(said))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for step in range(1, 10):
@@ -170,7 +170,7 @@ def test_it_times_real_runs_and_writes_what_train_takes(
     assert "2 × 2 environments, 8 steps: about " in said.err
     assert "as configured: 2 × 2 environments, 8 steps: about " in said.out
     assert f"juggler train {file}" in said.out
-    config = load_config(file)
+    config = load_config_and_keys(file)[0]
     assert config.learner.lr == 0.01
     assert config.learner.algorithm == "dqn"
     assert config.driver.stop_seconds is None, "the runs that were timed had one"

@@ -11,13 +11,13 @@ import pytest
 from juggler.cli import league
 from juggler.cli.arguments import parse
 from juggler.cli.league import roster_lines, win_rate_lines
-from juggler.driver import evaluating
+from juggler.driver import play_checkpoint
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver_config import AgentsConfig
-from juggler.driver.evaluating import PlayedMatches, _Seats
 from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.roster import Player
-from juggler.policies.matches import Match
+from juggler.driver.play_checkpoint import PlayedMatches, _Seats
+from juggler.policies.matches import PlayedMatch
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
 
@@ -119,9 +119,9 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
         for ended in range(episodes + 1):
             watch(ended, 7)
         returns = {agent: GETS[who] for agent, who in seated.items()}
-        return PlayedMatches(path, dict(seated), [Match(returns, {})] * episodes, {}, [])
+        return PlayedMatches(path, dict(seated), [PlayedMatch(returns, {})] * episodes, {}, [])
 
-    monkeypatch.setattr(evaluating, "play_matches", play)
+    monkeypatch.setattr(play_checkpoint, "play_matches", play)
     path = tmp_path / "run/checkpoints/1"
     return Checkpoint((1, 1), {}, {}, {}, {}, {}, path=path)
 

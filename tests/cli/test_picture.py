@@ -9,7 +9,7 @@ import pytest
 
 import juggler
 from juggler.cli.arguments import PlotError
-from juggler.cli.plot import Run, _figure, read_run, smoothed
+from juggler.cli.plot import RunCurves, _figure, read_run, smoothed
 from juggler.cli.plot import save as plot
 from juggler.driver.record.run_directory import RunDirectoryError
 
@@ -34,7 +34,7 @@ def _write(path: Path, lines: list[Any]) -> Path:
     return path
 
 
-def _run(path: Path, lines: list[Any]) -> Run:
+def _run(path: Path, lines: list[Any]) -> RunCurves:
     return read_run(_write(path, lines), path.name)
 
 

@@ -18,9 +18,9 @@ from support.made_files import checkpoint, line, made
 from juggler.cli import main, train
 from juggler.cli.status import table
 from juggler.driver.config import RunConfig
-from juggler.driver.given_config import Seen, Shipped, read_shipped, shipped_configs
+from juggler.driver.config_files import MedianResults, ShippedConfig, read_shipped, shipped_configs
 from juggler.driver.monitoring import to_plain
-from juggler.driver.watching.serving import PageApplication, _id_of
+from juggler.driver.watching.page_server import PageApplication, _id_of
 from juggler.runtime.checkpoints.checkpoint import write
 from juggler.runtime.wire.v1 import status_pb2
 
@@ -235,13 +235,15 @@ def test_the_extra_that_one_needs_is_named(capsys: pytest.CaptureFixture[str]) -
 
 def test_what_was_seen_is_told_and_what_was_not_too(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {
-        "one": Seen(478.26, 459_123, 3.64, 3, "2 cores, AMD EPYC"),
-        "two": Seen(-85.0, 1_234_567, 100.0, 1, "a laptop"),
+        "one": MedianResults(478.26, 459_123, 3.64, 3, "2 cores, AMD EPYC"),
+        "two": MedianResults(-85.0, 1_234_567, 100.0, 1, "a laptop"),
         "three": None,
         "four": "wins 99 % (benchmarks/games.md)",
     }
     monkeypatch.setattr(train, "shipped_configs", lambda: [*seen])
-    monkeypatch.setattr(train, "read_shipped", lambda name: Shipped(name, RunConfig(), seen[name]))
+    monkeypatch.setattr(
+        train, "read_shipped", lambda name: ShippedConfig(name, RunConfig(), seen[name])
+    )
     head, one, two, three, four = train.listing().splitlines()
     assert head.split()[-5:] == ["return", "steps", "seconds", "seen", "on"]
     assert one.split()[4:7] == ["478.3", "459k", "3.6"]

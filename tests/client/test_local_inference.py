@@ -30,7 +30,7 @@ from juggler.gateway import recordings
 from juggler.runtime.connectors.mergeable_state import Moments
 from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.installing import installing
+from juggler.runtime.install_commands import installing
 
 
 @pytest.fixture(scope="module")

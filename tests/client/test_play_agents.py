@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
 from juggler.client import play_agents, playing
-from juggler.client.spaces import Values
+from juggler.client.space_values import Values
 
 MASKS = {"a": [1, 0, 1], "b": [0, 1, 1]}
 

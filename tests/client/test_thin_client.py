@@ -21,7 +21,7 @@ from juggler.client import (
     multi_discrete,
     tuple_of,
 )
-from juggler.client.spaces import Values, as_message, for_each
+from juggler.client.space_values import Values, as_message, for_each
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
 
 TWO = np.array([1.0, 2.0], np.float32)

@@ -19,14 +19,14 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.sampler import Sampler
 from juggler.learner.algorithms.registry import ALGORITHMS, find_algorithm
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.learner import Learner
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.acting import strip_to_acting
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.acting_part import strip_to_acting
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.errors import UnsupportedSpace
 from juggler.testing import AnythingEnv

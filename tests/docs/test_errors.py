@@ -35,7 +35,7 @@ from juggler.runtime.acting.actor import Actor
 from juggler.runtime.actors import hub
 from juggler.runtime.actors.credentials import WITHOUT_TOKEN
 from juggler.runtime.actors.endpoints import EndpointError
-from juggler.runtime.actors.hub import Refused, read_hello
+from juggler.runtime.actors.hub import ProtocolViolation, read_hello
 from juggler.runtime.checkpoints.checkpoint import CheckpointError, read, write
 from juggler.runtime.wire.v1 import attach_pb2
 
@@ -47,7 +47,7 @@ KNOWN = (
     EnvironmentFailed,
     CheckpointError,
     EndpointError,
-    Refused,
+    ProtocolViolation,
 )
 
 #: Arguments of commands that end before anything starts.

@@ -17,8 +17,8 @@ from juggler.driver.config import RunConfig
 from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.runtime.connectors.config import BUILT_IN, ConnectorsConfig
-from juggler.runtime.elsewhere import MODEL_KEYS, RUN_KEYS
 from juggler.runtime.modules.config import ModelConfig
+from juggler.runtime.other_libraries import MODEL_KEYS, RUN_KEYS
 
 FROM_ELSEWHERE = [
     "docs/from-cleanrl.md",

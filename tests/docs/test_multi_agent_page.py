@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 from support.pages import ROOT, blocks, script
 
-from juggler.driver.agents_found import with_agents
+from juggler.driver.agent_tables import with_agents
 from juggler.driver.config import RunConfig
-from juggler.driver.given_config import shipped_configs
-from juggler.driver.league.builders import BUILDERS
+from juggler.driver.config_files import shipped_configs
 from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.find_builder import BUILDERS
 from juggler.driver.league.rllib import Rllib
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.dm_env_rpc.options import SimulatorOptions, addresses
-from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
+from juggler.envrunner.multi_agent.make_envs import has_several_agents, make_multi_agent_envs
 from juggler.learner.algorithms.impala import ImpalaConfig
 
 PAGE = "docs/multi-agent.md"

@@ -145,10 +145,10 @@ OF_NO_BATCH = {
     "RunnerJoined",
     "RunnerPlays",
     "LearnerJoined",
-    "BeginWithFewer",
+    "StartWithFewer",
     "PeersMet",
-    "MeetAgain",
-    "Proceed",
+    "RebuildGroup",
+    "StartNextTurn",
     "StopRequested",
 }
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 import juggler
-from juggler.driver.agents_found import FoundGroup, with_agents
-from juggler.driver.checkpoint.restoring import core_of
+from juggler.driver.agent_tables import FoundGroup, with_agents
+from juggler.driver.checkpoint.driver_state import core_of
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver_config import AgentsConfig, who_plays
-from juggler.driver.hosting import Hosting
+from juggler.driver.module_placement import ModulePlacement
 from juggler.driver.script_classes import own_classes
-from juggler.driver.starting import changes, must_be_of_one_run
+from juggler.driver.start_run import changes, must_be_of_one_run
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
@@ -113,7 +113,7 @@ def test_a_module_has_its_own_staleness_batches_and_weights_interval() -> None:
 def test_the_class_of_an_encoder_is_named_if_workers_can_import_it() -> None:
     keys: dict[str, Any] = {"model": {"encoder": FoundGroup, "activation": "relu"}}
     assert own_classes(keys) == {}
-    name = "juggler.driver.agents_found:FoundGroup"
+    name = "juggler.driver.agent_tables:FoundGroup"
     assert keys["model"] == {"encoder": name, "activation": "relu"}
 
     class Mine:
@@ -148,8 +148,10 @@ FOUR: dict[str, Any] = {"agents": {name: name for name in "abcd"}}
 PAIR = {"encoder.*": ["d", "b"]}
 
 
-def of_run(learners: int, trained: Iterable[str] = "abcd", **values: Any) -> Hosting:
-    return Hosting(RunConfig.from_flat({**FOUR, "num_learners": learners, **values}), trained)
+def of_run(learners: int, trained: Iterable[str] = "abcd", **values: Any) -> ModulePlacement:
+    return ModulePlacement(
+        RunConfig.from_flat({**FOUR, "num_learners": learners, **values}), trained
+    )
 
 
 def hosting(learners: int, processes: int, **values: Any) -> list[list[str]]:

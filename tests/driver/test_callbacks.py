@@ -16,10 +16,10 @@ import juggler
 from juggler.driver import callbacks
 from juggler.driver.callbacks import checked
 from juggler.driver.changed_values import ChangedValues
-from juggler.driver.checkpoint.restoring import must_be_sound
+from juggler.driver.checkpoint.driver_state import must_be_sound
 from juggler.driver.config import RunConfig
+from juggler.driver.periodic_work import metrics_line
 from juggler.driver.signals import SecondSignal
-from juggler.driver.upkeep import metrics_line
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.place import raises_key, status_of
 
 from juggler.driver.config import ConfigError, RunConfig, converted
-from juggler.driver.given_config import load_config, read_shipped, shipped_configs
+from juggler.driver.config_files import load_config_and_keys, read_shipped, shipped_configs
 from juggler.driver.record.run_directory import to_toml
 from juggler.driver.script_classes import give_names
 from juggler.learner.algorithms.registry import ALGORITHMS
@@ -168,14 +168,14 @@ def test_a_configuration_comes_back_from_toml_from_json_and_from_itself(
 def test_a_file_that_cannot_be_read_as_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_bytes(b"env = '\xff'")
     with pytest.raises(ConfigError, match=r"run\.toml is not valid TOML"):
-        load_config(tmp_path / "run.toml")
+        load_config_and_keys(tmp_path / "run.toml")[0]
     with pytest.raises(ConfigError, match="resume"):
-        load_config(tmp_path)
+        load_config_and_keys(tmp_path)[0]
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("lr = 1e-3\n", "utf-8-sig")
-    assert load_config(tmp_path / "run.toml").learner.lr == 1e-3
+    assert load_config_and_keys(tmp_path / "run.toml")[0].learner.lr == 1e-3
 
 
 # Everything that is wrong in a configuration is told at once.

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from juggler.driver.agents_found import FoundGroup
+from juggler.driver.agent_tables import FoundGroup
 from juggler.driver.config import RunConfig
+from juggler.driver.config_files import differing, load_config_and_keys, shipped_configs
 from juggler.driver.defaults import settled, with_models
-from juggler.driver.given_config import differing, load_given, shipped_configs
 from juggler.learner.algorithms.registry import ALGORITHMS as SHIPPED
-from juggler.runtime.connectors.building import build_module_to_env
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.pipelines import build_module_to_env
 from juggler.runtime.wire.spaces import space_to_message
 
 ALGORITHMS = ("impala", "ppo", "appo", "pqn", "dqn", "r2d2", "sac", "td3", "bc", "iql")
@@ -223,9 +223,9 @@ def test_weights_of_another_run_act_as_they_did_there(before: bool) -> None:
 
 def test_what_ships_is_complete_and_a_file_of_ones_own_is_not(tmp_path: Path) -> None:
     for name in shipped_configs():
-        config, given = load_given(name)
+        config, given = load_config_and_keys(name)
         assert given == config.flat().keys()
     (tmp_path / "mine.toml").write_text('env = "Acrobot-v1"\nlr = 5e-4\n')
-    assert load_given(tmp_path / "mine.toml")[1] == {"env", "lr"}
-    assert load_given(tmp_path / "mine.toml", "ppo")[1] == {"env", "lr", "algorithm"}
-    assert load_given(None)[1] == set()
+    assert load_config_and_keys(tmp_path / "mine.toml")[1] == {"env", "lr"}
+    assert load_config_and_keys(tmp_path / "mine.toml", "ppo")[1] == {"env", "lr", "algorithm"}
+    assert load_config_and_keys(None)[1] == set()

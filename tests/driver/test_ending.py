@@ -23,12 +23,12 @@ from support.workers_world import (
 import juggler
 from juggler.driver import run_end as run_clock
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.driver import Ending
+from juggler.driver.driver import Shutdown
+from juggler.driver.periodic_work import Intervals
 from juggler.driver.record.progress import NotebookProgress, make_progress
 from juggler.driver.record.wording import conclude
 from juggler.driver.result import goal_reached, goals_behind, nothing_to_do
 from juggler.driver.run_end import RunClock
-from juggler.driver.upkeep import Intervals
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
 
@@ -44,7 +44,7 @@ def told_at_the_end(directory: Path, reason: str) -> list[str]:
     upkeep = SimpleNamespace(
         standstill=SimpleNamespace(hung_runners=lambda _: ""), write_line=lambda: {}
     )
-    ending = Ending(
+    ending = Shutdown(
         world.parts,
         cast(Any, nothing_comes),
         cast(Any, upkeep),
@@ -92,7 +92,7 @@ def test_a_run_that_needs_a_script_is_not_said_to_go_on_by_a_command(
     world.parts.core = cast(Any, SimpleNamespace(has_updated=True))
     directory = SimpleNamespace(path=tmp_path, newest_checkpoint=lambda: None)
     nothing = cast(Any, None)
-    ending = Ending(world.parts, nothing, nothing, world.parts.hub, cast(Any, directory))
+    ending = Shutdown(world.parts, nothing, nothing, world.parts.hub, cast(Any, directory))
     ending._newest_update = lambda: 7  # type: ignore[method-assign]
     assert ending.how_to_resume().startswith(f"\nTo resume from update 7: {how}")
 
@@ -299,7 +299,7 @@ def test_the_end_of_an_interrupted_run_says_how_to_go_on() -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A clock that goes when it is told to."""
     made = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("juggler.driver.upkeep.time.monotonic", lambda: made.now)
+    monkeypatch.setattr("juggler.driver.periodic_work.time.monotonic", lambda: made.now)
     return made
 
 

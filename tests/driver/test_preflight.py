@@ -16,15 +16,15 @@ from gymnasium import spaces
 from support.rehearsing import rehearse
 
 import juggler
-from juggler.driver import starting
+from juggler.driver import start_run
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.driver import Start
+from juggler.driver.driver import StartSettings
 from juggler.driver.preflight import PreflightError, _where_it_was
 from juggler.driver.record import run_directory
 from juggler.driver.record.run_directory import CONFIG_FILE, RunDirectoryError
 from juggler.driver.script_classes import pack
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
-from juggler.runtime.modules.by_name import ImportFailed, found
+from juggler.runtime.modules.import_by_name import ImportFailed, found
 from juggler.runtime.wire.spaces import space_from_message
 
 _GOOD_STEP = "return self.observation_space.sample(), 0.0, False, False, {}"
@@ -277,12 +277,12 @@ def test_a_run_that_may_not_write_in_its_directory_is_told_so_before_its_rehears
 ) -> None:
     (tmp_path / CONFIG_FILE).write_text('env = "CartPole-v1"\n')
     monkeypatch.setattr(run_directory, "TemporaryDirectory", _protected)  # root may do anything
-    monkeypatch.setattr(starting, "rehearse", _rehearsed)
+    monkeypatch.setattr(start_run, "rehearse", _rehearsed)
     config = RunConfig.from_flat({"env": "CartPole-v1", "run_dir": str(tmp_path)})
     checkpoint = Checkpoint((1, 7), {}, {}, BOOKS, config.flat(), {})
     go_on: dict[str, Callable[[], object]] = {
-        "resumed": lambda: starting.resume_run(tmp_path, checkpoint, config, Start(0.0)),
-        "started over": lambda: starting.start_run(config, [], Start(0.0), over=True),
+        "resumed": lambda: start_run.resume_run(tmp_path, checkpoint, config, StartSettings(0.0)),
+        "started over": lambda: start_run.start_run(config, [], StartSettings(0.0), over=True),
     }
     told = f"^cannot write in the run directory {tmp_path}: Permission denied$"
     with pytest.raises(RunDirectoryError, match=told):

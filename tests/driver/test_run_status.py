@@ -18,13 +18,13 @@ from support.workers_world import ROWS, STEPS, WorkersWorld
 
 from juggler.cli.status import table
 from juggler.driver.monitoring import to_plain
+from juggler.driver.periodic_work import PeriodicWork
 from juggler.driver.record.progress import Journal
 from juggler.driver.record.prometheus import families, serve_metrics
 from juggler.driver.record.wording import Progress
-from juggler.driver.status import StatusReader
-from juggler.driver.upkeep import Upkeep
+from juggler.driver.run_status import StatusReader
 from juggler.runtime.actors.endpoints import EndpointError
-from juggler.runtime.actors.hub_events import Left, Vitals
+from juggler.runtime.actors.hub_events import Vitals, WorkerLeft
 from juggler.runtime.wire.v1 import status_pb2, training_pb2
 
 
@@ -143,7 +143,7 @@ def test_counters_never_go_backwards(watched: Watched) -> None:
     seen = [_samples(watched.read())]
     watched.update()
     seen.append(_samples(watched.read()))
-    world.hear(Left(world.runner, "gone"))
+    world.hear(WorkerLeft(world.runner, "gone"))
     seen.append(_samples(watched.read()))
     world.runner = world.join("envrunner")
     seen.append(_samples(watched.read()))
@@ -204,7 +204,7 @@ class World(WorkersWorld):
         agents = {"left": "blue", "right": "red"}
         super().__init__(directory, agents=agents, num_learners=2, devices="cpu")
         nothing = cast(Any, None)  # is written
-        self.upkeep = Upkeep(self.parts, nothing, [], lambda: None)
+        self.upkeep = PeriodicWork(self.parts, nothing, [], lambda: None)
 
     def train(self) -> None:
         """The module "blue" has had an update."""

@@ -10,9 +10,14 @@ from support.pages import ROOT
 from support.small_cores import acts_in_choices, needs_memory
 
 import juggler.driver.configs
-from juggler.driver import given_config as shipped
+from juggler.driver import config_files as shipped
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.given_config import Seen, load_config, read_shipped, shipped_configs
+from juggler.driver.config_files import (
+    MedianResults,
+    load_config_and_keys,
+    read_shipped,
+    shipped_configs,
+)
 from juggler.learner.algorithms.registry import ALGORITHMS
 
 CONFIGS = Path(juggler.driver.configs.__path__[0])
@@ -46,8 +51,8 @@ def test_what_was_seen_is_beside_the_configuration(in_a_package: Path) -> None:
     (in_a_package / "mine.toml").write_text(f"lr = 0.5\n{SEEN}")
     found = read_shipped("mine")
     assert found.config == RunConfig.from_flat({"lr": 0.5})
-    assert found.seen == Seen(476.5, 430_000, 4.1, 3, "2 cores, AMD EPYC")
-    assert load_config("mine") == found.config
+    assert found.seen == MedianResults(476.5, 430_000, 4.1, 3, "2 cores, AMD EPYC")
+    assert load_config_and_keys("mine")[0] == found.config
 
 
 def test_figures_from_benchmarks_are_on_the_page_that_is_named() -> None:
@@ -73,14 +78,14 @@ def test_a_file_of_ones_own_says_nothing_of_what_was_seen(tmp_path: Path) -> Non
     file = tmp_path / "copied.toml"
     file.write_text(f"lr = 0.5\n{SEEN}")
     with pytest.raises(ConfigError, match="leave it out of your file"):
-        load_config(file)
+        load_config_and_keys(file)[0]
 
 
 # Configurations that ship, by task and algorithm.
 
 
 def test_a_task_ships_with_settings_for_each_algorithm() -> None:
-    assert load_config("cartpole").learner.algorithm == "impala"
+    assert load_config_and_keys("cartpole")[0].learner.algorithm == "impala"
     for algorithm, each in ALGORITHMS.items():
         if each.offline:  # its task is a data set
             continue
@@ -90,33 +95,33 @@ def test_a_task_ships_with_settings_for_each_algorithm() -> None:
             env = "juggler.envrunner.memory_cartpole:MemoryCartPole-v0"
         elif not acts_in_choices(algorithm):
             task, env = "pendulum", "Pendulum-v1"
-        config = load_config(task, algorithm)
+        config = load_config_and_keys(task, algorithm)[0]
         assert config.learner.algorithm == algorithm
         assert config.env_runner.env == env
-    assert load_config("cartpole", "ppo") == load_config("cartpole-ppo")
-    assert load_config("cartpole-ppo", "ppo") == load_config("cartpole-ppo")
+    assert load_config_and_keys("cartpole", "ppo")[0] == load_config_and_keys("cartpole-ppo")[0]
+    assert load_config_and_keys("cartpole-ppo", "ppo")[0] == load_config_and_keys("cartpole-ppo")[0]
 
 
 def test_a_task_without_settings_for_an_algorithm_is_named() -> None:
     with pytest.raises(ConfigError, match="'cartpole-ppo' has settings for"):
-        load_config("cartpole-ppo", "appo")
+        load_config_and_keys("cartpole-ppo", "appo")[0]
     same = r"in CartPole-v1: give one of cartpole, cartpole-appo, .*cartpole-sac, or a .toml file"
     with pytest.raises(ConfigError, match=rf"{same}. --env CartPole-v1 --algorithm r2d2 trains"):
-        load_config("cartpole", "r2d2")
+        load_config_and_keys("cartpole", "r2d2")[0]
     with pytest.raises(ConfigError, match="'td3' needs a Box"):
-        load_config("cartpole", "td3")
+        load_config_and_keys("cartpole", "td3")[0]
     with pytest.raises(ConfigError, match="algorithm = 'pppo' is not known"):
-        load_config("cartpole", "pppo")
+        load_config_and_keys("cartpole", "pppo")[0]
     with pytest.raises(
         ConfigError, match=f"no configuration 'cart'.*: .*{', '.join(shipped_configs())}"
     ):
-        load_config("cart", "ppo")
+        load_config_and_keys("cart", "ppo")[0]
 
 
 def test_every_name_is_that_of_its_task_and_algorithm() -> None:
     for name in shipped_configs():
-        config = load_config(name)
+        config = load_config_and_keys(name)[0]
         task, _, algorithm = name.rpartition("-")
         if algorithm in ALGORITHMS:
             assert config.learner.algorithm == algorithm
-            assert config.env_runner.env == load_config(task).env_runner.env
+            assert config.env_runner.env == load_config_and_keys(task)[0].env_runner.env

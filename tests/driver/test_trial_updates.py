@@ -13,21 +13,21 @@ from support.rehearsing import learner_of, rehearse, stage_of
 from support.small_cores import action_space_of, acts_in_choices, keeps_steps, needs_memory
 from support.small_games import Tag
 
-from juggler.driver import hosting as learners_here
+from juggler.driver import module_placement as learners_here
 from juggler.driver import rehearsal
-from juggler.driver.agents_found import FoundGroup
-from juggler.driver.checkpoint.restoring import checkpoint_tree
+from juggler.driver.agent_tables import FoundGroup
+from juggler.driver.checkpoint.driver_state import checkpoint_tree
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.hosting import must_fit_together
+from juggler.driver.module_placement import must_fit_together
 from juggler.driver.preflight import PreflightError, without_arrays
 from juggler.driver.rehearsal import begin, must_continue
 from juggler.envrunner.environments.vector import make_vector_env
-from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import AgentGroup
 from juggler.learner.algorithms.registry import ALGORITHMS
-from juggler.learner.core.state import StateMismatch
+from juggler.learner.core.state_trees import StateMismatch
 from juggler.learner.process.hosted_module import restore_learner
-from juggler.learner.process.program import CPU
+from juggler.learner.process.learner_program import CPU
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, write
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.spaces import space_to_message

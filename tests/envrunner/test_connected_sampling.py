@@ -17,18 +17,18 @@ from support.vectors import KINDS, MODES, vector_of, vector_of_functions
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
-from juggler.envrunner.sampler import NonFinite, Sampler
+from juggler.envrunner.sampler import NonFiniteBatch, Sampler
 from juggler.learner.data.collate import collate
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.building import (
+from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.mergeable_state import Moments
+from juggler.runtime.connectors.pipelines import (
     EnvToModule,
     build_learner_pipeline,
     build_runner_pipelines,
 )
-from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.connectors.mergeable_state import Moments
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import tree_map
 
@@ -204,7 +204,7 @@ def test_an_evaluation_shows_the_policy_what_sampling_does_and_learns_nothing() 
 def test_an_infinite_observation_is_found_though_the_filter_clips_it() -> None:
     env = vector_of_functions("in turn", AutoresetMode.SAME_STEP, [Scripted, Infinite])
     sampler, _, _ = connected(env, Idle, env_to_module=["mean_std_filter"])
-    with pytest.raises(NonFinite) as found:
+    with pytest.raises(NonFiniteBatch) as found:
         sampler.sample((0, 0))
     error = found.value
     assert (error.environment, error.step, error.column) == (1, 2, "observations")

@@ -25,8 +25,8 @@ from juggler.envrunner.sampler import Sampler
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS
 from juggler.runtime.checkpoints.weights import WEIGHTS
-from juggler.runtime.connectors.building import EnvToModule
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.connectors.pipelines import EnvToModule
+from juggler.runtime.modules.module_specs import build_module
 
 # The first environment's episodes are short, and the last one's long.
 SCRIPTS = [

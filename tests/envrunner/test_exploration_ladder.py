@@ -26,14 +26,14 @@ from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.sampler import Sampler
 from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.envrunner.single_agent_stage import SingleAgentStage
-from juggler.envrunner.stage import OwnCode
+from juggler.envrunner.stage import UserCode
 from juggler.learner.algorithms.td3 import Td3Config
 from juggler.learner.algorithms.td3.core import Td3
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules.acting import weights_of
+from juggler.runtime.modules.acting_part import weights_of
 from juggler.runtime.modules.actor_critics import DeterministicActorCritic
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.wire.structures import tree_map
@@ -87,7 +87,7 @@ def stage_of(
         env_runner=runner_config, modules={"default": replace(acting, module=module)}
     )
     env = SyncVectorEnv([kind] * ENVIRONMENTS, autoreset_mode=AutoresetMode.SAME_STEP)
-    return SingleAgentStage(setup, env, runner, OwnCode())
+    return SingleAgentStage(setup, env, runner, UserCode())
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "r2d2"])

@@ -18,12 +18,12 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.sampler import Fragment, NonFinite, RunningEpisodes, Sampler
+from juggler.envrunner.sampler import Fragment, NonFiniteBatch, RunningEpisodes, Sampler
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.episodes.batch import MOST_REWARD
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.wire.trees import flatten
 
 STEPS = 4
@@ -80,7 +80,9 @@ def with_one(bad: Scripted, mode: AutoresetMode = AutoresetMode.SAME_STEP) -> Sa
 )
 def test_a_number_that_is_not_finite_is_named(at, column, found, step) -> None:
     sampler = with_one(NotFinite(at, column))
-    with pytest.raises(NonFinite, match=f"{found} of environment 1 at step {step} of") as caught:
+    with pytest.raises(
+        NonFiniteBatch, match=f"{found} of environment 1 at step {step} of"
+    ) as caught:
         sampler.sample((0, 0))
     assert caught.value.live_steps == 2 * STEPS
     with pytest.raises(RuntimeError, match="call reset first"):
@@ -92,13 +94,13 @@ def test_a_number_that_is_not_finite_is_named(at, column, found, step) -> None:
 def test_a_reward_so_large_that_a_return_may_not_be_finite_is_named() -> None:
     sampler = with_one(NotFinite(3, "rewards", reward=-3e38))
     told = "rewards of environment 1 at step 2 of its episode are -3.* scale rewards to at most 1e"
-    with pytest.raises(NonFinite, match=told):
+    with pytest.raises(NonFiniteBatch, match=told):
         sampler.sample((0, 0))
     sampler.reset(0)
     assert sampler.sample((0, 0)).batch.live_steps == 2 * STEPS
     later = with_one(NotFinite(STEPS + 3, "rewards", reward=-3e38))
     later.sample((0, 0))
-    with pytest.raises(NonFinite) as caught:  # in the second fragment, of the first episode
+    with pytest.raises(NonFiniteBatch) as caught:  # in the second fragment, of the first episode
         later.sample((0, 0))
     assert (caught.value.step, caught.value.episode_step) == (2, STEPS + 2)
     most = with_one(NotFinite(3, "rewards", reward=MOST_REWARD)).sample((0, 0)).batch
@@ -108,7 +110,7 @@ def test_a_reward_so_large_that_a_return_may_not_be_finite_is_named() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_truncated_episode_must_leave_a_finite_observation_to_bootstrap_from(mode) -> None:
     sampler = with_one(NotFinite(2, script=((2, "truncated"),)), mode)
-    with pytest.raises(NonFinite) as caught:
+    with pytest.raises(NonFiniteBatch) as caught:
         sampler.sample((0, 0))
     assert (caught.value.environment, caught.value.column) == (1, "final_observations")
     assert caught.value.step == 1
@@ -129,7 +131,9 @@ def test_broken_weights_are_not_blamed_on_the_environment() -> None:
     module = LinearPolicy(env.single_observation_space, env.single_action_space)
     module.weight.fill_(torch.nan)
     sampler = Sampler(env, Actor(module, 3, STEPS, 0), STEPS, 0)
-    with pytest.raises(NonFinite, match=r"weights are broken \(output 0 .* is nan\)") as caught:
+    with pytest.raises(
+        NonFiniteBatch, match=r"weights are broken \(output 0 .* is nan\)"
+    ) as caught:
         sampler.sample((0, 0))
     assert caught.value.column == "action_logp"
 

@@ -21,7 +21,7 @@ from support.scripted_modules import LinearPolicy
 from support.vectors import KINDS, MODES, vector_of, vector_of_functions
 
 from juggler.envrunner.evaluation import evaluate
-from juggler.envrunner.sampler import NonFinite, Sampler
+from juggler.envrunner.sampler import NonFiniteBatch, Sampler
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.distributions import distribution_for
@@ -155,5 +155,7 @@ def test_a_number_that_is_not_finite_is_named_with_its_place_in_the_tree() -> No
     env = vector_of_functions("in turn", AutoresetMode.SAME_STEP, functions)
     module = LinearPolicy(env.single_observation_space, env.single_action_space)
     sampler = Sampler(env, policy_of(module, rows=2), STEPS, 5)
-    with pytest.raises(NonFinite, match=r"^observations/floats/1/state of environment 1 at step 2"):
+    with pytest.raises(
+        NonFiniteBatch, match=r"^observations/floats/1/state of environment 1 at step 2"
+    ):
         sampler.sample((0, 0))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from juggler.driver.given_config import load_config
+from juggler.driver.config_files import load_config_and_keys
 from juggler.envrunner.environments.vector import make_vector_env, reset_environments
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "gymnasium"
@@ -30,7 +30,7 @@ def test_every_example_is_tried() -> None:
 def test_its_environments_are_made_and_stepped(name: str) -> None:
     if name in NEEDS:
         pytest.importorskip(NEEDS[name], reason=f"needs juggler[{name}]")
-    config = load_config(EXAMPLES / f"{name}.toml").env_runner
+    config = load_config_and_keys(EXAMPLES / f"{name}.toml")[0].env_runner
     env = make_vector_env(config)
     try:
         shape, mode = EXPECTED[name]

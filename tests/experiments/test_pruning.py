@@ -12,7 +12,7 @@ import optuna
 import pytest
 
 from juggler.experiments import sweep
-from juggler.experiments.runs import RunEnd
+from juggler.experiments.runs import RunExit
 from juggler.experiments.space import parse_space
 from juggler.experiments.sweep import SweepPlan
 
@@ -72,7 +72,7 @@ class Trials:
         run.lines = [{"env_steps_trained": at, METRIC: value} for at, value in points]
         self._sweep.read_new(run)
         summary = {METRIC: points[-1][1]}
-        self._sweep.over(run, RunEnd(summary, interrupted=run.stopped, problem=""))
+        self._sweep.over(run, RunExit(summary, interrupted=run.stopped, problem=""))
         return bool(run.stopped)
 
 

@@ -13,7 +13,7 @@ from juggler.driver.config import ConfigError, RunConfig
 from juggler.experiments.space import Axis, parse_space, placed
 from juggler.experiments.sweep import must_be_a_metric
 from juggler.learner.algorithms.registry import ALGORITHMS, build_learner
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 from juggler.testing import sample_for
 
 LR_BOUNDS = {"low": 1e-4, "high": 1e-2, "step": None, "whole": False}

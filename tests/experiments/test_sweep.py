@@ -14,7 +14,7 @@ from support.place import status_of
 
 import juggler
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.given_config import load_config
+from juggler.driver.config_files import load_config_and_keys
 from juggler.driver.record.run_directory import RunDirectoryError
 from juggler.experiments.sweep import SweepFailed
 
@@ -50,7 +50,7 @@ def test_the_best_settings_are_found_and_written_as_a_configuration(
     assert best.keys() >= {"env", "algorithm", "lr", "model", "value_coefficient"}
     assert len(best) < 20, "only what differs from the defaults"
     config = RunConfig.from_flat(best)
-    shipped = load_config("cartpole").flat()
+    shipped = load_config_and_keys("cartpole")[0].flat()
     assert {key for key, value in config.flat().items() if value != shipped[key]} <= {
         *("lr", "model", "value_coefficient", "num_env_runners", "progress")
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.gateway_world import AgentsWorld, nobody_stalls
 
-from juggler.gateway import runner
+from juggler.gateway import gateway_worker
 
 __all__ = ["nobody_stalls"]  # for every test here
 
@@ -14,7 +14,7 @@ __all__ = ["nobody_stalls"]  # for every test here
 @pytest.fixture(autouse=True, scope="module")
 def _nobody_steps_back() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "step_back", lambda: None)  # all later tests would, too
+        patch.setattr(gateway_worker, "step_back", lambda: None)  # all later tests would, too
         yield
 
 

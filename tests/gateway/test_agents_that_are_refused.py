@@ -11,7 +11,7 @@ from gymnasium import spaces
 from support.gateway_world import SEEN, SPACES, AgentsWorld, RawSimulator, eventually, hello_of, see
 
 from juggler.client import GatewayError, connect
-from juggler.client.spaces import Values
+from juggler.client.space_values import Values
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 

@@ -27,14 +27,14 @@ from support.gateway_world import (
 )
 
 from juggler.client import connect
-from juggler.driver.checkpoint.restoring import restores
+from juggler.driver.checkpoint.driver_state import restores
 from juggler.envrunner.evaluation import Goal
-from juggler.gateway import runner
+from juggler.gateway import gateway_worker
 from juggler.gateway.episode_log import EpisodeLog
-from juggler.gateway.evaluation import GreedyEpisodes
+from juggler.gateway.simulator_evaluation import GreedyEpisodes
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
@@ -117,7 +117,7 @@ def test_neither_numbers_nor_recordings_of_training_have_episodes_of_an_evaluati
                     session.step(np.full(3, k), float(k), over, infos={"episode": float(k)})
         assert evaluation.is_over
         with world._server.at_work():
-            told = world._server.manager.take_played().infos["episode"]
+            told = world._server.manager.pop_played().infos["episode"]
         assert [each.mean for each in told] == [3, 4, 5]
         assert [episode.rewards.tolist() for episode in found] == [[k] * 2 for k in (3, 4, 5)]
 
@@ -232,7 +232,7 @@ def test_an_evaluation_that_was_given_up_is_not_played_to_its_end(alone: AgentsW
 def test_a_gateway_without_simulators_gives_an_evaluation_up(
     alone: AgentsWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "RESUME_SECONDS", 0.0)
+    monkeypatch.setattr(gateway_worker, "RESUME_SECONDS", 0.0)
     with connect(alone.address, *SPACES):
         alone.begin()
     have_played(alone, 2, episodes=3)

@@ -151,7 +151,7 @@ class Story:
         assert gateway.server._local is None or not gateway.server._local.bytes_waiting
         assert not kept.rows._finals
         gateway.ended.update(kept.ended)  # since the last batch
-        gateway.take_played()
+        gateway.pop_played()
         if self.several and not gateway.wild:
             of_agents = sum(total * count for (total, _), count in gateway.ended.items())
             # An environment may be cut of which an agent has ended.

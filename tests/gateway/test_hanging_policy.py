@@ -11,10 +11,10 @@ from typing import Any
 
 from support.gateway_world import GatewayWorld, RawSimulator, TinyPolicy, eventually, steps_of
 
-from juggler.gateway.runner import policy_in
+from juggler.gateway.gateway_worker import policy_in
 from juggler.runtime.actors.attachment import Attachment, new_incarnation
 from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import Left, Mailbox
+from juggler.runtime.actors.hub_events import Mailbox, WorkerLeft
 
 
 class Loops(TinyPolicy):
@@ -58,9 +58,9 @@ def test_inference_that_never_returns_is_found_by_the_deadline_of_hangs(tmp_path
         world._server._busy = attachment.busy
         simulator.send(steps=steps_of(2, ((1.0, 1.0, 1.0),)))
         deadline = time.monotonic() + 30
-        left: list[Left] = []
+        left: list[WorkerLeft] = []
         while not left and time.monotonic() < deadline:
-            left += [event for event in events.gather(0.1) if isinstance(event, Left)]
+            left += [event for event in events.gather(0.1) if isinstance(event, WorkerLeft)]
         Loops.over.set()
         assert simulator.hear().actions.seq == 2
     assert left[0].reason.startswith("hung in inference by Loops: no progress for")

@@ -19,7 +19,7 @@ from support.gateway_world import (
 )
 
 from juggler.client import AgentsSession, GatewayError
-from juggler.client.spaces import Values
+from juggler.client.space_values import Values
 from juggler.envrunner.multi_agent.line_up import line_ups_of
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2

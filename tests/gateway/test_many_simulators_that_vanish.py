@@ -22,9 +22,9 @@ from support.gateway_world import (
 )
 
 from juggler.gateway import gateway_server, session_manager
-from juggler.gateway.errors import SessionError
-from juggler.gateway.row_layout import Interface
-from juggler.gateway.sessions import Session, SessionAgent
+from juggler.gateway.row_layout import AgentInterface
+from juggler.gateway.session_errors import SessionError
+from juggler.gateway.sessions import GatewaySession, SessionAgent
 from juggler.gateway.step_batches import read_steps
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
@@ -156,11 +156,11 @@ def test_those_that_vanished_are_not_waited_for() -> None:
 def test_rows_that_are_too_many_are_refused_before_they_are_copied(
     claim: Callable[[Any, int], None],
 ) -> None:
-    agent = SessionAgent(0, "", {"default": [0]}, Interface(THREE, TWO_WAYS))
+    agent = SessionAgent(0, "", {"default": [0]}, AgentInterface(THREE, TWO_WAYS))
     agent.acted[0] = 1
     batch = steps_of(1, truncated=[True])
     claim(batch.agents[0], 1_000_000)
-    session = Session([agent], hello(), Nobody())
+    session = GatewaySession([agent], hello(), Nobody())
     tracemalloc.start()
     try:
         with pytest.raises(SessionError):

@@ -20,10 +20,10 @@ from support.scripted_agents import Scaled
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.gateway import simulators
-from juggler.gateway.alone import evaluate_with_copies
 from juggler.gateway.simulators import SimulatorFailed, Simulators
-from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.gateway.standalone_gateway import evaluate_with_copies
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
 
 #: Episodes of five steps; it may stop after some.
 SIMULATOR = """

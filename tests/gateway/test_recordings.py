@@ -15,12 +15,12 @@ from support.gateway_world import (
 )
 
 from juggler.client import GatewayError
-from juggler.client.spaces import Values
+from juggler.client.space_values import Values
 from juggler.driver.config import RunConfig
-from juggler.driver.workers.registry import WorkerRegistry
+from juggler.driver.workers.worker_registry import WorkerRegistry
 from juggler.envrunner.setup import EnvRunnerSetup
-from juggler.gateway import player, recordings
-from juggler.gateway.runner import _why_not_logged
+from juggler.gateway import module_player, recordings
+from juggler.gateway.gateway_worker import _why_not_logged
 from juggler.runtime.actors.worker import from_json
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.spaces import space_to_message
@@ -54,7 +54,7 @@ def test_logged_episodes_become_rows_with_their_probabilities() -> None:
 
 
 def test_a_row_to_which_nothing_comes_is_handed_in_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(player, "STALL_SECONDS", 0.3)
+    monkeypatch.setattr(module_player, "STALL_SECONDS", 0.3)
     with GatewayWorld(rows=1, steps=8) as world:
         world.use(1.0, Version(1, 0))
         world.ask(1)

@@ -348,8 +348,8 @@ class Masked:
     """Makes the module that knows of masks."""
 
     def __new__(cls, observation_space: Any, action_space: Any) -> Any:
-        from juggler.runtime.modules.building import build_module
         from juggler.runtime.modules.config import ModuleConfig
+        from juggler.runtime.modules.module_specs import build_module
 
         return build_module(ModuleConfig().module, observation_space, action_space, {})
 

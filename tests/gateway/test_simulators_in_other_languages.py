@@ -20,7 +20,7 @@ from support.gateway_world import AgentsWorld, GatewayWorld, eventually
 from support.network import free_address
 from support.place import first_of
 
-from juggler.driver.evaluating import evaluate_with_simulators
+from juggler.driver.play_checkpoint import evaluate_with_simulators
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.episodes.version import Version
 
@@ -217,7 +217,7 @@ def test_the_simulators_in_python_play() -> None:
         assert world.count("steps") - before == 5 * 6
         scope["simulate_with_numbers"](world.address, 12)
         with world._server.at_work():
-            told = world._server.manager.take_played().infos
+            told = world._server.manager.pop_played().infos
         assert told == {"left": [(4.5, 0.0, 9.0)]}
     with GatewayWorld(module_of_any_size, rows=1, steps=4) as world:
         world.ask(1000)
@@ -243,7 +243,7 @@ def test_a_simulator_in_python_acts_by_itself() -> None:
 
 
 def module_of_any_size(observation_space: Any, action_space: Any) -> Any:
-    from juggler.runtime.modules.building import build_module
     from juggler.runtime.modules.config import ModuleConfig
+    from juggler.runtime.modules.module_specs import build_module
 
     return build_module(ModuleConfig().module, observation_space, action_space, {})

@@ -12,7 +12,7 @@ from support.episode_views import episodes_of
 from support.gateway_world import SPACES, THREE_WAYS, AgentsWorld, see
 
 from juggler.client import GatewayError, connect, connect_agents, play_agents
-from juggler.client.spaces import Values, as_message
+from juggler.client.space_values import Values, as_message
 from juggler.envrunner.multi_agent.matrix_game import MatrixGame
 from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.wire.v1 import simulator_pb2 as pb

@@ -81,7 +81,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[GatewayWorld]:
 
 def taken(world: GatewayWorld) -> InfoNumbers:
     with world._server.at_work():
-        return world._server.manager.take_played().infos
+        return world._server.manager.pop_played().infos
 
 
 @pytest.mark.parametrize("mode", ["remote", "local"])
@@ -216,7 +216,7 @@ def test_numbers_of_several_agents_are_named_after_them(
         for step in range(6):
             session.step({"column": see(0, 0)}, infos={"column": {"x": float(step)}})
         with world.runner._server.at_work():
-            assert world.runner._server.manager.take_played().infos == {}, "the episode goes on"
+            assert world.runner._server.manager.pop_played().infos == {}, "the episode goes on"
         session.step(terminated=True, infos={"column": {"y": 9.0}})
         for _ in range(10):  # fills the batch
             session.step({"row": see(0, 0)})

@@ -10,8 +10,8 @@ from gymnasium import spaces
 from support.gateway_world import GatewayWorld
 
 from juggler.client import GatewayError
-from juggler.gateway.errors import Code, SessionError
-from juggler.gateway.row_layout import Layout, ValueChecks, check_rewards
+from juggler.gateway.row_layout import SpaceLayout, ValueChecks, check_rewards
+from juggler.gateway.session_errors import Code, SessionError
 from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.wire.structures import zeros
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -79,7 +79,7 @@ def test_a_mask_has_zeros_and_ones_also_where_nobody_acts(masks: bool) -> None:
 
 def test_an_array_without_bytes_cannot_be_sent_twice() -> None:
     empty = spaces.Box(-1, 1, (0,), np.float32)
-    layout = Layout(spaces.Dict({"a": empty, "b": spaces.Discrete(2)}))
+    layout = SpaceLayout(spaces.Dict({"a": empty, "b": spaces.Discrete(2)}))
     tensor = pb.NamedTensor(path=["a"], dtype=layout.leaves[0].number, shape=[1, 0])
     with pytest.raises(SessionError, match="'a'"):
         layout.raw([tensor, tensor], 1, "observations")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from juggler.runtime.installing import installing
+from juggler.runtime.install_commands import installing
 
 
 @pytest.fixture(autouse=True)

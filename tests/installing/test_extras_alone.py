@@ -36,7 +36,7 @@ print(actions.shape)
 """
 AGENTS = """
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
 print(*make_multi_agent_envs(EnvRunnerConfig(env="NAME")).agents)
 """
 LIST = """

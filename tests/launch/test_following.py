@@ -39,7 +39,7 @@ class _Engine(EngineRun):
     def end(self) -> None:
         self.done.append("end")
 
-    def take_down(self) -> None:
+    def tear_down(self) -> None:
         self.done.append("take down")
 
 

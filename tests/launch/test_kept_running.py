@@ -27,13 +27,13 @@ def run(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Ite
     (tmp_path / "run.launch").mkdir()
     made._process = subprocess.Popen(["true"])  # instead of a driver
     yield made
-    made.take_down()
+    made.tear_down()
     assert not made._workers.pids()
 
 
 def looked(run: SshRun, said: list[str]) -> int:
     """Let the run look; return the number of messages so far."""
-    run.look()
+    run.poll()
     return len(said)
 
 
@@ -54,7 +54,7 @@ def test_what_ends_in_order_stays_down(tmp_path: Path, said: list[str], run: Ssh
     runs = tmp_path / "runs"
     run._start("a worker", ["sh", "-c", f"echo run >> {runs}"])
     soon(lambda: not run._exits.empty(), "it has ended")
-    run.look()
+    run.poll()
     assert runs.read_text() == "run\n"
     assert not said
     assert not run._workers.pids()

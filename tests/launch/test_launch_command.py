@@ -19,7 +19,7 @@ from juggler.launch.engine import ROLES, Launch, LaunchError
 from juggler.launch.slurm import SlurmRun
 from juggler.launch.ssh import Host, read_hosts
 from juggler.learner.process import learner_worker
-from juggler.learner.process.program import LearnerProgram
+from juggler.learner.process.learner_program import LearnerProgram
 
 HOSTS = """
 driver = "10.77.0.1:5005"

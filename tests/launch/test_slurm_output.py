@@ -24,6 +24,6 @@ def test_each_character_is_shown_once_and_nothing_of_the_launch_before(
     for part in (b"return 500 \xc2", b"\xb1 0\n"):
         with log.open("ab") as file:
             file.write(part)
-        run.look()
+        run.poll()
     run.stop_showing()
     assert capfd.readouterr().out == "return 500 ± 0\n"

@@ -37,7 +37,7 @@ def test_a_further_signal_cuts_short_the_wait_for_workers_that_stay(
         wait(0.01)
 
     monkeypatch.setattr(time, "sleep", hurry)
-    run.take_down()
+    run.tear_down()
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -78,7 +78,7 @@ def test_jobs_of_a_role_that_slurm_does_not_cancel_leave_no_others_running(
     monkeypatch.setattr(slurm, "_ask", ask)
     run = SlurmRun(Launch(tmp_path / "run", ""), dict.fromkeys(ROLES, 1), print)
     with pytest.raises(NoAnswer, match="busy"):
-        run.take_down()
+        run.tear_down()
     assert [each.rpartition("-")[2] for each in asked] == ["driver", *ROLES]
 
 

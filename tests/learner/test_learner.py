@@ -18,13 +18,13 @@ from torch import Tensor
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.registry import build_learner, find_algorithm
-from juggler.learner.core.metrics import fetch_metrics
-from juggler.learner.core.state import StateMismatch
+from juggler.learner.core.mean_metrics import fetch_metrics
+from juggler.learner.core.state_trees import StateMismatch
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Episodes, Learner
 from juggler.runtime.checkpoints.checkpoint import REPLAY
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.acting import strip_to_acting
+from juggler.runtime.modules.acting_part import strip_to_acting
 from juggler.testing.comparing import assert_same
 
 

@@ -14,8 +14,8 @@ from support.batches import TWO, VECTOR, MakeBatch
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.core.metrics import fetch_metrics
-from juggler.learner.core.state import StateMismatch
+from juggler.learner.core.mean_metrics import fetch_metrics
+from juggler.learner.core.state_trees import StateMismatch
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.runtime.connectors.config import ConnectorsConfig

@@ -17,11 +17,11 @@ from support import worlds
 import juggler
 from juggler.cli import main
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.evaluating import PlayedMatches
+from juggler.driver.play_checkpoint import PlayedMatches
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
-from juggler.policies.matches import Match, RandomPlayer, Record, play_matches, records
+from juggler.policies.matches import MatchRecord, PlayedMatch, RandomPlayer, play_matches, records
 from juggler.runtime.checkpoints.checkpoint import read, write
 from juggler.runtime.wire.trees import Tree
 
@@ -46,9 +46,9 @@ def _envs(env: str, **kwargs: Any) -> MultiAgentEnvs:
 def test_matches_end_as_the_table_of_the_game_says() -> None:
     envs = _envs(MATRIX)
     matches = play_matches(envs, {"row": Always(1), "column": Always(0)}, 5, seed=0)
-    assert matches == [Match({"row": 1.0, "column": -1.0}, {"row": 1, "column": 1})] * 5
-    assert records(matches)["row"] == Record(1.0, 0.0, 5, 0, 0)
-    assert records(matches)["column"] == Record(-1.0, 0.0, 0, 0, 5)
+    assert matches == [PlayedMatch({"row": 1.0, "column": -1.0}, {"row": 1, "column": 1})] * 5
+    assert records(matches)["row"] == MatchRecord(1.0, 0.0, 5, 0, 0)
+    assert records(matches)["column"] == MatchRecord(-1.0, 0.0, 0, 0, 5)
 
 
 def test_a_player_in_a_game_of_turns_gets_what_the_cards_decide() -> None:
@@ -90,7 +90,9 @@ def test_random_actions_follow_masks_of_several_parts_and_leave_the_space_alone(
 
 
 def test_played_matches_are_shown_with_a_line_for_each_agent() -> None:
-    played = [Match({"row": 1.0, "column": -1.0}, {})] * 3 + [Match({"row": 0, "column": 0}, {})]
+    played = [PlayedMatch({"row": 1.0, "column": -1.0}, {})] * 3 + [
+        PlayedMatch({"row": 0, "column": 0}, {})
+    ]
     players = {"row": "main", "column": "random"}
     shown = PlayedMatches(Path("run/1"), players, played, records(played), [])
     assert str(shown) == repr(shown)
@@ -140,13 +142,13 @@ class Gift:
 def test_rewards_before_an_agents_first_action_count_in_its_matches() -> None:
     envs = make_multi_agent_envs(EnvRunnerConfig(envs_per_runner=2), Gift)
     matches = play_matches(envs, {"p0": Always(0), "p1": Always(0)}, 4, seed=0)
-    assert matches == [Match({"p0": 1.0, "p1": 2.0}, {"p0": 1, "p1": 1})] * 4
+    assert matches == [PlayedMatch({"p0": 1.0, "p1": 2.0}, {"p0": 1, "p1": 1})] * 4
     assert records(matches)["p1"].wins == 4
 
 
 def test_members_of_a_team_win_together() -> None:
     def results(returns: dict[str, float], **rule: Any) -> dict[str, tuple[int, int, int]]:
-        found = records([Match(returns, dict.fromkeys(returns, 1))], **rule)
+        found = records([PlayedMatch(returns, dict.fromkeys(returns, 1))], **rule)
         return {agent: (each.wins, each.draws, each.losses) for agent, each in found.items()}
 
     won, drawn, lost = (1, 0, 0), (0, 1, 0), (0, 0, 1)
@@ -340,7 +342,7 @@ def test_a_move_of_one_agent_is_a_frame(checkpoint_of_game_videos: Path, tmp_pat
     pytest.importorskip("pettingzoo")
     from juggler.envrunner.config import EnvRunnerConfig
     from juggler.envrunner.environments.video import record_videos
-    from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+    from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
 
     path = tmp_path / "tictactoe.mp4"
     config = EnvRunnerConfig(env="pettingzoo:classic/tictactoe_v3", envs_per_runner=1)

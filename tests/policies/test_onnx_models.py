@@ -18,7 +18,7 @@ import juggler
 from juggler.runtime.acting.acting_graph import _EXPORTING
 from juggler.runtime.actors.attachment import Detached
 from juggler.runtime.actors.worker import _LeavingInbox
-from juggler.runtime.installing import installing
+from juggler.runtime.install_commands import installing
 
 
 def model_of(path: Path, **arguments: Any) -> onnxruntime.InferenceSession:

@@ -13,7 +13,7 @@ import pytest
 from support import worlds
 
 import juggler
-from juggler.driver.checkpoint.restoring import restores
+from juggler.driver.checkpoint.driver_state import restores
 from juggler.driver.config import RunConfig
 from juggler.envrunner import stage_building
 from juggler.envrunner.environments.seeding import environment_seeds

@@ -16,8 +16,8 @@ from support import worlds
 
 import juggler
 from juggler.cli import main
-from juggler.envrunner.environments.video import Film, FilmFile
-from juggler.runtime.installing import installing
+from juggler.envrunner.environments.video import VideoFile, VideoWriter
+from juggler.runtime.install_commands import installing
 
 CARTPOLE = {"env": "CartPole-v1", "env_kwargs": {"max_episode_steps": 12}}
 
@@ -68,8 +68,8 @@ def test_an_encoder_that_fails_leaves_no_video_and_is_told_once(
 def test_a_program_that_is_killed_leaves_no_part_of_a_video(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, signal\n"
-        "from juggler.envrunner.environments.video import FilmFile\n"
-        "film = FilmFile(pathlib.Path('episode.mp4'), 64, 64, 30)\n"
+        "from juggler.envrunner.environments.video import VideoFile\n"
+        "film = VideoFile(pathlib.Path('episode.mp4'), 64, 64, 30)\n"
         "for each in range(200):\n"
         "    film.add(os.urandom(64 * 64 * 3))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -83,7 +83,7 @@ def test_a_program_that_is_killed_leaves_no_part_of_a_video(tmp_path: Path) -> N
 def test_a_video_for_which_there_is_no_room_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    film = FilmFile(tmp_path / "videos" / "episode.mp4", 6, 4, 30)
+    film = VideoFile(tmp_path / "videos" / "episode.mp4", 6, 4, 30)
     film.add(bytes(6 * 4 * 3))
     (tmp_path / "videos").write_text("no directory")
     with pytest.raises(OSError, match="episode"):
@@ -110,7 +110,7 @@ def test_a_video_is_written_without_a_fork(tmp_path: Path, run_python: Callable[
     # gRPC's fork handlers, where it was imported before Juggler, have ended what was started so
     code = (
         "import os, pathlib, gymnasium\n"
-        "from juggler.envrunner.environments.video import Recorded\n"
+        "from juggler.envrunner.environments.video import VideoEnvironment\n"
         "os.register_at_fork(before=lambda: print('forked'))\n"
         "env = gymnasium.make('CartPole-v1', render_mode='rgb_array')\n"
         "env = Recorded(env, [pathlib.Path('episode.mp4')])\n"
@@ -156,10 +156,10 @@ def test_the_first_image_is_kept_where_all_are_drawn_into_one_array(
             return self.image
 
     added: list[bytes] = []
-    monkeypatch.setattr(FilmFile, "__init__", lambda *_: None)
-    monkeypatch.setattr(FilmFile, "add", lambda _, image: added.append(image))
+    monkeypatch.setattr(VideoFile, "__init__", lambda *_: None)
+    monkeypatch.setattr(VideoFile, "add", lambda _, image: added.append(image))
     env = OneImage()
-    film = Film(env, [Path("not written")])
+    film = VideoWriter(env, [Path("not written")])
     with film.new_episode():
         pass
     env.image += 1  # as a step draws the next one

@@ -13,10 +13,10 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from juggler.runtime.modules.acting import initial_states, one_step, restarted, strip_to_acting
+from juggler.runtime.modules.acting_part import initial_states, one_step, restarted, strip_to_acting
 from juggler.runtime.modules.array_module import ArrayModule
-from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.columns import ACTION_MASK, OBSERVATIONS
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import to_tree, tree_map
 

@@ -12,7 +12,7 @@ from gymnasium import Space, spaces
 
 from juggler.learner.data.batch_store import BatchStore, HeldBatch
 from juggler.learner.data.replay.replay import Replay
-from juggler.learner.data.replay.table import Table
+from juggler.learner.data.replay.table import ReplayTable
 from juggler.learner.data.sources import Columns
 from juggler.learner.data.validation import BatchValidator
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -158,7 +158,7 @@ def refused(world: World, store: BatchStore, frame: BatchFrame) -> str:
     """Why; and that nothing of it stays behind."""
     before = len(world.arrivals)
     try:
-        reason = store.take(frame)
+        reason = store.insert(frame)
     except WireError as error:
         reason = str(error)
     assert reason
@@ -172,7 +172,11 @@ def make(**changes: Any) -> Replay:
 
 
 def table_of(
-    capacity: int, kind: type[Table] = Table, seed: int = 0, directory: str = "", alpha: float = 0.0
+    capacity: int,
+    kind: type[ReplayTable] = ReplayTable,
+    seed: int = 0,
+    directory: str = "",
+    alpha: float = 0.0,
 ) -> Any:
     return kind(capacity, alpha, np.random.default_rng(seed), directory)
 
@@ -185,7 +189,7 @@ def drawn(samples: Any) -> list[int]:
     return [int(x) for each in samples for x in each["number"]]
 
 
-def kept(table: Table) -> list[int]:
+def kept(table: ReplayTable) -> list[int]:
     """The numbers of the rows in a table, the oldest first."""
     numbers: list[int] = table.rows(table.oldest_first())["number"].tolist()
     return numbers

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from juggler.driver.checkpoint.beginning import FirstWeights, Origins
+from juggler.driver.checkpoint.first_weights import FirstCheckpoints, FirstWeights
 from juggler.driver.config import RunConfig
 
 
 def beginning_of(config: RunConfig) -> dict[str, FirstWeights]:
-    return Origins.of(config).beginning(config)[0]
+    return FirstCheckpoints.of(config).beginning(config)[0]

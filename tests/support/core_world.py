@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, TypeVar
 
+from juggler.driver.core.core_state import ModuleSettings, ModuleStart
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import (
-    Arrived,
+    BatchArrived,
     Command,
     Discard,
     Event,
@@ -19,26 +20,25 @@ from juggler.driver.core.events import (
     LearnerJoined,
     LearnerLeaves,
     LearnerLeft,
-    LeftGroup,
     PeersMet,
-    Proceed,
+    ReleaseLearner,
     Request,
     RunnerJoined,
     RunnerLeft,
     RunnerPlays,
     SampleFailed,
     SampleReceived,
+    StartNextTurn,
     TrainingEnds,
     UnreportedUpdate,
-    UpdateFailed,
+    UpdateAborted,
     UpdateFinished,
     UsedBatch,
     WorkerKey,
 )
 from juggler.driver.core.group import worker_order
-from juggler.driver.core.ledger import Batch, Ledger
+from juggler.driver.core.ledger import Ledger, OpenBatch
 from juggler.driver.core.module_core import ModuleCore
-from juggler.driver.core.state import ModuleSettings, ModuleStart
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 
 
@@ -111,7 +111,7 @@ class Processes:
             outcome = "learner_lost"
         if outcome == "sent":
             learner.batches[request.batch_id] = live_steps
-            arrived = Arrived(*learner.worker, request.batch_id, live_steps, request.module_id)
+            arrived = BatchArrived(*learner.worker, request.batch_id, live_steps, request.module_id)
             self.pending.append(arrived)
         self.pending.append(
             SampleReceived(
@@ -150,7 +150,7 @@ class Processes:
                 self.pending.append(PeersMet(command.generation, newest, module_id))
         elif isinstance(command, IssueUpdate):
             if outcome == "failed":
-                event: Event = UpdateFailed(
+                event: Event = UpdateAborted(
                     command.update_id, *learner.worker, "a peer is gone", module_id
                 )
             else:
@@ -214,12 +214,12 @@ class ModuleBooks:
             case SampleReceived() | SampleFailed():
                 if self.known.get(event.runner) == event.incarnation:
                     self._reported(event.batch_id, getattr(event, "live_steps", None))
-            case Arrived():
+            case BatchArrived():
                 worker = WorkerKey(event.learner, event.incarnation)
                 is_known = self.known.get(event.learner) == event.incarnation
                 if is_known and worker not in self.ignored:
                     self._reported(event.batch_id, event.live_steps)
-            case UpdateFinished() | UpdateFailed():
+            case UpdateFinished() | UpdateAborted():
                 waiting = self.waiting.get(event.update_id, set())
                 if self.known.get(event.learner) == event.incarnation and event.learner in waiting:
                     waiting.remove(event.learner)
@@ -264,7 +264,7 @@ class ModuleBooks:
 
     # What must hold.
 
-    def check_left(self, command: LeftGroup) -> None:
+    def check_left(self, command: ReleaseLearner) -> None:
         assert command.learner in self.leaving()
         assert not self.updates_in_flight(), "left during an update"
         assert not any(each.steps for each in self._open(command.learner)), (
@@ -344,7 +344,7 @@ class ModuleBooks:
             few = len(behind) < self.settings.max_open_updates
             assert few or sum(each.steps for each in behind) < bound
 
-    def _open(self, learner: str) -> list[Batch]:
+    def _open(self, learner: str) -> list[OpenBatch]:
         """Requested for this very process, held by it, or in its shares."""
         worker = WorkerKey(learner, self.known[learner])
         ledger = self.core.ledger
@@ -583,9 +583,9 @@ class World(Processes):
         self.rounds.check_open(most)
         for key, books in self.books.items():
             books.check_admission(commands)
-            coming = Proceed(key) in self.pending
+            coming = StartNextTurn(key) in self.pending
             if books.core.between_turns and not coming:
-                self.pending.append(Proceed(key))
+                self.pending.append(StartNextTurn(key))
         return commands
 
     def deliver_next(self, index: int = 0) -> None:
@@ -632,7 +632,7 @@ class World(Processes):
             case FormGroup():
                 books.check_group(command)
                 self._send(command.members, command)
-            case LeftGroup():
+            case ReleaseLearner():
                 books.check_left(command)
             case IssueUpdate():
                 books.check_update(command, self.learners)

@@ -14,20 +14,20 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from juggler.client.spaces import Values
+from juggler.client.space_values import Values
 from juggler.envrunner.finiteness import check_finite
-from juggler.envrunner.rounds import Recorded
-from juggler.gateway import gateway_server, player, recordings, sessions, step_batches
-from juggler.gateway.agents import Casting
+from juggler.envrunner.rounds import TrainedResult
+from juggler.gateway import gateway_server, module_player, recordings, sessions, step_batches
+from juggler.gateway.agents import ModuleAssignment
 from juggler.gateway.gateway_server import GatewayServer
-from juggler.gateway.player import Player
+from juggler.gateway.module_player import ModulePlayer
 from juggler.gateway.recordings import Publisher
-from juggler.gateway.row_layout import Interface
+from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.spaces import space_to_message
@@ -277,9 +277,9 @@ def fuzzed_gateway(rng: random.Random, several: bool) -> Iterator[FuzzedGateway]
     """
     time = FakeTime()
     with ExitStack() as stack:
-        for module in (gateway_server, player, recordings, sessions, step_batches):
+        for module in (gateway_server, module_player, recordings, sessions, step_batches):
             stack.enter_context(patch.object(module, "time", time))
-        stack.enter_context(patch.object(player, "STALL_SECONDS", STALL_SECONDS))
+        stack.enter_context(patch.object(module_player, "STALL_SECONDS", STALL_SECONDS))
         stack.enter_context(patch.object(recordings, "Publisher", InstantPublisher))
         stack.enter_context(patch.object(gateway_server, "read_steps", time.read_steps))
         yield FuzzedGateway(rng, time, several)
@@ -304,7 +304,7 @@ class FuzzedGateway(Books):
         self.messages = 0
         self.failures: list[BaseException] = []
         self._new: list[tuple[Any, Version]] = []
-        self.player: Player | None = None
+        self.player: ModulePlayer | None = None
         wait = rng.choice((0.0, 0.05))
         settings = GatewaySettings(
             rng.choice((1, 3, 64)),
@@ -312,7 +312,7 @@ class FuzzedGateway(Books):
             "a run",
             self.steps,
             RESUME_SECONDS,
-            casting=Casting({"agent *": "default"} if several else {}),
+            casting=ModuleAssignment({"agent *": "default"} if several else {}),
         )
         self.several = several
         self.env_ended: list[tuple[float, int]] = []
@@ -328,7 +328,7 @@ class FuzzedGateway(Books):
         with self.server.at_work():
             for stream, message in said:
                 if message is None:
-                    self.server.gone(stream)  # type: ignore[arg-type]
+                    self.server.disconnected(stream)  # type: ignore[arg-type]
                 elif not stream.closed:
                     self.messages += 1
                     self.server.received(stream, message)  # type: ignore[arg-type]
@@ -372,14 +372,14 @@ class FuzzedGateway(Books):
 
     # -- what the server asks for -----------------------------------------------------------------
 
-    def prepare(self, module_id: str, agents: int, interface: Interface) -> Player:
+    def prepare(self, module_id: str, agents: int, interface: AgentInterface) -> ModulePlayer:
         connectors, module_to_env = build_runner_pipelines(
             ConnectorsConfig.parse(self.connectors), *interface.spaces
         )
         module = self.module(connectors.module_observation_space, module_to_env.action_space)
         self.weights[Version(0, 0)] = module.weight.numpy().copy()
         policy = Actor(module, 1, 0, self.rng.randrange(99), module_to_env, connectors)
-        self.player = Player(interface, policy, self.steps, MOST_UPDATES)
+        self.player = ModulePlayer(interface, policy, self.steps, MOST_UPDATES)
         return self.player
 
     def holds_up(self, module_id: str) -> bool:
@@ -390,30 +390,30 @@ class FuzzedGateway(Books):
         kept = self.player
         return self.asked * self.rows - len(kept.rows.complete) - kept.rows_begun
 
-    def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
+    def report_line(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         self.told.append((text, warning, simulators, environments))
 
     def patience(self) -> float:
         return 1.0
 
-    def go_on(self) -> None:
+    def after_turn(self) -> None:
         player = self.player
         if player is None:
             return
         while self._new:
             player.load(*self._new.pop(0))
-        self.take_played()
+        self.pop_played()
         while self.asked and len(player.rows.complete) >= self.rows:
             self.asked -= 1
-            result = player.take_batch(self.rows)
-            assert isinstance(result, Recorded), result
+            result = player.pop_batch(self.rows)
+            assert isinstance(result, TrainedResult), result
             self.ended.update(zip(result.episode_returns, result.episode_lengths, strict=True))
             if result.batch is not None:
                 self.check_batch(result.batch)
 
-    def take_played(self) -> None:
+    def pop_played(self) -> None:
         """Take what came of environments' episodes."""
-        played = self.server.manager.take_played()
+        played = self.server.manager.pop_played()
         self.env_ended += zip(played.env_returns, played.env_lengths, strict=True)
         for name, episodes in played.infos.items():
             self.infos[name.rpartition("/")[2]].update(each.mean for each in episodes)

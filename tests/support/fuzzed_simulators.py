@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from juggler.client.spaces import Values
+from juggler.client.space_values import Values
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import simulator_pb2 as pb

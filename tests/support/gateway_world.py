@@ -25,24 +25,24 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from juggler.client import AgentsSession, connect, connect_agents
-from juggler.client.connection import Connection
-from juggler.client.spaces import Values
-from juggler.envrunner.program import GatewayAddress
-from juggler.envrunner.rounds import Recorded
-from juggler.gateway import player
+from juggler.client.connection import GatewayConnection
+from juggler.client.space_values import Values
+from juggler.envrunner.envrunner_program import GatewayAddress
+from juggler.envrunner.rounds import TrainedResult
+from juggler.gateway import module_player
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.gateway_server import GatewayServer
-from juggler.gateway.player import Player
-from juggler.gateway.row_layout import Interface
-from juggler.gateway.runner import GatewayRunner
+from juggler.gateway.gateway_worker import GatewayRunner
+from juggler.gateway.module_player import ModulePlayer
+from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.actors.worker import Contact, to_json
-from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.rl_module import RLModule
@@ -60,7 +60,7 @@ TWO_WAYS = spaces.Discrete(2)
 @pytest.fixture(autouse=True)
 def nobody_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are handed in short where a test says so, not where the machine is busy."""
-    monkeypatch.setattr(player, "STALL_SECONDS", 60.0)
+    monkeypatch.setattr(module_player, "STALL_SECONDS", 60.0)
 
 
 class TinyPolicy(RLModule):
@@ -122,7 +122,7 @@ class GatewayWorld:
         self.learned: list[dict[str, Any]] = []
         self.told: list[tuple[str, bool, int, int]] = []
         self.failure: BaseException | None = None
-        self.player: Player | None = None
+        self.player: ModulePlayer | None = None
         self._module, self._connectors = module, connectors or {}
         self._row_age = row_age
         self._asked = 0
@@ -195,14 +195,14 @@ class GatewayWorld:
 
     # -- what the server asks for -----------------------------------------------------------------
 
-    def prepare(self, module_id: str, agents: int, interface: Interface) -> Player:
+    def prepare(self, module_id: str, agents: int, interface: AgentInterface) -> ModulePlayer:
         connectors, module_to_env = build_runner_pipelines(
             ConnectorsConfig.parse(self._connectors), *interface.spaces
         )
         module = self._module(connectors.module_observation_space, module_to_env.action_space)
         self._inputs = module.action_distribution().inputs_size
         policy = Actor(module, 1, 0, 0, module_to_env, connectors)
-        self.player = Player(interface, policy, self.steps, self._row_age)
+        self.player = ModulePlayer(interface, policy, self.steps, self._row_age)
         return self.player
 
     def holds_up(self, module_id: str) -> bool:
@@ -212,21 +212,21 @@ class GatewayWorld:
         assert self.player is not None
         return self._asked * self.rows - len(self.player.rows.complete) - self.player.rows_begun
 
-    def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
+    def report_line(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         self.told.append((text, warning, simulators, environments))
 
     def patience(self) -> float:
         return 1.0
 
-    def go_on(self) -> None:
+    def after_turn(self) -> None:
         while self._new and self.player is not None:
             self.player.load(*self._new.pop(0))
         while (
             self.player is not None and self._asked and len(self.player.rows.complete) >= self.rows
         ):
             self._asked -= 1
-            result = self.player.take_batch(self.rows)
-            assert isinstance(result, Recorded), result
+            result = self.player.pop_batch(self.rows)
+            assert isinstance(result, TrainedResult), result
             assert result.batch is not None
             self.learned.append(result.connector_delta)
             ended = zip(result.episode_returns, result.episode_lengths, strict=True)
@@ -311,7 +311,7 @@ def steps_of(seq: int, observations: Any = ((0.0, 0.0, 0.0),), **rows: Any) -> p
     return pb.StepBatch(seq=seq, agents=[pb.Rows(observations=tensors, **rows)])
 
 
-def break_off(session: Connection) -> None:
+def break_off(session: GatewayConnection) -> None:
     """Lose a session's connection, as if the network were cut."""
     session._channel.close()
 

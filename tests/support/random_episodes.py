@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from juggler.envrunner.datasets.writing import writing
+from juggler.envrunner.datasets.dataset_writer import writing
 from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.wire.structures import to_tree, tree_map
 from juggler.runtime.wire.trees import Tree

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from juggler.driver import preflight
-from juggler.driver.agents_found import FoundGroup
+from juggler.driver.agent_tables import FoundGroup
 from juggler.driver.config import RunConfig
 from juggler.driver.preflight import Trial
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
@@ -24,13 +24,13 @@ def rehearse(
 
 def learner_of(config: RunConfig, group: Any, critic_space: Any = None) -> Any:
     from juggler.driver import rehearsal
-    from juggler.envrunner.stage import OwnCode
+    from juggler.envrunner.stage import UserCode
 
-    return rehearsal.learner_of(config, group, critic_space, OwnCode(None, {}))
+    return rehearsal.learner_of(config, group, critic_space, UserCode(None, {}))
 
 
 def stage_of(config: RunConfig) -> Callable[[Any, int], Any]:
     from juggler.driver import rehearsal
-    from juggler.envrunner.stage import OwnCode
+    from juggler.envrunner.stage import UserCode
 
-    return lambda env, steps: rehearsal.stage_of(config, env, {}, OwnCode(None, {}), steps)
+    return lambda env, steps: rehearsal.stage_of(config, env, {}, UserCode(None, {}), steps)

@@ -16,11 +16,11 @@ import numpy as np
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
-from juggler.driver.checkpoint.restoring import restores
+from juggler.driver.checkpoint.driver_state import restores
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.envrunner_worker import EnvRunner
 from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup, may_play
-from juggler.runtime.actors.attachment import Attachment, BusyThreads, Command, Detached
+from juggler.runtime.actors.attachment import Attachment, BusyThreads, Detached, ReceivedCommand
 from juggler.runtime.actors.credentials import CallMetadata, why_refused
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
 from juggler.runtime.actors.hub_events import Mailbox
@@ -51,7 +51,7 @@ class Driver:
     held_up_by: Any = None
 
     def __init__(self) -> None:
-        self.inbox: Mailbox[Command | Detached] = Mailbox()
+        self.inbox: Mailbox[ReceivedCommand | Detached] = Mailbox()
         self._answers: SimpleQueue[Message | BaseException] = SimpleQueue()
         self._commands = 0
         self._threads = BusyThreads()
@@ -62,7 +62,7 @@ class Driver:
             body = any_pb2.Any()
             body.Pack(command)
             self._commands += 1
-            self.inbox.put(Command(self._commands, body))
+            self.inbox.put(ReceivedCommand(self._commands, body))
 
     def ask(self, command: Message, answer: type[M]) -> M:
         self.tell(command)

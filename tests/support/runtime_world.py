@@ -26,13 +26,13 @@ from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
 from juggler.driver.core import events
 from juggler.driver.loop import Loop
-from juggler.driver.parts import RunParts
 from juggler.driver.record.wording import Progress
 from juggler.driver.run_end import RunClock
+from juggler.driver.run_parts import RunParts
 from juggler.driver.workers.trained_modules import PEER_SILENCE_SECONDS
 from juggler.driver.workers.worker_events import WorkerEvents
 from juggler.envrunner import envrunner_worker, learner_streams
-from juggler.envrunner.rounds import PlayedRound, Recorded
+from juggler.envrunner.rounds import PlayedRound, TrainedResult
 from juggler.learner.group import peers
 from juggler.learner.group.peers import PeerLost, Peers
 from juggler.learner.learner import Learner
@@ -41,7 +41,7 @@ from juggler.learner.process.hosted_module import HostedModule, Membership
 from juggler.runtime.actors import attachment, hub
 from juggler.runtime.actors.attachment import AttachError
 from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import Left, Mailbox
+from juggler.runtime.actors.hub_events import Mailbox, WorkerLeft
 from juggler.runtime.actors.worker import CommandLoop, Contact
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.streams.weights import Weights
@@ -358,7 +358,7 @@ class RuntimeWorld:
         hear = self._worker_events.handle
 
         def heard(event: Any) -> None:
-            if isinstance(event, Left):
+            if isinstance(event, WorkerLeft):
                 self.note(f"{event.worker.worker_id} left: {event.reason}")
                 worker = self.by_incarnation[event.worker.incarnation]
                 if not worker.process.excuses:
@@ -385,7 +385,7 @@ class _Books:
     def check(self, event: events.Event, sampled: int) -> None:
         """How many more steps were booked as sampled because of an event."""
         most = 0
-        if isinstance(event, events.SampleReceived | events.Arrived):
+        if isinstance(event, events.SampleReceived | events.BatchArrived):
             live, stale = self.made.get(event.batch_id, (0, 0))
             if event.batch_id not in self.counted:
                 most += live
@@ -441,7 +441,7 @@ class _Stage:
         hangs = 1e6 if self._worker.hangs else 0.0
         world.simulation.wait(lambda: False, hangs + world.random.uniform(0.3, 1.5))
         live, stale = world.random.randint(1, ROWS * STEPS), world.random.choice([0, 0, 3])
-        one = Recorded(
+        one = TrainedResult(
             cast(Any, _Batch(live_steps=live, stale=stale)),
             versions[DEFAULT_MODULE],
             [1.0],

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from juggler.envrunner.multi_agent.casting import cast
+from juggler.envrunner.multi_agent.agent_mapping import cast
 from juggler.envrunner.multi_agent.line_up import LineUps
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
-from juggler.envrunner.multi_agent.sampler import MultiAgentSampler
+from juggler.envrunner.multi_agent.multi_agent_sampler import MultiAgentSampler
 from juggler.envrunner.multi_agent.turns import AgentGroup, GroupTurn, MultiAgentEnvs, Turn
-from juggler.envrunner.rounds import Recorded
+from juggler.envrunner.rounds import TrainedResult
 from juggler.envrunner.setup import may_play
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.rl_module import RLModule
@@ -420,12 +420,12 @@ class Collected:
         self.env_ended: list[tuple[float, int]] = []
         self.stale: dict[str, int] = defaultdict(int)
 
-    def play(self, *recorded: str, update: int = 0) -> dict[str, Recorded]:
+    def play(self, *recorded: str, update: int = 0) -> dict[str, TrainedResult]:
         versions = {module_id: Version(1, update) for module_id in self.sampler._modules}
         played = self.sampler.sample(set(recorded), versions)
         assert set(played.modules) == set(recorded)
         for module_id, result in played.modules.items():
-            assert isinstance(result, Recorded), result
+            assert isinstance(result, TrainedResult), result
             if result.batch is not None:
                 EpisodeBatch.from_tree(result.batch.to_tree())  # as the learner checks it
                 self.batches[module_id].append(result.batch)

@@ -28,7 +28,7 @@ import grpc
 
 from juggler.runtime.actors import hub
 from juggler.runtime.actors.attachment import Attachment
-from juggler.runtime.actors.calls import End
+from juggler.runtime.actors.calls import CallEnd
 from juggler.runtime.wire.v1 import attach_pb2
 
 
@@ -546,7 +546,7 @@ class Line:
         worker: Worker,
         next_message: Callable[[], bytes | None],
         received: Callable[[bytes], None],
-        ended: Callable[[End], None],
+        ended: Callable[[CallEnd], None],
     ) -> None:
         self._world, self._worker = world, worker
         self._next, self._received, self._ended = next_message, received, ended
@@ -555,7 +555,7 @@ class Line:
         self._last = {"up": 0.0, "down": 0.0}  # when the last message arrives
         self._inbox: deque[bytes] = deque()
         self._waiter: Any = None
-        self._end = End("", grpc.StatusCode.OK, ())
+        self._end = CallEnd("", grpc.StatusCode.OK, ())
         self._task: Any = None
         world.lines.append(self)
         self._carry("up", self._open)
@@ -595,7 +595,7 @@ class Line:
     def close(self) -> None:
         if not self._over["down"]:
             self.is_gone()
-            closed = End("closed", grpc.StatusCode.CANCELLED, ())
+            closed = CallEnd("closed", grpc.StatusCode.CANCELLED, ())
             self._world.simulation.at(0.0, partial(self._ended, closed), self._worker.process)
             self._over["down"] = True
 
@@ -606,7 +606,7 @@ class Line:
     def break_off(self) -> None:
         """Both ends notice; what was on its way is lost."""
         self._over["up"] = True
-        broken = End("the connection broke", grpc.StatusCode.UNAVAILABLE, ())
+        broken = CallEnd("the connection broke", grpc.StatusCode.UNAVAILABLE, ())
         if not self._over["down"]:
             self._over["down"] = True
             delay = self._world.latency(self._worker)
@@ -641,7 +641,7 @@ class Line:
 
     def end(self, why: str, reason: str = "", code: grpc.StatusCode = grpc.StatusCode.OK) -> None:
         metadata = ((hub.REASON_KEY, reason.encode()),) if reason else ()
-        self._end = End(why, code, metadata)
+        self._end = CallEnd(why, code, metadata)
 
     def _served(self) -> None:
         self._world.lines.remove(self)

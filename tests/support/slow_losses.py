@@ -19,7 +19,7 @@ from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.core.gradient_core import TrainState
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.wire.structures import tree_map
 

@@ -20,7 +20,7 @@ from juggler.learner.algorithms.r2d2 import R2d2Config
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.data.collate import collate
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import tree_map
 from juggler.testing import sample_for

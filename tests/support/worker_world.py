@@ -19,9 +19,9 @@ from gymnasium import spaces
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.process import hosted_module
 from juggler.learner.process.hosted_module import HostedModule
+from juggler.learner.process.learner_program import LearnerProgram, LearnerSetup, ModuleSetup
 from juggler.learner.process.learner_worker import LearnerServer, LearnerWorker
-from juggler.learner.process.program import LearnerProgram, LearnerSetup, ModuleSetup
-from juggler.runtime.actors.attachment import Command, Detached
+from juggler.runtime.actors.attachment import Detached, ReceivedCommand
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.worker import Contact, to_json
@@ -50,7 +50,7 @@ class Driver:
     worker_id = "learner-0"
 
     def __init__(self) -> None:
-        self.inbox: Mailbox[Command | Detached] = Mailbox()
+        self.inbox: Mailbox[ReceivedCommand | Detached] = Mailbox()
         self.arrived: dict[int, int] = {}  # batch id -> live steps
         self.progressed = 0
         self._answers: SimpleQueue[Message | BaseException] = SimpleQueue()
@@ -63,7 +63,7 @@ class Driver:
         """Does not wait for the answer."""
         body = any_pb2.Any()
         body.Pack(command)
-        self.inbox.put(Command(1, body))
+        self.inbox.put(ReceivedCommand(1, body))
 
     def heard(self) -> Message | BaseException:
         """The next answer, or failure."""

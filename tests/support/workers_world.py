@@ -13,30 +13,30 @@ import numpy as np
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
-from juggler.driver.checkpoint.beginning import FirstWeights
+from juggler.driver.checkpoint.first_weights import FirstWeights
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.driver.config import RunConfig
 from juggler.driver.league.builder import LeagueBuilder
-from juggler.driver.league.builders import give_builder
+from juggler.driver.league.find_builder import register_builder
 from juggler.driver.loop import Loop
-from juggler.driver.parts import Inherited, RunParts
+from juggler.driver.periodic_work import PeriodicWork
 from juggler.driver.record.wording import Level, Progress
 from juggler.driver.run_end import RunClock
-from juggler.driver.upkeep import Upkeep
+from juggler.driver.run_parts import InheritedState, RunParts
 from juggler.driver.workers.league_run import LeagueRun
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.worker_events import WorkerEvents
 from juggler.runtime.actors.hub import Hub
 from juggler.runtime.actors.hub_events import (
     HubEvent,
-    Joined,
-    Left,
     Mailbox,
-    Replied,
-    Reported,
     Vitals,
     Worker,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerReplied,
+    WorkerReported,
 )
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
@@ -135,7 +135,7 @@ class WorkersWorld:
             self.snapshots,
             clock,
             directory,
-            Inherited(resume, beginning or {}, frozen or {}),
+            InheritedState(resume, beginning or {}, frozen or {}),
             only_local=only_local,
         )
         self.worker_events = WorkerEvents(self.parts)
@@ -146,7 +146,7 @@ class WorkersWorld:
             return False
 
         file = SimpleNamespace(write_line=keep, taken=False)
-        upkeep = Upkeep(self.parts, cast(Any, file), [], lambda: None)
+        upkeep = PeriodicWork(self.parts, cast(Any, file), [], lambda: None)
         nothing = cast(Any, None)  # nobody watches
         self._loop = Loop(self.parts, self.worker_events, Mailbox(), upkeep, nothing)
         self.core = next(iter(self.parts.core.modules.values()))
@@ -178,7 +178,7 @@ class WorkersWorld:
         incarnation = f"incarnation-{next(self._incarnations)}"
         name = f"{role}-{index}"
         worker = Worker(name, incarnation, role, index, "host", 1, (), (), self._are_local)
-        self.hear(Joined(worker))
+        self.hear(WorkerJoined(worker))
         return worker
 
     def joined(self, role: str = "evaluator", index: int = 0) -> Worker:
@@ -197,7 +197,7 @@ class WorkersWorld:
         return len(self.asked(self.learner, training_pb2.Snapshot))
 
     def leave(self, worker: Worker, **said: Any) -> None:
-        self.hear(Left(worker, "gone", **said))
+        self.hear(WorkerLeft(worker, "gone", **said))
 
     def get_ready(self, worker: Worker, *module_ids: str) -> None:
         """It does what it is set up for.
@@ -239,16 +239,16 @@ class WorkersWorld:
     ) -> None:
         _name_the_module(body)
         reply = attach_pb2.Reply(id=command_id, last=last, body=_packed(body))
-        self.hear(Replied(worker, reply))
+        self.hear(WorkerReplied(worker, reply))
 
     def fail(self, worker: Worker, command_id: int) -> None:
         failure = attach_pb2.Failure(message="cannot")
         reply = attach_pb2.Reply(id=command_id, last=True, failure=failure)
-        self.hear(Replied(worker, reply))
+        self.hear(WorkerReplied(worker, reply))
 
     def report(self, worker: Worker, body: Message | any_pb2.Any) -> None:
         _name_the_module(body)
-        self.hear(Reported(worker, _packed(body)))
+        self.hear(WorkerReported(worker, _packed(body)))
 
     def sample(self, number: int = 0, **said: Any) -> None:
         """The runner answers its first request, or that of another number."""
@@ -400,7 +400,7 @@ class World(WorkersWorld):
     """
 
     def __init__(self, directory: Path, **keys: Any) -> None:
-        table = {"builder": give_builder(Asked), "evaluation_probability": 0.0}
+        table = {"builder": register_builder(Asked), "evaluation_probability": 0.0}
         agents = {"row": ["main-0"], "column": ["main-0"]}
         super().__init__(directory, agents=agents, league=table, **keys)
         self.meet()

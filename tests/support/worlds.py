@@ -16,10 +16,10 @@ from gymnasium import spaces
 from juggler.driver.config import RunConfig
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, write
-from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.connector import ActionConnector, ObservationConnector
-from juggler.runtime.modules.acting import weights_of
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
+from juggler.runtime.modules.acting_part import weights_of
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.structures import to_tree

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from support.place import Place, assert_books_balance, checkpoints, metrics, seeds, summary
 
-from juggler.driver.given_config import read_shipped
-from juggler.envrunner.environments.extras import check_extra
+from juggler.driver.config_files import read_shipped
+from juggler.envrunner.environments.simulator_extras import check_extra
 from juggler.runtime.checkpoints.checkpoint import read
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.place import status_of
 
-from juggler.runtime.installing import installing
+from juggler.runtime.install_commands import installing
 
 
 @pytest.mark.parametrize(

@@ -20,17 +20,17 @@ from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.sampler import Sampler
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.data.batch_store import BatchStore, HeldBatch
 from juggler.learner.data.validation import BatchValidator
 from juggler.learner.learner import Learner
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.mergeable_state import from_bytes, merge, to_bytes
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
-from juggler.runtime.modules.acting import strip_to_acting
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.acting_part import strip_to_acting
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.structures import space_leaves
@@ -195,7 +195,7 @@ class World:
         reader = FrameReader(episodes_pb2.BatchHeader, Limits())
         tree = {DEFAULT_MODULE: fragment.batch.to_tree()}
         (frame,) = filter(None, map(reader.feed, encode_frame(header, tree)))
-        assert self.store.take(frame) == ""
+        assert self.store.insert(frame) == ""
         if fragment.connector_delta:
             delta = from_bytes(to_bytes(fragment.connector_delta))
             self._learned = merge(self._learned, delta) if self._learned else delta

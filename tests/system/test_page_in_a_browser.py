@@ -20,7 +20,7 @@ from support.made_files import append, line, made
 from support.network import free_address
 from support.place import Place
 
-from juggler.driver.watching.serving import serve_page
+from juggler.driver.watching.page_server import serve_page
 
 _FLAGS = (
     "--headless",

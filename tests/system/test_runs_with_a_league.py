@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support.place import Place, assert_books_balance, eventually, metrics, status_of, summary
 
-from juggler.driver.given_config import read_shipped
-from juggler.envrunner.environments.extras import check_extra
+from juggler.driver.config_files import read_shipped
+from juggler.envrunner.environments.simulator_extras import check_extra
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
 from juggler.runtime.checkpoints.weights import playing_tree, read_module, tree_digest
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from juggler.driver.agents_found import FoundGroup
+from juggler.driver.agent_tables import FoundGroup
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.envrunner.setup import ActingSetup
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError, write
@@ -23,13 +23,13 @@ from juggler.runtime.checkpoints.weights import (
 )
 from juggler.runtime.connectors.mergeable_state import State, connector_branch, connector_state
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules.by_name import given_or_named
+from juggler.runtime.modules.import_by_name import given_or_named
 from juggler.runtime.wire.trees import Tree
 
 if TYPE_CHECKING:
     from gymnasium import Space
 
-    from juggler.runtime.connectors.building import EnvToModule, ModuleToEnv
+    from juggler.runtime.connectors.pipelines import EnvToModule, ModuleToEnv
     from juggler.runtime.modules.rl_module import RLModule
 
     Parts: TypeAlias = tuple[RLModule, EnvToModule, ModuleToEnv]

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from juggler.driver.checkpoint.restoring import books_of, checkpoint_tree, counters_of
+from juggler.driver.checkpoint.driver_state import books_of, checkpoint_tree, counters_of
 from juggler.driver.config import RunConfig
+from juggler.driver.core.core_state import RemovedModules
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.ledger import Counters
-from juggler.driver.core.state import Past
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.run_end import RunClock
 from juggler.driver.workers.module_setups import spaces_of_environment
@@ -35,7 +35,7 @@ from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
 if TYPE_CHECKING:
-    from juggler.driver.parts import RunParts
+    from juggler.driver.run_parts import RunParts
 
 _STATE_LIMIT = 64 << 30  # bytes
 
@@ -102,7 +102,7 @@ class SnapshotWriter:
         self._awaited: set[str] = set()  # modules whose states are not complete
         self._abandoned = False
         self._counters: dict[str, Any] = {}
-        self._past = Past()  # books of modules outside the snapshot
+        self._past = RemovedModules()  # books of modules outside the snapshot
 
     @property
     def under_way(self) -> bool:
@@ -122,7 +122,7 @@ class SnapshotWriter:
         }
         self._awaited = set(self._cuts)
 
-    def take(
+    def add_chunk(
         self,
         module_id: str,
         chunk: bytes,

@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple, Protocol
 
-from juggler.driver.core.group import Learner, worker_order
-from juggler.driver.core.ledger import Batch
+from juggler.driver.core.core_state import CoreModuleState
+from juggler.driver.core.group import GroupMember, worker_order
+from juggler.driver.core.ledger import OpenBatch
 from juggler.driver.core.runners import Runner, Runners
 from juggler.driver.core.staleness import OpenBatchLimit
-from juggler.driver.core.state import State
 
 
 class Round(NamedTuple):
     """The EnvRunner that samples, and the learner of each module."""
 
     runner: Runner
-    learners: Mapping[str, Learner]
+    learners: Mapping[str, GroupMember]
 
 
 class Admission(Protocol):
@@ -40,7 +40,7 @@ class Admission(Protocol):
     def left(self, runner: Runner) -> None:
         """A runner is gone."""
 
-    def next_update(self, module: State) -> dict[str, list[Batch]] | None:
+    def next_update(self, module: CoreModuleState) -> dict[str, list[OpenBatch]] | None:
         """Return the share of every member, by rank; None: not now."""
 
     def next_round(self) -> Round | None:
@@ -70,19 +70,22 @@ class Asynchronous:
     """
 
     def __init__(
-        self, modules: Mapping[str, State], runners: Runners, steps_left: Callable[[], float]
+        self,
+        modules: Mapping[str, CoreModuleState],
+        runners: Runners,
+        steps_left: Callable[[], float],
     ) -> None:
         self._modules = modules
         self._runners = runners
         self._steps_left = steps_left
 
     def has_room(self, runner: Runner) -> None:
-        self._runners.stand_in_line(runner)
+        self._runners.enqueue(runner)
 
     def left(self, runner: Runner) -> None:
         """Do nothing: the queue skips it."""
 
-    def next_update(self, module: State) -> dict[str, list[Batch]] | None:
+    def next_update(self, module: CoreModuleState) -> dict[str, list[OpenBatch]] | None:
         settings, members = module.settings, module.group.members
         if len(module.updates) >= settings.max_updates_in_flight or self._steps_left() <= 0:
             return None
@@ -91,12 +94,12 @@ class Asynchronous:
             return None
         if not all(learner.held_steps for learner in module.group.leaving):
             return None
-        return {worker_id: _take(learner, share) for worker_id, learner in members.items()}
+        return {worker_id: _pop_steps(learner, share) for worker_id, learner in members.items()}
 
     def next_round(self) -> Round | None:
         if (left := self._steps_left()) <= 0:
             return None
-        learners: dict[str, Learner] = {}
+        learners: dict[str, GroupMember] = {}
         for module_id, module in self._modules.items():
             settings, members = module.settings, module.group.members
             if not members:
@@ -108,23 +111,23 @@ class Asynchronous:
                 learners[module_id] = learner
             elif settings.waited_for:
                 return None
-        return self._for_one_that_can(learners) if learners else None
+        return self._round_with_room(learners) if learners else None
 
-    def _for_one_that_can(self, learners: Mapping[str, Learner]) -> Round | None:
+    def _round_with_room(self, learners: Mapping[str, GroupMember]) -> Round | None:
         """Assign the round to the first queued runner with these modules.
 
         A runner gets a new module some time after the run does.
         """
         passed_over: list[Runner] = []
         found: Round | None = None
-        while found is None and (runner := self._runners.next_in_line()) is not None:
+        while found is None and (runner := self._runners.dequeue()) is not None:
             has = {key: learner for key, learner in learners.items() if key in runner.steps}
             if has:
                 found = Round(runner, has)
             else:
                 passed_over.append(runner)
         for each in passed_over:
-            self._runners.stand_in_line(each)
+            self._runners.enqueue(each)
         return found
 
 
@@ -149,7 +152,7 @@ class Synchronous:
 
     def __init__(
         self,
-        modules: Mapping[str, State],
+        modules: Mapping[str, CoreModuleState],
         runners: Runners,
         num_runners: int,
         together: Iterable[Sequence[str]] = (),
@@ -159,17 +162,17 @@ class Synchronous:
         self._num_runners = num_runners
         self._together = [[modules[module_id] for module_id in ids] for ids in together]
         # By runner: for rounds of the turn that have not gone out yet, the learners by module.
-        self._plan: dict[str, deque[dict[str, Learner]]] = {}
+        self._plan: dict[str, deque[dict[str, GroupMember]]] = {}
         self._begun = False  # the order of joining must not change the first turns
 
     def has_room(self, runner: Runner) -> None:
         if runner.worker.worker_id in self._plan:
-            self._runners.stand_in_line(runner)
+            self._runners.enqueue(runner)
 
     def left(self, runner: Runner) -> None:
         self._plan.pop(runner.worker.worker_id, None)
 
-    def next_update(self, module: State) -> dict[str, list[Batch]] | None:
+    def next_update(self, module: CoreModuleState) -> dict[str, list[OpenBatch]] | None:
         members = module.group.members
         if self._sampling() or module.updates or module.between_turns:
             return None
@@ -177,7 +180,7 @@ class Synchronous:
         if not all(each.updates or _has_enough(each) for each in next(groups, [module])):
             return None
         return {
-            worker_id: sorted(_take_all(learner), key=_runner_and_sequence)
+            worker_id: sorted(_pop_all(learner), key=_runner_and_sequence)
             for worker_id, learner in members.items()
         }
 
@@ -187,7 +190,7 @@ class Synchronous:
             self._begun = enough and all(each.has_begun for each in self._modules.values())
         if self._begun and not self._sampling() and not self._updating():
             self._plan_turn()
-        while (runner := self._runners.next_in_line()) is not None:
+        while (runner := self._runners.dequeue()) is not None:
             planned = self._plan[runner.worker.worker_id]
             learners = self._still_there(planned.popleft())
             if not planned:
@@ -205,11 +208,11 @@ class Synchronous:
 
     def _plan_turn(self) -> None:
         runners = self._runners.in_order()
-        shares = [_Share(module_id, each) for module_id, each in self._modules.items()]
+        shares = [_ModuleTurn(module_id, each) for module_id, each in self._modules.items()]
         for asked in count() if runners else ():
             runner = runners[asked % len(runners)]
             learners = {
-                share.module_id: share.give(runner)
+                share.module_id: share.assign(runner)
                 for share in shares
                 if share.is_short(asked, len(runners))
             }
@@ -219,9 +222,9 @@ class Synchronous:
         for runner in runners:
             self.has_room(runner)
 
-    def _still_there(self, planned: Mapping[str, Learner]) -> dict[str, Learner]:
+    def _still_there(self, planned: Mapping[str, GroupMember]) -> dict[str, GroupMember]:
         """Replace learners that are gone; leave out modules without learners."""
-        learners: dict[str, Learner] = {}
+        learners: dict[str, GroupMember] = {}
         for module_id, learner in planned.items():
             members = self._modules[module_id].group.members
             if members.get(learner.worker.worker_id) is learner:
@@ -231,10 +234,10 @@ class Synchronous:
         return learners
 
 
-class _Share:
+class _ModuleTurn:
     """One module's share of a turn that is being planned."""
 
-    def __init__(self, module_id: str, module: State) -> None:
+    def __init__(self, module_id: str, module: CoreModuleState) -> None:
         self.module_id = module_id
         members = module.group.members.values()
         self._planned = {learner: 0 for learner in members if not learner.held_steps}
@@ -246,26 +249,26 @@ class _Share:
             return False
         return asked < max(runners, len(self._planned)) or sum(self._planned.values()) < self._goal
 
-    def give(self, runner: Runner) -> Learner:
+    def assign(self, runner: Runner) -> GroupMember:
         """The learner that gets the runner's next batch."""
         learner = min(self._planned, key=self._planned.__getitem__)
         self._planned[learner] += runner.steps[self.module_id]
         return learner
 
 
-def _has_enough(module: State) -> bool:
+def _has_enough(module: CoreModuleState) -> bool:
     """Whether all learners hold batches, and none waits to join."""
     members, joiners = module.group.members.values(), module.group.joiners
     return bool(members) and not joiners and all(learner.held_steps for learner in members)
 
 
-def _has_room(module: State, learner: Learner) -> bool:
+def _has_room(module: CoreModuleState, learner: GroupMember) -> bool:
     settings = module.settings
     room = OpenBatchLimit(settings.max_open_updates, settings.batch_size, len(module.group.members))
     return room.is_left(learner.open_batches, learner.open_steps)
 
 
-def _is_needed(module: State, learner: Learner, left: float) -> bool:
+def _is_needed(module: CoreModuleState, learner: GroupMember, left: float) -> bool:
     """Whether the remaining updates can use more than this learner already has.
 
     Steps that it holds and steps that were requested for it both count. `left` is the number of
@@ -278,24 +281,24 @@ def _is_needed(module: State, learner: Learner, left: float) -> bool:
     )
 
 
-def _open_steps(learner: Learner) -> int:
+def _open_steps(learner: GroupMember) -> int:
     return learner.open_steps
 
 
-def _runner_and_sequence(batch: Batch) -> tuple[tuple[str, int], int]:
+def _runner_and_sequence(batch: OpenBatch) -> tuple[tuple[str, int], int]:
     return worker_order(batch.runner.worker_id), batch.batch_id
 
 
-def _take(learner: Learner, steps: float) -> list[Batch]:
+def _pop_steps(learner: GroupMember, steps: float) -> list[OpenBatch]:
     """Take its oldest batches, up to `steps` steps."""
-    share: list[Batch] = []
+    share: list[OpenBatch] = []
     taken = 0
     while taken < steps and learner.held:
-        batch = learner.take()
+        batch = learner.pop()
         share.append(batch)
         taken += batch.steps
     return share
 
 
-def _take_all(learner: Learner) -> list[Batch]:
-    return [learner.take() for _ in range(len(learner.held))]
+def _pop_all(learner: GroupMember) -> list[OpenBatch]:
+    return [learner.pop() for _ in range(len(learner.held))]

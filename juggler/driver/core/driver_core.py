@@ -7,11 +7,11 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from juggler.driver.core import events
 from juggler.driver.core.admission import Admission, Asynchronous, Synchronous
+from juggler.driver.core.core_state import ModuleStart, RemovedModules, shared_settings
 from juggler.driver.core.events import WorkerKey
 from juggler.driver.core.ledger import Counters
 from juggler.driver.core.module_core import ModuleCore
 from juggler.driver.core.runners import Runners
-from juggler.driver.core.state import ModuleStart, Past, shared_settings
 from juggler.runtime.episodes.version import Version
 
 
@@ -44,11 +44,11 @@ class DriverCore:
         modules: Mapping[str, ModuleStart],
         first_id: int = 1,
         together: Iterable[Sequence[str]] = (),
-        past: Past | None = None,
+        past: RemovedModules | None = None,
         stop_steps: int | None = None,
     ) -> None:
         self.next_id = first_id
-        self.past = past or Past()
+        self.past = past or RemovedModules()
         self._shared = shared_settings([start.settings for start in modules.values()])
         self._runners = Runners(self._shared.requests_per_runner)
         self._states = {module_id: start.state() for module_id, start in modules.items()}
@@ -104,7 +104,7 @@ class DriverCore:
         for runner in self._runners.in_order():
             runner.steps.pop(module_id, None)
 
-    def past_and(self, beside: Container[str]) -> Past:
+    def past_and(self, beside: Container[str]) -> RemovedModules:
         """Return the books of removed modules, and of modules not among these."""
         past = self.past
         for module_id, module in self.modules.items():
@@ -147,7 +147,7 @@ class DriverCore:
         """Issue all updates that learners can make now, with changes of groups."""
         modules = self.modules.values()
         admitted = [command for group in self._together for command in _admitted(group)]
-        parted = [command for each in modules for command in each.part()]
+        parted = [command for each in modules for command in each.remove_leaving()]
         updates = [command for each in modules for command in each.issue_updates()]
         return admitted + parted + updates
 
@@ -309,7 +309,7 @@ class DriverCore:
             plays, ours = ", ".join(offered), ", ".join(self.modules)
             raise ValueError(f"{event.runner} plays for {plays[:100]}; the run's modules: {ours}")
         worker = WorkerKey(event.runner, event.incarnation)
-        if self._runners.knew(worker):
+        if self._runners.has_seen(worker):
             return
         if (before := self._runners.named(event.runner)) is not None:  # it is gone
             self._runner_left(before.worker)

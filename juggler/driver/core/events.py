@@ -47,7 +47,7 @@ class UsedBatch(NamedTuple):
     dropped: str = ""  # empty: trained; else a reason
 
 
-class Share(NamedTuple):
+class UpdateShare(NamedTuple):
     learner: str
     batch_ids: tuple[int, ...]
 
@@ -94,7 +94,7 @@ class LearnerJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class BeginWithFewer:
+class StartWithFewer:
     """Some initial learners of a module are missing; the others begin."""
 
     module_id: str = DEFAULT_MODULE
@@ -104,7 +104,7 @@ class BeginWithFewer:
 class LearnerLeaves:
     """Ask a learner to leave once its batches are trained on.
 
-    Another learner must have its weights, too. `LeftGroup` reports this for each module.
+    Another learner must have its weights, too. `ReleaseLearner` reports this for each module.
     Asynchronous mode only.
     """
 
@@ -150,7 +150,7 @@ class SampleFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class BatchArrived:
     """A learner's report: the batch is there."""
 
     learner: str
@@ -194,7 +194,7 @@ class UnreportedUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateFailed:
+class UpdateAborted:
     """One learner could not make an update; its share is dropped."""
 
     update_id: int
@@ -214,7 +214,7 @@ class PeersMet:
 
 
 @dataclass(frozen=True, slots=True)
-class MeetAgain:
+class RebuildGroup:
     """Ask the members of this generation to form another group.
 
     Either they cannot update together although no member has left, or they have new weights, with
@@ -226,7 +226,7 @@ class MeetAgain:
 
 
 @dataclass(frozen=True, slots=True)
-class Proceed:
+class StartNextTurn:
     """In synchronous mode, after an update: the next turn may begin."""
 
     module_id: str = DEFAULT_MODULE
@@ -258,16 +258,16 @@ OfEveryModule = LearnerLeaves | LearnerLeft | StopRequested | Finish
 #: What happens to one module, which the event names.
 OfModule = (
     LearnerJoined
-    | BeginWithFewer
+    | StartWithFewer
     | SampleReceived
     | SampleFailed
-    | Arrived
+    | BatchArrived
     | UpdateFinished
     | UnreportedUpdate
-    | UpdateFailed
+    | UpdateAborted
     | PeersMet
-    | MeetAgain
-    | Proceed
+    | RebuildGroup
+    | StartNextTurn
     | TrainingEnds
 )
 
@@ -298,7 +298,7 @@ class IssueUpdate:
 
     update_id: int
     generation: int
-    shares: tuple[Share, ...]  # by rank
+    shares: tuple[UpdateShare, ...]  # by rank
     module_id: str = DEFAULT_MODULE
 
 
@@ -312,7 +312,7 @@ class FormGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftGroup:
+class ReleaseLearner:
     """This module no longer needs the leaving learner."""
 
     learner: str
@@ -328,7 +328,7 @@ class Discard:
     module_id: str = DEFAULT_MODULE
 
 
-Command = Request | IssueUpdate | FormGroup | LeftGroup | Discard
+Command = Request | IssueUpdate | FormGroup | ReleaseLearner | Discard
 
 
 def _check(worker: str, batch_id: int, live_steps: int, dropped: str) -> None:

@@ -6,39 +6,39 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from juggler.driver.core.events import WorkerKey
-from juggler.driver.core.ledger import Batch
+from juggler.driver.core.ledger import OpenBatch
 
 
 @dataclass(slots=True, eq=False)
-class Learner:
+class GroupMember:
     worker: WorkerKey
     open_batches: int = 0  # requested for it, held by it, or in its share of an update
     open_steps: int = 0  # in them
     held_steps: int = 0
     updating_steps: int = 0  # steps in its shares of updates
-    held: deque[Batch] = field(default_factory=deque)  # in order of arrival
+    held: deque[OpenBatch] = field(default_factory=deque)  # in order of arrival
     leaves: bool = False  # the learner leaves as soon as it can
 
-    def opens(self, batch: Batch) -> None:
+    def opens(self, batch: OpenBatch) -> None:
         self.open_batches += 1
         self.open_steps += batch.steps
 
-    def closes(self, batch: Batch) -> None:
+    def closes(self, batch: OpenBatch) -> None:
         self.open_batches -= 1
         self.open_steps -= batch.steps
 
-    def hold(self, batch: Batch) -> None:
+    def hold(self, batch: OpenBatch) -> None:
         self.held.append(batch)
         self.held_steps += batch.steps
 
-    def take(self) -> Batch:
+    def pop(self) -> OpenBatch:
         """Take the learner's oldest batch for an update."""
         batch = self.held.popleft()
         self.held_steps -= batch.steps
         self.updating_steps += batch.steps
         return batch
 
-    def answers(self, share: list[Batch]) -> None:
+    def answers(self, share: list[OpenBatch]) -> None:
         """Close its share of an update."""
         for batch in share:
             self.closes(batch)
@@ -58,8 +58,8 @@ class Group:
 
     def __init__(self, size: int, generation: int) -> None:
         self.generation = generation
-        self.members: dict[str, Learner] = {}  # by rank
-        self.joiners: dict[str, Learner] = {}
+        self.members: dict[str, GroupMember] = {}  # by rank
+        self.joiners: dict[str, GroupMember] = {}
         self._needed = size
         self._have_met = False  # the members of this generation
 
@@ -72,11 +72,11 @@ class Group:
         """Form the first group without waiting for all of its learners."""
         self._needed = 1
 
-    def named(self, worker_id: str) -> Learner | None:
+    def named(self, worker_id: str) -> GroupMember | None:
         """Return the learner with this id."""
         return self.members.get(worker_id) or self.joiners.get(worker_id)
 
-    def find(self, worker: WorkerKey) -> Learner | None:
+    def find(self, worker: WorkerKey) -> GroupMember | None:
         """Return this incarnation of a learner, if it is still there."""
         learner = self.named(worker.worker_id)
         return learner if learner is not None and learner.worker == worker else None
@@ -84,25 +84,25 @@ class Group:
     def join(self, worker: WorkerKey) -> None:
         """Add a waiting learner; `admit` makes it a member."""
         if self.find(worker) is None:
-            self.joiners[worker.worker_id] = Learner(worker)
+            self.joiners[worker.worker_id] = GroupMember(worker)
 
     def met(self, generation: int) -> None:
         """Note that the members of this generation have the same state."""
         self._have_met = self._have_met or generation == self.generation
 
-    def release(self, learner: Learner) -> None:
+    def release(self, learner: GroupMember) -> None:
         """Let a learner leave, by `part` if it is a member."""
         if self.joiners.pop(learner.worker.worker_id, None) is None:
             learner.leaves = True
 
     @property
-    def staying(self) -> list[Learner]:
+    def staying(self) -> list[GroupMember]:
         """Members for which further steps are requested."""
         members = list(self.members.values())
         return [each for each in members if not each.leaves] or members
 
     @property
-    def leaving(self) -> list[Learner]:
+    def leaving(self) -> list[GroupMember]:
         """Members that only train on batches already requested."""
         found = [each for each in self.members.values() if each.leaves]
         return found if len(found) < len(self.members) else []
@@ -112,11 +112,11 @@ class Group:
         return worker_id not in self.members or (self._have_met and bool(self.leaving))
 
     @property
-    def done(self) -> list[Learner]:
+    def done(self) -> list[GroupMember]:
         """Leaving members without open batches; staying members have their weights."""
         return [each for each in self.leaving if not each.open_steps] if self._have_met else []
 
-    def part(self) -> tuple[str, ...] | None:
+    def remove_leaving(self) -> tuple[str, ...] | None:
         """Remove members that are done; return the rest by rank, or None."""
         done = self.done
         for learner in done:
@@ -136,7 +136,7 @@ class Group:
             self.members[worker_id] = self.joiners.pop(worker_id)
         return self._form()
 
-    def leave(self, learner: Learner) -> tuple[str, ...] | None:
+    def leave(self, learner: GroupMember) -> tuple[str, ...] | None:
         """Remove a learner, and return the remaining members by rank.
 
         None: no member remains, or it was not a member yet.

@@ -29,7 +29,7 @@ class LedgerError(RuntimeError):
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class OpenBatch:
     """One open batch."""
 
     batch_id: int
@@ -78,11 +78,11 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self.requested: dict[int, Batch] = {}  # not reported yet
-        self.held: dict[int, Batch] = {}  # waiting at its learner
-        self.updating: dict[int, Batch] = {}  # in an issued update
+        self.requested: dict[int, OpenBatch] = {}  # not reported yet
+        self.held: dict[int, OpenBatch] = {}  # waiting at its learner
+        self.updating: dict[int, OpenBatch] = {}  # in an issued update
         # Closed because their runner died; a learner may still have got one.
-        self.unreported: dict[int, Batch] = {}
+        self.unreported: dict[int, OpenBatch] = {}
         self.sampled = 0
         self.trained = 0
         self.dropped = dict.fromkeys(DROP_REASONS, 0)
@@ -104,38 +104,38 @@ class Ledger:
         ledger.lost_unreported = counters.lost_unreported
         return ledger
 
-    def request(self, batch: Batch) -> None:
+    def request(self, batch: OpenBatch) -> None:
         """Open a batch: its request went out."""
         self.requested[batch.batch_id] = batch
 
-    def hold(self, batch: Batch, live_steps: int) -> None:
+    def hold(self, batch: OpenBatch, live_steps: int) -> None:
         """Book the first report of a requested batch: its steps are sampled."""
         del self.requested[batch.batch_id]
         self.held[batch.batch_id] = batch
         batch.steps = live_steps
         self.sampled += live_steps
 
-    def pass_over(self, steps: int) -> None:
+    def drop_unbatched(self, steps: int) -> None:
         """Book sampled steps that are too old for any batch."""
         self.sampled += steps
         self.dropped["stale"] += steps
 
-    def use(self, batch: Batch) -> None:
+    def use(self, batch: OpenBatch) -> None:
         """Move a held batch into an update."""
         self.updating[batch.batch_id] = self.held.pop(batch.batch_id)
 
-    def train(self, batch: Batch) -> None:
+    def train(self, batch: OpenBatch) -> None:
         """Close a batch of an update as trained."""
         del self.updating[batch.batch_id]
         self.trained += batch.steps
 
-    def drop(self, batch: Batch, reason: str) -> None:
+    def drop(self, batch: OpenBatch, reason: str) -> None:
         """Close a reported batch: its steps will never be trained on."""
         if self.held.pop(batch.batch_id, None) is None:
             del self.updating[batch.batch_id]
         self.dropped[reason] += batch.steps
 
-    def reopen(self, batch: Batch, reason: str) -> None:
+    def reopen(self, batch: OpenBatch, reason: str) -> None:
         """Undo `drop` in an update, because its learner is back.
 
         The learner will report the fate of the batch.
@@ -143,7 +143,7 @@ class Ledger:
         self.updating[batch.batch_id] = batch
         self.dropped[reason] -= batch.steps
 
-    def settle(self, share: Iterable[Batch], used: Iterable[UsedBatch]) -> None:
+    def settle(self, share: Iterable[OpenBatch], used: Iterable[UsedBatch]) -> None:
         """Close a learner's share of an update according to its answer."""
         answers = {answer.batch_id: answer for answer in used}
         for batch in share:
@@ -155,11 +155,11 @@ class Ledger:
             else:
                 self.train(batch)
 
-    def cancel(self, batch: Batch) -> None:
+    def cancel(self, batch: OpenBatch) -> None:
         """Close a requested batch that brought no steps."""
         del self.requested[batch.batch_id]
 
-    def lose(self, batch: Batch) -> None:
+    def lose(self, batch: OpenBatch) -> None:
         """Close a requested batch whose runner died; its steps are unknown."""
         del self.requested[batch.batch_id]
         self.unreported[batch.batch_id] = batch
@@ -167,7 +167,7 @@ class Ledger:
             del self.unreported[next(iter(self.unreported))]
         self.lost_unreported += batch.steps
 
-    def revive(self, batch_id: int) -> Batch | None:
+    def revive(self, batch_id: int) -> OpenBatch | None:
         """Undo `lose`: the learner has the batch. None: it was not lost."""
         batch = self.unreported.pop(batch_id, None)
         if batch is not None:

@@ -11,11 +11,11 @@ from typing import assert_never
 
 from juggler.driver.core import events
 from juggler.driver.core.admission import Admission
+from juggler.driver.core.core_state import CoreModuleState, ModuleStart
 from juggler.driver.core.events import WorkerKey
-from juggler.driver.core.group import Learner
-from juggler.driver.core.ledger import Batch
+from juggler.driver.core.group import GroupMember
+from juggler.driver.core.ledger import OpenBatch
 from juggler.driver.core.runners import Runner, Runners
-from juggler.driver.core.state import ModuleStart, State
 from juggler.runtime.episodes.version import Version
 
 
@@ -42,7 +42,7 @@ class ModuleCore:
         self,
         module_id: str,
         start: ModuleStart,
-        state: State,
+        state: CoreModuleState,
         admission: Admission,
         runners: Runners,
         take_id: Callable[[], int],
@@ -58,7 +58,7 @@ class ModuleCore:
         self._runners = runners
         # Shares of learners that left during updates, by update id: a learner that returns with
         # its weights may still report them.
-        self._unanswered: dict[int, Batch] = {}
+        self._unanswered: dict[int, OpenBatch] = {}
         self._stopping = False
         self._finished = False
         self._commands: list[events.Command] = []
@@ -118,15 +118,15 @@ class ModuleCore:
         match event:
             case events.SampleReceived() | events.SampleFailed():
                 self._sample_ended(event)
-            case events.Arrived():
+            case events.BatchArrived():
                 self._arrived(event)
-            case events.UpdateFinished() | events.UpdateFailed():
+            case events.UpdateFinished() | events.UpdateAborted():
                 self._update_answered(event)
             case events.UnreportedUpdate():
                 self._unreported_update(event)
             case events.LearnerJoined():
                 self._group.join(WorkerKey(event.learner, event.incarnation))
-            case events.BeginWithFewer():
+            case events.StartWithFewer():
                 self._group.begin_with_fewer()
             case events.LearnerLeaves():
                 if learner := self._group.find(WorkerKey(event.learner, event.incarnation)):
@@ -138,9 +138,9 @@ class ModuleCore:
                 self.weights_version = max(self.weights_version, met)
                 self._group.met(event.generation)
                 self._unanswered.clear()  # the group continues without their learners
-            case events.MeetAgain():
+            case events.RebuildGroup():
                 self._announce(self._group.renew(event.generation))
-            case events.Proceed():
+            case events.StartNextTurn():
                 self._state.between_turns = False
             case events.StopRequested() | events.TrainingEnds():
                 self._stopping = True
@@ -164,15 +164,17 @@ class ModuleCore:
             self._announce(self._group.admit())
         return self._commands
 
-    def part(self) -> list[events.Command]:
+    def remove_leaving(self) -> list[events.Command]:
         """Remove learners that are leaving and have nothing in flight."""
         self._commands = []
         if self.idle and not self._stopping:
             for learner in self._group.done:
                 for batch in learner.held:  # these have no live steps
                     self.ledger.drop(batch, "learner_lost")
-                self._commands.append(events.LeftGroup(learner.worker.worker_id, self.module_id))
-            self._announce(self._group.part())
+                self._commands.append(
+                    events.ReleaseLearner(learner.worker.worker_id, self.module_id)
+                )
+            self._announce(self._group.remove_leaving())
         return self._commands
 
     def issue_updates(self) -> list[events.Command]:
@@ -187,11 +189,11 @@ class ModuleCore:
         return self._commands
 
     def request(
-        self, runner: Runner, learner: Learner, number: int, requests_in_round: int
+        self, runner: Runner, learner: GroupMember, number: int, requests_in_round: int
     ) -> events.Request:
         """Request a batch, as part of a round."""
         steps = runner.steps[self.module_id]
-        batch = Batch(self._take_id(), runner.worker, learner.worker, steps, number)
+        batch = OpenBatch(self._take_id(), runner.worker, learner.worker, steps, number)
         self.ledger.request(batch)
         learner.opens(batch)
         return events.Request(
@@ -250,13 +252,13 @@ class ModuleCore:
                 self._end_request(batch)
                 self.ledger.cancel(batch)
             return
-        self.ledger.pass_over(event.stale_steps)
+        self.ledger.drop_unbatched(event.stale_steps)
         if batch is not None:
             astray = event.learner != batch.learner.worker_id
             reason = event.dropped or ("learner_lost" if astray else "")
             self._first_report(batch, event.live_steps, reason)
 
-    def _arrived(self, event: events.Arrived) -> None:
+    def _arrived(self, event: events.BatchArrived) -> None:
         worker = WorkerKey(event.learner, event.incarnation)
         learner = self._group.find(worker)
         if learner is None:
@@ -270,14 +272,14 @@ class ModuleCore:
         if event.batch_id not in ledger.held and event.batch_id not in ledger.updating:
             self._discard(event.learner, event.batch_id)
 
-    def _revived(self, batch_id: int) -> Batch | None:
+    def _revived(self, batch_id: int) -> OpenBatch | None:
         """Reopen a lost request; None: it was not lost."""
         batch = self.ledger.revive(batch_id)
         if batch is not None and (learner := self._group.find(batch.learner)) is not None:
             learner.opens(batch)
         return batch
 
-    def _first_report(self, batch: Batch, steps: int, dropped: str) -> None:
+    def _first_report(self, batch: OpenBatch, steps: int, dropped: str) -> None:
         """Book a requested batch as sampled, and as held unless dropped."""
         self._end_request(batch)
         self.ledger.hold(batch, steps)
@@ -288,26 +290,26 @@ class ModuleCore:
             learner.opens(batch)
             learner.hold(batch)
 
-    def _end_request(self, batch: Batch) -> None:
+    def _end_request(self, batch: OpenBatch) -> None:
         """Close a request, and queue its runner for the next one."""
         self._close_request(batch)
         if (runner := self._runners.request_ended(batch.runner, batch.round)) is not None:
             self._admission.has_room(runner)
 
-    def _close_request(self, batch: Batch) -> None:
+    def _close_request(self, batch: OpenBatch) -> None:
         if (learner := self._group.find(batch.learner)) is not None:
             learner.closes(batch)
 
     # Updates.
 
-    def _issue(self, shares: dict[str, list[Batch]]) -> None:
+    def _issue(self, shares: dict[str, list[OpenBatch]]) -> None:
         update_id = self._take_id()
         self._state.updates[update_id] = shares
         for share in shares.values():
             for batch in share:
                 self.ledger.use(batch)
         named = tuple(
-            events.Share(worker_id, tuple(batch.batch_id for batch in share))
+            events.UpdateShare(worker_id, tuple(batch.batch_id for batch in share))
             for worker_id, share in shares.items()
         )
         issued = events.IssueUpdate(
@@ -315,7 +317,7 @@ class ModuleCore:
         )
         self._commands.append(issued)
 
-    def _update_answered(self, event: events.UpdateFinished | events.UpdateFailed) -> None:
+    def _update_answered(self, event: events.UpdateFinished | events.UpdateAborted) -> None:
         learner = self._group.find(WorkerKey(event.learner, event.incarnation))
         if learner is None:
             return
@@ -343,7 +345,7 @@ class ModuleCore:
         self.ledger.settle(share, answers.values())
         self.weights_version = max(self.weights_version, event.version)
 
-    def _take_share(self, update_id: int, learner: str) -> list[Batch] | None:
+    def _take_share(self, update_id: int, learner: str) -> list[OpenBatch] | None:
         """Take one learner's share; the last one closes the update."""
         shares = self._state.updates.get(update_id)
         if shares is None or learner not in shares:

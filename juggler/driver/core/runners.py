@@ -18,13 +18,13 @@ class Runner:
         steps: by module id, the maximum number of live steps of one request; only for modules that
             the EnvRunner has.
         rounds: by round, number of its requests without a report; never 0.
-        in_line: it waits for its next round.
+        is_queued: it waits for its next round.
     """
 
     worker: WorkerKey
     steps: dict[str, int]
     rounds: dict[int, int] = field(default_factory=dict)
-    in_line: bool = False
+    is_queued: bool = False
 
 
 class Runners:
@@ -38,7 +38,7 @@ class Runners:
         self._most_rounds = most_rounds
         self._here: dict[str, Runner] = {}  # by worker id
         self._gone: set[WorkerKey] = set()
-        self._line: deque[Runner] = deque()
+        self._queue: deque[Runner] = deque()
 
     def __len__(self) -> int:
         return len(self._here)
@@ -56,7 +56,7 @@ class Runners:
         """Return all EnvRunners, in order of their index."""
         return [self._here[worker_id] for worker_id in sorted(self._here, key=worker_order)]
 
-    def knew(self, worker: WorkerKey) -> bool:
+    def has_seen(self, worker: WorkerKey) -> bool:
         """Return whether this incarnation is or was connected."""
         return worker in self._gone or self.find(worker) is not None
 
@@ -73,16 +73,16 @@ class Runners:
             del self._here[worker.worker_id]
         return runner
 
-    def stand_in_line(self, runner: Runner) -> None:
+    def enqueue(self, runner: Runner) -> None:
         """Append a runner to the queue, if it may have another round."""
-        if not runner.in_line and len(runner.rounds) < self._most_rounds:
-            runner.in_line = True
-            self._line.append(runner)
+        if not runner.is_queued and len(runner.rounds) < self._most_rounds:
+            runner.is_queued = True
+            self._queue.append(runner)
 
-    def next_in_line(self) -> Runner | None:
-        while self._line:
-            runner = self._line.popleft()
-            runner.in_line = False
+    def dequeue(self) -> Runner | None:
+        while self._queue:
+            runner = self._queue.popleft()
+            runner.is_queued = False
             if self.find(runner.worker) is runner:  # else it left the run
                 return runner
         return None

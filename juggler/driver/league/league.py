@@ -30,7 +30,7 @@ from juggler.driver.league.payoffs import Means, Pair, Payoffs
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import FIXED, HISTORICAL, Player, Roster
 from juggler.policies.wilson import outcome
-from juggler.runtime.own_frames import place_of_readers
+from juggler.runtime.user_tracebacks import place_of_readers
 
 _TRIES = 10  # attempts to find a pairing that can be played
 _EXAMINED_PAIRS = 8  # pairs from which the least known is chosen

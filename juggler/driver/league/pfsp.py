@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from juggler.runtime.modules.by_name import found
-from juggler.runtime.nearest import nearest
+from juggler.runtime.modules.import_by_name import found
+from juggler.runtime.near_matches import nearest
 
 #: Weight of an opponent as a function of the win rate against it, by name.
 WEIGHTINGS: dict[str, Callable[[float], float]] = {

@@ -15,7 +15,7 @@ from juggler.driver.league.commands import (
     ResetPlayer,
     RetirePlayer,
 )
-from juggler.runtime.nearest import nearest
+from juggler.runtime.near_matches import nearest
 
 MAIN: Final = "main"
 MAIN_EXPLOITER: Final = "main_exploiter"

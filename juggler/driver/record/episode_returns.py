@@ -18,7 +18,7 @@ from juggler.envrunner.agent_returns import AgentReturns
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class ReturnStatistics:
     """Mean and deviation of an evaluation's returns."""
 
     mean: float
@@ -26,7 +26,7 @@ class Played:
     episodes: int
 
     @classmethod
-    def of(cls, returns: Sequence[float]) -> Played:
+    def of(cls, returns: Sequence[float]) -> ReturnStatistics:
         mean = math.fsum(returns) / len(returns)
         variance = math.fsum((each - mean) ** 2 for each in returns) / len(returns)
         return cls(mean, math.sqrt(variance), len(returns))
@@ -41,12 +41,12 @@ class WithReturns:
     @property
     def mean(self) -> float:
         """Mean of the returns."""
-        return Played.of(self.returns).mean
+        return ReturnStatistics.of(self.returns).mean
 
     @property
     def deviation(self) -> float:
         """Standard deviation of the returns."""
-        return Played.of(self.returns).deviation
+        return ReturnStatistics.of(self.returns).deviation
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -163,7 +163,9 @@ class ReturnGoals:
             for name in self.by_name
         }
 
-    def played(self, returns: Sequence[float], agent_returns: AgentReturns) -> dict[str, Played]:
+    def played(
+        self, returns: Sequence[float], agent_returns: AgentReturns
+    ) -> dict[str, ReturnStatistics]:
         """Return the results of an evaluation, by name.
 
         A goal without an episode is left out.
@@ -171,16 +173,16 @@ class ReturnGoals:
         found = {}
         for name in self.by_name:
             if name == EPISODE:
-                found[name] = Played.of(returns)
+                found[name] = ReturnStatistics.of(returns)
                 continue
             # A module's id counts before an agent's name.
             of_module = [got for (_, module_id), got in agent_returns.items() if module_id == name]
             of_agent = [got for (agent, _), got in agent_returns.items() if agent == name]
             if each := list(chain.from_iterable(of_module or of_agent)):
-                found[name] = Played.of(each)
+                found[name] = ReturnStatistics.of(each)
         return found
 
-    def reached(self, played: Mapping[str, Played]) -> bool:
+    def reached(self, played: Mapping[str, ReturnStatistics]) -> bool:
         """Return whether an evaluation reaches every goal."""
         return all(
             name in played and played[name].mean >= goal for name, goal in self.by_name.items()

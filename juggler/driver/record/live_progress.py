@@ -53,7 +53,7 @@ class LiveProgress(Progress):
         self._line: Mapping[str, Any] = {}
         self._line_came = time.monotonic()
         # Curves of returns, of episodes and of the modules and agents that have a goal
-        self._curves: dict[str, Curve] = {}
+        self._curves: dict[str, Sparkline] = {}
         self._last = Text()
         self._waits_for = "workers"  # what the run waits for; "" after the first update
         self._status = Status("", console=self._console)  # shown before the panel
@@ -83,7 +83,7 @@ class LiveProgress(Progress):
         self._line = line
         self._line_came = time.monotonic()
         for name, mean in _returns(line).items():
-            self._curves.setdefault(name, Curve()).add(mean)
+            self._curves.setdefault(name, Sparkline()).add(mean)
 
     def message(self, text: str, level: Level = "info") -> None:
         style = _STYLES[level]
@@ -147,14 +147,14 @@ class LiveProgress(Progress):
         if wide:
             grid.add_column(ratio=1)
             grid.add_column(justify="right", no_wrap=True)
-            grid.add_column(no_wrap=True, min_width=Curve.points)
+            grid.add_column(no_wrap=True, min_width=Sparkline.points)
         for row in rows:
             grid.add_row(*row[: len(grid.columns)])
         return grid
 
     def _return_row(self, name: str, now: float | None, goal: float | None) -> _Row:
         """Make the row of episodes, a module or an agent."""
-        curve = self._curves.get(name, Curve())
+        curve = self._curves.get(name, Sparkline())
         bar, shown = _bar(curve.first, now, goal), "" if goal is None else number(goal)
         return plain(name) or "return", number(now), bar, shown, curve.drawn()
 
@@ -204,7 +204,7 @@ class LiveProgress(Progress):
         return shown if left is None or self._ended else f"{shown} · {clock(left)} left"
 
 
-class Curve:
+class Sparkline:
     """The course of a number over the run, drawn with block characters."""
 
     points = 16

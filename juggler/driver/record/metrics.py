@@ -49,9 +49,9 @@ class Candidates:
     def refuse(self, episodes: int) -> None:
         """Reject a candidate that was found after this number of episodes."""
         self.refused += 1
-        self.put_off(episodes, self.refused)
+        self.postpone(episodes, self.refused)
 
-    def put_off(self, episodes: int, windows: int = 1) -> None:
+    def postpone(self, episodes: int, windows: int = 1) -> None:
         """Wait for more windows of new episodes before the next candidate."""
         self.not_before = episodes + windows * RETURN_WINDOW
 
@@ -88,7 +88,7 @@ class TrainingRate:
 
 
 class StalenessSince:
-    """Mean and maximum since the last `take`, or the values before."""
+    """Mean and maximum since the last `collect`, or the values before."""
 
     def __init__(self) -> None:
         self._total, self._count, self._most = 0, 0, 0
@@ -99,7 +99,7 @@ class StalenessSince:
         self._count += 1
         self._most = max(self._most, staleness)
 
-    def take(self) -> dict[str, float | None]:
+    def collect(self) -> dict[str, float | None]:
         """Return the values for a line of metrics."""
         if self._count:
             self._last = (self._total / self._count, self._most)
@@ -159,7 +159,7 @@ class ModuleMetrics(AgentMetrics):
 
     def line(self) -> dict[str, Any]:
         """Return the module's part of a line."""
-        return {**self.staleness.take(), **self._of_episodes()}
+        return {**self.staleness.collect(), **self._of_episodes()}
 
     def played_line(self) -> dict[str, Any]:
         """Return a line's part for a module that is not trained."""
@@ -296,7 +296,7 @@ class Metrics(Episodes):
         if self.episodes != self._episodes_last:
             self._episodes_last, self._ended_last = self.episodes, self._trained_last
         return {
-            **self._staleness_lately.take(),
+            **self._staleness_lately.collect(),
             "episodes": self.episodes,
             "episode_return_mean": self.return_mean,
             "episode_return_age": training_time - self._ended_last[0] if self.returns else None,

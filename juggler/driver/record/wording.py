@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from juggler.runtime.nearest import all_of, one_of
+from juggler.runtime.near_matches import all_of, one_of
 
 if TYPE_CHECKING:  # it imports NumPy, which would delay the first line
-    from juggler.driver.record.episode_returns import Played
+    from juggler.driver.record.episode_returns import ReturnStatistics
 
 Level = Literal["info", "warning", "error"]
 
@@ -79,7 +79,7 @@ def named_returns(values: Mapping[str, float | None]) -> str:
     return _named({name: number(value) for name, value in values.items()})
 
 
-def named_spreads(played: Mapping[str, Played]) -> str:
+def named_spreads(played: Mapping[str, ReturnStatistics]) -> str:
     """Describe means and standard deviations by name."""
     spreads = {name: spread(each.mean, each.deviation) for name, each in played.items()}
     return _named(spreads) or "nothing"

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from juggler.runtime.actors.hub_events import Left, Worker
+from juggler.runtime.actors.hub_events import Worker, WorkerLeft
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
@@ -104,7 +104,7 @@ class WorkerRecords:
     def ready(self, worker: Worker) -> None:
         self._of(worker.worker_id).set_state("ready")
 
-    def left(self, event: Left) -> None:
+    def left(self, event: WorkerLeft) -> None:
         record = self._of(event.worker.worker_id)
         if record.worker is not event.worker:
             return  # its successor has already attached

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 from juggler.driver.callbacks import Callback, Evaluation, MetricsLine, Run
 from juggler.driver.driver_config import TENSORBOARD, ConfigError
 from juggler.driver.record.run_directory import flat
-from juggler.driver.signals import way_out
+from juggler.driver.signals import stop_hint
 from juggler.runtime.checkpoints.checkpoint import BEST, write_synced
-from juggler.runtime.installing import installing
+from juggler.runtime.install_commands import installing
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -383,7 +383,7 @@ class Tracking(Callback):
         self._jobs.put(None)
         self._thread.join(_REPORT_SECONDS)
         if self._thread.is_alive() and self._keepers:  # TensorBoard keeps no copy
-            how = way_out("Ctrl-C leaves without")
+            how = stop_hint("Ctrl-C leaves without")
             run.message(f"waiting for {', '.join(self._keepers)}{how}")
         self._thread.join(_END_SECONDS)
         if self._thread.is_alive():

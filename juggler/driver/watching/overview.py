@@ -69,7 +69,7 @@ class _Line(msgspec.Struct, gc=False):
     episodes: int = RETURN_WINDOW  # that have ended
 
 
-class Overseer:
+class RunReader:
     """Reads the same run repeatedly, each time only new lines."""
 
     def __init__(self, run_dir: Path, name: str) -> None:
@@ -81,7 +81,7 @@ class Overseer:
         self._seen: tuple[tuple[int, int], ...] = ()
         self._overview: Overview | None = None
 
-    def look(self) -> Overview:
+    def read(self) -> Overview:
         seen = tuple(_stamps(self._run_dir))
         known = self._overview
         if known is None or known.state == "running" or seen != self._seen:

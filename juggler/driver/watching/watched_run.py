@@ -340,7 +340,7 @@ class WatchedRun:
 
     def close(self) -> None:
         with self._lock:
-            self._hang_up()
+            self._disconnect()
 
     def _read_metrics(self) -> str:
         try:
@@ -394,11 +394,11 @@ class WatchedRun:
             del status["log_messages"]  # these are events
             self._status = status
         except (RunDirectoryError, grpc.RpcError):
-            self._hang_up()
+            self._disconnect()
         self._asked = time.monotonic()
         return self._status
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         channel, self._channel, self._status = self._channel, None, None
         if channel is not None:
             channel.close()

@@ -9,8 +9,8 @@ from google.protobuf.message import Message
 
 from juggler.driver.core import events
 from juggler.driver.core.group import worker_order
-from juggler.envrunner.program import ENVRUNNER
-from juggler.learner.process.program import LEARNER
+from juggler.envrunner.envrunner_program import ENVRUNNER
+from juggler.learner.process.learner_program import LEARNER
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.requests import DURATIONS, CapReached, Histogram, RequestPool
 from juggler.runtime.connectors.mergeable_state import (
@@ -25,7 +25,7 @@ from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
 if TYPE_CHECKING:
-    from juggler.driver.parts import RunParts
+    from juggler.driver.run_parts import RunParts
 
 
 class CommandSender:
@@ -91,7 +91,7 @@ class CommandSender:
                     self.send_to(share.learner, update)
             case events.FormGroup():
                 self._form_group(command)
-            case events.LeftGroup():
+            case events.ReleaseLearner():
                 del self._registry.meeting_points[command.module_id][command.learner]
             case events.Discard():
                 discard = training_pb2.Discard(
@@ -172,7 +172,7 @@ class ConnectorState:
         self._samples = 0.0  # samples in the last announcement
         self.announce()
 
-    def take(self, worker_id: str, batch_id: int, delta: bytes) -> None:
+    def add_delta(self, worker_id: str, batch_id: int, delta: bytes) -> None:
         """Store a receipt's delta, to be merged later."""
         if delta:
             state = from_bytes(delta)

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from juggler.driver.callbacks import Evaluation
-from juggler.driver.checkpoint.restoring import restores
+from juggler.driver.checkpoint.driver_state import restores
 from juggler.driver.checkpoint.snapshots import SnapshotWritten
 from juggler.driver.config import RunConfig
-from juggler.driver.record.episode_returns import EPISODE, Played, ReturnGoals
+from juggler.driver.record.episode_returns import EPISODE, ReturnGoals, ReturnStatistics
 from juggler.driver.record.wording import named_returns, named_spreads
-from juggler.driver.signals import way_out
+from juggler.driver.signals import stop_hint
 from juggler.driver.workers.command_sender import everything
 from juggler.envrunner.agent_returns import AgentReturns, from_messages
 from juggler.envrunner.dm_env_rpc.options import SCHEME
-from juggler.envrunner.program import ENVRUNNER, EVALUATOR
+from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.checkpoints.checkpoint import (
     BEST,
@@ -36,7 +36,7 @@ from juggler.runtime.plain_files import read_json
 from juggler.runtime.wire.v1 import training_pb2
 
 if TYPE_CHECKING:
-    from juggler.driver.parts import RunParts
+    from juggler.driver.run_parts import RunParts
 
 #: Directory within a run's directory.
 VIDEOS: Final = "videos"
@@ -64,7 +64,7 @@ class Evaluators:
         """Whether an evaluator is ready."""
         return bool(self._parts.registry.of_role(self._role))
 
-    def why_none_comes(self) -> str:
+    def why_unavailable(self) -> str:
         """Return why no evaluator can be expected, or ""."""
         if self.only_local or self.there:
             return ""
@@ -253,7 +253,7 @@ class Evaluations:
 
     def _report_missing_evaluators(self) -> None:
         """Warn once if no evaluator has dialled in."""
-        if (why := self._evaluators.why_none_comes()) and not self._wait_was_reported:
+        if (why := self._evaluators.why_unavailable()) and not self._wait_was_reported:
             self._wait_was_reported = True
             how = ": start one on a host, with the same --driver as EnvRunners"
             how = "" if self._evaluators.are_gateways else how
@@ -353,14 +353,14 @@ class Confirmation:
             self.give_up()  # its learner is gone, or writing it failed
         return self._candidate is not None
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Start a candidate; return whether the run is solved without confirmation."""
         if self.outcome or self.under_way:
             return False
         proposed = self._goals.proposed(self._metrics)
         if not proposed:
             return False
-        if why_not := self._why_not or self._evaluators.why_none_comes():
+        if why_not := self._why_not or self._evaluators.why_unavailable():
             self.outcome = {"confirmed": False, "why_not": why_not}
             return True
         if self._checkpointing.begin(CANDIDATE):
@@ -457,7 +457,7 @@ class Confirmation:
     def give_up(self) -> None:
         """Abandon this candidate; the next one comes later."""
         if self._candidate is not None:
-            self._metrics.candidates.put_off(self._candidate.episodes)
+            self._metrics.candidates.postpone(self._candidate.episodes)
         if self.kept is None:
             self._discard()
 
@@ -470,7 +470,7 @@ class Confirmation:
         """
         drain(_REPORT_SECONDS, lambda: not self.under_way)
         if self.under_way:
-            how = way_out("Ctrl-C leaves without it")
+            how = stop_hint("Ctrl-C leaves without it")
             self._progress.message(f"waiting for the confirmation that the run is solved{how}")
         until = time.monotonic() + patience
         drain(seconds, lambda: not self.under_way or not (self._plays or time.monotonic() < until))
@@ -480,7 +480,7 @@ class Confirmation:
         before, self._waited_for = self._waited_for, self._candidate
         if self._plays or not self.under_way or before is not self._candidate:
             return ""
-        if why := self._evaluators.why_none_comes():
+        if why := self._evaluators.why_unavailable():
             self.give_up()
             return f"a candidate cannot be confirmed: {why}"
         kind = "a gateway with simulators" if self._evaluators.are_gateways else f"{EVALUATOR}-0"
@@ -516,7 +516,7 @@ class BestCheckpoint:
     def is_better(self, returns: Sequence[float]) -> bool:
         """Return whether these returns have a higher mean than the best."""
         best = self.summary
-        return best is None or Played.of(returns).mean > best["return_mean"]
+        return best is None or ReturnStatistics.of(returns).mean > best["return_mean"]
 
     def keep(self, path: Path, returns: Sequence[float], trained: Mapping[str, int]) -> str:
         """Move a checkpoint here; return what prevents it, or "".
@@ -524,7 +524,7 @@ class BestCheckpoint:
         Args:
             trained: its "update" and "env_steps_trained".
         """
-        played = Played.of(returns)
+        played = ReturnStatistics.of(returns)
         record = {
             "return_mean": played.mean,
             "return_deviation": played.deviation,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from juggler.driver.checkpoint.beginning import FirstWeights
+from juggler.driver.checkpoint.first_weights import FirstWeights
 from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.driver.league.commands import INITIAL
 from juggler.driver.league.roster import Player
@@ -23,7 +23,7 @@ from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
 
 if TYPE_CHECKING:
-    from juggler.driver.parts import RunParts
+    from juggler.driver.run_parts import RunParts
     from juggler.driver.workers.league_run import LeagueRun
 
 
@@ -263,9 +263,9 @@ class LeagueWeights:
             failed: called with the reason if there are none.
         """
         self._waiting.append(_Wanted(player_id, for_id, then, failed, state_reader()))
-        self.look()
+        self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Ask new learners for the requested weights."""
         waiting, self._waiting = self._waiting, []
         for wanted in waiting:
@@ -277,7 +277,7 @@ class LeagueWeights:
             command_id = self._commands.pool.submit(learners[0], snapshot)
             self._asked[command_id] = wanted
 
-    def take(self, command_id: int, chunk: bytes, last: bool) -> None:
+    def receive(self, command_id: int, chunk: bytes, last: bool) -> None:
         """Handle a learner's answer."""
         if (wanted := self._asked.get(command_id)) is None:
             return  # the weights are no longer needed

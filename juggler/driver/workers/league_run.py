@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from juggler.driver.checkpoint.beginning import FirstWeights
+from juggler.driver.checkpoint.first_weights import FirstWeights
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.league.commands import (
     AddPlayer,
@@ -35,7 +35,7 @@ from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
 if TYPE_CHECKING:
-    from juggler.driver.parts import RunParts
+    from juggler.driver.run_parts import RunParts
 
 _SLOW_SECONDS: Final = 1.0  # limit of a builder's call
 
@@ -74,7 +74,7 @@ class LeagueRun:
 
     # Events.
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Let players play while they have learners and workers have them."""
         on_their_way = self._parts.frozen_parts
         for player in self.league.roster.present():
@@ -88,13 +88,13 @@ class LeagueRun:
             elif player.ready and not can_play:
                 unready = partial(self.league.unready, player_id)
                 self._carry_out(self._timed("match", unready))
-        self.weights.look()
+        self.weights.check()
 
     def received(self, worker: Worker, module_id: str) -> None:
         """Note that a worker has received a player."""
         self._parts.frozen_parts.received(worker, module_id)
         self._parts.trained.received(worker, module_id)
-        self.look()
+        self.check()
 
     def trained(self, module_id: str, steps: int) -> None:
         """Count steps of a player, and ask the builder for changes."""
@@ -107,7 +107,7 @@ class LeagueRun:
         """Handle a lost worker."""
         for match_id in self.matches.left(worker):
             self._carry_out(self._timed("match", partial(self.league.lose_match, match_id)))
-        self.look()
+        self.check()
 
     # State for checkpoints and people.
 
@@ -164,7 +164,7 @@ class LeagueRun:
         if command.learning:
             self.learners.add(player_id)
         elif self._is_here(source):
-            self.look()
+            self.check()
         else:  # workers have slots for `random` if the run started with it
             text = (
                 f"{player_id} cannot play: {source!r} is neither a module with train = false nor "
@@ -182,7 +182,7 @@ class LeagueRun:
         for player in self.league.roster.present():
             if not player.learning and not self._is_here(module_of(player)):
                 self.removed(player.player_id)
-        self.look()  # no learning player can play yet
+        self.check()  # no learning player can play yet
 
     def _copy(self, player_id: str, copy_id: str) -> None:
         """Copy a player once it has a learner, which sends its weights.
@@ -208,7 +208,7 @@ class LeagueRun:
             return self._no_copy(copy_id, str(error))
         self._registry.frozen[copy_id] = frozen
         self._parts.frozen_parts.add_player(copy_id, frozen.acting_setup(), frozen.tree)
-        self.look()
+        self.check()
 
     def _no_copy(self, copy_id: str, why: str) -> None:
         """Report that a copy failed, and remove it."""

@@ -8,8 +8,13 @@ from typing import Any
 
 from juggler.driver.config import DriverConfig
 from juggler.driver.core.group import worker_order
-from juggler.envrunner.program import ENVRUNNER, EVALUATOR, EnvRunnerProgram, GatewayAddress
-from juggler.learner.process.program import LEARNER, LearnerProgram
+from juggler.envrunner.envrunner_program import (
+    ENVRUNNER,
+    EVALUATOR,
+    EnvRunnerProgram,
+    GatewayAddress,
+)
+from juggler.learner.process.learner_program import LEARNER, LearnerProgram
 from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.processes import (
     WorkerProgram,
@@ -185,7 +190,7 @@ class LocalWorkers:
             program = LearnerProgram(contact, own_code=self._own_code)
         else:
             gateway = self._gateway if role == ENVRUNNER else None
-            of_gateway = "juggler.gateway.runner:main"
+            of_gateway = "juggler.gateway.gateway_worker:main"
             target = of_gateway if gateway else "juggler.envrunner.envrunner_worker:main"
             program = EnvRunnerProgram(contact, role, self._own_code, gateway)
         worker_id = f"{role}-{index}"

@@ -12,12 +12,12 @@ from google.protobuf.json_format import MessageToDict
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver_config import UPDATES_IN_FLIGHT
 from juggler.driver.record.metrics import CONFIRMING_EPISODES
-from juggler.envrunner.program import EVALUATOR
+from juggler.envrunner.envrunner_program import EVALUATOR
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.learner.algorithms.registry import find_algorithm
-from juggler.learner.process.program import LearnerSetup, ModuleSetup
+from juggler.learner.process.learner_program import LearnerSetup, ModuleSetup
 from juggler.runtime.actors.worker import to_json
-from juggler.runtime.nearest import nearest
+from juggler.runtime.near_matches import nearest
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import spaces_pb2, training_pb2
 

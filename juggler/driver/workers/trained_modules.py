@@ -10,34 +10,34 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
-from juggler.driver.checkpoint.beginning import FirstWeights
-from juggler.driver.checkpoint.restoring import (
+from juggler.driver.checkpoint.driver_state import (
     begin_commands,
     connectors_of,
     is_without,
     restore_commands,
     settings_for,
 )
+from juggler.driver.checkpoint.first_weights import FirstWeights
+from juggler.driver.core.core_state import ModuleStart
 from juggler.driver.core.events import (
-    BeginWithFewer,
-    MeetAgain,
     PeersMet,
+    RebuildGroup,
     RunnerPlays,
+    StartWithFewer,
     TrainingEnds,
     UnreportedUpdate,
     UsedBatch,
 )
-from juggler.driver.core.ledger import Batch
+from juggler.driver.core.ledger import OpenBatch
 from juggler.driver.core.module_core import ModuleCore
-from juggler.driver.core.state import ModuleStart
-from juggler.envrunner.program import ENVRUNNER
+from juggler.envrunner.envrunner_program import ENVRUNNER
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
 
 if TYPE_CHECKING:
-    from juggler.driver.parts import RunParts
+    from juggler.driver.run_parts import RunParts
 
 
 class TrainedModules:
@@ -65,7 +65,7 @@ class TrainedModules:
         self._parts, self._config, self._core = parts, parts.config, parts.core
         self._registry, self._commands, self._resume = parts.registry, parts.commands, resume
         self.connectors = parts.connectors
-        self.learners: dict[str, Learners] = {}
+        self.learners: dict[str, ModuleLearners] = {}
         self.stale_runners: dict[str, StaleRunners] = {}
         self.steps: dict[str, Counter[str]] = defaultdict(Counter)
         for module_id in parts.core.modules:
@@ -125,7 +125,7 @@ class TrainedModules:
         for learner in self._registry.learners_of(module_id):
             for command in reset.commands(module_id):
                 self._commands.send(learner, command)
-        for formed in self._core.book(MeetAgain(module.generation, module_id)):
+        for formed in self._core.book(RebuildGroup(module.generation, module_id)):
             self._commands.carry_out(formed)
 
     def reset_first(self, module_id: str, seed: int, first: FirstWeights | None) -> ModuleReset:
@@ -173,7 +173,7 @@ class TrainedModules:
         self.stale_runners[module_id] = StaleRunners(
             settings.staleness.drop_after, module_id if several else ""
         )
-        self.learners[module_id] = Learners(self._parts, module, resume, first, self.steps)
+        self.learners[module_id] = ModuleLearners(self._parts, module, resume, first, self.steps)
 
 
 def _about(module_id: str) -> Callable[[Any], bool]:
@@ -207,7 +207,7 @@ class ModuleReset:
             yield from begin_commands(module_id, self.first)
 
 
-class Learners:
+class ModuleLearners:
     """The driver's records of a module's learners, except batches.
 
     Attributes:
@@ -323,7 +323,7 @@ class Learners:
             text = f"{lost}: {learner.worker_id} continues from {given}"
             self._progress.message(text, "warning")
 
-    def to_begin_with_fewer(self) -> BeginWithFewer | None:
+    def to_begin_with_fewer(self) -> StartWithFewer | None:
         """Return the event that begins with fewer learners, after a wait."""
         missing = self._core.missing_learners
         if not missing or not self._registry.learners_of(self._core.module_id):
@@ -340,7 +340,7 @@ class Learners:
         late = _counted(missing) + self._of_module
         text = f"{late} did not come within {self._patience:.0f} s: the run begins "
         self._progress.message(text + "without, and admits them when they come", "warning")
-        return BeginWithFewer(self._core.module_id)
+        return StartWithFewer(self._core.module_id)
 
     @property
     def _newest(self) -> Version:
@@ -376,14 +376,14 @@ class Learners:
             self._lost, self._why_lost = (generation, time.monotonic()), {}
         self._why_lost[worker_id] = why
 
-    def to_meet_again(self) -> MeetAgain | None:
+    def to_meet_again(self) -> RebuildGroup | None:
         """Return the event that re-forms a group whose members are disconnected."""
         if self._lost is None or time.monotonic() - self._lost[1] < _REGROUP_SECONDS:
             return None
         generation, self._lost = self._lost[0], None
         if generation == self._core.generation:
             self._warn_of_loss(generation)
-        return MeetAgain(generation, self._core.module_id)
+        return RebuildGroup(generation, self._core.module_id)
 
     def _warn_of_loss(self, generation: int) -> None:
         now = time.monotonic()
@@ -435,7 +435,7 @@ _CHANGE = 0.3
 
 
 @dataclass(slots=True)
-class _Lately:
+class _RecentCounts:
     """Counts of one EnvRunner, over its last batches."""
 
     batches: float = 0.0
@@ -455,9 +455,9 @@ class StaleRunners:
     def __init__(self, max_staleness: int, module_id: str = "") -> None:
         self._max_staleness = max_staleness
         self._of_module = f" for module {module_id}" if module_id else ""
-        self._lately: dict[str, _Lately] = {}  # by worker id
+        self._lately: dict[str, _RecentCounts] = {}  # by worker id
 
-    def answered(self, used: Iterable[UsedBatch], updating: Mapping[int, Batch]) -> None:
+    def answered(self, used: Iterable[UsedBatch], updating: Mapping[int, OpenBatch]) -> None:
         """Count batches of an answer that is not booked yet."""
         for each in used:
             if (batch := updating.get(each.batch_id)) is not None:
@@ -470,7 +470,7 @@ class StaleRunners:
             self._count(worker_id, stale_steps, stale_steps)
 
     def _count(self, worker_id: str, steps: int, stale: int) -> None:
-        lately = self._lately.setdefault(worker_id, _Lately())
+        lately = self._lately.setdefault(worker_id, _RecentCounts())
         lately.batches, lately.steps = lately.batches + 1, lately.steps + steps
         lately.stale += stale
         lately.stale_batches += stale > 0
@@ -481,7 +481,7 @@ class StaleRunners:
     def left(self, worker_id: str) -> None:
         self._lately.pop(worker_id, None)
 
-    def look(self) -> list[str]:
+    def check(self) -> list[str]:
         """Return warnings of EnvRunners with a new share."""
         texts = []
         for worker_id, lately in self._lately.items():

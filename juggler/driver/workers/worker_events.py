@@ -12,14 +12,21 @@ from google.protobuf.message import DecodeError, Message
 
 from juggler.driver.core import events
 from juggler.driver.core.group import worker_order
-from juggler.driver.parts import RunParts
 from juggler.driver.record.wording import Level
+from juggler.driver.run_parts import RunParts
 from juggler.driver.workers.trained_modules import used_batches
+from juggler.envrunner.envrunner_program import ENVRUNNER
 from juggler.envrunner.info_numbers import from_messages, keep_newest
-from juggler.envrunner.program import ENVRUNNER
-from juggler.learner.process.program import LEARNER
+from juggler.learner.process.learner_program import LEARNER
 from juggler.runtime.actors.hub import one_line
-from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Replied, Reported, Worker
+from juggler.runtime.actors.hub_events import (
+    HubEvent,
+    Worker,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerReplied,
+    WorkerReported,
+)
 from juggler.runtime.actors.requests import Completed, RequestPool
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
@@ -92,7 +99,7 @@ class RunnerEvents:
         version = Version.of(receipt.version)
         # Before the core sends requests, which carry the state of connectors.
         connectors = parts.connectors[module_id]
-        connectors.take(worker.worker_id, receipt.batch_id, receipt.connector_delta)
+        connectors.add_delta(worker.worker_id, receipt.batch_id, receipt.connector_delta)
         if not self._synchronous:
             connectors.merge_waiting()
         parts.happened(
@@ -199,7 +206,7 @@ class RunnerEvents:
             metrics = self._parts.metrics.of(played.module_id)
             metrics.episodes_ended(played.episode_returns, played.episode_lengths)
 
-    def left(self, event: Left, unanswered: Iterable[Completed]) -> None:
+    def left(self, event: WorkerLeft, unanswered: Iterable[Completed]) -> None:
         """Handle a lost EnvRunner; its last answers name begun requests."""
         not_begun = frozenset(
             each.request.batch_id
@@ -249,7 +256,7 @@ class LearnerEvents:
         if met is not None:
             self._parts.happened(met)
         if self._parts.league:
-            self._parts.league.look()
+            self._parts.league.check()
 
     def arrived(self, worker: Worker, message: training_pb2.Arrivals) -> None:
         """Book batches that arrived at a learner."""
@@ -258,7 +265,9 @@ class LearnerEvents:
             return  # a player that has left: its books are closed
         key = worker.worker_id, worker.incarnation
         for arrival in message.arrivals:
-            parts.happened(events.Arrived(*key, arrival.batch_id, arrival.live_steps, module_id))
+            parts.happened(
+                events.BatchArrived(*key, arrival.batch_id, arrival.live_steps, module_id)
+            )
 
     def updated(self, worker: Worker, done: training_pb2.UpdateDone) -> None:
         """Book a learner's share of an update."""
@@ -314,7 +323,7 @@ class LearnerEvents:
         if module.weights_version != before:
             self._parts.callbacks.updated(update.module_id, metrics)
 
-    def left(self, event: Left) -> None:
+    def left(self, event: WorkerLeft) -> None:
         """Handle a lost learner, and end a run without any."""
         parts, worker = self._parts, event.worker
         parts.checkpointing.left(worker.worker_id)
@@ -323,7 +332,7 @@ class LearnerEvents:
             learners.left(worker)
         parts.happened(events.LearnerLeft(worker.worker_id, worker.incarnation, event.reason))
         if parts.league:
-            parts.league.look()
+            parts.league.check()
         if event.failure and not parts.core.members:
             parts.end.fail(f"{worker.worker_id} is lost: {event.reason}", "learner_lost")
 
@@ -338,14 +347,14 @@ class WorkerEvents:
         self._parts = parts
         self._runners = RunnerEvents(parts)
         self._learners = LearnerEvents(parts)
-        self._receipts_first = ReceiptsFirst(parts.commands.pool, parts.config.driver.synchronous)
+        self._receipts_first = ReceiptOrder(parts.commands.pool, parts.config.driver.synchronous)
         # Parts for attached workers:
         self._failed_once: set[Worker] = set()
         self._dismissed: set[Worker] = set()
 
     def handle(self, event: HubEvent) -> None:
         """Handle an event of a worker."""
-        if event.worker in self._dismissed and not isinstance(event, Left):
+        if event.worker in self._dismissed and not isinstance(event, WorkerLeft):
             return  # a message from before its dismissal
         for each in self._receipts_first.in_order(event):
             try:
@@ -359,16 +368,16 @@ class WorkerEvents:
 
     def _handle(self, event: HubEvent) -> None:
         completions = self._parts.commands.pool.complete(event)
-        if isinstance(event, Left):
+        if isinstance(event, WorkerLeft):
             return self._left(event, completions)
         for completed in completions:
             if completed.failure is None:
                 self._answered(completed, completed.body or any_pb2.Any())
             else:
                 self._failed(completed, completed.failure.message)
-        if isinstance(event, Joined):
+        if isinstance(event, WorkerJoined):
             self._joined(event.worker)
-        elif isinstance(event, Reported):
+        elif isinstance(event, WorkerReported):
             self._reported(event.worker, event.body)
 
     def _joined(self, worker: Worker) -> None:
@@ -392,12 +401,12 @@ class WorkerEvents:
             if request.whole:
                 assert parts.league is not None
                 number = completed.command_id
-                return parts.league.weights.take(number, body.value, completed.last)
+                return parts.league.weights.receive(number, body.value, completed.last)
             module_id = request.module_id
             spaces = parts.registry.spaces[module_id]
             learned = parts.connectors[module_id].merged
             state = module_id, body.value, completed.last
-            return parts.snapshots.take(
+            return parts.snapshots.add_chunk(
                 *state, parts.core, parts.metrics, spaces, learned, parts.more_counters
             )
         match request:
@@ -451,7 +460,7 @@ class WorkerEvents:
             case training_pb2.SampleRequest():
                 parts.happened(events.SampleFailed(request.batch_id, *key, request.module_id))
             case training_pb2.Update():
-                failed = events.UpdateFailed(request.update_id, *key, reason, request.module_id)
+                failed = events.UpdateAborted(request.update_id, *key, reason, request.module_id)
                 parts.happened(failed)
             case training_pb2.Snapshot():
                 if request.whole:
@@ -480,7 +489,7 @@ class WorkerEvents:
                 for command in self._parts.learners[module_id].begin(worker, setup.seed):
                     self._parts.commands.send(worker, command)
 
-    def _left(self, event: Left, unanswered: list[Completed]) -> None:
+    def _left(self, event: WorkerLeft, unanswered: list[Completed]) -> None:
         parts, worker = self._parts, event.worker
         parts.metrics.workers.left(event)
         parts.registry.left(worker)
@@ -509,7 +518,7 @@ class WorkerEvents:
             parts.confirmation.play()  # another evaluator may be ready
 
 
-class ReceiptsFirst:
+class ReceiptOrder:
     """Orders receipts before answers to their updates, in synchronous mode.
 
     Receipts report ended episodes and the connectors' state, and the requests after the update
@@ -528,7 +537,7 @@ class ReceiptsFirst:
     def in_order(self, event: HubEvent) -> Iterator[HubEvent]:
         """Yield events to handle now; the pool must know each first."""
         if self._synchronous and event.worker.role == LEARNER:
-            if isinstance(event, Left):  # no command waits for it any more
+            if isinstance(event, WorkerLeft):  # no command waits for it any more
                 yield from self._early
                 self._early.clear()
             elif self._early or self._comes_early(event):
@@ -540,7 +549,7 @@ class ReceiptsFirst:
 
     def _comes_early(self, event: HubEvent) -> bool:
         return (
-            isinstance(event, Replied)
+            isinstance(event, WorkerReplied)
             and isinstance(self._pool.asked(event), training_pb2.Update)
             and self._pool.has_in_flight(training_pb2.SampleRequest)
         )

@@ -254,7 +254,7 @@ def _write(tensor: pb.Tensor, field: str, array: NDArray[Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorLayout:
     """Tensors, and their paths in the trees of a space.
 
     Attributes:
@@ -270,7 +270,7 @@ class Layout:
     paths: tuple[Path, ...]
 
     @classmethod
-    def of_specs(cls, specs: Sequence[Spec], what: str) -> Layout:
+    def of_specs(cls, specs: Sequence[Spec], what: str) -> TensorLayout:
         """Lay specs out as one space, by the periods in their names.
 
         Raises:
@@ -295,7 +295,7 @@ class Layout:
             at[path[-1]] = leaf
         return cls(what, cast("Space", _as_dict(space)), tuple(specs), paths)
 
-    def adopt(self, offered: Mapping[int, pb.TensorSpec]) -> Layout:
+    def adopt(self, offered: Mapping[int, pb.TensorSpec]) -> TensorLayout:
         """Adopt new specs with the same space and order.
 
         Raises:
@@ -315,7 +315,7 @@ class Layout:
             if not fits:
                 raise SimulatorError(f"the {self.what} {before} is now {now}")
             specs.append(now)
-        return Layout(self.what, self.space, tuple(specs), self.paths)
+        return TensorLayout(self.what, self.space, tuple(specs), self.paths)
 
 
 def _as_dict(space: Any) -> Any:
@@ -359,7 +359,7 @@ def chosen(
 
 
 @dataclass(frozen=True, slots=True)
-class Interface:
+class WorldInterface:
     """Specs by their use.
 
     Attributes:
@@ -368,12 +368,12 @@ class Interface:
         signals: the reward and, if there is one, the discount.
     """
 
-    observations: Layout
-    actions: Layout
-    signals: Layout
+    observations: TensorLayout
+    actions: TensorLayout
+    signals: TensorLayout
 
     @classmethod
-    def of(cls, specs: pb.ActionObservationSpecs, options: SimulatorOptions) -> Interface:
+    def of(cls, specs: pb.ActionObservationSpecs, options: SimulatorOptions) -> WorldInterface:
         """Read the specs of a simulator.
 
         Raises:
@@ -393,18 +393,18 @@ class Interface:
         if (size := sum(spec.size * spec.dtype.itemsize for spec in seen)) > MAX_MESSAGE_BYTES:
             raise SimulatorError(f"its observations have {size} bytes, over {MAX_MESSAGE_BYTES}")
         return cls(
-            Layout.of_specs(seen, "observation"),
-            Layout.of_specs(chosen(specs.actions, options.actions, (), "action"), "action"),
-            Layout.of_specs(signal_specs, "observation"),
+            TensorLayout.of_specs(seen, "observation"),
+            TensorLayout.of_specs(chosen(specs.actions, options.actions, (), "action"), "action"),
+            TensorLayout.of_specs(signal_specs, "observation"),
         )
 
-    def adopt(self, specs: pb.ActionObservationSpecs) -> Interface:
+    def adopt(self, specs: pb.ActionObservationSpecs) -> WorldInterface:
         """Adopt new specs with the same spaces.
 
         Raises:
             SimulatorError: they no longer fit; names what has changed.
         """
-        return Interface(
+        return WorldInterface(
             self.observations.adopt(specs.observations),
             self.actions.adopt(specs.actions),
             self.signals.adopt(specs.observations),

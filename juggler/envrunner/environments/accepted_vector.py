@@ -36,7 +36,7 @@ class AcceptedVector(ReportsFailures, VectorWrapper):
         self.where = where
         self.device: torch.device | None = None
         keep_own_finals(env)
-        self._form = _Form(env.single_observation_space, env.num_envs)
+        self._form = _ResultForm(env.single_observation_space, env.num_envs)
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         options = arguments.get("options")
@@ -61,7 +61,7 @@ class AcceptedVector(ReportsFailures, VectorWrapper):
             raise EnvironmentFailed(self.where, call, why)
 
 
-class _Form:
+class _ResultForm:
     """Checks the dtypes and shapes of the results of N environments.
 
     Results are written into arrays [N, ...], where NumPy would repeat a single row for all

@@ -33,7 +33,7 @@ from juggler.envrunner.environments.step_infos import BadMask, NoInfo, add_kept,
 from juggler.envrunner.failures import EnvironmentFailed, ReportsFailures, failures_of
 from juggler.runtime.actors.processes import die_with, hidden_main, set_title, start_forkserver
 from juggler.runtime.actors.stop_signals import ignore_stop_signals
-from juggler.runtime.own_frames import traceback_of
+from juggler.runtime.user_tracebacks import traceback_of
 from juggler.runtime.wire.flags import NoFlag, as_flag
 from juggler.runtime.wire.structures import space_leaves
 
@@ -212,7 +212,7 @@ class _ReportingEnv(ReportsFailures, gymnasium.Wrapper[Any, Any, Any, Any]):
             raise EnvironmentFailed(self.where, call, why)
 
 
-class MadeFirst:
+class ReusedEnvironment:
     """Returns an environment that was made already, and later makes new ones."""
 
     def __init__(self, env: Env, make: Callable[[], Env]) -> None:
@@ -252,7 +252,7 @@ class EnvironmentProcesses(AsyncVectorEnv):
         self._name = name
         # The forkserver imports this module once for all environments.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["juggler.runtime.actors.heedless", __name__])
+        context.set_forkserver_preload(["juggler.runtime.actors.ignore_stop_signals", __name__])
         start_forkserver()
         first = functions[0]()
         try:
@@ -264,7 +264,7 @@ class EnvironmentProcesses(AsyncVectorEnv):
         try:
             with hidden_main():
                 super().__init__(
-                    [MadeFirst(first, functions[0]), *functions[1:]],
+                    [ReusedEnvironment(first, functions[0]), *functions[1:]],
                     copy=False,
                     context="forkserver",
                     worker=functools.partial(_run_environment, memory=self._memory),

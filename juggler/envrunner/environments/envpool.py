@@ -14,13 +14,13 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.extras import check_extra
 from juggler.envrunner.environments.seeding import environment_seeds
+from juggler.envrunner.environments.simulator_extras import check_extra
 from juggler.envrunner.failures import failures_of
-from juggler.envrunner.multi_agent.slot_books import Overdue, overdue_message
+from juggler.envrunner.multi_agent.slot_books import OverdueEpisode, overdue_message
 from juggler.envrunner.multi_agent.turns import AgentGroup, GroupTurn, Turn
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv, VectorStep
-from juggler.runtime.nearest import closest
+from juggler.runtime.near_matches import closest
 from juggler.runtime.wire.structures import from_tree, take, to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
@@ -356,7 +356,7 @@ class EnvPoolRows:
         if self._lengths[env] < steps:
             return ""
         remedy = "it has to truncate its episodes, perhaps with max_episode_steps in env_kwargs"
-        return overdue_message(Overdue(env, _AGENT, steps, idle=False), self._name, remedy)
+        return overdue_message(OverdueEpisode(env, _AGENT, steps, idle=False), self._name, remedy)
 
     def close(self) -> None:
         self._pool.made.close()

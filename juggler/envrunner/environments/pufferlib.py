@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from juggler.envrunner.failures import failures_of
-from juggler.runtime.nearest import closest
+from juggler.runtime.near_matches import closest
 
 #: The prefix of their names in `env`.
 SCHEME: Final = "pufferlib:"

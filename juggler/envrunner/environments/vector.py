@@ -25,17 +25,17 @@ from juggler.envrunner.environments.autoreset import autoreset_mode
 from juggler.envrunner.environments.environment_processes import (
     EnvironmentFunction,
     EnvironmentProcesses,
-    MadeFirst,
+    ReusedEnvironment,
 )
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
 from juggler.envrunner.environments.envpool import make_envpool_vector
-from juggler.envrunner.environments.misfits import misfit, must_return, no_reward
-from juggler.envrunner.environments.naming import (
+from juggler.envrunner.environments.find_environment import (
     Env,
     EnvironmentFactory,
     VectorEnvironment,
     find_environment,
 )
+from juggler.envrunner.environments.misfits import misfit, must_return, no_reward
 from juggler.envrunner.environments.pufferlib import as_vector
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.environments.step_infos import (
@@ -53,7 +53,7 @@ from juggler.envrunner.multi_agent.interfaces import METHODS
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
 from juggler.runtime.annotations import signature
 from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.nearest import all_of
+from juggler.runtime.near_matches import all_of
 from juggler.runtime.wire.flags import NoFlag, as_flag
 
 #: Words in NumPy's error for a value that is not a number.
@@ -243,7 +243,7 @@ def make_vector_env(
     config.validate()
     if factory is None and config.env.startswith(SCHEME):
         # Imported here because it imports gRPC.
-        from juggler.envrunner.dm_env_rpc.vector_env import simulators
+        from juggler.envrunner.dm_env_rpc.simulator_vector import simulators
 
         return _accept_vector(config, simulators(config, runner), config.env)
     if factory is None and config.env.startswith(ENVPOOL):
@@ -398,7 +398,7 @@ def _from_single(
     ]
     functions: list[Callable[[], Env]] = [*makers]
     if first is not None:
-        functions[0] = MadeFirst(makers[0].prepared(first), makers[0])
+        functions[0] = ReusedEnvironment(makers[0].prepared(first), makers[0])
     if separate is not None:
         return EnvironmentProcesses(functions, mode, config.step_deadline_seconds, name)
     return EnvironmentsInTurn(functions, mode, name)

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
-from juggler.envrunner.environments.naming import find_environment
-from juggler.envrunner.failures import FilmFailed
-from juggler.runtime.installing import installing
+from juggler.envrunner.environments.find_environment import find_environment
+from juggler.envrunner.failures import VideoFailed
+from juggler.runtime.install_commands import installing
 from juggler.runtime.wire.flags import as_flag
 
 Image = NDArray[np.uint8]
@@ -86,7 +86,7 @@ def record_videos(
     for path in (path for share in shares for path in share):
         path.parent.mkdir(parents=True, exist_ok=True)
     paths = cycle(shares)
-    wrap = RecordedGame if several_agents else Recorded
+    wrap = VideoGame if several_agents else VideoEnvironment
 
     def recorded(**env_kwargs: Any) -> Any:
         return wrap(make_rendering(env_kwargs), next(paths))
@@ -123,7 +123,7 @@ def _find_games(
 ) -> tuple[Callable[..., Any], str]:
     """Return the factory of games with PettingZoo's interfaces, and its name."""
     # Imported here, because an EnvRunner of environments with one agent does not need it.
-    from juggler.envrunner.multi_agent.making import find_games, steps_all_at_once
+    from juggler.envrunner.multi_agent.make_envs import find_games, steps_all_at_once
     from juggler.envrunner.multi_agent.pettingzoo_games import native
 
     make, name = find_games(config, factory)
@@ -170,12 +170,12 @@ def _must_render(env: Any, name: str) -> None:
     )
 
 
-class Recorded(gymnasium.Wrapper[Any, Any, Any, Any]):
+class VideoEnvironment(gymnasium.Wrapper[Any, Any, Any, Any]):
     """An environment that writes its first episodes to videos."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], paths: list[Path]) -> None:
         super().__init__(env)
-        self._film = Film(env, paths)
+        self._film = VideoWriter(env, paths)
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         with self._film.new_episode():
@@ -192,11 +192,11 @@ class Recorded(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().close()
 
 
-class RecordedGame:
+class VideoGame:
     """A game of PettingZoo's interfaces that writes its first episodes to videos."""
 
     def __init__(self, env: Any, paths: list[Path]) -> None:
-        self._env, self._film = env, Film(env, paths)
+        self._env, self._film = env, VideoWriter(env, paths)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
@@ -220,7 +220,7 @@ class RecordedGame:
             close()
 
 
-class Film:
+class VideoWriter:
     """Writes episodes of an environment to videos.
 
     Args:
@@ -233,9 +233,9 @@ class Film:
         self._env, self._paths = env, paths
         self._fps = float(getattr(env, "metadata", {}).get("render_fps", 30))
         self._first: Image | None = None
-        self._video: FilmFile | None = None
+        self._video: VideoFile | None = None
 
-    def new_episode(self) -> Film:
+    def new_episode(self) -> VideoWriter:
         """End the running video. The context resets the environment."""
         self.stop()
         return self
@@ -251,7 +251,7 @@ class Film:
         """Add an image after a step; `over`: the step ended the episode."""
         if self._first is not None and self._paths:
             height, width, _ = self._first.shape
-            self._video = FilmFile(self._paths.pop(0), width, height, self._fps)
+            self._video = VideoFile(self._paths.pop(0), width, height, self._fps)
             self._add(self._first)
         self._first = None
         if self._video is not None:
@@ -277,7 +277,7 @@ class Film:
             raise
 
 
-class FilmFile:
+class VideoFile:
     """Encodes a video; its file appears when complete.
 
     ffmpeg writes to a file without a name: if this process is killed, nothing is left.
@@ -316,7 +316,7 @@ class FilmFile:
         """Add an image, [height, width, 3] of uint8.
 
         Raises:
-            FilmFailed: ffmpeg has failed.
+            VideoFailed: ffmpeg has failed.
         """
         assert self._process.stdin is not None
         try:
@@ -328,7 +328,7 @@ class FilmFile:
         """Encode the remaining images, and write the file.
 
         Raises:
-            FilmFailed: ffmpeg has failed, or the file cannot be written. No file is left.
+            VideoFailed: ffmpeg has failed, or the file cannot be written. No file is left.
         """
         part = self._path.with_name(f".{self._path.name}.part")
         with self._log, self._video:
@@ -337,7 +337,7 @@ class FilmFile:
                 self._log.seek(0)
                 lines = self._log.read().decode(errors="replace").strip().splitlines()
                 why = lines[-1] if lines else f"it ended with status {self._process.returncode}"
-                raise FilmFailed(f"the video {self._path} could not be encoded by ffmpeg: {why}")
+                raise VideoFailed(f"the video {self._path} could not be encoded by ffmpeg: {why}")
             self._video.seek(0)
             try:
                 with part.open("wb") as file:
@@ -347,4 +347,4 @@ class FilmFile:
                 with suppress(OSError):
                     part.unlink()
                 why = error.strerror or str(error)
-                raise FilmFailed(f"the video {self._path} could not be written: {why}") from error
+                raise VideoFailed(f"the video {self._path} could not be written: {why}") from error

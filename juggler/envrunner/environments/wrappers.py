@@ -9,8 +9,8 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator
 
-from juggler.envrunner.environments.naming import Env, EnvironmentFactory
-from juggler.runtime.nearest import nearest
+from juggler.envrunner.environments.find_environment import Env, EnvironmentFactory
+from juggler.runtime.near_matches import nearest
 
 
 def wrapper_specs(pieces: Sequence[object]) -> tuple[WrapperSpec, ...]:

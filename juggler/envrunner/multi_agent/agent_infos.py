@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.info_numbers import InfoNumbers, InfoWatch, reported_agents
 from juggler.envrunner.multi_agent.turns import Turn
-from juggler.runtime.nearest import listed
+from juggler.runtime.near_matches import listed
 
 #: Types of values that an environment may have meant as numbers of its agents.
 _MEANT: Final = (np.ndarray, Mapping, Real)
@@ -82,7 +82,7 @@ class AgentInfos:
             stepped = np.zeros(self._slots, np.bool_)  # [N * A]
             for group in turn.groups:
                 stepped[group.acting[~group.first]] = stepped[group.ended] = True
-            self._watch.take(turn.infos, t, stepped)
+            self._watch.record(turn.infos, t, stepped)
         self._over[turn.over, t] = True
 
     def advance(self) -> InfoNumbers:

@@ -18,7 +18,7 @@ _MOST_AGAIN = 64  # line-ups that are played again if no new one is left
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class AssignedMatch:
     """A match to play.
 
     Attributes:
@@ -51,10 +51,10 @@ class AssignedLineUps:
         order = {agent: place for place, agent in enumerate(played_by)}
         self._place = np.array([order[agent] for agent in agents], np.intp)  # [A]
         at_first = tuple(may_play(ids)[0] for ids in played_by.values())
-        self._at_first = Match(0, 0, at_first, counts=False)
-        self._fresh: deque[Match] = deque()
-        self._again: deque[Match] = deque(maxlen=_MOST_AGAIN)
-        self._playing: dict[int, Match] = {}  # by environment
+        self._at_first = AssignedMatch(0, 0, at_first, counts=False)
+        self._fresh: deque[AssignedMatch] = deque()
+        self._again: deque[AssignedMatch] = deque(maxlen=_MOST_AGAIN)
+        self._playing: dict[int, AssignedMatch] = {}  # by environment
         self._ended: list[EndedMatch] = []
         self._leaving: set[str] = set()  # modules, as soon as no running episode has them
 
@@ -68,7 +68,9 @@ class AssignedLineUps:
         Raises:
             ValueError: a line-up has a wrong number of players, or an unknown player.
         """
-        taken = [Match(each.match_id, each.attempt, tuple(each.players)) for each in line_ups]
+        taken = [
+            AssignedMatch(each.match_id, each.attempt, tuple(each.players)) for each in line_ups
+        ]
         for match in taken:
             if absent := [each for each in match.players if each not in known and each != RANDOM]:
                 raise ValueError(
@@ -120,7 +122,7 @@ class AssignedLineUps:
             in_order[self._place] = of_agents
             self._ended.append(EndedMatch(match.match_id, match.attempt, in_order.tolist(), length))
 
-    def take_ended(self) -> list[EndedMatch]:
+    def pop_ended(self) -> list[EndedMatch]:
         """Return the matches that have ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
@@ -138,7 +140,7 @@ class AssignedLineUps:
             matches.clear()
             matches.extend(kept)
 
-    def take_left(self) -> set[str]:
+    def pop_left(self) -> set[str]:
         """Return the forgotten modules that have left all running episodes, each once."""
         if not self._leaving:
             return set()
@@ -147,10 +149,10 @@ class AssignedLineUps:
         self._leaving -= left
         return left
 
-    def _has_leaving(self, match: Match) -> bool:
+    def _has_leaving(self, match: AssignedMatch) -> bool:
         return not self._leaving.isdisjoint(match.players)
 
-    def _next(self) -> Match:
+    def _next(self) -> AssignedMatch:
         if self._fresh:
             match = self._fresh.popleft()
             self._again.append(replace(match, counts=False))

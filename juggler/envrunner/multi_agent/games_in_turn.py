@@ -19,7 +19,12 @@ from juggler.envrunner.multi_agent.critics import AllObservations, States, no_st
 from juggler.envrunner.multi_agent.games import Game
 from juggler.envrunner.multi_agent.group_observations import GroupObservations, Misfit
 from juggler.envrunner.multi_agent.reports import AgentReport, Reports, mask_in
-from juggler.envrunner.multi_agent.slot_books import Booked, BrokenRule, SlotBooks, overdue_message
+from juggler.envrunner.multi_agent.slot_books import (
+    BrokenRule,
+    SlotBooks,
+    SlotResults,
+    overdue_message,
+)
 from juggler.envrunner.multi_agent.turns import (
     STATE,
     AgentGroup,
@@ -215,7 +220,7 @@ class GamesInTurn:
         self._acting = [[each.slot for each in acting] for acting in reports.acting]
         return np.array([slot for slots in self._acting for slot in slots], np.intp)
 
-    def _turn(self, reports: Reports, booked: Booked, began: NDArray[np.intp]) -> Turn:
+    def _turn(self, reports: Reports, booked: SlotResults, began: NDArray[np.intp]) -> Turn:
         groups = []
         begin, end = 0, 0  # of the group in the arrays of `booked`
         for at, (acting, ended) in enumerate(zip(reports.acting, reports.ended, strict=True)):

@@ -13,8 +13,8 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments import envpool
 from juggler.envrunner.environments.envpool import AT_OWN_PACE, number_of_agents
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
-from juggler.envrunner.environments.extras import check_extra
-from juggler.envrunner.environments.naming import TUPLES, find_environment
+from juggler.envrunner.environments.find_environment import TUPLES, find_environment
+from juggler.envrunner.environments.simulator_extras import check_extra
 from juggler.envrunner.multi_agent import openspiel, pettingzoo_games, tuple_agents
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
 

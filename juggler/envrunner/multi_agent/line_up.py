@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.environments.seeding import line_up_generator
 from juggler.envrunner.setup import may_play
-from juggler.runtime.modules.by_name import found
-from juggler.runtime.nearest import nearest
+from juggler.runtime.modules.import_by_name import found
+from juggler.runtime.near_matches import nearest
 
 #: From the agents of an environment and a generator to the module of each agent.
 WhoPlays = Callable[[Sequence[str], np.random.Generator], Mapping[str, str]]

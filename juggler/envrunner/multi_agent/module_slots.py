@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.finiteness import NonFinite, check_finite
-from juggler.envrunner.multi_agent.casting import Role
+from juggler.envrunner.finiteness import NonFiniteBatch, check_finite
+from juggler.envrunner.multi_agent.agent_mapping import Role
 from juggler.envrunner.multi_agent.critics import apart_from_critic, space_with_critic, with_critic
 from juggler.envrunner.multi_agent.line_up import LineUp
 from juggler.envrunner.multi_agent.turns import CriticObservations, GroupTurn
-from juggler.envrunner.paced.rows import oldest_version
-from juggler.envrunner.paced.slots import PacedSlots
-from juggler.envrunner.rounds import Played, Recorded
+from juggler.envrunner.paced.paced_rows import oldest_version
+from juggler.envrunner.paced.paced_slots import PacedSlots
+from juggler.envrunner.rounds import FrozenResult, TrainedResult
 from juggler.runtime.acting.actor import Actor, RandomActions
-from juggler.runtime.connectors.building import EnvToModule
-from juggler.runtime.connectors.connector import NotFinite
+from juggler.runtime.connectors.connector import NonFiniteObservation
 from juggler.runtime.connectors.leaves import observed_leaves
 from juggler.runtime.connectors.mergeable_state import State, merge
+from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -109,7 +109,7 @@ class ModuleSlots:
         self._delta: State = {}
         self._watched: list[NDArray[np.bool_]] = []  # [B] by turn, rows that connectors learn from
         self._turns = 0  # of this round
-        self._not_finite: NonFinite | None = None
+        self._not_finite: NonFiniteBatch | None = None
         self.acting = np.zeros(0, np.intp)
         self.where: NDArray[np.intp] | slice = slice(None)
         self._version = Version(0, 0)
@@ -148,13 +148,13 @@ class ModuleSlots:
         self._place_of[line_up.slots] = np.where(mine, self._places[line_up.slots], -1)
         self.is_seated = bool((self._place_of >= 0).any())
 
-    def sit_out(self) -> None:
+    def deactivate(self) -> None:
         """Play no slot until the next line-up."""
         self._plays_whole_group = self.is_seated = False
         self._place_of.fill(-1)
         self._shown = None
 
-    def take(
+    def receive(
         self,
         turn: GroupTurn,
         recorded: bool,
@@ -172,7 +172,7 @@ class ModuleSlots:
         paced, self._turns = self._paced, self._turns + 1
         together = paced.are_together and turn.acting is self._shown and line_up is None
         if not together:
-            paced.part()
+            paced.split()
         ended: NDArray[np.intp] = turn.ended  # [E] places
         truncated, lasts, last_rewards = turn.terminated, turn.last_observations, turn.last_rewards
         if len(ended):
@@ -196,15 +196,15 @@ class ModuleSlots:
                 kept = with_critic(kept, take(critic.now, self._environments(self.acting)))
             self._kept = kept
         if not together:
-            self._take_apart(turn, kept, ended, last_rewards, truncated, lasts)
+            self._receive_apart(turn, kept, ended, last_rewards, truncated, lasts)
             return
         rewards = turn.rewards[self.where]  # [B]
         if not recorded:  # no batch will be checked for them
             rewards = self._finite(self.acting, rewards)  # [B]
             last_rewards = self._finite(ended, last_rewards)  # [E]
-        paced.take_together(rewards, kept, ended, last_rewards, truncated, lasts)
+        paced.add_results_together(rewards, kept, ended, last_rewards, truncated, lasts)
 
-    def _take_apart(
+    def _receive_apart(
         self,
         turn: GroupTurn,
         kept: Tree,
@@ -231,7 +231,7 @@ class ModuleSlots:
             places = np.concatenate((ended, places))
             rewards = np.concatenate((last_rewards, rewards))
         if len(places):
-            paced.take_rewards(places, self._finite(places, rewards))
+            paced.add_rewards(places, self._finite(places, rewards))
         if len(ended):
             finals = take(lasts, truncated) if np.count_nonzero(truncated) else lasts
             paced.end(ended, truncated, finals)
@@ -287,25 +287,25 @@ class ModuleSlots:
             self.policy.rewarded(turn.rewards[self.where][~first], self.acting[~first])
         return self.policy.act(seen, self.acting, first, explore=False).sent
 
-    def result(self) -> Recorded | NonFinite:
+    def result(self) -> TrainedResult | NonFiniteBatch:
         """Return the batch of this round: the oldest complete rows."""
         paced, rows = self._paced, self._paced.rows
         self._learn()
         if not self._row_age:
-            paced.hand_in_all()
+            paced.flush_all()
         stale = self._drop_stale()
-        ended = paced.take_ended()
+        ended = paced.pop_ended()
         if self._not_finite is not None:
             return self._not_finite
         taken = rows.complete[: self.most_rows]
         if not taken:
-            return Recorded(None, self._version, *ended, stale_steps=stale)
+            return TrainedResult(None, self._version, *ended, stale_steps=stale)
         batch = rows.batch(len(taken), self.policy.log_probabilities)
         if self.critic_space is not None:
             batch = apart_from_critic(batch)
         try:
             check_finite(batch)
-        except NonFinite as error:
+        except NonFiniteBatch as error:
             row = taken[error.environment]
             why = ""
             if error.column == "action_logp":
@@ -314,17 +314,17 @@ class ModuleSlots:
             at = place, error.step, error.column
             return self._lost(*at, batch.live_steps, why, error.value, error.episode_step)
         delta, self._delta = self._delta, {}
-        return Recorded(batch, oldest_version(batch), *ended, delta, stale)
+        return TrainedResult(batch, oldest_version(batch), *ended, delta, stale)
 
-    def played(self) -> Played:
+    def played(self) -> FrozenResult:
         """Return the steps of an untrained module since the last call.
 
         Raises:
-            NonFinite: a reward was not finite.
+            NonFiniteBatch: a reward was not finite.
         """
         if self._not_finite is not None:
             raise self._not_finite
-        return Played(self._paced.counts.pop("steps", 0), *self._paced.take_ended())
+        return FrozenResult(self._paced.counts.pop("steps", 0), *self._paced.pop_ended())
 
     def skip(self) -> None:
         """Drop the returns of a round that was not recorded."""
@@ -362,7 +362,7 @@ class ModuleSlots:
         try:
             delta = self.connectors.take_delta(np.stack(watched, 1))  # of [B, turns]
             self._delta = merge(self._delta, delta) if self._delta else delta
-        except NotFinite as error:
+        except NonFiniteObservation as error:
             # A connector that clips may have hidden the number from `check_finite`.
             step = self._turns - len(watched) + error.step
             self._not_finite = self._lost(int(self.acting[error.row]), step, "observations", 0)
@@ -400,10 +400,12 @@ class ModuleSlots:
         why: str = "",
         value: float | None = None,
         episode_step: int | None = None,
-    ) -> NonFinite:
+    ) -> NonFiniteBatch:
         slot = int(self._slots[place])
         environment, agent = slot // len(self._agents), self._agents[slot % len(self._agents)]
-        return NonFinite(environment, step, column, live_steps, why, agent, value, episode_step)
+        return NonFiniteBatch(
+            environment, step, column, live_steps, why, agent, value, episode_step
+        )
 
     def _check_masks(self, legal: LegalActions, masks: Any) -> None:
         """Check the masks of agents that act next.

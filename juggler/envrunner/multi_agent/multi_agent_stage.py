@@ -8,15 +8,15 @@ from dataclasses import replace
 from juggler.envrunner.environments.seeding import module_seeds, player_seed, seed_process
 from juggler.envrunner.evaluation import Goal, PlayedEpisodes, load_trees, play_whole_episodes
 from juggler.envrunner.frozen_weights import FrozenWeights
+from juggler.envrunner.multi_agent.agent_mapping import Role, cast, random_roles
 from juggler.envrunner.multi_agent.assigned_line_ups import AssignedLineUps
-from juggler.envrunner.multi_agent.casting import Role, cast, random_roles
 from juggler.envrunner.multi_agent.line_up import LineUps, line_ups_of
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
-from juggler.envrunner.multi_agent.sampler import MultiAgentSampler
+from juggler.envrunner.multi_agent.multi_agent_sampler import MultiAgentSampler
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.rounds import PlayedRound
 from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup
-from juggler.envrunner.stage import ActingParts, OwnCode, refuse_league
+from juggler.envrunner.stage import ActingParts, UserCode, refuse_league
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.version import Version
@@ -46,7 +46,7 @@ class MultiAgentStage:
         setup: EnvRunnerSetup,
         envs: MultiAgentEnvs,
         seed: int,
-        own_code: OwnCode,
+        own_code: UserCode,
         frozen: FrozenWeights,
     ) -> None:
         self._envs, self._steps = envs, setup.env_runner.fragment_steps
@@ -131,7 +131,7 @@ class MultiAgentStage:
             # Modules of the same class have the same notes.
             played.notes.extend(each for each in policy.take_notes() if each not in played.notes)
         if self._league is not None:
-            played = replace(played, matches=self._league.take_ended())
+            played = replace(played, matches=self._league.pop_ended())
             self._forget_left(self._league)
         if not self._warned:
             self._check_overdue(played)
@@ -165,7 +165,7 @@ class MultiAgentStage:
         return self._league
 
     def _forget_left(self, league: AssignedLineUps) -> None:
-        for module_id in league.take_left():
+        for module_id in league.pop_left():
             del self._modules[module_id]
             self._sampler.remove(module_id)
 

@@ -12,8 +12,8 @@ import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
-from juggler.envrunner.environments.extras import check_extra
-from juggler.runtime.nearest import nearest
+from juggler.envrunner.environments.simulator_extras import check_extra
+from juggler.runtime.near_matches import nearest
 
 #: The prefix of their names in `env`.
 SCHEME: Final = "open_spiel:"

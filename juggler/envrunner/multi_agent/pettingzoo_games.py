@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from juggler.envrunner.environments.extras import check_extra
+from juggler.envrunner.environments.simulator_extras import check_extra
 from juggler.envrunner.failures import failures_of
 
 #: Prefix of the names of PettingZoo's environments.

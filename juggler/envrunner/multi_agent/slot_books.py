@@ -29,7 +29,7 @@ class BrokenRule(Exception):
         self.reason = reason
 
 
-class Booked(NamedTuple):
+class SlotResults(NamedTuple):
     """Results of a step for agents that act next or ended.
 
     Attributes:
@@ -51,7 +51,7 @@ class Booked(NamedTuple):
     agent_returns: Floats
 
 
-class Overdue(NamedTuple):
+class OverdueEpisode(NamedTuple):
     """An agent whose episode has been running for very long.
 
     Attributes:
@@ -98,7 +98,7 @@ class SlotBooks:
         # [N * A] rewards of steps that the books above do not have yet.
         self._quiet: list[Floats] = []
 
-    def reset(self, acting: Slots) -> Booked:
+    def reset(self, acting: Slots) -> SlotResults:
         """Begin an episode in every environment.
 
         Args:
@@ -116,7 +116,7 @@ class SlotBooks:
 
     def step(
         self, rewards: Floats, ended: Slots, over: Slots, began: Slots, acting: Slots
-    ) -> Booked:
+    ) -> SlotResults:
         """Book a step in which all slots that were `acting` have acted.
 
         Args:
@@ -209,7 +209,7 @@ class SlotBooks:
         self._catch_up()
         return self._returns.copy(), self._agent_returns.reshape(-1, len(self._agents)).copy()
 
-    def overdue(self, steps: int) -> Overdue | None:
+    def overdue(self, steps: int) -> OverdueEpisode | None:
         """Find an agent that has neither acted nor ended for long.
 
         If there is none, find an agent that has not ended within them. The limit is at least twice
@@ -227,7 +227,7 @@ class SlotBooks:
         for slots in (idle, endless):
             if len(slots):
                 env, agent = divmod(int(slots[0]), len(self._agents))
-                return Overdue(env, self._agents[agent], steps, slots is idle)
+                return OverdueEpisode(env, self._agents[agent], steps, slots is idle)
         return None
 
     def _booked(
@@ -238,7 +238,7 @@ class SlotBooks:
         returns: Floats,
         lengths: Slots,
         agent_returns: Floats,
-    ) -> Booked:
+    ) -> SlotResults:
         first = ~self._acted[acting]  # [B]
         rewards = self._rewards[acting]  # [B]
         if np.count_nonzero(first):
@@ -247,7 +247,7 @@ class SlotBooks:
         self._rewards[acting] = 0
         self._acted_at[acting] = self._steps + 1
         self._acting = acting
-        return Booked(last, last_rewards, first, rewards, returns, lengths, agent_returns)
+        return SlotResults(last, last_rewards, first, rewards, returns, lengths, agent_returns)
 
     def _forbid_late(self, rewards: Floats) -> None:
         if not self._returning and np.count_nonzero(self.ended):
@@ -266,7 +266,7 @@ def _added(sums: Floats, steps: Floats) -> Floats:
     return every
 
 
-def overdue_message(found: Overdue | None, name: str, remedy: str) -> str:
+def overdue_message(found: OverdueEpisode | None, name: str, remedy: str) -> str:
     """Describe what `SlotBooks.overdue` found; "": nothing.
 
     Args:

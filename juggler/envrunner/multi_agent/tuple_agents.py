@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.envs.registration import EnvSpec
 
-from juggler.envrunner.environments.naming import TUPLES, find_environment
+from juggler.envrunner.environments.find_environment import TUPLES, find_environment
 
 
 def find_game(name: str) -> Callable[..., TupleAgents]:

@@ -25,9 +25,9 @@ from juggler.envrunner.environments.autoreset import autoreset_mode, final_obser
 from juggler.envrunner.environments.observed_choices import ObservedChoices
 from juggler.envrunner.sampler import Sampler, refuse_late_mask, write_tree
 from juggler.runtime.acting.actor import Actor, Contexts
-from juggler.runtime.connectors.building import EnvToModule, ModuleToEnv
 from juggler.runtime.connectors.connector import ContextConnector
 from juggler.runtime.connectors.leaves import holds_masks
+from juggler.runtime.connectors.pipelines import EnvToModule, ModuleToEnv
 from juggler.runtime.modules.columns import CONNECTOR_STATES
 from juggler.runtime.wire.structures import to_tree, tree_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
@@ -82,7 +82,7 @@ class DeviceSampler(Sampler):
     """
 
     _env: AcceptedVector
-    _columns: _Columns | None = None
+    _columns: _DeviceColumns | None = None
 
     def __init__(self, env: VectorEnv[Any, Any, Any], policy: Actor, steps: int, seed: int) -> None:
         self._contexts = Contexts({} if policy.connectors is None else policy.connectors.contexts)
@@ -100,12 +100,12 @@ class DeviceSampler(Sampler):
         self._chosen, self._inputs = [], []
         observation, self._observation = self._observation, None
         if self._columns is None:
-            self._columns = _Columns(self._rows, self._steps, device)
+            self._columns = _DeviceColumns(self._rows, self._steps, device)
             shape, connectors = (self._rows, self._steps), self._connectors
-            self._plain_steps = _Observations(zeros(self._space, shape), device)
+            self._plain_steps = _DeviceObservations(zeros(self._space, shape), device)
             rewritten = zeros(connectors.observation_space, shape)
             self._kept_steps = (
-                _Observations(rewritten, device) if connectors.rewrites else self._plain_steps
+                _DeviceObservations(rewritten, device) if connectors.rewrites else self._plain_steps
             )
         columns, next_step = self._columns, self._autoreset is AutoresetMode.NEXT_STEP
         over = torch.as_tensor(self._resetting, device=device)  # [N]
@@ -188,7 +188,7 @@ class DeviceSampler(Sampler):
         return finals
 
 
-class _Observations:
+class _DeviceObservations:
     """A fragment's observations on a device, in memory that is reused.
 
     Args:
@@ -220,7 +220,7 @@ class _Observations:
         into.copy_(torch.as_tensor(given, device=self._device))
 
 
-class _Columns:
+class _DeviceColumns:
     """A fragment's columns on a device, in memory that is reused.
 
     Args:

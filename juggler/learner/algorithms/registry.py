@@ -26,9 +26,9 @@ from juggler.learner.algorithms.algorithm import Algorithm
 from juggler.learner.config import ImitationConfig, IntrinsicConfig, LearnerConfig
 from juggler.runtime.annotations import typed_by
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.elsewhere import algorithm_here
-from juggler.runtime.modules.by_name import NamedClasses, found
-from juggler.runtime.nearest import nearest, one_of
+from juggler.runtime.modules.import_by_name import NamedClasses, found
+from juggler.runtime.near_matches import nearest, one_of
+from juggler.runtime.other_libraries import algorithm_here
 
 if TYPE_CHECKING:
     from juggler.learner.core.learner_core import LearnerCore
@@ -162,7 +162,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 
 _classes = NamedClasses("algorithm", ALGORITHMS, checked_algorithm, "algorithm={}", algorithm_here)
 find_algorithm = _classes.find
-give_algorithm = _classes.give
+register_algorithm = _classes.register
 
 
 def algorithms_with(key: str) -> list[str]:
@@ -210,8 +210,8 @@ def build_learner(
         ValueError: a hyper-parameter, the module, a connector or a space is invalid.
     """
     from juggler.learner.learner import Learner
-    from juggler.runtime.connectors.building import build_learner_pipeline
-    from juggler.runtime.modules.building import build_module
+    from juggler.runtime.connectors.pipelines import build_learner_pipeline
+    from juggler.runtime.modules.module_specs import build_module
 
     if not isinstance(config, LearnerConfig | Mapping):
         raise ValueError(f"config = {config!r}: give a table, such as {{'algorithm': 'impala'}}")

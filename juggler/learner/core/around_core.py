@@ -25,9 +25,9 @@ from juggler.learner.core.learner_core import (
     Space,
     StepOutput,
 )
-from juggler.learner.core.state import arrays_like, tensors_like
+from juggler.learner.core.state_trees import arrays_like, tensors_like
 from juggler.learner.data.sources import DataSource
-from juggler.learner.optim.flat_module import Places, seeded
+from juggler.learner.optim.flat_module import TensorSwapper, seeded
 from juggler.learner.optim.optimizers import Adam, Step, on_host
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
@@ -181,7 +181,7 @@ class OwnNetwork:
     def __init__(self, name: str, make: Callable[[], nn.Module], constant: str = "") -> None:
         self._name, self._make = name, make
         self._network = self._made(0)
-        self._places = Places(self._network)
+        self._places = TensorSwapper(self._network)
         self._adam = Adam()
         self._shapes = {
             name: parameter.shape

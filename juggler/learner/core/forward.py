@@ -16,7 +16,7 @@ from juggler.learner.optim.flat_module import FlatModule
 from juggler.runtime.episodes.batch import COLUMNS
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import Batch, RLModule
-from juggler.runtime.nearest import nearest
+from juggler.runtime.near_matches import nearest
 from juggler.runtime.wire.structures import first_leaf, tree_map
 
 

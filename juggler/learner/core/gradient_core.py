@@ -34,9 +34,15 @@ from juggler.learner.core.learner_core import (
     StepOutput,
     given,
 )
-from juggler.learner.core.metrics import mean_metrics
+from juggler.learner.core.mean_metrics import mean_metrics
 from juggler.learner.core.sequences import with_recurring_shapes
-from juggler.learner.core.state import StateMismatch, arrays_like, as_sent, tensors_like, to_device
+from juggler.learner.core.state_trees import (
+    StateMismatch,
+    arrays_like,
+    as_sent,
+    tensors_like,
+    to_device,
+)
 from juggler.learner.data.sources import NEW_STEPS
 from juggler.learner.optim.flat_module import FlatModule as FlatModule
 from juggler.learner.optim.flat_module import MakeModule as MakeModule
@@ -48,7 +54,7 @@ from juggler.runtime.checkpoints.weights import ACTING
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.nearest import nearest
+from juggler.runtime.near_matches import nearest
 from juggler.runtime.recorder import Recordings
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree

@@ -25,11 +25,11 @@ from juggler.learner.core.learner_core import (
     given,
 )
 from juggler.learner.core.sequences import padded_truncations, without_segments
-from juggler.learner.core.state import StateMismatch
+from juggler.learner.core.state_trees import StateMismatch
 from juggler.learner.data.sources import CircularBuffer, DataSource, Queue
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.distributions.base import Constants
-from juggler.runtime.nearest import nearest
+from juggler.runtime.near_matches import nearest
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from juggler.runtime.connectors.rows import linear_recurrence
+from juggler.runtime.connectors.row_times import linear_recurrence
 
 __all__ = ["Estimates", "gae", "linear_recurrence", "next_values", "vtrace"]
 

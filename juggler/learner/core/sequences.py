@@ -15,7 +15,7 @@ from torch import Tensor
 
 from juggler.learner.core.forward import Forward
 from juggler.learner.core.learner_core import Columns
-from juggler.runtime.connectors.rows import following
+from juggler.runtime.connectors.row_times import following
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import Batch
 from juggler.runtime.wire.structures import tree_map

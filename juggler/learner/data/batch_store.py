@@ -67,7 +67,7 @@ class BatchStore:
         with self._lock:
             self._joined = joined
 
-    def take(self, frame: BatchFrame, elsewhere: int = 0) -> str:
+    def insert(self, frame: BatchFrame, elsewhere: int = 0) -> str:
         """Store a batch; return why it was refused, or "".
 
         Args:

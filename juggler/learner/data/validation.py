@@ -15,8 +15,8 @@ from torch import Tensor
 
 from juggler.learner.data.collate import collate
 from juggler.learner.data.sources import Columns
-from juggler.runtime.connectors.building import LearnerPipeline
 from juggler.runtime.connectors.leaves import acted_dtype
+from juggler.runtime.connectors.pipelines import LearnerPipeline
 from juggler.runtime.episodes.batch import (
     COLUMNS,
     EpisodeBatch,

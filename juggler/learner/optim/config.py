@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_origin, get_type_hint
 
 import msgspec
 
-from juggler.runtime.nearest import nearest
+from juggler.runtime.near_matches import nearest
 from juggler.runtime.wrong_value import WrongValue, converted, points_of
 
 #: A number, or a schedule: (step, value) pairs by rising step, of steps trained on.

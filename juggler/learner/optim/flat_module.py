@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from juggler.runtime.modules.acting import acting_names
+from juggler.runtime.modules.acting_part import acting_names
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.wire.structures import tree_map
 
@@ -157,7 +157,7 @@ class FlatModule:
         return {name: tensors[first] for name, first in self.names.items()}
 
 
-class Places:
+class TensorSwapper:
     """Swaps a module's parameters and buffers, with cached lookups.
 
     torch.func.functional_call is about eight times slower.
@@ -204,7 +204,7 @@ class TrainingPass:
 
     def __init__(self, module: RLModule, *, bfloat16: bool = False, compiled: bool = False) -> None:
         self.compiled_calls = 0
-        self._module, self.places, self._bfloat16 = module, Places(module), bfloat16
+        self._module, self.places, self._bfloat16 = module, TensorSwapper(module), bfloat16
         self._is_checked = False  # after the first pass
         self._compiled: Callable[..., Any] | None = None
         if compiled:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from juggler.learner.optim.config import OptimizerSpec
 from juggler.learner.optim.flat_module import FlatModule, Moments
-from juggler.runtime.nearest import all_of
+from juggler.runtime.near_matches import all_of
 
 
 class Step(NamedTuple):
@@ -194,7 +194,7 @@ class Optimizers:
             for place in range(len(specs))
         ]
         there = [(spec, sizes) for spec, sizes in zip(specs, own, strict=True) if sizes]
-        self._parts = [_Part(spec, sizes) for spec, sizes in there]
+        self._parts = [_ParameterRange(spec, sizes) for spec, sizes in there]
         self._ranges = [sum(sizes) for _, sizes in there]
         number = {place: index for index, place in enumerate(sorted(set(places.values())))}
         self._part_of = {name: number[place] for name, place in places.items()}
@@ -256,7 +256,7 @@ class Optimizers:
         parameters = torch.cat([x for x, _ in updated])  # [P]
         return parameters, self._joined([new for _, new in updated])
 
-    def _split(self, parameters: Tensor) -> list[tuple[_Part, Tensor]]:
+    def _split(self, parameters: Tensor) -> list[tuple[_ParameterRange, Tensor]]:
         return list(zip(self._parts, torch.split(parameters, self._ranges), strict=True))
 
     def _joined(self, parts: Sequence[Moments]) -> Moments:
@@ -276,7 +276,7 @@ class Optimizers:
         return joined
 
 
-class _Part:
+class _ParameterRange:
     """An optimizer for one range of the vector, with parameter sizes."""
 
     def __init__(self, spec: OptimizerSpec, sizes: list[int]) -> None:

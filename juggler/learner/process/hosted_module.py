@@ -20,22 +20,22 @@ import torch
 from gymnasium import spaces
 
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.core.metrics import fetch_metrics
-from juggler.learner.core.state import StateMismatch
+from juggler.learner.core.mean_metrics import fetch_metrics
+from juggler.learner.core.state_trees import StateMismatch
 from juggler.learner.data.batch_store import BatchStore, HeldBatch
 from juggler.learner.data.validation import BatchValidator
 from juggler.learner.group.peers import PeerLost, Peers
 from juggler.learner.group.ring_peers import RingAccess, RingPeers
 from juggler.learner.group.torch_peers import GlooPeers, MeetingPoint
 from juggler.learner.learner import Learner
+from juggler.learner.process.learner_program import ModuleSetup, critic_space_of
 from juggler.learner.process.overlap import (
     InTurn,
     Overlapped,
     PendingMetrics,
-    Share,
+    UpdateBatches,
     is_asynchronous,
 )
-from juggler.learner.process.program import ModuleSetup, critic_space_of
 from juggler.runtime.actors.endpoints import is_loopback
 from juggler.runtime.actors.worker import from_json
 from juggler.runtime.checkpoints.weights import weights_in
@@ -43,7 +43,7 @@ from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.leaves import at
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
-from juggler.runtime.modules.by_name import given_or_named
+from juggler.runtime.modules.import_by_name import given_or_named
 from juggler.runtime.streams.shared_memory import memory_file
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.frames import Frame, FrameReader, encode_frame
@@ -301,7 +301,7 @@ class HostedModule:
             ):
                 self._publish()
             # Measured only when other metrics are sent: twice a second is enough.
-            if metrics := self._metrics.take(self.learner.updates):
+            if metrics := self._metrics.collect(self.learner.updates):
                 metrics |= self._clipped.metrics(batch.episodes for batch in batches)
         self._complete(done, metrics, seconds)
         collated = self.learner.collate_seconds - collated
@@ -395,7 +395,7 @@ class HostedModule:
         for batch_id in missing:
             done.batches.add(batch_id=batch_id, dropped="restart")
 
-    def _due(self, batches: list[HeldBatch]) -> Share | None:
+    def _due(self, batches: list[HeldBatch]) -> UpdateBatches | None:
         """Return the current update's share; None: no fresh batch or no group."""
         share = self._share(batches, self.learner.updates)
         episodes = share.episodes
@@ -409,14 +409,14 @@ class HostedModule:
             return None
         return share._replace(episodes=episodes)
 
-    def _share(self, batches: list[HeldBatch], update: int) -> Share:
+    def _share(self, batches: list[HeldBatch], update: int) -> UpdateBatches:
         """Select batches that are fresh enough for an update from these weights."""
         most = self.learner.config.max_staleness
         fresh = [batch for batch in batches if batch.staleness(update) <= most]
         episodes = [batch.episodes for batch in fresh]
-        return Share([batch.batch_id for batch in fresh], episodes)
+        return UpdateBatches([batch.batch_id for batch in fresh], episodes)
 
-    def _coming(self) -> Share | None:
+    def _coming(self) -> UpdateBatches | None:
         """Predict the next update's share; None: no request or fresh batch."""
         update = self._next_update()
         if update is None or update.exact or update.module_id != self.module_id:

@@ -27,7 +27,7 @@ from juggler.learner.process.hosted_module import (
     learner_for,
     receive,
 )
-from juggler.learner.process.program import (
+from juggler.learner.process.learner_program import (
     LEARNER,
     LearnerProgram,
     LearnerSetup,
@@ -43,7 +43,7 @@ from juggler.runtime.actors.endpoints import EndpointError, bind, make_server
 from juggler.runtime.actors.health import MOST_ASKING, Health, add_reflection
 from juggler.runtime.actors.resources import allow_many_open_files, keep_freed_memory
 from juggler.runtime.actors.worker import CommandLoop, Inbox, attach_and_run, from_json
-from juggler.runtime.nearest import nearest
+from juggler.runtime.near_matches import nearest
 from juggler.runtime.streams.episodes import PUSH_METHOD, BatchFrame, EpisodeReceiver
 from juggler.runtime.streams.shared_directory import learner_socket
 from juggler.runtime.streams.sharing import MemorySocket
@@ -165,7 +165,7 @@ class LearnerWorker:
         self._attachment.device_bytes = partial(reserved_bytes, self._device)
         torch.manual_seed(command.seed)  # for modules that draw from it, such as dropout
         self._receiver = EpisodeReceiver(
-            self._take, self._why_refused, Limits(), self._server.memory
+            self._store, self._why_refused, Limits(), self._server.memory
         )
         self._server.serve(self._receiver.handler(), self.publisher.handler(), self._ring.handler())
         return attach_pb2.Done()
@@ -299,7 +299,7 @@ class LearnerWorker:
             for each in sorted(together):
                 self.modules[each].publish_news()
 
-    def _take(self, frame: BatchFrame) -> str:
+    def _store(self, frame: BatchFrame) -> str:
         """Store a batch for its module; return a refusal's reason, or "".
 
         Raises:
@@ -310,7 +310,7 @@ class LearnerWorker:
             return f"no module {frame.header.module_id!r} is here"
         others = [each.store for each in list(self.modules.values()) if each is not module]
         try:
-            return module.store.take(frame, sum(store.held_bytes for store in others))
+            return module.store.insert(frame, sum(store.held_bytes for store in others))
         except WireError as error:
             if not self._outlives_failures:
                 raise
@@ -367,7 +367,7 @@ class LearnerServer:
         Raises:
             EndpointError: this process cannot listen at its address.
         """
-        self._later = _Later()
+        self._later = _DeferredHandlers()
         self._health = program.contact.health or Health()
         self._server = make_server(_MAX_STREAMS + 2 * MOST_ASKING)
         self._server.add_generic_rpc_handlers((self._later,))
@@ -436,7 +436,7 @@ class LearnerServer:
             self.memory.close()
 
 
-class _Later(grpc.GenericRpcHandler):
+class _DeferredHandlers(grpc.GenericRpcHandler):
     """Handlers that can be set after the server has started."""
 
     handlers: Sequence[grpc.GenericRpcHandler] = ()

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from juggler.learner.core.learner_core import Columns, Params
-from juggler.learner.core.metrics import mean_metrics
-from juggler.learner.core.state import arrays_like, to_device
+from juggler.learner.core.mean_metrics import mean_metrics
+from juggler.learner.core.state_trees import arrays_like, to_device
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
@@ -35,7 +35,7 @@ _HOPELESS = 5
 _METRICS_SECONDS = 0.5
 
 
-class Share(NamedTuple):
+class UpdateBatches(NamedTuple):
     """A learner's part of an update."""
 
     batch_ids: list[int]
@@ -54,7 +54,7 @@ class InTurn:
         self._learner = learner
         self._publish = publish
 
-    def sample(self, share: Share) -> Columns:
+    def sample(self, share: UpdateBatches) -> Columns:
         """Convert episodes to a sample for the learner's `step`."""
         return self._learner.sample_from_episodes(share.episodes)
 
@@ -96,7 +96,7 @@ class Overlapped(InTurn):
         self,
         learner: Learner,
         publish: Publish,
-        coming: Callable[[], Share | None],
+        coming: Callable[[], UpdateBatches | None],
         backend: Any = None,
     ) -> None:
         super().__init__(learner, publish)
@@ -107,7 +107,7 @@ class Overlapped(InTurn):
         self._prepared: tuple[list[int], Future[_Staged]] | None = None
         self._unfinished: deque[Any] = deque()  # events after updates
 
-    def sample(self, share: Share) -> Columns:
+    def sample(self, share: UpdateBatches) -> Columns:
         started = perf_counter()
         sample = self._ready(share)
         self._learner.collate_seconds += perf_counter() - started
@@ -132,14 +132,14 @@ class Overlapped(InTurn):
         self._thread.shutdown(cancel_futures=True)
         self._publishing.close()
 
-    def _ready(self, share: Share) -> Columns:
+    def _ready(self, share: UpdateBatches) -> Columns:
         """Return a share's sample on the device, prepared ahead if possible."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared[0] == share.batch_ids:
             staged = prepared[1].result()
         else:
             staged = self._staged(share.episodes)
-        self._side.give(staged.sample, staged.copied)
+        self._side.hand_over(staged.sample, staged.copied)
         return staged.sample
 
     def _staged(self, episodes: Sequence[EpisodeBatch]) -> _Staged:
@@ -256,7 +256,7 @@ class SideStream:
         event.record(self._backend.current_stream())
         return event
 
-    def give(self, sample: Any, copied: Any) -> None:
+    def hand_over(self, sample: Any, copied: Any) -> None:
         """Hand tensors of this stream to the current one, after an event.
 
         Their memory is not reused before that stream is done with them.
@@ -304,7 +304,7 @@ class PendingMetrics:
         self._pending.append(metrics)
         self._added += 1
 
-    def take(self, update: int) -> dict[str, float]:
+    def collect(self, update: int) -> dict[str, float]:
         """Return means since the last result; {}: not due or in transit.
 
         Args:

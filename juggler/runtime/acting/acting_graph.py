@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from juggler.runtime.acting.actor import CHOSEN, SEEN, Actor
-from juggler.runtime.connectors.building import EnvToModule, ModuleToEnv
 from juggler.runtime.connectors.leaves import LeafFunctions, holds_masks, in_dtype
-from juggler.runtime.installing import installing
+from juggler.runtime.connectors.pipelines import EnvToModule, ModuleToEnv
+from juggler.runtime.install_commands import installing
 from juggler.runtime.modules.array_module import TensorModule
 from juggler.runtime.modules.columns import ACTION_LOGP, ACTION_MASK
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.own_frames import place_of_readers
+from juggler.runtime.user_tracebacks import place_of_readers
 from juggler.runtime.wire.structures import space_leaves, to_tree, tree_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import Path, unflatten
 

@@ -12,11 +12,11 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
-from juggler.runtime.connectors.building import EnvToModule, ModuleToEnv
 from juggler.runtime.connectors.connector import ContextConnector
 from juggler.runtime.connectors.encoding import ClipActions
 from juggler.runtime.connectors.leaves import in_dtype
-from juggler.runtime.modules.acting import (
+from juggler.runtime.connectors.pipelines import EnvToModule, ModuleToEnv
+from juggler.runtime.modules.acting_part import (
     restarted,
 )
 from juggler.runtime.modules.array_module import ActingStep, ArrayModule, TensorModule
@@ -44,7 +44,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 #: A module with which an `Actor` chooses actions.
 ActingModule: TypeAlias = "TensorModule | RandomActions"
-Places = NDArray[np.intp]
+RowIndices = NDArray[np.intp]
 Bools = NDArray[np.bool_]
 
 #: Numbers drawn at once: drawing fewer takes the same time.
@@ -75,7 +75,7 @@ class Acted(NamedTuple):
     inputs: Any
 
 
-class Memory:
+class RowMemory:
     """Trees [S, ...] of S rows, by name.
 
     `set` of all rows replaces a tree and changes no array; `set` of places writes into it.
@@ -92,11 +92,11 @@ class Memory:
         """Make room for more rows."""
         self.trees, self._rows = grown(self.trees, rows), rows
 
-    def get(self, name: str, places: Places | None) -> Any:
+    def get(self, name: str, places: RowIndices | None) -> Any:
         """Return all rows of a tree, or copies of rows [B]."""
         return self.trees[name] if places is None else take(self.trees[name], places)
 
-    def set(self, name: str, places: Places | None, values: Any) -> None:
+    def set(self, name: str, places: RowIndices | None, values: Any) -> None:
         """Store all rows, or the rows at places [B]."""
         if places is None:
             self.trees[name] = values
@@ -117,12 +117,12 @@ class Contexts:
     """
 
     def __init__(
-        self, connectors: Mapping[str, ContextConnector], memory: Memory | None = None
+        self, connectors: Mapping[str, ContextConnector], memory: RowMemory | None = None
     ) -> None:
         self.connectors = dict(connectors)
-        self.memory = memory or Memory()
+        self.memory = memory or RowMemory()
 
-    def see(self, observations: Any, first: Any, places: Places | None = None) -> Any:
+    def see(self, observations: Any, first: Any, places: RowIndices | None = None) -> Any:
         """Return the module's observations [B, ...].
 
         Args:
@@ -136,7 +136,7 @@ class Contexts:
             observations = connector(observations, context)
         return observations
 
-    def _begun(self, name: str, observations: Any, first: Any, places: Places | None) -> Any:
+    def _begun(self, name: str, observations: Any, first: Any, places: RowIndices | None) -> Any:
         """Return a connector's contexts [B, ...], new ones where episodes begin."""
         connector, key = self.connectors[name], f"connectors/{name}"
         if key not in self.memory.trees:
@@ -154,7 +154,7 @@ class Contexts:
         self.memory.set(key, places, context)
         return context
 
-    def advance(self, chosen: Any, rewards: Any, places: Places | None = None) -> None:
+    def advance(self, chosen: Any, rewards: Any, places: RowIndices | None = None) -> None:
         """Advance by the last step's chosen actions and rewards [B]."""
         for name, connector in self.connectors.items():
             key = f"connectors/{name}"
@@ -162,7 +162,7 @@ class Contexts:
             seen = self.memory.get(f"{SEEN}{name}", places)
             self.memory.set(key, places, connector.advance(context, seen, chosen, rewards))
 
-    def states(self, places: Places | None = None) -> dict[str, Any]:
+    def states(self, places: RowIndices | None = None) -> dict[str, Any]:
         """Contexts [B, ...] of the last observed step, by name."""
         return {name: self.memory.get(f"connectors/{name}", places) for name in self.connectors}
 
@@ -226,7 +226,7 @@ class Actor:
             assert isinstance(module, RLModule)
             self._exploring = TensorModule(deepcopy(module).to(device), rows, device)
         self._last: ActingModule = self._exploring
-        self.memory = Memory()
+        self.memory = RowMemory()
         contexts = {} if connectors is None or device is not None else connectors.contexts
         self._contexts = Contexts(contexts, self.memory)
         self._has_state = bool(self._on_host.initial_states(1))
@@ -256,7 +256,7 @@ class Actor:
         other = copy(self)
         # A module may write into the states that it gets, and these belong to the caller.
         own = {STATE: tree_map(_own, trees[STATE])} if STATE in trees else {}
-        other.memory = Memory({**trees, **own})
+        other.memory = RowMemory({**trees, **own})
         other._contexts = Contexts(self._contexts.connectors, other.memory)
         return other
 
@@ -306,7 +306,7 @@ class Actor:
     def act(
         self,
         observations: Any,
-        places: Places | None = None,
+        places: RowIndices | None = None,
         first: Any = None,
         *,
         explore: bool = True,
@@ -361,7 +361,7 @@ class Actor:
         return Acted(sent, chosen, inputs)
 
     def _begun(
-        self, acting: ActingModule, observations: Any, places: Places | None, first: Any
+        self, acting: ActingModule, observations: Any, places: RowIndices | None, first: Any
     ) -> Any:
         """Return states [B, ...] to act with, new ones where episodes begin."""
         if STATE not in self.memory.trees:
@@ -389,7 +389,7 @@ class Actor:
         own = chosen.copy() if isinstance(chosen, np.ndarray) else tree_map(_own, chosen)
         return own if self.module_to_env.idle else self.module_to_env(own)
 
-    def rewarded(self, rewards: Any, places: Places | None = None) -> None:
+    def rewarded(self, rewards: Any, places: RowIndices | None = None) -> None:
         """Note rewards [B] of all rows' last actions, or of places."""
         if self._contexts.connectors:
             chosen = self.memory.get(CHOSEN, places)
@@ -420,7 +420,7 @@ class Actor:
 
     # -- what batches hold -------------------------------------------------------------------------
 
-    def states_before(self, places: Places | None = None) -> dict[str, Any]:
+    def states_before(self, places: RowIndices | None = None) -> dict[str, Any]:
         """Return the states [B, ...] before the last step, as in `EpisodeBatch.states`."""
         states: dict[str, Any] = {}
         if self._has_state:

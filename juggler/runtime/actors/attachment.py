@@ -22,7 +22,7 @@ import grpc
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
-from juggler.runtime.actors.calls import ClientStream, End
+from juggler.runtime.actors.calls import CallEnd, ClientStream
 from juggler.runtime.actors.credentials import CallMetadata, bearer
 from juggler.runtime.actors.endpoints import (
     PROTOCOL_VERSION,
@@ -35,7 +35,7 @@ from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY, REPLACED, RUN_
 from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.resources import resident_bytes, thread_waited
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.own_frames import place_of, traceback_of
+from juggler.runtime.user_tracebacks import place_of, traceback_of
 from juggler.runtime.wire.v1 import attach_pb2
 
 
@@ -68,7 +68,7 @@ class BusyThreads:
         """
         self._since[threading.get_ident()] = self._awake()
 
-    def stood_still(self, seconds: float) -> None:
+    def add_suspension(self, seconds: float) -> None:
         """Note that the whole process was stopped for this long."""
         self._stood_still += seconds
 
@@ -124,7 +124,7 @@ class DriverBusy(AttachError):
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ReceivedCommand:
     command_id: int
     body: any_pb2.Any
 
@@ -195,11 +195,11 @@ class WorkerStream(Protocol):
 #: Opens a stream, given a source of messages to send, and callbacks for received messages and for
 #: the end of the stream. These are called in the stream's own threads.
 Connect = Callable[
-    [Callable[[], bytes | None], Callable[[bytes], None], Callable[[End], None]], WorkerStream
+    [Callable[[], bytes | None], Callable[[bytes], None], Callable[[CallEnd], None]], WorkerStream
 ]
 
 
-class _Dialled:
+class _AttachCall:
     """The stream of a gRPC call.
 
     Raises:
@@ -215,7 +215,7 @@ class _Dialled:
         report: Callable[[str], None],
         next_message: Callable[[], bytes | None],
         received: Callable[[bytes], None],
-        ended: Callable[[End], None],
+        ended: Callable[[CallEnd], None],
     ) -> None:
         channel = dial(address, tls)
         try:
@@ -247,7 +247,7 @@ class Attachment:
         role: str,
         index: int,
         incarnation: str,
-        inbox: Mailbox[Command | Detached],
+        inbox: Mailbox[ReceivedCommand | Detached],
         *,
         token: str = "",
         tls: Tls | None = None,
@@ -276,7 +276,7 @@ class Attachment:
         self.held_up_by: Callable[[FrameType], str] = _unknown_policy
         self._inbox = inbox
         self._over = threading.Event()
-        self._first: SimpleQueue[attach_pb2.ToWorker | End] = SimpleQueue()
+        self._first: SimpleQueue[attach_pb2.ToWorker | CallEnd] = SimpleQueue()
         self._greeted = False
         self._greeting = threading.Lock()
         self._threads = BusyThreads()
@@ -297,11 +297,11 @@ class Attachment:
         )
         self._outbox = deque([attach_pb2.FromWorker(hello=hello)])
         metadata = bearer(token) if token else ()
-        connect = connect or partial(_Dialled, address, metadata, tls, timeout, report)
+        connect = connect or partial(_AttachCall, address, metadata, tls, timeout, report)
         self._stream = connect(self._next_message, self._received, self._ended)
         try:
             self._stream.wake()
-            self.welcome = self._greet(address)
+            self.welcome = self._handshake(address)
             threading.Thread(target=self._beat_or_end, name="attach-heartbeat", daemon=True).start()
         except AttachError:
             self.close()
@@ -382,7 +382,7 @@ class Attachment:
             message.MergeFrom(more)
         return message.SerializeToString()
 
-    def _greet(self, address: str) -> attach_pb2.Welcome:
+    def _handshake(self, address: str) -> attach_pb2.Welcome:
         try:
             first = self._first.get(timeout=WELCOME_SECONDS)
         except Empty:
@@ -395,7 +395,7 @@ class Attachment:
                         f"for {WELCOME_SECONDS:.0f} s: it is stopped, or is not a driver"
                     ) from None
             first = self._first.get()
-        if isinstance(first, End):
+        if isinstance(first, CallEnd):
             if first.code is grpc.StatusCode.OK:
                 raise AttachError(f"the driver at {address} closed the stream without a word")
             if first.code is grpc.StatusCode.UNIMPLEMENTED:
@@ -415,9 +415,9 @@ class Attachment:
                 self._greeted = message_to_worker.HasField("welcome")
                 self._first.put(message_to_worker)
         for command in message_to_worker.commands:
-            self._inbox.put(Command(command.id, command.body))
+            self._inbox.put(ReceivedCommand(command.id, command.body))
 
-    def _ended(self, end: End) -> None:
+    def _ended(self, end: CallEnd) -> None:
         closed = self._over.is_set()  # by close(), in another thread
         self._over.set()
         if not self._greeted:
@@ -444,7 +444,7 @@ class Attachment:
         due = time.monotonic()
         while not self._over.is_set():
             now = time.monotonic()
-            self._threads.stood_still(max(0.0, now - due))  # if the heartbeat is late
+            self._threads.add_suspension(max(0.0, now - due))  # if the heartbeat is late
             due = now + interval
             stuck, thread = self._threads.longest()
             heartbeat = attach_pb2.Heartbeat(

@@ -38,7 +38,7 @@ class FirstAnswer:
         self._timer.daemon = True
         self._timer.start()
 
-    def came(self) -> None:
+    def answered(self) -> None:
         """Note that the server has answered, or the call has ended."""
         with self._lock:
             self._over = True
@@ -67,7 +67,7 @@ class FirstAnswer:
 UNUSABLE = "a message could not be used"
 
 
-class End(NamedTuple):
+class CallEnd(NamedTuple):
     """End of a call, for its client.
 
     Attributes:
@@ -105,7 +105,7 @@ class ClientStream:
         metadata: CallMetadata,
         next_message: Callable[[], bytes | None],
         received: Callable[[bytes], None],
-        ended: Callable[[End], None],
+        ended: Callable[[CallEnd], None],
         name: str,
         answered: Callable[[], None] = lambda: None,
     ) -> None:
@@ -158,7 +158,7 @@ class ClientStream:
             self._error = error
             self._call.cancel()
         why = why if self._error is None else UNUSABLE
-        self._ended(End(why, self._call.code(), tuple(self._call.trailing_metadata() or ())))
+        self._ended(CallEnd(why, self._call.code(), tuple(self._call.trailing_metadata() or ())))
         if self._error is not None:
             raise self._error
 

@@ -22,10 +22,10 @@ from contextlib import suppress
 from juggler.runtime.actors.processes import (
     END_SIGNAL,
     PRELOAD,
+    adopt_orphans,
     die_with_parent,
     kill_children,
     set_title,
-    take_in_orphans,
 )
 
 #: Process id of the forkserver, also in all its children.
@@ -44,7 +44,7 @@ def _end(*_: object) -> None:
 
 signal.signal(END_SIGNAL, _end)
 die_with_parent(END_SIGNAL)
-take_in_orphans()
+adopt_orphans()
 # multiprocessing does not know the orphans that the forkserver adopts.
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
 set_title("forkserver")

@@ -30,7 +30,7 @@ from juggler.runtime.actors.endpoints import (
     why_not_secure,
 )
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.installing import installing
+from juggler.runtime.install_commands import installing
 
 _MOST_ASKING = 16  # calls at once, without a token
 

@@ -24,14 +24,14 @@ from juggler.runtime.actors.credentials import (
 )
 from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, WATCHFUL_SERVER_OPTIONS, bind
 from juggler.runtime.actors.hub_events import (
-    Joined,
-    Left,
     Mailbox,
-    Replied,
-    Reported,
     Service,
     Vitals,
     Worker,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerReplied,
+    WorkerReported,
 )
 from juggler.runtime.actors.resources import seconds_waited
 from juggler.runtime.actors.tls import Tls
@@ -43,7 +43,7 @@ _LONGEST_WORD = 64  # characters of a role or a run's id
 _LONGEST_LINE = 1000  # characters
 
 
-class Refused(ValueError):
+class ProtocolViolation(ValueError):
     """A worker broke the protocol.
 
     The message describes it, and may be sent to the worker.
@@ -58,7 +58,7 @@ def read_message(raw: bytes) -> attach_pb2.FromWorker:
     """
     message = _parsed(raw)
     if message.HasField("hello"):
-        raise Refused("sent a second hello")
+        raise ProtocolViolation("sent a second hello")
     for reply in message.replies:
         if reply.HasField("failure"):
             reply.failure.message = one_line(reply.failure.message)
@@ -90,25 +90,27 @@ def read_hello(raw: bytes, token: str, run_id: str, roles: Sequence[str]) -> att
         Refused: the sender must not be admitted.
     """
     if len(raw) > _MOST_HELLO_BYTES:
-        raise Refused(f"a hello of {len(raw)} bytes: at most {_MOST_HELLO_BYTES}")
+        raise ProtocolViolation(f"a hello of {len(raw)} bytes: at most {_MOST_HELLO_BYTES}")
     first = _parsed(raw)
     hello = first.hello
     if not first.HasField("hello") or not hello.incarnation:
-        raise Refused("the first message must be a hello with an incarnation")
+        raise ProtocolViolation("the first message must be a hello with an incarnation")
     if not same_token(hello.token, token):
-        raise Refused(WITHOUT_TOKEN)
+        raise ProtocolViolation(WITHOUT_TOKEN)
     if hello.protocol_version != PROTOCOL_VERSION:
-        raise Refused(
+        raise ProtocolViolation(
             f"this driver speaks protocol version {PROTOCOL_VERSION}, the worker "
             f"{hello.protocol_version}: install the same version of Juggler on both"
         )
     if hello.run_id and hello.run_id != run_id:
-        raise Refused(f"this is run {run_id}, not {one_line(hello.run_id, _LONGEST_WORD)}")
+        raise ProtocolViolation(
+            f"this is run {run_id}, not {one_line(hello.run_id, _LONGEST_WORD)}"
+        )
     if hello.role not in roles:
         role = one_line(hello.role, _LONGEST_WORD)
-        raise Refused(f"unknown role {role!r}: expected one of {', '.join(roles)}")
+        raise ProtocolViolation(f"unknown role {role!r}: expected one of {', '.join(roles)}")
     if hello.index > _MOST_INDEX:
-        raise Refused(f"index {hello.index}: at most {_MOST_INDEX}")
+        raise ProtocolViolation(f"index {hello.index}: at most {_MOST_INDEX}")
     return hello
 
 
@@ -116,7 +118,7 @@ def _parsed(raw: bytes) -> attach_pb2.FromWorker:
     try:
         return attach_pb2.FromWorker.FromString(raw)
     except DecodeError:
-        raise Refused("sent bytes that are not a message of an attach stream") from None
+        raise ProtocolViolation("sent bytes that are not a message of an attach stream") from None
 
 
 _SILENCE_BEGINS = 3.0  # seconds
@@ -124,7 +126,7 @@ _MOST_PATIENCE = 0.9  # of a silence: in the end, even a worker that never runs 
 
 
 @dataclass(eq=False, slots=True)
-class Connection:
+class WorkerConnection:
     """The hub's view of a worker's attach stream."""
 
     worker: Worker
@@ -226,10 +228,10 @@ class Hub:
     ) -> None:
         self._settings = settings
         self._events = events
-        self._connections: dict[str, Connection] = {}  # by worker id
+        self._connections: dict[str, WorkerConnection] = {}  # by worker id
         self._silence_of = dict(settings.silence_of)
         self._strangers = Strangers(_MOST_STRANGERS)
-        self._to_wake: deque[Connection] = deque()
+        self._to_wake: deque[WorkerConnection] = deque()
         self._waking = False
         self._loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="hub", daemon=True)
@@ -290,7 +292,7 @@ class Hub:
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=30)
 
-    def _wake(self, connection: Connection) -> None:
+    def _wake(self, connection: WorkerConnection) -> None:
         if connection.wake_pending:
             return
         connection.wake_pending = True
@@ -340,21 +342,21 @@ class Hub:
             await self._server.stop(grace=0.5)
 
     async def _attach(self, _: Any, context: Any) -> None:
-        await self.serve(_Call(context, self._settings.token))
+        await self.serve(_AttachStreamCall(context, self._settings.token))
 
     async def serve(self, stream: AttachStream) -> None:
         """Admit a worker, and carry its messages until its stream ends."""
         handler: Any = asyncio.current_task()
         try:
             with nullcontext() if stream.known else self._strangers.visit(handler.cancel):
-                worker = await self._let_in(stream)
+                worker = await self._accept(stream)
         except asyncio.CancelledError:  # by a later stranger; the client tries again
             crowded = f"over {_MOST_STRANGERS} other streams opened before the hello"
             stream.end(crowded, code=grpc.StatusCode.RESOURCE_EXHAUSTED)
             return
         if worker is None:
             return
-        connection = Connection(worker, asyncio.Event(), handler.cancel, time.monotonic())
+        connection = WorkerConnection(worker, asyncio.Event(), handler.cancel, time.monotonic())
         self._connections[worker.worker_id] = connection
         welcome = attach_pb2.Welcome(
             worker_id=worker.worker_id,
@@ -362,18 +364,18 @@ class Hub:
             heartbeat_seconds=self._settings.heartbeat_seconds,
         )
         writer: asyncio.Task[None] | None = None
-        left = Left(worker, "the connection broke")
+        left = WorkerLeft(worker, "the connection broke")
         try:
-            self._events.put(Joined(worker))
+            self._events.put(WorkerJoined(worker))
             # Finish this write even if the stream should end: if the very first write is
             # abandoned, the stream never ends for its client.
             await _whole(stream.send(attach_pb2.ToWorker(welcome=welcome)))
             writer = asyncio.get_running_loop().create_task(self._write(connection, stream))
             left = await self._read(connection, stream)
-        except Refused as refused:
-            left = Left(worker, str(refused))
+        except ProtocolViolation as refused:
+            left = WorkerLeft(worker, str(refused))
         except asyncio.CancelledError:
-            left = Left(
+            left = WorkerLeft(
                 worker, connection.over or left.reason, unresponsive=connection.unresponsive
             )
         finally:
@@ -384,17 +386,17 @@ class Hub:
             code = grpc.StatusCode.UNAVAILABLE if connection.unresponsive else grpc.StatusCode.OK
             stream.end(left.reason, left.reason[:_LONGEST_REASON], code)
 
-    async def _let_in(self, stream: AttachStream) -> Worker | None:
+    async def _accept(self, stream: AttachStream) -> Worker | None:
         """Read a worker's hello; None: it sent none or was refused."""
         silence = self._settings.silence_seconds
         try:
             # Before the hello is read, which may have 8 MiB.
             if self._settings.token and not stream.known:
-                raise Refused(WITHOUT_TOKEN)
+                raise ProtocolViolation(WITHOUT_TOKEN)
             # Outside the refusal, so that a large hello is freed before the refusal is written.
             first = await asyncio.wait_for(stream.receive(), silence)
             return None if first is None else self._admit(first, stream.local)
-        except (Refused, TimeoutError) as error:
+        except (ProtocolViolation, TimeoutError) as error:
             reason = str(error) or f"no hello within {silence:.0f} s"
             first = None
         refusal = attach_pb2.ToWorker(refusal=attach_pb2.Refusal(reason=reason))
@@ -406,17 +408,19 @@ class Hub:
         settings = self._settings
         hello = read_hello(first, settings.token, settings.run_id, settings.roles)
         if len(self._connections) >= settings.max_workers:
-            raise Refused(f"this driver admits at most {settings.max_workers} workers")
+            raise ProtocolViolation(f"this driver admits at most {settings.max_workers} workers")
         index = self._index_for(hello)
         worker_id = f"{hello.role}-{index}"
         before = self._connections.get(worker_id)
         most = settings.most_of.get(hello.role, settings.max_workers)
         if before is None and self._count(hello.role) >= most:
-            raise Refused(f"this run already has its {most} {hello.role}, and admits no more")
+            raise ProtocolViolation(
+                f"this run already has its {most} {hello.role}, and admits no more"
+            )
         if before is not None:
             before.over = REPLACED
             before.cancel()
-            self._leave(before, Left(before.worker, before.over))  # before the new one joins
+            self._leave(before, WorkerLeft(before.worker, before.over))  # before the new one joins
         return Worker(
             worker_id=worker_id,
             incarnation=hello.incarnation,
@@ -429,7 +433,7 @@ class Hub:
             local=hello.local and local,
         )
 
-    def _leave(self, connection: Connection, left: Left) -> None:
+    def _leave(self, connection: WorkerConnection, left: WorkerLeft) -> None:
         worker_id = connection.worker.worker_id
         if self._connections.get(worker_id) is connection:
             del self._connections[worker_id]
@@ -452,7 +456,7 @@ class Hub:
     def _free_index(self, role: str) -> int:
         return next(n for n in itertools.count() if f"{role}-{n}" not in self._connections)
 
-    async def _write(self, connection: Connection, stream: AttachStream) -> None:
+    async def _write(self, connection: WorkerConnection, stream: AttachStream) -> None:
         while True:
             await connection.wake.wait()
             connection.wake.clear()
@@ -469,30 +473,30 @@ class Hub:
                 connection.cancel()
                 return
 
-    async def _read(self, connection: Connection, stream: AttachStream) -> Left:
+    async def _read(self, connection: WorkerConnection, stream: AttachStream) -> WorkerLeft:
         worker, events = connection.worker, self._events
         while True:
             raw = await stream.receive()
             if raw is None:
-                return Left(worker, "the connection ended without a farewell")
+                return WorkerLeft(worker, "the connection ended without a farewell")
             message = read_message(raw)
             connection.last_seen = time.monotonic()
             for reply in message.replies:
-                events.put(Replied(worker, reply))
+                events.put(WorkerReplied(worker, reply))
             for report in message.reports:
-                events.put(Reported(worker, report))
+                events.put(WorkerReported(worker, report))
             if message.HasField("heartbeat"):
                 connection.heartbeat.CopyFrom(message.heartbeat)
                 stuck = message.heartbeat.seconds_since_progress
                 if stuck > self._settings.hang_seconds:
                     by = message.heartbeat.held_up_by
                     reason = f"hung{by and ' in '}{by}: no progress for {stuck:.0f} s"
-                    return Left(worker, reason, stack=message.heartbeat.stack)
+                    return WorkerLeft(worker, reason, stack=message.heartbeat.stack)
             if message.HasField("farewell"):
                 farewell = message.farewell
                 failure = farewell.failure if farewell.HasField("failure") else None
                 unanswered = frozenset(farewell.unanswered)
-                return Left(worker, farewell.reason, failure, True, unanswered)
+                return WorkerLeft(worker, farewell.reason, failure, True, unanswered)
 
     async def watch(self) -> None:
         """Lose workers that are silent for too long, until cancelled."""
@@ -514,7 +518,7 @@ class Hub:
                     connection.cancel()
 
 
-class _Call:
+class _AttachStreamCall:
     """The stream of a gRPC call."""
 
     def __init__(self, context: Any, token: str) -> None:

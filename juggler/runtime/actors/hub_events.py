@@ -95,12 +95,12 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class WorkerJoined:
     worker: Worker
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class WorkerLeft:
     """The worker's stream has ended.
 
     `farewell`: the worker announced it. Then its process ends by itself, and `unanswered` has the
@@ -118,15 +118,15 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Replied:
+class WorkerReplied:
     worker: Worker
     reply: attach_pb2.Reply
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class WorkerReported:
     worker: Worker
     body: any_pb2.Any
 
 
-HubEvent = Joined | Left | Replied | Reported
+HubEvent = WorkerJoined | WorkerLeft | WorkerReplied | WorkerReported

@@ -73,7 +73,7 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
-def take_in_orphans() -> None:
+def adopt_orphans() -> None:
     """Adopt every descendant process that loses its parent.
 
     Otherwise the first process of the system or container would become the parent, and the
@@ -152,7 +152,7 @@ PRELOAD = (
 )
 #: Modules that multiprocessing imports there. Errors other than ImportError end the forkserver.
 _OF_FORKSERVER = (
-    "juggler.runtime.actors.heedless",
+    "juggler.runtime.actors.ignore_stop_signals",
     "juggler.runtime.actors.forkserver",
 )
 
@@ -414,7 +414,7 @@ def _run(program: WorkerProgram, title: str, words: Connection) -> None:
     if os.getppid() == 1 or (ours is not None and os.getppid() != ours.PID):
         os._exit(1)
     # Orphans of an environment's processes belong to this worker as long as it lives.
-    take_in_orphans()
+    adopt_orphans()
     set_title(title)
     ignore_stop_signals()
     # An environment's output must not mix with lines that a program reads.

@@ -11,7 +11,13 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
 from juggler.runtime.actors.hub import Hub
-from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Replied, Worker
+from juggler.runtime.actors.hub_events import (
+    HubEvent,
+    Worker,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerReplied,
+)
 from juggler.runtime.wire.v1 import attach_pb2
 
 #: For durations, in seconds: from a message on the same host to a step of a slow simulator.
@@ -129,18 +135,18 @@ class RequestPool:
                 found[worker] = len(sent), now - min(sent)
         return found
 
-    def asked(self, event: Replied) -> Message | None:
+    def asked(self, event: WorkerReplied) -> Message | None:
         """Return the command in flight that this reply answers."""
         asked = self._in_flight.get(event.worker, {}).get(event.reply.id)
         return None if asked is None else asked[0]
 
     def complete(self, event: HubEvent) -> list[Completed]:
         """Return the completions caused by an event of the hub."""
-        if isinstance(event, Joined):
+        if isinstance(event, WorkerJoined):
             self._in_flight[event.worker] = {}
-        elif isinstance(event, Replied):
+        elif isinstance(event, WorkerReplied):
             return self._replied(event.worker, event.reply)
-        elif isinstance(event, Left):
+        elif isinstance(event, WorkerLeft):
             lost = attach_pb2.Failure(message=f"{event.worker.worker_id} left: {event.reason}")
             return [
                 Completed(event.worker, command_id, request, None, event.failure or lost, True)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class OfThisProcess:
+class ProcessHandler:
     """Handles a signal in this process, but not in forked processes."""
 
     def __init__(self, handle: Callable[[int], object]) -> None:
@@ -33,7 +33,7 @@ def ignore_stop_signals(*, inherited: bool = False) -> None:
     Args:
         inherited: forked processes also ignore the signals, as children of a forkserver must.
     """
-    handler = _nothing if inherited else OfThisProcess(_nothing)
+    handler = _nothing if inherited else ProcessHandler(_nothing)
     for number in STOP_SIGNALS:
         # The run was started with this signal ignored, as by nohup; child processes inherit that.
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -66,7 +66,7 @@ def _after_fork() -> None:
 
 def _in_child() -> None:
     for number in STOP_SIGNALS:
-        if isinstance(signal.getsignal(number), OfThisProcess):
+        if isinstance(signal.getsignal(number), ProcessHandler):
             interrupts = number == signal.SIGINT
             signal.signal(number, signal.default_int_handler if interrupts else signal.SIG_DFL)
     _after_fork()

@@ -124,7 +124,7 @@ class _WorkerSlot:
     last_life: bool = False  # it stays down when its process ends
     restarts: int = 0
 
-    def had_enough_use(self, now: float) -> bool:
+    def has_run_long_enough(self, now: float) -> bool:
         """Return whether this life has had enough use."""
         policy = self.policy
         return self.uses >= policy.enough_uses or now - self.first_use >= policy.window_seconds
@@ -136,7 +136,7 @@ class _WorkerSlot:
             killed: whether it was killed from outside, if known.
         """
         now = time.monotonic()
-        if self.had_enough_use(now) or (killed and self.uses):
+        if self.has_run_long_enough(now) or (killed and self.uses):
             self.failures = 0
         self.failures += 1
         self.uses, self.first_use = 0, math.inf
@@ -186,7 +186,7 @@ class Supervisor:
         """Return whether a worker died at least twice since enough use."""
         slot = self._slots[worker_id]
         with self._lock:
-            return slot.failures > 1 and not slot.had_enough_use(time.monotonic())
+            return slot.failures > 1 and not slot.has_run_long_enough(time.monotonic())
 
     def give_up(self, worker_id: str, pid: int) -> None:
         """Let a worker stay down after the same failure again.
@@ -202,7 +202,7 @@ class Supervisor:
             if slot is None or slot.down:
                 return
             runs = slot.process is not None and slot.process.pid == pid
-            if slot.had_enough_use(time.monotonic()) if runs else slot.failures < 2:
+            if slot.has_run_long_enough(time.monotonic()) if runs else slot.failures < 2:
                 return
             slot.last_life = True
             if slot.process is not None:

@@ -52,7 +52,7 @@ class HeldDirectory:
         place = Path(tempfile.gettempdir())
         if not _FIT_PLACE.fullmatch(str(place)):
             place = Path("/tmp")
-        kernel = boot()
+        kernel = boot_id()
         if kernel:
             _remove_abandoned(place, kernel)
         self.path = Path(tempfile.mkdtemp(prefix=f"juggler-{os.getpid()}-", dir=place))
@@ -96,7 +96,7 @@ def multiprocessings_is_there() -> bool:
     return path is not None and os.path.isdir(path)
 
 
-def boot() -> str:
+def boot_id() -> str:
     """Return an id of the kernel since its start.
 
     It is the same in all of the kernel's containers and nowhere else.

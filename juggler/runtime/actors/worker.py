@@ -26,9 +26,9 @@ from juggler.runtime.actors.attachment import (
     WELCOME_SECONDS,
     AttachError,
     Attachment,
-    Command,
     Detached,
     DriverBusy,
+    ReceivedCommand,
     describe,
     new_incarnation,
 )
@@ -37,7 +37,7 @@ from juggler.runtime.actors.health import Health
 from juggler.runtime.actors.hub_events import Mailbox
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.processes import must_end, set_title
-from juggler.runtime.actors.stop_signals import OfThisProcess
+from juggler.runtime.actors.stop_signals import ProcessHandler
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import attach_pb2
 
@@ -130,7 +130,7 @@ class Contact:
     log: WorkerLog | None = None
 
 
-class LostTheDriver(SystemExit):
+class DriverLost(SystemExit):
     """The connection to the driver broke.
 
     The driver may come back, or have a successor.
@@ -155,7 +155,7 @@ _SIGNALS = {
 }
 _LEAVE_SECONDS = 30.0
 
-Inbox = Mailbox[Command | Detached]
+Inbox = Mailbox[ReceivedCommand | Detached]
 
 
 class _LeavingInbox(Inbox):
@@ -172,7 +172,7 @@ class _LeavingInbox(Inbox):
         super().__init__()
         self._watched = watched and sys.stderr is not None
 
-    def put(self, item: Command | Detached) -> None:
+    def put(self, item: ReceivedCommand | Detached) -> None:
         if isinstance(item, Detached) and self._watched:
             # This needs only a thread, because code that hangs may hold the interpreter's lock.
             try:
@@ -221,7 +221,7 @@ def attach_and_run(
     After a failure, the process logs the reason and exits with status 1.
 
     Raises:
-        LostTheDriver: the connection to the driver broke.
+        DriverLost: the connection to the driver broke.
     """
     if sys.stderr is not None:
         faulthandler.enable()  # user code may crash, or hang and be aborted
@@ -268,7 +268,7 @@ def attach_and_run(
     if failure or dismissed:
         sys.exit(1)
     if reason.startswith(LOST_THE_DRIVER):
-        raise LostTheDriver(attachment.incarnation)
+        raise DriverLost(attachment.incarnation)
 
 
 def _attach(
@@ -327,7 +327,7 @@ def _give_up_on(number: signal.Signals, reason: str) -> None:
     def handle(_: int) -> None:
         raise _GivenUp(f"{reason} before a driver had answered")
 
-    signal.signal(number, OfThisProcess(handle))
+    signal.signal(number, ProcessHandler(handle))
 
 
 def _stop_on(number: signal.Signals, reason: str, inbox: Inbox) -> None:
@@ -336,7 +336,7 @@ def _stop_on(number: signal.Signals, reason: str, inbox: Inbox) -> None:
         # lock.
         threading.Thread(target=inbox.put, args=(Detached(reason),)).start()
 
-    signal.signal(number, OfThisProcess(handle))
+    signal.signal(number, ProcessHandler(handle))
 
 
 class CommandLoop:
@@ -351,7 +351,7 @@ class CommandLoop:
     def __init__(self, attachment: Attachment, inbox: Inbox) -> None:
         self._attachment = attachment
         self._inbox = inbox
-        self._waiting: deque[Command | Detached] = deque()
+        self._waiting: deque[ReceivedCommand | Detached] = deque()
         self._handlers: dict[str, tuple[type[Message], Callable[[int, Any], Message | None]]] = {}
 
     def on(self, kind: type[M], handler: Callable[[int, M], Message | None]) -> None:
@@ -391,7 +391,7 @@ class CommandLoop:
         if self.over():
             return True
         message = kind()
-        commands = (item for item in self._waiting if isinstance(item, Command))
+        commands = (item for item in self._waiting if isinstance(item, ReceivedCommand))
         return any(each.body.Unpack(message) and which(message) for each in commands)
 
     def coming(self, kind: type[M]) -> M | None:
@@ -400,7 +400,7 @@ class CommandLoop:
             return None
         command = self._waiting[0]
         message = kind()
-        assert isinstance(command, Command)
+        assert isinstance(command, ReceivedCommand)
         return message if command.body.Unpack(message) else None
 
     def run(self) -> str:
@@ -412,12 +412,12 @@ class CommandLoop:
                 return reason
             while self._waiting:
                 command = self._waiting.popleft()
-                assert isinstance(command, Command)
+                assert isinstance(command, ReceivedCommand)
                 self._carry_out(command)
                 if reason := self.over():
                     return reason
 
-    def _carry_out(self, command: Command) -> None:
+    def _carry_out(self, command: ReceivedCommand) -> None:
         name = command.body.TypeName()
         if name not in self._handlers:
             # A newer driver may send an unknown command; the failure reports it to the driver.

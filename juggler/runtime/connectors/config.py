@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, get_args
 
-from juggler.runtime.modules.by_name import SCRIPT
-from juggler.runtime.nearest import nearest
+from juggler.runtime.modules.import_by_name import SCRIPT
+from juggler.runtime.near_matches import nearest
 from juggler.runtime.wrong_value import wrong_where
 
 Place = Literal["env_to_module", "module_to_env", "learner"]

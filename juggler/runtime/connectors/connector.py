@@ -90,7 +90,7 @@ class MergeableConnector(ObservationConnector):
             live: [N, T], the steps that count.
 
         Raises:
-            NotFinite: an observation has NaN or infinity.
+            NonFiniteObservation: an observation has NaN or infinity.
         """
 
     @abstractmethod
@@ -114,7 +114,7 @@ class MergeableConnector(ObservationConnector):
         raise NotImplementedError(f"connector {type(self).__name__} has no with_numbers()")
 
 
-class NotFinite(ValueError):
+class NonFiniteObservation(ValueError):
     """An observation has NaN or infinity, so it has no moments.
 
     Attributes:

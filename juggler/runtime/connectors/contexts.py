@@ -22,7 +22,7 @@ from juggler.runtime.connectors.leaves import (
     replaced,
     space_with,
 )
-from juggler.runtime.connectors.rows import first_observations, per_step
+from juggler.runtime.connectors.row_times import first_observations, per_step
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.encoders import ImageLayout
 from juggler.runtime.wire.structures import first_leaf, space_leaves, tree_map, zeros

@@ -16,7 +16,7 @@ from torch import Tensor
 from juggler.runtime.connectors.connector import (
     ActionConnector,
     MergeableConnector,
-    NotFinite,
+    NonFiniteObservation,
     ObservationConnector,
     Space,
 )
@@ -210,7 +210,7 @@ class _OneHot:
     """Maps choices [B, *shape] to one-hot float32 [B, n]."""
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
-        layer = encoders.OneHot(space)
+        layer = encoders.OneHotEncoder(space)
         (self._choice,) = choices_of([((), space)])
         self.size, self._offsets = layer.size, layer.first.numpy()  # [k]
 
@@ -248,7 +248,7 @@ def _bounds(space: Space) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         return low, high
     size = math.prod(space.shape or ())
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        size = encoders.OneHot(space).size
+        size = encoders.OneHotEncoder(space).size
     return np.zeros(size, np.float32), np.ones(size, np.float32)
 
 
@@ -381,6 +381,6 @@ class _Filter:
             bad = ~np.isfinite(samples).reshape(len(samples), -1).all(1)  # [live steps]
             steps, rows = np.nonzero(live.T)  # [live steps] both
             if bad.any():
-                raise NotFinite(int(rows[bad][0]), int(steps[bad][0]))
+                raise NonFiniteObservation(int(rows[bad][0]), int(steps[bad][0]))
             raise ValueError("observations are so large that their variance is not finite")
         return moments

@@ -18,7 +18,7 @@ from juggler.runtime.connectors.connector import (
     LearnerConnector,
     Space,
 )
-from juggler.runtime.connectors.rows import first_observations, following, linear_recurrence
+from juggler.runtime.connectors.row_times import first_observations, following, linear_recurrence
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import first_leaf, tree_map
 

@@ -12,8 +12,8 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from juggler.runtime.datasets.finding import DatasetError, find_dataset, read_metadata
-from juggler.runtime.installing import installing
+from juggler.runtime.datasets.find_datasets import DatasetError, find_dataset, read_metadata
+from juggler.runtime.install_commands import installing
 from juggler.runtime.wire.structures import (
     choices_of,
     find_outside,
@@ -72,7 +72,7 @@ class Dataset:
     def __init__(self, name: str) -> None:
         self.name = name
         # Minari handles relative paths wrongly.
-        self._parts = [_Part(name, place.absolute()) for place in find_dataset(name)]
+        self._parts = [_SingleDataset(name, place.absolute()) for place in find_dataset(name)]
         self._ends = np.cumsum([part.count for part in self._parts])  # [parts]
         first = self._parts[0]
         self.observation_space, self.action_space = first.observation_space, first.action_space
@@ -116,7 +116,7 @@ class Dataset:
                 )
 
 
-class _Part:
+class _SingleDataset:
     """One data set, as Minari writes it.
 
     Args:

@@ -293,7 +293,7 @@ _FINITE_FINALS = ("final_observations", "final_critic_observations")
 _FINITE_LASTS = ("last_observations", "last_critic_observations")
 
 
-class NotFinite(NamedTuple):
+class NonFiniteNumber(NamedTuple):
     """A number that is not finite.
 
     Attributes:
@@ -316,7 +316,7 @@ def all_finite(batch: EpisodeBatch) -> bool:
     return all(np.isfinite(array).all() for column in columns for _, array in floats("", column))
 
 
-def first_not_finite(batch: EpisodeBatch) -> NotFinite | None:
+def first_not_finite(batch: EpisodeBatch) -> NonFiniteNumber | None:
     """Return the first number in time that is not finite, or None."""
     # Step, order within it, row, column, number
     found: list[tuple[int, int, int, str, float]] = []
@@ -347,7 +347,7 @@ def first_not_finite(batch: EpisodeBatch) -> NotFinite | None:
     if not found:
         return None
     step, _, row, name, value = min(found)
-    return NotFinite(step, row, name, value)
+    return NonFiniteNumber(step, row, name, value)
 
 
 def floats(name: str, column: Tree) -> Iterator[tuple[str, NDArray[Any]]]:

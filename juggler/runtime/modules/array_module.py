@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from juggler.runtime.modules.acting import (
+from juggler.runtime.modules.acting_part import (
     initial_states,
     load_weights,
     one_step,

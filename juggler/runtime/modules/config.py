@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from gymnasium import Space
 
-from juggler.runtime.elsewhere import MODEL_KEYS, called_here
-from juggler.runtime.nearest import nearest
+from juggler.runtime.near_matches import nearest
+from juggler.runtime.other_libraries import MODEL_KEYS, called_here
 from juggler.runtime.wrong_value import WrongValue, wrong_where
 
 

@@ -14,11 +14,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from juggler.runtime.modules.by_name import found
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.modules.config import ModelConfig
+from juggler.runtime.modules.import_by_name import found
 from juggler.runtime.modules.layers import MLP, initialized
-from juggler.runtime.nearest import nearest
+from juggler.runtime.near_matches import nearest
 from juggler.runtime.wire.errors import UnsupportedSpace
 from juggler.runtime.wire.structures import space_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import Path, path_name
@@ -200,7 +200,7 @@ _CONVOLUTIONS: dict[object, type[NatureCNN | ImpalaResNet]] = {
 _IMAGE_SIDE = 16
 
 
-class Numbers(nn.Module):
+class NumberEncoder(nn.Module):
     """Flattens Box or MultiBinary observations; scales bytes to [0, 1]."""
 
     def __init__(self, space: spaces.Box | spaces.MultiBinary) -> None:
@@ -213,7 +213,7 @@ class Numbers(nn.Module):
         return x if self.scale is None else x.mul_(self.scale)  # [B, F] if they were bytes
 
 
-class OneHot(nn.Module):
+class OneHotEncoder(nn.Module):
     """One-hot encoding of Discrete and MultiDiscrete."""
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
@@ -362,11 +362,11 @@ def _named(name: str) -> Callable[..., Any]:
 
 def _leaf_encoder(space: gymnasium.Space[Any], config: ModelConfig) -> nn.Module:
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        return OneHot(space)
+        return OneHotEncoder(space)
     assert isinstance(space, (spaces.Box, spaces.MultiBinary))
     if isinstance(space, spaces.Box) and _is_image(space, config):
         return _CONVOLUTIONS[config.encoder](space, config.initializer)
-    return Numbers(space)
+    return NumberEncoder(space)
 
 
 def _is_image(space: gymnasium.Space[Any], config: ModelConfig) -> bool:

@@ -34,7 +34,7 @@ from juggler.runtime.modules.distributions import (
     SquashedGaussianSpec,
 )
 from juggler.runtime.modules.distributions.base import LARGEST_LOG_STD, illegal_logit
-from juggler.runtime.modules.encoders import Numbers, OneHot, TreeEncoder
+from juggler.runtime.modules.encoders import NumberEncoder, OneHotEncoder, TreeEncoder
 from juggler.runtime.modules.layers import MLP, DuelingHead, FreeLogStd, Linear, RecurrentCore, Tanh
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
@@ -211,7 +211,7 @@ def _mlp(layers: MLP, live: LiveWeights) -> _Layer:
     return lambda x: run(np.asarray(x, np.float32).reshape(-1, size))  # [N, H]
 
 
-def _numbers(layer: Numbers, live: LiveWeights) -> _Layer:
+def _numbers(layer: NumberEncoder, live: LiveWeights) -> _Layer:
     size, scale = layer.size, layer.scale
 
     def run(x: Array) -> Array:
@@ -221,7 +221,7 @@ def _numbers(layer: Numbers, live: LiveWeights) -> _Layer:
     return run
 
 
-def _one_hot(layer: OneHot, live: LiveWeights) -> _Layer:
+def _one_hot(layer: OneHotEncoder, live: LiveWeights) -> _Layer:
     first, size, choices = live.view(layer.first), layer.size, layer.choices
 
     def run(x: Array) -> Array:
@@ -290,8 +290,8 @@ _LAYERS: dict[type[nn.Module], Callable[[Any, LiveWeights], _Layer]] = {
     nn.Dropout: lambda layer, live: lambda x: x,  # in evaluation
     nn.Sequential: _sequence,
     MLP: _mlp,
-    Numbers: _numbers,
-    OneHot: _one_hot,
+    NumberEncoder: _numbers,
+    OneHotEncoder: _one_hot,
     TreeEncoder: _tree,
     FreeLogStd: _free_log_std,
     DuelingHead: _dueling,

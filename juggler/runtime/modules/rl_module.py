@@ -9,9 +9,9 @@ from typing import Any
 import gymnasium
 import torch
 
-from juggler.runtime.modules.by_name import found
 from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTION_MASK, OBSERVATIONS
 from juggler.runtime.modules.distributions import DistributionSpec, distribution_for
+from juggler.runtime.modules.import_by_name import found
 from juggler.runtime.modules.specs import (
     Sizes,
     Spec,

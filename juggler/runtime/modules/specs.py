@@ -18,7 +18,7 @@ from juggler.runtime.modules.columns import (
     VALUES,
 )
 from juggler.runtime.modules.distributions import DistributionSpec
-from juggler.runtime.nearest import one_of
+from juggler.runtime.near_matches import one_of
 from juggler.runtime.wire.errors import UnsupportedSpace
 from juggler.runtime.wire.structures import space_leaves, tree_map
 from juggler.runtime.wire.trees import Path, path_name, unflatten

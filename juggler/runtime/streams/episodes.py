@@ -10,12 +10,12 @@ from contextlib import closing
 
 import grpc
 
-from juggler.runtime.actors.calls import ClientStream, End, FirstAnswer
+from juggler.runtime.actors.calls import CallEnd, ClientStream, FirstAnswer
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.streams.shared_memory import Reader, Writer
-from juggler.runtime.streams.sharing import Dialled, Expected, MemorySocket
+from juggler.runtime.streams.shared_memory import SharedMemoryReader, SharedMemoryWriter
+from juggler.runtime.streams.sharing import ClientEnd, MemorySocket, ServerEnd
 from juggler.runtime.wire.chunks import Piece
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Frame, FrameReader, encode_frame
@@ -68,7 +68,7 @@ class EpisodeReceiver:
     def _push(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if refusal := self._why_refused(context.invocation_metadata()):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
-        with closing(Expected(self._memory, context, Reader)) as shared:
+        with closing(ServerEnd(self._memory, context, SharedMemoryReader)) as shared:
             context.send_initial_metadata(())  # at once: the EnvRunner waits for it
             reader = FrameReader(episodes_pb2.BatchHeader, self._limits, lease=shared.lease)
             try:
@@ -89,7 +89,7 @@ class EpisodeReceiver:
         self,
         message: bytes,
         reader: FrameReader[episodes_pb2.BatchHeader],
-        shared: Expected[Reader],
+        shared: ServerEnd[SharedMemoryReader],
     ) -> tuple[episodes_pb2.Acknowledgement | None, WireError | None]:
         """Return the answer to a complete batch, and the stream's fatal error."""
         started = time.perf_counter()
@@ -136,7 +136,7 @@ class EpisodeSender:
         settled: Callable[[int, str, str], None],
         tls: Tls | None = None,
         inline: Callable[[str], None] | None = None,
-        ended: Callable[[End], None] = lambda _: None,
+        ended: Callable[[CallEnd], None] = lambda _: None,
         memory: str = "",
     ) -> None:
         self._address = address
@@ -148,7 +148,7 @@ class EpisodeSender:
         self._tls = tls
         self._channel = dial(address, tls)
         self._lock = threading.Lock()
-        self._stream: _Stream | None = None
+        self._stream: _EpisodeStream | None = None
         self._closed = False
 
     def send(self, header: episodes_pb2.BatchHeader, tree: Tree) -> None:
@@ -164,8 +164,8 @@ class EpisodeSender:
             if not self._closed and (self._stream is None or self._stream.broken):
                 if self._stream is not None and self._stream.unanswered:
                     self._channel = dial(self._address, self._tls)
-                shared = Dialled(self._address, Writer, self._inline, self._memory)
-                self._stream = _Stream(
+                shared = ClientEnd(self._address, SharedMemoryWriter, self._inline, self._memory)
+                self._stream = _EpisodeStream(
                     self._channel, self._metadata, self._settled, shared, self._ended
                 )
             stream = None if self._closed else self._stream
@@ -186,7 +186,7 @@ class EpisodeSender:
         self._channel.close()
 
 
-class _Stream:
+class _EpisodeStream:
     """One life of the connection."""
 
     def __init__(
@@ -194,8 +194,8 @@ class _Stream:
         channel: grpc.Channel,
         metadata: CallMetadata,
         settled: Callable[[int, str, str], None],
-        shared: Dialled[Writer],
-        on_end: Callable[[End], None],
+        shared: ClientEnd[SharedMemoryWriter],
+        on_end: Callable[[CallEnd], None],
     ) -> None:
         self._settled = settled
         self._shared = shared
@@ -215,10 +215,10 @@ class _Stream:
                 self._acknowledged,
                 self._ended,
                 name="episodes-acks",
-                answered=self._first.came,
+                answered=self._first.answered,
             )
         except BaseException:
-            self._first.came()  # otherwise it would close the channel of a later stream
+            self._first.answered()  # otherwise it would close the channel of a later stream
             raise
 
     def place(self, pieces: Sequence[Piece], size: int) -> int | None:
@@ -261,8 +261,8 @@ class _Stream:
         if known:
             self._settled(answer.batch_id, "refused" if answer.refused else "", answer.refused)
 
-    def _ended(self, end: End) -> None:
-        self._first.came()
+    def _ended(self, end: CallEnd) -> None:
+        self._first.answered()
         end = end._replace(why=end.why or "the learner ended the stream")
         if why := self._first.why_not:
             end = end._replace(why=why, code=grpc.StatusCode.DEADLINE_EXCEEDED)

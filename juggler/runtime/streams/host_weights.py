@@ -35,7 +35,7 @@ import numpy as np
 
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.streams.shared_directory import shared_address, users_address
-from juggler.runtime.streams.shared_memory import OFFER, Memory, freeze, map_file, receive
+from juggler.runtime.streams.shared_memory import OFFER, SharedMemory, freeze, map_file, receive
 from juggler.runtime.streams.sharing import MemorySocket, connect, memory_path
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Frame
@@ -134,7 +134,7 @@ class _RelayedVersion:
             memory if there is a reader.
     """
 
-    def __init__(self, frame: WeightsFrame, chunk: bytes, memory: Memory | None) -> None:
+    def __init__(self, frame: WeightsFrame, chunk: bytes, memory: SharedMemory | None) -> None:
         self._frame: WeightsFrame | None = frame
         self._chunk, self._memory = chunk, memory
 
@@ -159,7 +159,7 @@ class _RelayedVersion:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _WeightsReader:
     """A reader, as known to its relay."""
 
     had: _RelayedVersion | None = None
@@ -188,7 +188,7 @@ class WeightsRelay:
         self.why_not = ""
         self._lock = threading.Lock()
         self._newest: _RelayedVersion | None = None
-        self._readers: dict[socket.socket, _Reader] = {}
+        self._readers: dict[socket.socket, _WeightsReader] = {}
         self._selector = selectors.DefaultSelector()
         self._ending, self._end = socket.socketpair()
         self._selector.register(self._ending, selectors.EVENT_READ)
@@ -203,7 +203,7 @@ class WeightsRelay:
         self._socket.expect(meeting.token, self._add_reader, once=False)
         self._thread.start()
 
-    def offer(self, frame: WeightsFrame, chunk: bytes, memory: Memory | None) -> None:
+    def offer(self, frame: WeightsFrame, chunk: bytes, memory: SharedMemory | None) -> None:
         """Relay the newest version.
 
         Args:
@@ -226,7 +226,7 @@ class WeightsRelay:
         connection.setblocking(False)
         with self._lock:
             self._selector.register(connection, selectors.EVENT_READ)
-            self._readers[connection] = _Reader()
+            self._readers[connection] = _WeightsReader()
 
     def _run(self) -> None:
         while True:
@@ -258,7 +258,7 @@ class WeightsRelay:
         except OSError:
             self._drop(connection)
 
-    def _send_newest(self, connection: socket.socket, reader: _Reader) -> None:
+    def _send_newest(self, connection: socket.socket, reader: _WeightsReader) -> None:
         assert self._newest is not None
         reader.had, reader.waits = self._newest, False
         try:

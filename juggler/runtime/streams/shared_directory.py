@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from juggler.runtime.actors.endpoints import EndpointError
-from juggler.runtime.actors.temporary import boot, is_ours_alone
+from juggler.runtime.actors.temporary import boot_id, is_ours_alone
 from juggler.runtime.plain_files import try_lock
 
 SHARED_DIR_VARIABLE = "JUGGLER_SHARED_DIR"
@@ -235,7 +235,7 @@ def _locked(directory: str) -> Iterator[int]:
 def _remove_abandoned(held: int) -> None:
     """Remove the sockets of this kernel's processes without a listener."""
     for each in os.scandir(held):
-        if boot() and each.name.startswith(_of_this_kernel()):
+        if boot_id() and each.name.startswith(_of_this_kernel()):
             with suppress(FileNotFoundError):
                 if _is_abandoned(f"/proc/self/fd/{held}/{each.name}"):
                     os.unlink(each.name, dir_fd=held)
@@ -257,7 +257,7 @@ def _of_this_kernel() -> str:
     Processes with the directory mounted may run on another kernel, as on another host. Their
     sockets look abandoned from here.
     """
-    return f"juggler-{boot()}-"
+    return f"juggler-{boot_id()}-"
 
 
 def _place(found: os.stat_result) -> str:

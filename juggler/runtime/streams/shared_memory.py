@@ -93,7 +93,7 @@ def memory_file(name: str, flags: int = 0) -> int:
     return descriptor
 
 
-class Memory:
+class SharedMemory:
     """New memory of a fixed size.
 
     All of its pages are allocated at once: too little memory is an OSError here instead of a
@@ -122,7 +122,7 @@ class Memory:
             raise
 
     @classmethod
-    def received(cls, descriptor: int, size: int) -> Memory:
+    def received(cls, descriptor: int, size: int) -> SharedMemory:
         """Map memory that another process froze, for a relay.
 
         Takes the descriptor.
@@ -132,7 +132,7 @@ class Memory:
         return memory
 
     @classmethod
-    def frozen(cls, pieces: Iterable[Piece], size: int) -> Memory:
+    def frozen(cls, pieces: Iterable[Piece], size: int) -> SharedMemory:
         """Make new memory with a payload that cannot change.
 
         Raises:
@@ -188,7 +188,7 @@ class Memory:
         fcntl.fcntl(self._descriptor, _ADD_SEALS, seals)
 
 
-class Reader:
+class SharedMemoryReader:
     """The reader's end of a connection.
 
     One thread at a time may use it.
@@ -207,7 +207,7 @@ class Reader:
         connection.setblocking(False)
         self.answered = False
         self.why_not = ""
-        self.frozen: Memory | None = None
+        self.frozen: SharedMemory | None = None
         self._connection, self._hands_on = connection, hands_on
         # Held by `close`, and by `_release` in any thread: a closed descriptor may at once belong
         # to another file. Reentrant, because the collector may call `_release` in a thread that
@@ -215,7 +215,7 @@ class Reader:
         self._ending = threading.RLock()
         self._mapped: dict[int, mmap.mmap] = {}  # by slot
         # By slot, until it is leased: memory that is not filled again. None: not for a relay.
-        self._frozen: dict[int, Memory | None] = {}
+        self._frozen: dict[int, SharedMemory | None] = {}
 
     def receive_offers(self) -> None:
         """Map memory that the writer has offered, and answer its probe."""
@@ -294,7 +294,7 @@ class Reader:
             self._frozen[slot] = None
             if self._hands_on:
                 with suppress(OSError):  # without a free descriptor, it can still be read
-                    self._frozen[slot] = Memory.received(os.dup(descriptors[0]), size)
+                    self._frozen[slot] = SharedMemory.received(os.dup(descriptors[0]), size)
         return None
 
     def _release(self, slot: int) -> None:
@@ -320,7 +320,7 @@ def receive(connection: socket.socket, most: int) -> tuple[bytes, list[int]]:
     return message, [DESCRIPTOR.unpack(each)[0] for *_, each in rights]
 
 
-class Writer:
+class SharedMemoryWriter:
     """The writer's end of a connection.
 
     Attributes:
@@ -335,9 +335,9 @@ class Writer:
         self._closed = False
         self._lock = threading.Lock()
         self._proved = False  # the reader has mapped the probe
-        self._slots: dict[int, Memory | None] = {}  # own memory; None: the other end's
+        self._slots: dict[int, SharedMemory | None] = {}  # own memory; None: the other end's
         self._free: list[int] = []  # released most recently at the end
-        probe = Memory(mmap.PAGESIZE)
+        probe = SharedMemory(mmap.PAGESIZE)
         probe.hand_over(connection, PROBE)
         probe.close()
 
@@ -354,7 +354,7 @@ class Writer:
             memory.fill(pieces)
         return slot
 
-    def lend(self, memory: Memory) -> int | None:
+    def lend(self, memory: SharedMemory) -> int | None:
         """Share memory that other connections also share.
 
         Returns:
@@ -400,13 +400,13 @@ class Writer:
         if slot < 0:
             return None
         try:
-            memory = Memory(size + size // 8)  # the sizes of batches differ a little
+            memory = SharedMemory(size + size // 8)  # the sizes of batches differ a little
         except OSError as error:
             self._fail(f"{error.strerror} for {size} bytes")
             return None
         return slot if self._offer(slot, memory, memory) else None
 
-    def _offer(self, slot: int, memory: Memory, own: Memory | None) -> bool:
+    def _offer(self, slot: int, memory: SharedMemory, own: SharedMemory | None) -> bool:
         try:
             memory.hand_over(self._connection, slot)
         except BlockingIOError:
@@ -433,7 +433,7 @@ class Writer:
         self._free.clear()
 
 
-def freeze(header: Message, tree: Tree) -> tuple[bytes, Memory]:
+def freeze(header: Message, tree: Tree) -> tuple[bytes, SharedMemory]:
     """Copy a payload into frozen memory.
 
     Returns a chunk that names the memory, in slot 0, and the memory.
@@ -443,7 +443,7 @@ def freeze(header: Message, tree: Tree) -> tuple[bytes, Memory]:
         WireError: the tree has a value that cannot be sent.
     """
     form, pieces = lay_out(tree)
-    memory = Memory.frozen(pieces, form.known.size)
+    memory = SharedMemory.frozen(pieces, form.known.size)
     encoded = header.SerializeToString()
     return write_chunk((), 0, header=encoded, tree=form.known.tree, slot=0), memory
 
@@ -454,16 +454,16 @@ class FrozenFrame:
     def __init__(self, header: Message, tree: Tree) -> None:
         form, pieces = lay_out(tree)
         self._header, self._tree = header.SerializeToString(), form.known.tree
-        self._memory: Memory | None = None
+        self._memory: SharedMemory | None = None
         self._failed = False
         least = least_bytes()
         if least is not None and form.known.size >= least:
             try:
-                self._memory = Memory.frozen(pieces, form.known.size)
+                self._memory = SharedMemory.frozen(pieces, form.known.size)
             except OSError:  # too little memory
                 self._failed = True
 
-    def chunk(self, writer: Writer) -> bytes | None:
+    def chunk(self, writer: SharedMemoryWriter) -> bytes | None:
         """Return the chunk for one reader; None: it cannot share memory now."""
         if self._failed:
             writer.close()  # the reader warns

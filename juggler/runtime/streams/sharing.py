@@ -3,7 +3,8 @@
 A client chooses a token and sends it in the metadata of its call. The learner has a second socket
 next to its gRPC socket. A process that connects to it and sends the token of an open call is the
 other end of that call. Only processes of the same user may connect: directory and socket are
-private to this user. Either end may be the `Reader` or the `Writer` of shared memory.
+private to this user. Either end may be the
+`SharedMemoryReader` or the `SharedMemoryWriter`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,17 @@ from juggler.runtime.streams.shared_directory import (
     path_in_shared_directory,
     remove,
 )
-from juggler.runtime.streams.shared_memory import Memory, Reader, Writer, least_bytes
+from juggler.runtime.streams.shared_memory import (
+    SharedMemory,
+    SharedMemoryReader,
+    SharedMemoryWriter,
+    least_bytes,
+)
 from juggler.runtime.wire.errors import WireError
 
 MEMORY_METADATA = "juggler-memory"
 
-E = TypeVar("E", Reader, Writer)
+E = TypeVar("E", SharedMemoryReader, SharedMemoryWriter)
 #: Takes a connection; if that raises an error, the connection is closed.
 Take = Callable[[socket.socket], None]
 
@@ -206,7 +212,7 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-class _End(Generic[E]):
+class _MemoryEnd(Generic[E]):
     """One end of a call.
 
     Attributes:
@@ -216,17 +222,17 @@ class _End(Generic[E]):
     end: E | None = None
 
     def lease(self, slot: int, size: int) -> memoryview:
-        """Lease memory: see `Reader.lease`.
+        """Lease memory: see `SharedMemoryReader.lease`.
 
         Raises:
             WireError: this end is not a reader.
         """
-        if not isinstance(self.end, Reader):
+        if not isinstance(self.end, SharedMemoryReader):
             raise WireError("a payload in shared memory, which this stream does not share")
         return self.end.lease(slot, size)
 
 
-class Expected(_End[E]):
+class ServerEnd(_MemoryEnd[E]):
     """The server's end of one call."""
 
     def __init__(
@@ -251,7 +257,7 @@ class Expected(_End[E]):
         self.end = self._make_end(connection)
 
 
-class Dialled(_End[E]):
+class ClientEnd(_MemoryEnd[E]):
     """The client's end of one call."""
 
     def __init__(
@@ -293,7 +299,7 @@ class Dialled(_End[E]):
             why = ""
             try:
                 self.end = self._make_end(connect(self._path, self._token, _ANSWER_SECONDS))
-                if isinstance(self.end, Reader):
+                if isinstance(self.end, SharedMemoryReader):
                     self.end.wait_for_probe(_PROBE_SECONDS)  # then the next payload can be shared
             except OSError as error:
                 why = f"{error.strerror or error}"
@@ -310,18 +316,18 @@ class Dialled(_End[E]):
         """Connect, once; a reader also maps offered memory.
 
         Raises:
-            WireError: as for `Reader.receive_offers`.
+            WireError: as for `SharedMemoryReader.receive_offers`.
         """
         self._dial()
-        if isinstance(self.end, Reader):
+        if isinstance(self.end, SharedMemoryReader):
             self.end.receive_offers()
             if self.end.why_not:
                 self.give_up(self.end.why_not)
 
-    def take_frozen(self) -> Memory | None:
+    def take_frozen(self) -> SharedMemory | None:
         """Return the memory that was leased last, for a relay; None: impossible."""
         end = self.end
-        if not isinstance(end, Reader):
+        if not isinstance(end, SharedMemoryReader):
             return None
         memory, end.frozen = end.frozen, None
         return memory

@@ -24,8 +24,8 @@ from juggler.runtime.streams.host_weights import (
     WeightsFrame,
     WeightsRelay,
 )
-from juggler.runtime.streams.shared_memory import Memory, Reader
-from juggler.runtime.streams.sharing import Dialled
+from juggler.runtime.streams.shared_memory import SharedMemory, SharedMemoryReader
+from juggler.runtime.streams.sharing import ClientEnd
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader
 from juggler.runtime.wire.layouts import Limits
@@ -215,7 +215,9 @@ class WeightsSubscription:
             connection.close()
         return 0
 
-    def _relay_version(self, frame: WeightsFrame, chunk: bytes, memory: Memory | None) -> None:
+    def _relay_version(
+        self, frame: WeightsFrame, chunk: bytes, memory: SharedMemory | None
+    ) -> None:
         """Relay a version to the other readers of this host."""
         if self._relay is not None:
             self._relay.offer(frame, chunk, memory)
@@ -245,8 +247,8 @@ class WeightsSubscription:
             request_serializer=episodes_pb2.Subscription.SerializeToString,
             response_deserializer=None,
         )
-        make_end = partial(Reader, hands_on=self._meeting is not None)
-        shared = Dialled(self.address, make_end, self._inline, self._memory)
+        make_end = partial(SharedMemoryReader, hands_on=self._meeting is not None)
+        shared = ClientEnd(self.address, make_end, self._inline, self._memory)
         reader = FrameReader(
             episodes_pb2.WeightsHeader, self._limits, digests=True, lease=shared.lease
         )
@@ -256,7 +258,7 @@ class WeightsSubscription:
         try:
             call = subscribe(request, metadata=metadata, wait_for_ready=True)
             call.initial_metadata()  # waits for it
-            first.came()
+            first.answered()
             self.answered = True
             for message in call:
                 frame = reader.feed(message)
@@ -282,7 +284,7 @@ class WeightsSubscription:
             if not first.why_not:
                 raise
         finally:
-            first.came()
+            first.answered()
             shared.close()
         if why := first.why_not:
             self._error = why

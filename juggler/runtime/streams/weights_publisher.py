@@ -12,8 +12,8 @@ from google.protobuf.message import DecodeError, Message
 
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
-from juggler.runtime.streams.shared_memory import FrozenFrame, Writer
-from juggler.runtime.streams.sharing import Expected, MemorySocket
+from juggler.runtime.streams.shared_memory import FrozenFrame, SharedMemoryWriter
+from juggler.runtime.streams.sharing import MemorySocket, ServerEnd
 from juggler.runtime.streams.weights import SUBSCRIBE_METHOD
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.trees import Tree
@@ -34,7 +34,7 @@ class _Offered:
         self._whole: tuple[Message, Tree] | None = (header, tree)  # until it is in shared memory
         self._frozen: FrozenFrame | None = None
 
-    def chunks(self, writer: Writer | None) -> Iterator[bytes]:
+    def chunks(self, writer: SharedMemoryWriter | None) -> Iterator[bytes]:
         """Yield all chunks: in shared memory if possible, otherwise inline.
 
         Args:
@@ -79,7 +79,7 @@ class WeightsPublisher:
         self._why_refused = why_refused
         self._memory = memory
         self._changed = threading.Condition()
-        self._subscribers: set[Expected[Writer]] = set()
+        self._subscribers: set[ServerEnd[SharedMemoryWriter]] = set()
         self._newest: dict[str, _Offered] = {}  # by module id
         self._closed = False
 
@@ -132,7 +132,7 @@ class WeightsPublisher:
             request = episodes_pb2.Subscription.FromString(next(requests))
         except (StopIteration, DecodeError):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream of weights of no module")
-        with closing(Expected(self._memory, context, Writer)) as shared:
+        with closing(ServerEnd(self._memory, context, SharedMemoryWriter)) as shared:
             context.send_initial_metadata(())  # at once: the subscriber waits for it
             context.add_callback(self._wake_all)  # a leaving subscriber frees its thread
             with self._changed:

@@ -27,7 +27,7 @@ from juggler.runtime.wire.chunks import (
     write_whole,
 )
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.layouts import Layout, Limits, known_trees, layout_of, read_tree
+from juggler.runtime.wire.layouts import Limits, TreeLayout, known_trees, layout_of, read_tree
 from juggler.runtime.wire.trees import Tree, dtype_from_number, dtype_to_number, leaves
 from juggler.runtime.wire.v1.tensors_pb2 import TreeInfo
 
@@ -35,12 +35,12 @@ _ZEROS = memoryview(bytes(ALIGNMENT))
 # A relay of weights lays out trees from a network, which may be larger than any model's.
 _MOST_FORMS = 1024
 _MOST_KEPT, _LARGEST_KEPT = 8 << 20, 1 << 20  # bytes of tree information: total, and per tree
-_forms: dict[tuple[Any, ...], Form] = {}  # by marks
+_forms: dict[tuple[Any, ...], TreeForm] = {}  # by marks
 _kept = 0  # bytes of their tree information
 _ROOT, _BEGIN, _END = object(), object(), object()  # no key of a tree equals these
 
 
-class Form(NamedTuple):
+class TreeForm(NamedTuple):
     """The common paths, dtypes, shapes and orders of trees."""
 
     known: Known
@@ -50,7 +50,7 @@ class Form(NamedTuple):
     whole: bool  # whether the payload is just the arrays, unchanged
 
 
-def lay_out(tree: Tree) -> tuple[Form, list[Piece]]:
+def lay_out(tree: Tree) -> tuple[TreeForm, list[Piece]]:
     """Return the form of a tree, and its payload in pieces.
 
     Raises:
@@ -80,7 +80,7 @@ def lay_out(tree: Tree) -> tuple[Form, list[Piece]]:
     return form, pieces
 
 
-def _keep(key: tuple[Any, ...], form: Form) -> None:
+def _keep(key: tuple[Any, ...], form: TreeForm) -> None:
     global _kept
     size = len(form.known.tree)
     if size > _LARGEST_KEPT:
@@ -115,7 +115,7 @@ def bytes_of(piece: Piece) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _form(tree: Tree) -> Form:
+def _form(tree: Tree) -> TreeForm:
     info = TreeInfo()
     gaps: list[memoryview] = []
     converted: list[np.dtype[Any] | None] = []
@@ -136,7 +136,7 @@ def _form(tree: Tree) -> Form:
         size += array.nbytes
     info.payload_size = size
     whole = contiguous and all(plain) and not any(gaps) and all(to is None for to in converted)
-    return Form(Known.of(info.SerializeToString(), size), gaps, converted, plain, whole)
+    return TreeForm(Known.of(info.SerializeToString(), size), gaps, converted, plain, whole)
 
 
 #: Payload bytes in one chunk: many enough for a small cost per message, few enough for small
@@ -292,12 +292,12 @@ class FrameReader(Generic[H]):
         payload = partial.payload.data.toreadonly()
         return Frame(partial.header, read_tree(partial.layout, payload))
 
-    def _read_shared(self, slot: int, chunk: Chunk, layout: Layout) -> Tree:
+    def _read_shared(self, slot: int, chunk: Chunk, layout: TreeLayout) -> Tree:
         if self._lease is None or chunk.size or chunk.offset:
             raise WireError("a payload in shared memory, which this stream does not share")
         return read_tree(layout, self._lease(slot, layout.payload_size))
 
-    def _begin(self, chunk: Chunk) -> tuple[H, Layout]:
+    def _begin(self, chunk: Chunk) -> tuple[H, TreeLayout]:
         if chunk.header is None or chunk.tree is None:
             raise WireError("the first chunk of a frame must have a header and tree information")
         try:
@@ -322,7 +322,7 @@ class FrameReader(Generic[H]):
 class _Partial(Generic[H]):
     """A frame whose first chunks have arrived."""
 
-    def __init__(self, header: H, layout: Layout) -> None:
+    def __init__(self, header: H, layout: TreeLayout) -> None:
         self.header = header
         self.layout = layout
         self.received = 0

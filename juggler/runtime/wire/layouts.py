@@ -36,7 +36,7 @@ class Limits:
     header_bytes: int = 1 << 20  # for the header, and as many for the tree information
 
 
-class _Spec(NamedTuple):
+class _ArraySpec(NamedTuple):
     """One array of a frame, known to lie within the payload."""
 
     path: Path
@@ -46,10 +46,10 @@ class _Spec(NamedTuple):
     size: int  # bytes
 
 
-class Layout(NamedTuple):
+class TreeLayout(NamedTuple):
     """Checked tree information."""
 
-    specs: list[_Spec]
+    specs: list[_ArraySpec]
     bools: list[int]  # indices of the arrays of bools
     skeleton: Skeleton
     payload_size: int
@@ -58,10 +58,12 @@ class Layout(NamedTuple):
 _MOST_KNOWN, _LARGEST_KNOWN = 512, 4096  # trees; bytes of one's information
 #: Trees of received frames, by their serialized information.
 known_trees: dict[bytes, Known] = {}
-_layouts: dict[bytes, tuple[Limits, Layout]] = {}  # with the limits that they were checked against
+_layouts: dict[
+    bytes, tuple[Limits, TreeLayout]
+] = {}  # with the limits that they were checked against
 
 
-def layout_of(tree: bytes, limits: Limits) -> Layout:
+def layout_of(tree: bytes, limits: Limits) -> TreeLayout:
     """Read a tree's layout once, for batches of equal segment counts."""
     checked, layout = _layouts.get(tree, (None, None))
     if layout is None or checked != limits:
@@ -75,7 +77,7 @@ def layout_of(tree: bytes, limits: Limits) -> Layout:
     return layout
 
 
-def _read_layout(encoded: bytes, limits: Limits) -> Layout:
+def _read_layout(encoded: bytes, limits: Limits) -> TreeLayout:
     """Check a frame's tree information.
 
     Memory is allocated only afterwards.
@@ -105,10 +107,10 @@ def _read_layout(encoded: bytes, limits: Limits) -> Layout:
     if size > used + _LONGEST_GAP * (len(specs) + 1):
         raise WireError(f"a payload of {size} bytes has arrays of only {used}")
     bools = [n for n, spec in enumerate(specs) if spec.dtype.kind == "b" and spec.size]
-    return Layout(specs, bools, skeleton, size)
+    return TreeLayout(specs, bools, skeleton, size)
 
 
-def _read_spec(array: ArrayInfo, payload_size: int, limits: Limits) -> _Spec:
+def _read_spec(array: ArrayInfo, payload_size: int, limits: Limits) -> _ArraySpec:
     path, shape = tuple(array.path), tuple(array.shape)
     if len(shape) > limits.rank:
         raise WireError(f"{path_name(path)} has {len(shape)} dimensions, limit {limits.rank}")
@@ -121,10 +123,10 @@ def _read_spec(array: ArrayInfo, payload_size: int, limits: Limits) -> _Spec:
     # NumPy cannot make an array with huge dimensions, even if it has no elements.
     if not size and math.prod(n or 1 for n in shape) * dtype.itemsize > limits.payload_bytes:
         raise WireError(f"{path_name(path)} has no elements, but the huge shape {shape}")
-    return _Spec(path, dtype, shape, array.offset if size else 0, size)
+    return _ArraySpec(path, dtype, shape, array.offset if size else 0, size)
 
 
-def read_tree(layout: Layout, payload: memoryview) -> Tree:
+def read_tree(layout: TreeLayout, payload: memoryview) -> Tree:
     """Return the tree in a read-only payload.
 
     Aligned arrays are views of the payload.

@@ -17,9 +17,9 @@ from support.workers_world import (
     synchronous,
 )
 
-from juggler.driver.checkpoint.restoring import connectors_of
+from juggler.driver.checkpoint.driver_state import connectors_of
 from juggler.driver.config import RunConfig
-from juggler.driver.workers.registry import WorkerRegistry
+from juggler.driver.workers.worker_registry import WorkerRegistry
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.connectors.mergeable_state import Moments, from_bytes, to_bytes
 from juggler.runtime.wire.v1 import training_pb2

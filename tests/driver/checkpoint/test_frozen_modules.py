@@ -12,8 +12,8 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from gymnasium import spaces
 
-from juggler.driver.agents_found import FoundGroup, with_agents
-from juggler.driver.checkpoint.beginning import Origins
+from juggler.driver.agent_tables import FoundGroup, with_agents
+from juggler.driver.checkpoint.first_weights import FirstCheckpoints
 from juggler.driver.checkpoint.frozen_modules import (
     FrozenModule,
     frozen_modules,
@@ -195,7 +195,7 @@ def test_a_module_may_begin_with_weights_of_its_own(before: Path, tmp_path: Path
     filters = {"connectors": {"env_to_module": ["mean_std_filter"]}}
     table = {"from": f"{before}:prey", **filters}
     config = RunConfig.from_flat({**TABLES, "modules": {"main": table}})
-    beginning, warnings = Origins.of(config).beginning(config)
+    beginning, warnings = FirstCheckpoints.of(config).beginning(config)
     assert set(beginning) == {"main"}, "the other begins with what the seed gives"
     main = beginning["main"]
     assert float(main.weights["scale"]) == 1
@@ -209,7 +209,7 @@ def test_a_module_may_begin_with_weights_of_its_own(before: Path, tmp_path: Path
     config = RunConfig.from_flat(
         {**TABLES, "modules": {"main": table}, "from_checkpoint": str(tmp_path / "other")}
     )
-    both, warnings = Origins.of(config).beginning(config)
+    both, warnings = FirstCheckpoints.of(config).beginning(config)
     assert {name: float(each.weights["scale"]) for name, each in both.items()} == {
         "old": 0,
         "main": 1,

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from juggler.driver.checkpoint.beginning import Origins
-from juggler.driver.checkpoint.restoring import (
+from juggler.driver.checkpoint.driver_state import (
     begin_commands,
     connectors_of,
     core_of,
     must_be_sound,
 )
+from juggler.driver.checkpoint.first_weights import FirstCheckpoints
 from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten, state_reader
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.driver_core import DriverCore
@@ -72,7 +72,7 @@ class World:
         for index, chunk in enumerate(chunks):
             last = whole and index == len(chunks) - 1
             books = self.core, self.metrics, SPACES, self.connectors
-            self.writer.take(module_id, chunk, last, *books)
+            self.writer.add_chunk(module_id, chunk, last, *books)
 
     def written(self) -> SnapshotWritten:
         """What the thread reports; the driver hears of it."""
@@ -221,7 +221,7 @@ def test_books_of_modules_that_do_not_add_up_are_refused(saved_of_two: Checkpoin
 def _beginning(saved: Checkpoint, agents: dict[str, str]) -> Any:
     values = {**TWO.flat(), "agents": agents, "modules": {}}
     config = RunConfig.from_flat({**values, "from_checkpoint": str(saved.path)})
-    return Origins.of(config).beginning(config)
+    return FirstCheckpoints.of(config).beginning(config)
 
 
 def test_each_module_begins_with_the_weights_of_its_namesake(saved_of_two: Checkpoint) -> None:

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.core_world import LEARNERS_OF_A_MODULE, World
 
+from juggler.driver.core.core_state import ModuleSettings
 from juggler.driver.core.events import (
-    BeginWithFewer,
     Finish,
     IssueUpdate,
-    MeetAgain,
     PeersMet,
+    RebuildGroup,
     Request,
+    StartWithFewer,
     StopRequested,
 )
-from juggler.driver.core.state import ModuleSettings
 
 _FEW = st.integers(0, 3)
 _ANY = st.integers(0, 10_000)
@@ -129,7 +129,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(module=_ANY)
     def those_that_are_late_are_waited_for_no_longer(self, module: int) -> None:
-        self.world.deliver(BeginWithFewer(_pick(self.world.books, module)))
+        self.world.deliver(StartWithFewer(_pick(self.world.books, module)))
 
     @rule(number=_FEW)
     def a_module_is_added(self, number: int) -> None:
@@ -145,7 +145,7 @@ class CoreMachine(RuleBasedStateMachine):
     def learners_lose_each_other(self, past: int, module: int) -> None:
         module_id = _pick(self.world.books, module)
         generation = self.world.books[module_id].generation
-        self.world.deliver(MeetAgain(max(0, generation - past), module_id))
+        self.world.deliver(RebuildGroup(max(0, generation - past), module_id))
 
     @rule(module=_ANY)
     def learners_meet(self, module: int) -> None:

@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 from support.core_world import answer, join, make, one_module, only, receipt, step
 
+from juggler.driver.core.core_state import ModuleSettings
 from juggler.driver.core.events import (
-    Arrived,
+    BatchArrived,
     Command,
     IssueUpdate,
     LearnerJoined,
@@ -16,7 +17,6 @@ from juggler.driver.core.events import (
     RunnerJoined,
     SampleReceived,
 )
-from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.episodes.version import Version
 
 # Requests.
@@ -78,6 +78,6 @@ def test_a_report_that_makes_no_sense_is_refused_before_it_gets_to_the_core() ->
     with pytest.raises(ValueError, match="'bored'"):
         SampleReceived(1, "envrunner-0", "R", "learner-0", 5, Version(0, 0), "bored")
     with pytest.raises(ValueError, match="-1"):
-        Arrived("learner-0", "L", 1, -1)
+        BatchArrived("learner-0", "L", 1, -1)
     with pytest.raises(ValueError, match="must be at least 1"):
         RunnerJoined("envrunner-0", "R", {"default": 0})

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.core_world import only, receipt, step
 
+from juggler.driver.core.core_state import ModuleSettings, ModuleStart
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import (
     Command,
@@ -18,7 +19,6 @@ from juggler.driver.core.events import (
     UpdateFinished,
     UsedBatch,
 )
-from juggler.driver.core.state import ModuleSettings, ModuleStart
 from juggler.runtime.episodes.version import Version
 
 BOTH = ("blue", "red")

@@ -10,9 +10,10 @@ from random import Random
 import pytest
 from support.core_world import answer, join, joined, make, one_module, only, receipt, step
 
+from juggler.driver.core.core_state import ModuleSettings, ModuleStart
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import (
-    Arrived,
+    BatchArrived,
     Command,
     Event,
     IssueUpdate,
@@ -20,13 +21,12 @@ from juggler.driver.core.events import (
     Request,
     RunnerJoined,
     SampleReceived,
-    UpdateFailed,
+    UpdateAborted,
     UpdateFinished,
     UsedBatch,
 )
 from juggler.driver.core.ledger import Counters
 from juggler.driver.core.staleness import OpenBatchLimit, StalenessBudget
-from juggler.driver.core.state import ModuleSettings, ModuleStart
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 
 STEPS = 32  # of every batch
@@ -113,7 +113,7 @@ class Simulation:
 
     def _sampled(self, request: Request) -> None:
         batch_id, version = request.batch_id, Version(1, self._acted[request.batch_id])
-        arrival = Arrived(request.learner, "L", batch_id, self.steps)
+        arrival = BatchArrived(request.learner, "L", batch_id, self.steps)
         receipt = SampleReceived(
             batch_id, request.runner, "R", request.learner, self.steps, version
         )
@@ -267,7 +267,7 @@ def test_what_turns_out_not_to_be_trained_on_is_made_up_for() -> None:
     commands = [each for request in all_asked(core) for each in step(core, receipt(request))]
     (update,) = commands
     assert isinstance(update, IssueUpdate)
-    lost = UpdateFailed(update.update_id, "learner-0", "L", "lost")
+    lost = UpdateAborted(update.update_id, "learner-0", "L", "lost")
     assert len(only(Request, step(core, lost))) == 2
     assert core.trained == 0
 

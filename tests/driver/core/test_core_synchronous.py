@@ -6,18 +6,18 @@ import random
 
 from support.core_world import OneModule, joined, one_module, only, receipt, step
 
+from juggler.driver.core.core_state import ModuleSettings
 from juggler.driver.core.events import (
     Command,
     IssueUpdate,
     LearnerJoined,
-    Proceed,
     Request,
     RunnerLeft,
-    Share,
+    StartNextTurn,
     UpdateFinished,
+    UpdateShare,
     UsedBatch,
 )
-from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.episodes.version import Version
 
 
@@ -67,7 +67,7 @@ def test_a_runner_gets_the_rest_of_its_round_when_it_has_room() -> None:
     assert step(core, receipt(third, 30)) == []
     (update,) = step(core, receipt(fourth, 30))
     assert isinstance(update, IssueUpdate)
-    assert update.shares == (Share("learner-0", (1, 2, 3, 4)),)
+    assert update.shares == (UpdateShare("learner-0", (1, 2, 3, 4)),)
 
 
 def test_the_order_of_arrival_does_not_matter() -> None:
@@ -90,5 +90,5 @@ def test_nothing_is_asked_for_between_two_turns() -> None:
     assert core.between_turns
     assert step(core, RunnerLeft("envrunner-1", "R", "killed")) == []
     assert step(core, joined(1, 50, "R2")) == []
-    assert [type(command) for command in step(core, Proceed())] == [Request, Request]
+    assert [type(command) for command in step(core, StartNextTurn())] == [Request, Request]
     assert not core.between_turns

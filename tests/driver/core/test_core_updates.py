@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from support.core_world import OneModule, answer, join, make, only, receipt, step
 
+from juggler.driver.core.core_state import ModuleSettings
 from juggler.driver.core.events import (
     FormGroup,
     IssueUpdate,
     LearnerJoined,
     LearnerLeft,
-    MeetAgain,
     PeersMet,
-    Share,
+    RebuildGroup,
     UnreportedUpdate,
+    UpdateShare,
 )
-from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.episodes.version import Version
 
 # Updates.
@@ -29,8 +29,8 @@ def test_an_update_waits_until_every_learner_holds_its_share() -> None:
     assert [c for r in of_first for c in only(IssueUpdate, step(core, receipt(r)))] == []
     (update,) = only(IssueUpdate, step(core, receipt(of_second[0])))
     assert update.shares == (
-        Share("learner-0", (of_first[0].batch_id,)),
-        Share("learner-1", (of_second[0].batch_id,)),
+        UpdateShare("learner-0", (of_first[0].batch_id,)),
+        UpdateShare("learner-1", (of_second[0].batch_id,)),
     )
 
 
@@ -75,9 +75,11 @@ def test_learners_that_begin_again_from_older_weights_say_so_when_they_meet() ->
 def test_learners_that_lost_each_other_meet_again_under_another_generation() -> None:
     core = make(learners=2)
     join(core)
-    assert step(core, MeetAgain(0)) == []
-    assert only(FormGroup, step(core, MeetAgain(1))) == [FormGroup(2, ("learner-0", "learner-1"))]
-    assert only(FormGroup, step(core, MeetAgain(1))) == [], "that generation is over"
+    assert step(core, RebuildGroup(0)) == []
+    assert only(FormGroup, step(core, RebuildGroup(1))) == [
+        FormGroup(2, ("learner-0", "learner-1"))
+    ]
+    assert only(FormGroup, step(core, RebuildGroup(1))) == [], "that generation is over"
 
 
 # The end.

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from support.core_world import only, receipt, step
 
+from juggler.driver.core.core_state import ModuleSettings, ModuleStart
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import (
-    Arrived,
+    BatchArrived,
     FormGroup,
     IssueUpdate,
     LearnerJoined,
@@ -18,7 +19,6 @@ from juggler.driver.core.events import (
     RunnerJoined,
 )
 from juggler.driver.core.staleness import StalenessBudget
-from juggler.driver.core.state import ModuleSettings, ModuleStart
 from juggler.runtime.episodes.version import Version
 
 
@@ -46,7 +46,7 @@ def test_each_module_asks_for_weights_of_its_own_version() -> None:
 def test_a_module_that_the_run_does_not_have_is_refused_and_nothing_is_booked() -> None:
     core = make()
     with pytest.raises(ValueError, match="'green'"):
-        core.book(Arrived("learner-red", "L", 10, 50, "green"))
+        core.book(BatchArrived("learner-red", "L", 10, 50, "green"))
     assert core.counters().sampled == 0
 
 

@@ -9,8 +9,8 @@ from juggler.driver.core.events import (
     IssueUpdate,
     LearnerJoined,
     LearnerLeaves,
-    LeftGroup,
     PeersMet,
+    ReleaseLearner,
     Request,
     SampleFailed,
 )
@@ -37,7 +37,7 @@ def test_the_last_learner_stays_until_another_one_has_its_weights() -> None:
     requests = join(core)
     assert of(0, requests), "it goes on meanwhile"
     (issued,) = only(IssueUpdate, step(core, receipt(requests[0])))
-    assert only(LeftGroup, step(core, answer(issued, "learner-0", 1))) == []
+    assert only(ReleaseLearner, step(core, answer(issued, "learner-0", 1))) == []
     told = step(core, LearnerJoined("learner-1", "L"))
     assert only(FormGroup, told) == [FormGroup(2, ("learner-0", "learner-1"))]
     for batch in list(core.ledger.requested.values()):
@@ -46,7 +46,7 @@ def test_the_last_learner_stays_until_another_one_has_its_weights() -> None:
     assert core.members == ("learner-0", "learner-1"), "they have not met"
     assert step(core, PeersMet(1, 0)) == [], "another group met"
     told = step(core, PeersMet(2, 1))
-    assert only(LeftGroup, told) == [LeftGroup("learner-0")]
+    assert only(ReleaseLearner, told) == [ReleaseLearner("learner-0")]
     assert only(FormGroup, told) == [FormGroup(3, ("learner-1",))]
 
 

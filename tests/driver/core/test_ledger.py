@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from juggler.driver.core.events import WorkerKey
-from juggler.driver.core.ledger import Batch, Ledger, LedgerError
+from juggler.driver.core.ledger import Ledger, LedgerError, OpenBatch
 
 RUNNER = WorkerKey("envrunner-0", "a")
 LEARNER = WorkerKey("learner-0", "b")
 
 
-def requested(ledger: Ledger, batch_id: int, steps: int = 10) -> Batch:
-    batch = Batch(batch_id, RUNNER, LEARNER, steps)
+def requested(ledger: Ledger, batch_id: int, steps: int = 10) -> OpenBatch:
+    batch = OpenBatch(batch_id, RUNNER, LEARNER, steps)
     ledger.request(batch)
     return batch
 
 
-def updating(ledger: Ledger, batch_id: int, live_steps: int) -> Batch:
+def updating(ledger: Ledger, batch_id: int, live_steps: int) -> OpenBatch:
     batch = requested(ledger, batch_id)
     ledger.hold(batch, live_steps)
     ledger.use(batch)
@@ -27,7 +27,7 @@ def updating(ledger: Ledger, batch_id: int, live_steps: int) -> Batch:
 def test_steps_too_old_for_any_batch_are_sampled_and_dropped() -> None:
     ledger = Ledger()
     ledger.hold(requested(ledger, 1), live_steps=7)
-    ledger.pass_over(5)
+    ledger.drop_unbatched(5)
     assert (ledger.sampled, ledger.in_flight, ledger.dropped["stale"]) == (12, 7, 5)
     ledger.check()
 

@@ -8,8 +8,8 @@ import pytest
 
 from juggler.driver.league.alphastar import AlphaStar
 from juggler.driver.league.builder import LeagueBuilder, Pairing
-from juggler.driver.league.builders import find_builder, give_builder
 from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.find_builder import find_builder, register_builder
 from juggler.driver.league.pfsp import pfsp
 
 MINE = """
@@ -69,9 +69,9 @@ def test_a_class_of_a_script_is_found_by_the_name_that_stands_for_it() -> None:
         def match(self, results):
             return Pairing("main-0", {"main-0": 1.0})
 
-    assert find_builder(give_builder(OfScript)) is OfScript
+    assert find_builder(register_builder(OfScript)) is OfScript
     with pytest.raises(ValueError, match="LeagueBuilder"):
-        give_builder(OfScript())
+        register_builder(OfScript())
 
 
 def test_a_weighting_may_be_a_function_by_name() -> None:

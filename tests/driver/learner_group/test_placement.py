@@ -18,13 +18,19 @@ from juggler.driver.learner_group import (
     LearnerGroup,
     LearnerGroupError,
     Module,
-    Place,
     Shard,
     ShardLost,
+    ShardPlacement,
     choose_shard,
     places,
 )
-from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Replied, Worker
+from juggler.runtime.actors.hub_events import (
+    HubEvent,
+    Worker,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerReplied,
+)
 from juggler.runtime.actors.requests import Completed
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
@@ -49,7 +55,7 @@ class Placement:
         self.count = max(self.count, shard + 1)
         return shard
 
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, ShardPlacement]:
         return places(self.shards, self.gpus, self.count)
 
     def check(self) -> None:
@@ -137,7 +143,7 @@ class Outside:
         return len(self.sent)
 
     def complete(self, event: HubEvent) -> list[Completed]:
-        return [self.answer] if isinstance(event, Replied) and self.answer else []
+        return [self.answer] if isinstance(event, WorkerReplied) and self.answer else []
 
     def dismiss(self, worker: Worker, why: str) -> None:
         self.dismissed.append(why)
@@ -168,7 +174,7 @@ class World(LearnerGroup):
         self._on(event)
 
     def join(self) -> None:
-        self.hear(Joined(self.worker))
+        self.hear(WorkerJoined(self.worker))
 
     def answer(self, name: str, failure: str = "") -> None:
         """Answer the command about this module."""
@@ -178,7 +184,7 @@ class World(LearnerGroup):
         body = None if failure else any_pb2.Any()
         request = sent[number - 1]
         self.outside.answer = Completed(self.worker, number, request, body, said, True)
-        self.hear(Replied(self.worker, attach_pb2.Reply()))
+        self.hear(WorkerReplied(self.worker, attach_pb2.Reply()))
 
     def sent(self) -> list[str]:
         return [getattr(each, "module_id", "setup") for each in self.outside.sent]
@@ -224,7 +230,7 @@ def test_an_update_with_a_refused_batch_is_sent_and_fails(world: World) -> None:
 def test_a_lost_process_takes_its_jobs_with_it(world: World) -> None:
     world.join()
     jobs = {"a": world.put("a")}
-    world.hear(Left(world.worker, "the connection broke"))
+    world.hear(WorkerLeft(world.worker, "the connection broke"))
     assert not world.shard.set_up
     jobs["b"] = world.put("b")
     assert not jobs["a"].done(), "before it is known how it ended"

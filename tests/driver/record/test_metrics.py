@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 from support.workers_world import play_a_round, synchronous
 
+from juggler.driver.periodic_work import metrics_line
 from juggler.driver.record import run_directory as line_file
-from juggler.driver.record.episode_returns import EPISODE, Played, ReturnGoals, WithReturns
+from juggler.driver.record.episode_returns import (
+    EPISODE,
+    ReturnGoals,
+    ReturnStatistics,
+    WithReturns,
+)
 from juggler.driver.record.metrics import Candidates, Metrics, TrainingRate
 from juggler.driver.record.run_directory import LineFile, RunDirectoryError, metrics_table
-from juggler.driver.upkeep import metrics_line
 from juggler.envrunner.info_numbers import InfoNumber, keep_newest
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -161,7 +166,7 @@ def test_a_directory_without_metrics_says_so(tmp_path: Path) -> None:
 
 
 def test_the_mean_and_deviation_of_what_was_played() -> None:
-    assert Played.of([1.0, 3.0]) == Played(2.0, 1.0, 2)
+    assert ReturnStatistics.of([1.0, 3.0]) == ReturnStatistics(2.0, 1.0, 2)
 
 
 class PlayedSome(WithReturns):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from juggler.driver.record.live_progress import Curve, LiveProgress
+from juggler.driver.record.live_progress import LiveProgress, Sparkline
 from juggler.driver.record.progress import (
     EVENTS_FILE,
     Journal,
@@ -352,11 +352,11 @@ def test_the_live_display_gives_the_cursor_back() -> None:
 
 
 def test_a_curve_holds_the_whole_course_in_few_characters() -> None:
-    curve = Curve()
+    curve = Sparkline()
     assert curve.drawn() == ""
     for value in range(1000):
         curve.add(float(value))
-        assert 1 <= len(curve.drawn()) <= Curve.points
+        assert 1 <= len(curve.drawn()) <= Sparkline.points
     assert curve.first == 0.0
     assert curve.drawn()[0] == "▁"
     assert curve.drawn()[-1] == "█"

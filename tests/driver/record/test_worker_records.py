@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from juggler.driver.record.workers import MOST_GONE, WorkerRecords
-from juggler.runtime.actors.hub_events import Left, Worker
+from juggler.runtime.actors.hub_events import Worker, WorkerLeft
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import attach_pb2
@@ -30,7 +30,7 @@ def test_states_from_joining_to_being_replaced() -> None:
     states = [record.state]
     records.ready(worker)
     states.append(record.state)
-    records.left(Left(worker, "the connection broke"))
+    records.left(WorkerLeft(worker, "the connection broke"))
     states.append(record.state)
     records.exited(Exited("envrunner-0", 1, "killed by SIGKILL", 0.5))
     states.append(record.state)
@@ -44,7 +44,7 @@ def test_states_from_joining_to_being_replaced() -> None:
 def test_the_last_restart_is_that_of_the_newest_worker_with_what_ended_the_one_before() -> None:
     records, worker = _records()
     assert not records.last_restart
-    records.left(Left(worker, "it failed", attach_pb2.Failure(message="no contact")))
+    records.left(WorkerLeft(worker, "it failed", attach_pb2.Failure(message="no contact")))
     assert not records.last_restart, "nobody has taken its place yet"
     records.exited(Exited("envrunner-0", 1, "exit code 1", 0.5))
     records.joined(_worker("b"))
@@ -54,7 +54,7 @@ def test_the_last_restart_is_that_of_the_newest_worker_with_what_ended_the_one_b
 def test_a_failure_that_is_heard_of_after_the_exit_is_the_reason_of_the_restart() -> None:
     records, worker = _records()
     records.exited(Exited("envrunner-0", worker.pid, "exit code 1", 0.5))
-    records.left(Left(worker, "it failed", attach_pb2.Failure(message="no contact")))
+    records.left(WorkerLeft(worker, "it failed", attach_pb2.Failure(message="no contact")))
     assert records.last_restart == "envrunner-0: no contact"
 
 
@@ -83,12 +83,12 @@ def test_who_is_here_and_who_is_started_again_is_never_forgotten() -> None:
     for name in restarting:
         worker = records.by_id[name].worker
         assert worker is not None
-        records.left(Left(worker, "the connection broke"))
+        records.left(WorkerLeft(worker, "the connection broke"))
         records.exited(Exited(name, 1, "killed by SIGKILL", 0.5))
     for index in range(2 * MOST_GONE):
         worker = _worker("a", f"envrunner-{index}")
         records.joined(worker)
-        records.left(Left(worker, "the connection broke"))
+        records.left(WorkerLeft(worker, "the connection broke"))
     back = _worker("b", f"envrunner-{2 * MOST_GONE - 1}")
     records.joined(back)
     assert len(records.by_id) == 3 * MOST_GONE

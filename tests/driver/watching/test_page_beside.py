@@ -15,7 +15,7 @@ from support.made_files import made
 from support.sharing import soon
 
 from juggler.driver.callbacks import Run
-from juggler.driver.watching.serving import PageProcess
+from juggler.driver.watching.page_server import PageProcess
 
 
 class Shown:
@@ -85,7 +85,7 @@ def test_it_ends_when_the_driver_is_killed(tmp_path: Path) -> None:
 import sys, time
 from pathlib import Path
 from juggler.driver.callbacks import Run
-from juggler.driver.watching.serving import PageProcess
+from juggler.driver.watching.page_server import PageProcess
 class Shown:
     def message(self, text, level="info"):
         print(text, flush=True)

@@ -19,8 +19,8 @@ import pytest
 from support.made_files import append, line, made
 from support.network import free_address
 
-from juggler.driver.watching import serving as app
-from juggler.driver.watching.serving import serve_page
+from juggler.driver.watching import page_server as app
+from juggler.driver.watching.page_server import serve_page
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.endpoints import EndpointError, split_address
 from juggler.runtime.actors.tls import read_tls

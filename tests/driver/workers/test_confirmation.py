@@ -19,7 +19,7 @@ from support.workers_world import (
     synchronous,
 )
 
-from juggler.driver.checkpoint.restoring import metrics_of
+from juggler.driver.checkpoint.driver_state import metrics_of
 from juggler.driver.checkpoint.snapshots import SnapshotWritten
 from juggler.driver.record.episode_returns import ReturnGoals
 from juggler.runtime.actors.hub_events import Worker

@@ -30,7 +30,7 @@ def worker(index: int, incarnation: str = "x") -> Worker:
 def learned(*deltas: bytes) -> ConnectorState:
     state = ConnectorState()
     for batch_id, each in enumerate(deltas):
-        state.take("envrunner-0", batch_id, each)
+        state.add_delta("envrunner-0", batch_id, each)
     state.merge_waiting()
     return state
 
@@ -46,10 +46,10 @@ def test_everybody_is_told_once_what_all_have_learned() -> None:
 def test_news_are_told_when_they_are_a_hundredth_of_what_is_known() -> None:
     state, told = learned(delta(*range(1000))), worker(0)
     state.news_for(told)
-    state.take("envrunner-0", 1, delta(*range(9)))
+    state.add_delta("envrunner-0", 1, delta(*range(9)))
     state.merge_waiting()
     assert state.news_for(told) == b""
-    state.take("envrunner-0", 2, delta(1.0))
+    state.add_delta("envrunner-0", 2, delta(1.0))
     state.merge_waiting()
     news = Moments.from_tree(from_bytes(state.news_for(told))["filter"])
     assert news.count == 1010
@@ -63,7 +63,7 @@ def test_deltas_are_merged_in_order_of_envrunners_and_requests_whenever_they_cam
     for order, named in zip((range(6), reversed(range(6)), (3, 0, 5, 1, 4, 2)), ids, strict=True):
         state = ConnectorState()
         for i in order:
-            state.take(f"envrunner-{9 + i // 3}", named[i], deltas[i])
+            state.add_delta(f"envrunner-{9 + i // 3}", named[i], deltas[i])
         state.merge_waiting()
         contents.add(to_bytes(state.merged))
     assert len(contents) == 1
@@ -72,7 +72,7 @@ def test_deltas_are_merged_in_order_of_envrunners_and_requests_whenever_they_cam
 def test_what_is_announced_is_news_for_everybody_however_little_it_is() -> None:
     state, told = learned(delta(*range(1000))), worker(0)
     state.news_for(told)
-    state.take("envrunner-0", 1, delta(1.0))
+    state.add_delta("envrunner-0", 1, delta(1.0))
     state.merge_waiting()
     state.announce()
     restored = ConnectorState(state.merged)
@@ -88,9 +88,9 @@ def test_what_is_announced_is_news_for_everybody_however_little_it_is() -> None:
 def test_a_delta_of_other_connectors_is_refused() -> None:
     state = learned(delta(1.0))
     with pytest.raises(ValueError, match="states of other connectors"):
-        state.take("envrunner-0", 1, delta(1.0, name="another"))
+        state.add_delta("envrunner-0", 1, delta(1.0, name="another"))
     with pytest.raises(ValueError):  # noqa: PT011 - says what is wrong with the frame
-        state.take("envrunner-0", 1, b"\xff\xff")
+        state.add_delta("envrunner-0", 1, b"\xff\xff")
     state.merge_waiting()
     assert Moments.from_tree(state.merged["filter"]).count == 1
 

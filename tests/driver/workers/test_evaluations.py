@@ -170,9 +170,9 @@ def test_evaluators_that_dial_in_are_sent_the_checkpoint_and_the_best_is_kept(
     assert asked(world, player) == [], "what it plays with comes first"
     parts = FrozenWeights()
     for command_id, part in world.asked(player, training_pb2.Restore):
-        parts.take(part)
+        parts.add(part)
         world.reply(player, command_id, attach_pb2.Done())
-    trees: Any = parts.take_all()
+    trees: Any = parts.pop_all()
     assert list(trees) == ["default"]
     assert list(trees["default"]["weights"]["w"]) == [0.0, 1.0, 2.0]
     ((_, command),) = asked(world, player)

@@ -15,14 +15,14 @@ from support.workers_world import (
     begin_an_evaluation,
 )
 
-from juggler.driver.agents_found import FoundGroup, with_agents
-from juggler.driver.checkpoint.restoring import metrics_of, must_be_sound
+from juggler.driver.agent_tables import FoundGroup, with_agents
+from juggler.driver.checkpoint.driver_state import metrics_of, must_be_sound
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.periodic_work import metrics_line
 from juggler.driver.record.episode_returns import ReturnGoals
 from juggler.driver.record.live_progress import LiveProgress
 from juggler.driver.record.prometheus import families
-from juggler.driver.status import StatusReader
-from juggler.driver.upkeep import metrics_line
+from juggler.driver.run_status import StatusReader
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.wire.v1 import training_pb2
 

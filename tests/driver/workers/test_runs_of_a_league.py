@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from support.workers_world import Asked, Changing, World
 
-from juggler.driver.checkpoint.beginning import FirstWeights, keep, kept
+from juggler.driver.checkpoint.driver_state import must_be_sound
+from juggler.driver.checkpoint.first_weights import FirstWeights, keep, kept
 from juggler.driver.checkpoint.frozen_modules import FrozenModule, kept_modules
-from juggler.driver.checkpoint.restoring import must_be_sound
 from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.driver.config import RunConfig
 from juggler.driver.league.commands import (

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from support.workers_world import ROWS, STEPS, WorkersWorld
 
-from juggler.driver import hosting as learners_here
+from juggler.driver import module_placement as learners_here
 from juggler.driver.config import DriverConfig
 from juggler.driver.loop import scale
 from juggler.driver.monitoring import ScaleAsked
 from juggler.driver.workers.local_workers import LocalWorkers
-from juggler.learner.process.program import LearnerSetup
+from juggler.learner.process.learner_program import LearnerSetup
 from juggler.runtime.actors.hub_events import Mailbox, Worker
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.actors.worker import from_json

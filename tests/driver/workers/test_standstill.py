@@ -13,16 +13,16 @@ from support.workers_world import ROWS, SHAPE, STEPS, WorkersWorld
 
 from juggler.driver.config import RunConfig
 from juggler.driver.core.events import UsedBatch, WorkerKey
-from juggler.driver.core.ledger import Batch
+from juggler.driver.core.ledger import OpenBatch
+from juggler.driver.periodic_work import EndlessEpisodes, PeriodicWork, Standstill, waits_for
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.progress import PlainProgress
 from juggler.driver.record.wording import age, conclude
-from juggler.driver.upkeep import EndlessEpisodes, Standstill, Upkeep, waits_for
 from juggler.driver.workers import trained_modules as learners
 from juggler.driver.workers import worker_events
 from juggler.driver.workers.trained_modules import StaleRunners
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.program import ENVRUNNER
+from juggler.envrunner.envrunner_program import ENVRUNNER
 from juggler.runtime.actors import requests
 from juggler.runtime.actors.hub_events import Vitals, Worker
 from juggler.runtime.wire.v1 import training_pb2
@@ -71,7 +71,7 @@ def test_an_envrunner_that_brings_nothing_is_named_once(world: World) -> None:
 
 
 def test_it_is_named_with_a_line_of_metrics_also_where_nothing_is_trained_on(world: World) -> None:
-    upkeep = Upkeep(world.parts, cast(Any, None), [], lambda: None)
+    upkeep = PeriodicWork(world.parts, cast(Any, None), [], lambda: None)
     upkeep.standstill = world.standstill
     upkeep.write_line = lambda: {}  # type: ignore[method-assign]
     upkeep._intervals = cast(Any, SimpleNamespace(due=lambda: ["line"]))
@@ -122,7 +122,7 @@ def _standstill(directory: Path, used: list[float]) -> Standstill:
 def test_workers_that_are_at_work_on_their_start_are_waited_for(tmp_path: Path) -> None:
     standstill = _standstill(tmp_path, [3.0, 6.0])
     for _ in range(2):
-        assert standstill.look().startswith("no update in the last 60 s")
+        assert standstill.check().startswith("no update in the last 60 s")
         assert standstill.starting
 
 
@@ -130,7 +130,7 @@ def test_nobody_is_waited_for_for_ever(tmp_path: Path) -> None:
     standstill = _standstill(tmp_path, [10.0 * n for n in range(1, 11)])
     waited = []
     for _ in range(10):
-        standstill.look()
+        standstill.check()
         waited.append(standstill.starting)
     assert waited == [True] * 9 + [False]
 
@@ -166,7 +166,7 @@ def test_the_first_update_is_said_to_be_under_way_and_its_steps_are_not_said_to_
     assert waits_for(world.parts) == "20 of 40 steps for the first update"
     world.sample(1)
     assert waits_for(world.parts) == "the first update is under way"
-    told = Standstill(world.parts).what_is_there()
+    told = Standstill(world.parts).describe_workers()
     assert "an update needs 40 steps, and has 0, besides the steps of an update under way" in told
 
 
@@ -185,7 +185,7 @@ class StaleRunnersWorld:
         """So many batches, every n-th of which was stale; 0: none."""
         for number in range(1, batches + 1):
             self._next_id += 1
-            batch = Batch(self._next_id, WorkerKey(worker_id, "a"), LEARNER, 512)
+            batch = OpenBatch(self._next_id, WorkerKey(worker_id, "a"), LEARNER, 512)
             dropped = "stale" if every and number % every == 0 else ""
             used = UsedBatch(self._next_id, 512, 9, dropped)
             self.runners.answered([used], {self._next_id: batch})
@@ -202,16 +202,16 @@ def test_an_envrunner_whose_batches_are_all_stale_is_named_once(
     for _ in range(4):
         stale.sampled("envrunner-0", 50)
         stale.sampled("envrunner-1", 1, every=1)
-        assert stale.runners.look() == [], "that may be chance"
+        assert stale.runners.check() == [], "that may be chance"
     stale.sampled("envrunner-1", 1, every=1)
-    (text,) = stale.runners.look()
+    (text,) = stale.runners.check()
     assert text.startswith(
         "100% of the recent steps of envrunner-1 were dropped as stale: more than max_staleness"
     )
     for _ in range(200):
         stale.sampled("envrunner-0", 50)
         stale.sampled("envrunner-1", 1, every=1)
-        assert stale.runners.look() == []
+        assert stale.runners.check() == []
 
 
 def test_a_few_stale_batches_of_a_healthy_run_are_not_announced(
@@ -219,7 +219,7 @@ def test_a_few_stale_batches_of_a_healthy_run_are_not_announced(
 ) -> None:
     for _ in range(20):
         stale.sampled("envrunner-0", 100, every=20)
-        assert stale.runners.look() == []
+        assert stale.runners.check() == []
 
 
 def test_steps_that_came_too_old_to_a_gateway_count_too(
@@ -228,7 +228,7 @@ def test_steps_that_came_too_old_to_a_gateway_count_too(
     for _ in range(20):
         stale.sampled("envrunner-0", 1)
         stale.runners.brought("envrunner-0", 512)
-    (text,) = stale.runners.look()
+    (text,) = stale.runners.check()
     assert text.startswith("50% of the recent steps of envrunner-0")
 
 
@@ -243,7 +243,7 @@ def test_what_a_learner_answers_is_booked_for_who_sampled_it(tmp_path: Path) -> 
                 batch_id=batch_id, live_steps=ROWS * STEPS, staleness=9, dropped="stale"
             )
         stale.reply(stale.learner, command_id, done)
-    (text,) = stale.parts.stale_runners["default"].look()
+    (text,) = stale.parts.stale_runners["default"].check()
     assert text.startswith("100% of the recent steps of envrunner-0")
     assert stale.core.ledger.dropped["stale"] == 10 * ROWS * STEPS
 
@@ -412,13 +412,13 @@ def test_a_hint_comes_once_where_no_episode_has_ended_for_long(
 ) -> None:
     world = _world(tmp_path, steps, lengths)
     endless = EndlessEpisodes(EnvRunnerConfig(env="CliffWalking-v1", envs_per_runner=ROWS))
-    texts = endless.look(world.parts)
+    texts = endless.check(world.parts)
     assert len(texts) == told
     if told:
         assert f"no episode has ended in the last {steps:,} steps of each environment" in texts[0]
         assert ("the return is of earlier episodes" in texts[0]) == bool(lengths)
         assert texts[0].endswith("set a limit: max_episode_steps = 1000")
-    assert endless.look(world.parts) == []
+    assert endless.check(world.parts) == []
 
 
 @pytest.mark.parametrize("left", [0, 1])
@@ -430,13 +430,13 @@ def test_steps_of_envrunners_that_are_gone_are_not_taken_for_those_of_one_enviro
     for runner in runners[1:]:
         world.get_ready(runner)
     endless = EndlessEpisodes(EnvRunnerConfig(env="CliffWalking-v1", envs_per_runner=ROWS))
-    assert endless.look(world.parts) == []
+    assert endless.check(world.parts) == []
     world.parts.metrics.line(3.0, 1000 + 4 * 4999 * ROWS)
     for runner in runners[left:]:
         world.leave(runner)
-    assert endless.look(world.parts) == []
+    assert endless.check(world.parts) == []
     world.parts.metrics.line(4.0, 1000 + 4 * 5000 * ROWS)
-    (text,) = endless.look(world.parts)
+    (text,) = endless.check(world.parts)
     assert "in the last 5,000 steps of each environment" in text
 
 
@@ -452,5 +452,5 @@ def test_the_hint_is_what_the_environment_can_do(
     tmp_path: Path, keys: dict[str, Any], remedy: str
 ) -> None:
     world = _world(tmp_path, 5000, [])
-    (text,) = EndlessEpisodes(EnvRunnerConfig(envs_per_runner=ROWS, **keys)).look(world.parts)
+    (text,) = EndlessEpisodes(EnvRunnerConfig(envs_per_runner=ROWS, **keys)).check(world.parts)
     assert text.endswith(remedy)

@@ -12,13 +12,13 @@ from google.protobuf import any_pb2
 from google.protobuf.json_format import MessageToDict
 from support.workers_world import ROWS, SPACE, STEPS, WorkersWorld, ready_message
 
+from juggler.driver.checkpoint.driver_state import counters_of, metrics_of
 from juggler.driver.checkpoint.frozen_modules import frozen_modules
-from juggler.driver.checkpoint.restoring import counters_of, metrics_of
 from juggler.driver.config import RunConfig
+from juggler.driver.periodic_work import metrics_line
 from juggler.driver.record.prometheus import families
 from juggler.driver.run_end import Times
-from juggler.driver.status import StatusReader
-from juggler.driver.upkeep import metrics_line
+from juggler.driver.run_status import StatusReader
 from juggler.driver.workers.command_sender import everything
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.setup import EnvRunnerSetup
@@ -298,7 +298,7 @@ def test_an_envrunner_gets_the_weights_before_its_setup(
     assert list(playing.parts.core.modules) == ["main"]
     weights = FrozenWeights()
     for _, part in playing.asked(playing.runner, training_pb2.Restore):
-        weights.take(part)
+        weights.add(part)
     ((_, setup),) = playing.asked(playing.runner, training_pb2.Setup)
     told = from_json(setup.config, EnvRunnerSetup)
     assert told.agents == PLAYING

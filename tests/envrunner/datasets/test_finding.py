@@ -14,14 +14,14 @@ from gymnasium import spaces
 from support.random_episodes import CHOICES, VECTOR, random_episodes
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.datasets.writing import spec_of, writing
-from juggler.runtime.datasets.finding import (
+from juggler.envrunner.datasets.dataset_writer import spec_of, writing
+from juggler.runtime.datasets.find_datasets import (
     DatasetError,
     environment_of,
     find_dataset,
     read_metadata,
 )
-from juggler.runtime.modules.by_name import name_of
+from juggler.runtime.modules.import_by_name import name_of
 
 WHOLE: dict[str, Any] = {
     "observation_space": "{}",

@@ -19,7 +19,7 @@ from juggler.envrunner.datasets import sampled_episodes
 from juggler.envrunner.datasets.episode_recorder import OVERHEAD_BYTES, EpisodesUnderWay
 from juggler.envrunner.datasets.sampled_episodes import RecordedWhilePlayed, SampledEpisodes
 from juggler.runtime.datasets.dataset import Dataset, RecordedEpisode
-from juggler.runtime.datasets.finding import DatasetError
+from juggler.runtime.datasets.find_datasets import DatasetError
 
 pytest.importorskip("minari", reason="needs juggler[datasets]")
 

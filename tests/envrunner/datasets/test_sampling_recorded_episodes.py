@@ -17,12 +17,12 @@ from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.sampler import Sampler
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.connector import ActionConnector
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.datasets.dataset import Dataset, RecordedEpisode
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 
 pytest.importorskip("minari", reason="needs juggler[datasets]")
 

@@ -25,7 +25,7 @@ from support.package_simulator import (
 )
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.dm_env_rpc import vector_env
+from juggler.envrunner.dm_env_rpc import simulator_vector
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
 
@@ -135,8 +135,8 @@ def _raise(response: Any, step: int) -> Any:
 def test_a_reply_that_is_wrong_is_told(
     connect: Any, arena: Arena, monkeypatch: pytest.MonkeyPatch, change: Any, words: str
 ) -> None:
-    monkeypatch.setattr(vector_env, "_FAREWELL_SECONDS", 20.0)
-    monkeypatch.setattr(vector_env, "_CLOSING_SECONDS", 30.0)
+    monkeypatch.setattr(simulator_vector, "_FAREWELL_SECONDS", 20.0)
+    monkeypatch.setattr(simulator_vector, "_CLOSING_SECONDS", 30.0)
     env = connect()
     env.reset()
     arena.change = change
@@ -169,7 +169,7 @@ def test_a_reply_that_is_too_large_is_told_with_what_to_leave_out(
     connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = ("grpc.max_receive_message_length", 64)
-    monkeypatch.setattr(vector_env, "OPTIONS", [limit])
+    monkeypatch.setattr(simulator_vector, "OPTIONS", [limit])
     with pytest.raises(EnvironmentFailed, match=r"RESOURCE_EXHAUSTED.*env_kwargs\.observations"):
         connect(count=1)
 

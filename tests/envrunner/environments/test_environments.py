@@ -21,8 +21,8 @@ from support.scripted_environments import NativeScripted, Scripted
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.script_classes import is_of_a_script, own_classes, pack
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.extras import EXTRAS, extra_for
 from juggler.envrunner.environments.seeding import environment_seeds
+from juggler.envrunner.environments.simulator_extras import EXTRAS, extra_for
 from juggler.envrunner.environments.vector import (
     autoreset_mode,
     make_vector_env,
@@ -30,7 +30,7 @@ from juggler.envrunner.environments.vector import (
 )
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.actors.worker import worker_seed
-from juggler.runtime.installing import installing
+from juggler.runtime.install_commands import installing
 
 SCRIPTED = "support.scripted_environments:Scripted"
 

@@ -12,12 +12,12 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments import naming
+from juggler.envrunner.environments import find_environment
 from juggler.envrunner.environments.autoreset import final_observation
-from juggler.envrunner.environments.naming import check_name
+from juggler.envrunner.environments.find_environment import check_name
 from juggler.envrunner.environments.vector import make_vector_env, reset_environments
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.runtime.nearest import closest
+from juggler.runtime.near_matches import closest
 
 LENGTH = 3
 
@@ -137,7 +137,7 @@ def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "pufferlib.ocean.environment", None)
     with pytest.raises(ValueError, match="needs PufferLib, on every host"):
         made()
-    monkeypatch.setattr(naming, "is_there", lambda module: module != "pufferlib")
+    monkeypatch.setattr(find_environment, "is_there", lambda module: module != "pufferlib")
     with pytest.raises(ValueError, match="no Python module 'pufferlib'"):
         check_name("pufferlib:steps")
 

@@ -11,7 +11,7 @@ from support.runner_world import PLAYED_BY, RunnerWorld
 from support.scripted_agents import FOUR, THREE, ScriptedAgents, at_random
 
 from juggler.envrunner import stage_building
-from juggler.envrunner.multi_agent import making
+from juggler.envrunner.multi_agent import make_envs
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def make_world(
         envs: ScriptedAgents = envs,
         **keys: Any,
     ) -> RunnerWorld:
-        monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_, **__: envs)
+        monkeypatch.setattr(make_envs, "make_multi_agent_envs", lambda *_, **__: envs)
         made.append((kind(tmp_path, *(played_by or (PLAYED_BY,)), **keys), envs))
         return made[-1][0]
 

@@ -34,7 +34,7 @@ def end(line_ups: AssignedLineUps, *envs: int) -> list[int]:
     """Episodes end -> the ids of the matches that are told of."""
     returns = np.array([[env + 1.0, np.nan] for env in envs])  # [L, A]
     line_ups.ended(np.array(envs), returns, np.array([7] * len(envs)))
-    return [match.match_id for match in line_ups.take_ended()]
+    return [match.match_id for match in line_ups.pop_ended()]
 
 
 def test_before_the_first_line_up_the_first_module_plays_and_nothing_is_told() -> None:
@@ -48,11 +48,11 @@ def test_players_and_returns_are_in_the_order_of_the_setup() -> None:
     line_ups.assign(matches(5), PLAYERS)
     assert begin(line_ups, 3) == ["past", "main"], "red, then blue"
     line_ups.ended(np.array([3]), np.array([[2.0, np.nan]]), np.array([9]))
-    (match,) = line_ups.take_ended()
+    (match,) = line_ups.pop_ended()
     assert (match.match_id, match.attempt, match.length) == (5, 0, 9)
     assert np.isnan(match.returns[0])
     assert match.returns[1] == 2.0
-    assert line_ups.take_ended() == []
+    assert line_ups.pop_ended() == []
 
 
 def test_line_ups_that_are_played_again_are_not_told_of_again() -> None:
@@ -82,10 +82,10 @@ def test_a_player_that_goes_is_in_running_episodes_and_in_no_other() -> None:
     line_ups.assign([*matches(1, 2), match(3, "main", "main")], PLAYERS)
     begin(line_ups, 0)
     line_ups.forget("past", "main")
-    assert line_ups.take_left() == set()
+    assert line_ups.pop_left() == set()
     assert end(line_ups, 0) == [1]
-    assert line_ups.take_left() == {"past"}
-    assert line_ups.take_left() == set()
+    assert line_ups.pop_left() == {"past"}
+    assert line_ups.pop_left() == set()
     assert begin(line_ups, 0) == ["main", "main"]
     assert end(line_ups, 0) == [3]
 
@@ -105,10 +105,10 @@ def test_a_dropped_episode_is_played_again_unless_one_of_its_players_goes() -> N
     begin(line_ups, 0, 1, 2)
     line_ups.forget("past", "main")
     line_ups.abandon([0, 2])
-    assert line_ups.take_left() == set(), "it plays in 1"
+    assert line_ups.pop_left() == set(), "it plays in 1"
     begin(line_ups, 0)
     assert end(line_ups, 1, 0) == [2, 3]
-    assert line_ups.take_left() == {"past"}
+    assert line_ups.pop_left() == {"past"}
 
 
 @pytest.mark.parametrize(

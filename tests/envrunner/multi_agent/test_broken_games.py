@@ -12,7 +12,7 @@ from support.scripted_games import ScriptedParallel, ScriptedTurns, ScriptedVect
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.vector_turns import VectorTurns
 

@@ -11,7 +11,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 from juggler.envrunner.cartpoles import CartPoles
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
 
 NAME = "juggler:CartPoles"
 N, A = 3, 4

@@ -21,7 +21,7 @@ from support.scripted_games import (
 )
 
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.finiteness import NonFinite
+from juggler.envrunner.finiteness import NonFiniteBatch
 from juggler.envrunner.multi_agent.critics import joined, joint_space
 from juggler.envrunner.multi_agent.games import ParallelGame, TurnBasedGame
 from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
@@ -243,7 +243,7 @@ def test_a_state_that_is_not_finite_is_told_with_its_agent() -> None:
     envs = GamesInTurn([ParallelGame(Broken(scripts), 0)], "s", ["state"])
     sampler = sampler_of(envs, EVERYONE, steps=3, module=Answering, critic_sees="state")
     found = sampler.sample({"all"}, {"all": Version(0, 0)}).modules["all"]
-    assert isinstance(found, NonFinite)
+    assert isinstance(found, NonFiniteBatch)
     assert (found.column, found.step) == ("critic_observations", 2)
 
 

@@ -12,7 +12,7 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent.games import ParallelGame, TurnBasedGame
 from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
-from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import Turn
 
 AGENTS = ["ann", "bob"]

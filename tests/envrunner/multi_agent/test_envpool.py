@@ -20,7 +20,7 @@ from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import play_whole_episodes
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.info_numbers import InfoNumber, InfoNumbers
-from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
+from juggler.envrunner.multi_agent.make_envs import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.structures import tree_leaves

@@ -16,8 +16,8 @@ from support.scripted_games import ScriptedParallel, ScriptedTurns, ScriptedVect
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
-from juggler.runtime.installing import installing
+from juggler.envrunner.multi_agent.make_envs import has_several_agents, make_multi_agent_envs
+from juggler.runtime.install_commands import installing
 
 CARTPOLES = "juggler:CartPoles"
 

@@ -26,7 +26,7 @@ from support.scripted_agents import (
 )
 
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.finiteness import NonFinite
+from juggler.envrunner.finiteness import NonFiniteBatch
 from juggler.runtime.episodes.version import Version
 
 SEEDS = range(4)
@@ -193,7 +193,7 @@ def test_rewards_that_are_not_finite_are_found_wherever_they_are(
     while not failed:
         try:
             result = sampler.sample(recorded, versions).modules[recorded[0]]
-            if isinstance(result, NonFinite):
+            if isinstance(result, NonFiniteBatch):
                 failed = str(result)
             else:
                 assert np.isfinite(result.episode_returns).all()

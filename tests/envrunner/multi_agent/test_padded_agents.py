@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import GroupTurn, MultiAgentEnvs
 
 BIG, SMALL = spaces.Box(-1, 9, (3,), np.float32), spaces.Box(2, 5, (2,), np.float32)

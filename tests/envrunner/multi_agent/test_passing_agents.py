@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
 
 #: Number of actions by agent, in the order of arrival.
 LIVES = (2, 5, 1, 3, 4, 2, 3, 6)

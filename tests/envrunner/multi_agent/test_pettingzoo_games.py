@@ -13,7 +13,7 @@ from pettingzoo.utils import conversions
 from support.scripted_games import ScriptedParallel, drawn
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
 from juggler.envrunner.multi_agent.matrix_game import MatrixGame
 from juggler.envrunner.multi_agent.openspiel import OpenSpielGame
 from juggler.envrunner.multi_agent.turns import AgentGroup, GroupTurn, MultiAgentEnvs, Turn

@@ -10,10 +10,10 @@ import pytest
 from gymnasium import spaces
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.naming import check_name
+from juggler.envrunner.environments.find_environment import check_name
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent.interfaces import has_several_agents
-from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
 
 SEEN = spaces.Box(0, 100, (2,), np.float32)
 

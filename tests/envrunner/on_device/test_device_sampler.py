@@ -28,11 +28,11 @@ from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.on_device.device_sampler import DeviceSampler, why_on_host
 from juggler.envrunner.sampler import Sampler
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.building import EnvToModule, ModuleToEnv
 from juggler.runtime.connectors.contexts import FrameStack
 from juggler.runtime.connectors.encoding import ClipActions, MeanStdFilter, OneHot
 from juggler.runtime.connectors.learning import DiscountedReturns
 from juggler.runtime.connectors.mergeable_state import Moments
+from juggler.runtime.connectors.pipelines import EnvToModule, ModuleToEnv
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.rl_module import RLModule
 

@@ -26,12 +26,12 @@ from juggler.learner.algorithms.registry import (
     ALGORITHMS,
     build_learner,
     find_algorithm,
-    give_algorithm,
+    register_algorithm,
 )
 from juggler.learner.config import LearnerConfig
 from juggler.learner.core.forward import Forward, Loss
 from juggler.learner.core.gradient_core import GradientCore
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 from juggler.testing import sample_for
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
@@ -67,7 +67,7 @@ def test_the_help_lists_every_algorithm_that_ships(capsys: pytest.CaptureFixture
 
 
 def test_a_class_that_was_given_is_found_by_its_name_with_its_keys_and_defaults() -> None:
-    name = give_algorithm(Mine)
+    name = register_algorithm(Mine)
     assert find_algorithm(name) is Mine
     config = RunConfig.from_flat({"algorithm": name, "sharpness": 3.0})
     assert isinstance(config.learner, MyConfig)
@@ -177,11 +177,11 @@ def algorithm(name: str, **attributes: Any) -> type[Algorithm]:
 )
 def test_what_is_no_algorithm_is_refused_with_what_it_lacks(given: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        give_algorithm(given)
+        register_algorithm(given)
 
 
 def test_keys_of_all_types_that_a_file_can_hold_are_taken() -> None:
-    name = give_algorithm(algorithm("Permitted", config=Possible))
+    name = register_algorithm(algorithm("Permitted", config=Possible))
     config = RunConfig.from_flat({"algorithm": name, "pair": [1, 2.0], "kind": "hard"})
     assert isinstance(config.learner, Possible)
     assert (config.learner.pair, config.learner.kind) == ((1, 2.0), "hard")
@@ -189,7 +189,7 @@ def test_keys_of_all_types_that_a_file_can_hold_are_taken() -> None:
 
 def test_an_action_space_that_an_algorithm_cannot_act_in_is_told_with_those_that_can() -> None:
     mine = algorithm("Picky", action_spaces=(spaces.Discrete, spaces.MultiDiscrete))
-    picky = give_algorithm(mine)
+    picky = register_algorithm(mine)
     for name, needed in ((picky, "Discrete or MultiDiscrete"), ("pqn", "Discrete")):
         config = find_algorithm(name).config(algorithm=name)
         with pytest.raises(
@@ -202,7 +202,7 @@ def test_an_action_space_that_an_algorithm_cannot_act_in_is_told_with_those_that
 
 
 def test_a_key_that_every_run_has_is_refused() -> None:
-    name = give_algorithm(algorithm("Twice", config=Colliding))
+    name = register_algorithm(algorithm("Twice", config=Colliding))
     with pytest.raises(ConfigError, match="has a key 'seed', which every run"):
         RunConfig.from_flat({"algorithm": name})
 

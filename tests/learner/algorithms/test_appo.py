@@ -20,7 +20,7 @@ from juggler.learner.core.gradient_core import TrainState
 from juggler.learner.core.learner_core import ALONE, Columns, Seam, StepOutput
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 
 
 def make_core(module: Any = Linear, model: dict[str, Any] | None = None, **config: Any) -> Appo:

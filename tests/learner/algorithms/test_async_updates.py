@@ -18,7 +18,7 @@ from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.learner_core import Aux, Columns, Grads
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch

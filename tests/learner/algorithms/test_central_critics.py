@@ -17,7 +17,7 @@ from juggler.envrunner.multi_agent.games import ParallelGame
 from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
 from juggler.learner.algorithms.actor_critic.core import actor_critic_pass
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.data.collate import collate
 from juggler.learner.data.validation import BatchValidator
 from juggler.learner.learner import Learner

@@ -22,7 +22,7 @@ from juggler.learner.algorithms.pqn.core import Pqn
 from juggler.learner.algorithms.r2d2 import R2d2Config
 from juggler.learner.algorithms.r2d2.core import R2d2, scaled, unscaled
 from juggler.learner.algorithms.registry import ALGORITHMS
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.sequences import all_observations, rows_of_transitions, transitions
 from juggler.learner.data.collate import collate
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS

@@ -23,7 +23,7 @@ from juggler.learner.algorithms.bc.core import Bc
 from juggler.learner.algorithms.dqn import DqnConfig
 from juggler.learner.algorithms.dqn.core import Dqn
 from juggler.learner.algorithms.imitation.discriminator import (
-    Demonstrations,
+    DemonstratedSteps,
     Discriminator,
     Logits,
     gradient_penalties,
@@ -39,7 +39,7 @@ from juggler.learner.core.around_core import OwnNetwork
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import ALONE, Columns
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.sequences import rows_of_transitions
 from juggler.learner.data.collate import collate
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
@@ -47,7 +47,7 @@ from juggler.learner.data.sharding import shard
 from juggler.learner.group.peers import state_hash
 from juggler.learner.learner import Learner
 from juggler.runtime.datasets.dataset import Dataset
-from juggler.runtime.datasets.finding import DatasetError
+from juggler.runtime.datasets.find_datasets import DatasetError
 from juggler.runtime.modules.config import ModelConfig
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
@@ -166,11 +166,11 @@ def test_one_step_of_the_discriminator_is_adams_on_both_losses_and_the_penalty(
     state = changed_state(core)
     begun = state["own"]
     columns = collate([make_batch(4, 9, seed=1)])
-    drawn: list[Demonstrations] = []
+    drawn: list[DemonstratedSteps] = []
     demonstrations = core._demonstrations
 
-    class Noting(Demonstrations):
-        def drawn(self, places: torch.Tensor) -> Demonstrations:
+    class Noting(DemonstratedSteps):
+        def drawn(self, places: torch.Tensor) -> DemonstratedSteps:
             drawn.append(demonstrations.drawn(places))
             return drawn[-1]
 

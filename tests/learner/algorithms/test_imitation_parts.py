@@ -12,11 +12,11 @@ from support.random_episodes import VECTOR, random_episodes, write
 from support.small_cores import slow_penalties
 
 from juggler.learner.algorithms.imitation.discriminator import (
-    Demonstrations,
+    DemonstratedSteps,
     Shown,
     gradient_penalties,
 )
-from juggler.runtime.datasets.finding import DatasetError
+from juggler.runtime.datasets.find_datasets import DatasetError
 
 
 def test_every_step_is_shown_as_numbers_and_box_actions_within_their_bounds() -> None:
@@ -40,7 +40,7 @@ def test_every_step_is_shown_as_numbers_and_box_actions_within_their_bounds() ->
         "room": torch.from_numpy(rooms),
         "switches": torch.from_numpy(switches),
     }
-    demonstrations = Demonstrations(seen, torch.from_numpy(actions), torch.zeros(7).bool())
+    demonstrations = DemonstratedSteps(seen, torch.from_numpy(actions), torch.zeros(7).bool())
     shown = Shown(observations, acted, demonstrations)
     given = torch.tensor([[-50.0, 50.0], [0.5, 2.0]])
     first = {key: each[:2] for key, each in seen.items()}
@@ -68,13 +68,13 @@ def test_rewards_of_demonstrations_may_be_anything_and_what_is_imitated_must_be_
     episodes[0].rewards[:] = np.nan
     episodes[0].observations[-1] = np.nan  # nothing was done there
     place = str(write(tmp_path / "shown", episodes, VECTOR, acted))
-    assert len(Demonstrations.read(place, VECTOR, acted).terminated) == 7
+    assert len(DemonstratedSteps.read(place, VECTOR, acted).terminated) == 7
     for name in ("observations", "actions"):
         broken = random_episodes([3, 4], VECTOR, acted)
         getattr(broken[1], name)[2] = np.inf
         place = str(write(tmp_path / name, broken, VECTOR, acted))
         with pytest.raises(DatasetError, match=rf"episode 1 of .* not finite, in its {name}$"):
-            Demonstrations.read(place, VECTOR, acted)
+            DemonstratedSteps.read(place, VECTOR, acted)
 
 
 def test_a_gradient_penalty_and_its_gradient_are_those_of_central_differences() -> None:

@@ -20,10 +20,10 @@ from juggler.learner.algorithms.actor_critic.core import PolicyAndValues, actor_
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.core.gradient_core import Forward, TrainState
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.data.collate import collate
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.wire.structures import tree_map
 

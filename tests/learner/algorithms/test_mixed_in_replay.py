@@ -17,11 +17,11 @@ from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.core.gradient_core import TrainState
 from juggler.learner.core.learner_core import ALONE, Columns, Seam, StepOutput
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.population import Population
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 from juggler.testing import check_learner
 
 MEMORY = {"hidden_sizes": [8], "recurrent": "gru", "recurrent_size": 6}

@@ -20,12 +20,12 @@ from juggler.learner.algorithms.iql import IqlConfig
 from juggler.learner.algorithms.iql.core import Iql
 from juggler.learner.core.forward import Forward
 from juggler.learner.core.learner_core import Columns
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.sequences import all_observations, transitions
 from juggler.learner.data.collate import collate
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.actor_critics import ImplicitActorCritic
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.wire.errors import UnsupportedSpace
 
 MASKED = spaces.Dict({"observation": VECTOR, "action_mask": spaces.MultiBinary(2)})

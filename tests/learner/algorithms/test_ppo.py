@@ -26,12 +26,12 @@ from torch import Tensor
 
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.algorithms.ppo.core import deal, row_keys
+from juggler.learner.algorithms.ppo.core import row_keys, split_into_minibatches
 from juggler.learner.core.gradient_core import GradientCore, TrainState
 from juggler.learner.core.learner_core import ALONE, Aux, Grads
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.data.collate import collate
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.rl_module import Batch
 
 
@@ -257,7 +257,7 @@ def test_every_step_that_is_there_is_in_exactly_one_minibatch(
     rows: int, steps: int, count: int
 ) -> None:
     keys, present = some(rows, steps)
-    places, there = deal(KEY, keys, present, count)
+    places, there = split_into_minibatches(KEY, keys, present, count)
     assert places.shape == there.shape == (count, rows * -(-steps // count))
     dealt = places[there].sort().values
     assert dealt.tolist() == present.flatten().nonzero().squeeze(1).tolist()
@@ -265,7 +265,7 @@ def test_every_step_that_is_there_is_in_exactly_one_minibatch(
 
 def test_every_minibatch_gets_as_many_steps_of_each_row_as_the_others() -> None:
     keys, present = some(40, 30)
-    places, there = deal(KEY, keys, present, 4)
+    places, there = split_into_minibatches(KEY, keys, present, 4)
     shares = torch.stack(
         [
             torch.bincount(part[is_there] // 30, minlength=40)
@@ -279,9 +279,9 @@ def test_every_minibatch_gets_as_many_steps_of_each_row_as_the_others() -> None:
 
 def test_another_key_is_another_deal_and_the_same_key_the_same() -> None:
     keys, present = some(8, 32)
-    first, _ = deal(KEY, keys, present, 4)
-    assert torch.equal(first, deal(KEY, keys, present, 4)[0])
-    assert not torch.equal(first, deal(KEY + 1, keys, present, 4)[0])
+    first, _ = split_into_minibatches(KEY, keys, present, 4)
+    assert torch.equal(first, split_into_minibatches(KEY, keys, present, 4)[0])
+    assert not torch.equal(first, split_into_minibatches(KEY + 1, keys, present, 4)[0])
 
 
 def test_a_part_of_a_sample_is_dealt_out_as_in_the_whole() -> None:
@@ -289,14 +289,14 @@ def test_a_part_of_a_sample_is_dealt_out_as_in_the_whole() -> None:
     has all of them, though its rows may be filled up to greater length."""
     logp, (_, live) = torch.randn(6, 9), some(6, 9)
     live[:3, 7:] = False
-    places, there = deal(KEY, row_keys(logp, live), live, 4)
+    places, there = split_into_minibatches(KEY, row_keys(logp, live), live, 4)
     whole = [set(part[is_there].tolist()) for part, is_there in zip(places, there, strict=True)]
     parts: list[set[int]] = [set() for _ in range(4)]
     for first, last, steps in ((0, 3, 7), (3, 6, 9)):
         part_live = live[first:last, :steps]
         keys = row_keys(logp[first:last, :steps], part_live)
         for minibatch, (part, is_there) in enumerate(
-            zip(*deal(KEY, keys, part_live, 4), strict=True)
+            zip(*split_into_minibatches(KEY, keys, part_live, 4), strict=True)
         ):
             parts[minibatch] |= {
                 (first + int(place) // steps) * 9 + int(place) % steps for place in part[is_there]

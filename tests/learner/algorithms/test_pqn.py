@@ -15,7 +15,7 @@ from support.slow_losses import Step, in_training, slow_steps
 
 from juggler.learner.algorithms.pqn import PqnConfig
 from juggler.learner.algorithms.pqn.core import Pqn
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch

@@ -35,7 +35,7 @@ from juggler.learner.algorithms.r2d2.core import R2d2
 from juggler.learner.config import IntrinsicConfig
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.learner_core import ALONE, Columns
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.population import Population
 from juggler.learner.core.sequences import rows_of_transitions
 from juggler.learner.data.collate import collate

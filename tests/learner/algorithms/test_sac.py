@@ -16,7 +16,7 @@ from support.small_cores import Doubled, copied
 from juggler.learner.algorithms.sac import SacConfig
 from juggler.learner.algorithms.sac.core import Sac
 from juggler.learner.core.hashing import content_key, uniform
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.runtime.modules.actor_critics import SoftActorCritic
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.wire.errors import UnsupportedSpace

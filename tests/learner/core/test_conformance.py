@@ -29,13 +29,13 @@ from juggler.learner.core.learner_core import (
     Params,
     StepOutput,
 )
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.population import Population
-from juggler.learner.core.state import arrays_like, tensors_like
+from juggler.learner.core.state_trees import arrays_like, tensors_like
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import MOST_REWARD
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.recorder import Recordings
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree

@@ -29,7 +29,7 @@ from juggler.learner.core.sequences import with_recurring_shapes
 from juggler.learner.data.collate import collate
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.recorder import Recordings
 

@@ -29,9 +29,9 @@ from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.algorithms.registry import ALGORITHMS, build_learner
 from juggler.learner.core.learner_core import LearnerCore
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.population import Population, stacked
-from juggler.learner.core.state import StateMismatch
+from juggler.learner.core.state_trees import StateMismatch
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.runtime.modules.actor_critics import (
@@ -39,7 +39,7 @@ from juggler.runtime.modules.actor_critics import (
     ImplicitActorCritic,
     SoftActorCritic,
 )
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.gradient_core import GradientCore
-from juggler.learner.core.state import StateMismatch
+from juggler.learner.core.state_trees import StateMismatch
 from juggler.learner.learner import Learner
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.q_network import QNetwork
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.testing import assert_same

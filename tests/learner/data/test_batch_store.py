@@ -26,7 +26,7 @@ from juggler.runtime.wire.v1 import episodes_pb2
 def test_a_batch_is_held_with_what_its_header_said(world: World) -> None:
     store = world.open()
     frame = world.frame(7)
-    assert store.take(frame) == ""
+    assert store.insert(frame) == ""
     (held,), missing = store.pop([7])
     assert missing == []
     assert (held.batch_id, held.envrunner, held.version) == (7, "envrunner-3", (4, 7))
@@ -40,7 +40,7 @@ def test_a_batch_is_held_with_what_its_header_said(world: World) -> None:
 def test_each_arrival_is_reported_once_when_it_is_taken(world: World) -> None:
     store = world.open()
     for batch_id in (3, 1, 2):
-        assert store.take(world.frame(batch_id)) == ""
+        assert store.insert(world.frame(batch_id)) == ""
         assert world.arrivals[-1].batch_id == batch_id
     store.pop([1, 2, 3])
     assert [held.batch_id for held in world.arrivals] == [3, 1, 2]
@@ -49,7 +49,7 @@ def test_each_arrival_is_reported_once_when_it_is_taken(world: World) -> None:
 def test_batches_are_given_in_the_order_asked_for_and_only_once(world: World) -> None:
     store = world.open()
     for batch_id in (1, 2, 3, 4):
-        store.take(world.frame(batch_id))
+        store.insert(world.frame(batch_id))
     held, missing = store.pop([3, 1])
     assert [batch.batch_id for batch in held] == [3, 1]
     assert missing == []
@@ -60,7 +60,7 @@ def test_batches_are_given_in_the_order_asked_for_and_only_once(world: World) ->
 
 def test_batches_that_never_came_are_named_in_the_order_asked_for(world: World) -> None:
     store = world.open()
-    store.take(world.frame(2))
+    store.insert(world.frame(2))
     held, missing = store.pop([9, 2, 5])
     assert [batch.batch_id for batch in held] == [2]
     assert missing == [9, 5]
@@ -68,12 +68,12 @@ def test_batches_that_never_came_are_named_in_the_order_asked_for(world: World) 
 
 
 def test_a_batch_for_a_later_generation_is_taken(world: World) -> None:
-    assert world.open().take(world.frame(generation=GENERATION + 3)) == ""
+    assert world.open().insert(world.frame(generation=GENERATION + 3)) == ""
 
 
 def test_batches_of_a_store_that_joined_no_group_yet_are_taken(world: World) -> None:
     store = BatchStore(BatchValidator("default", VECTOR, TWO, {}), world.arrivals.append)
-    assert store.take(world.frame(generation=1)) == ""
+    assert store.insert(world.frame(generation=1)) == ""
 
 
 # -- what is refused ------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_a_batch_for_a_predecessor_isrefused(world: World) -> None:
 
 def test_a_batch_that_waits_is_refused_if_it_comes_again(world: World) -> None:
     store = world.open()
-    store.take(world.frame(1))
+    store.insert(world.frame(1))
     assert refused(world, store, world.frame(1)) == "batch 1 is already here"
     assert len(store.pop([1])[0]) == 1
 
@@ -125,18 +125,18 @@ def test_a_batch_that_waits_is_refused_if_it_comes_again(world: World) -> None:
 def test_a_batch_that_was_refused_may_come_again(world: World) -> None:
     store = world.open()
     refused(world, store, world.frame(1, live_steps=0))
-    assert store.take(world.frame(1)) == ""
+    assert store.insert(world.frame(1)) == ""
 
 
 def test_batches_take_no_more_memory_than_they_may(world: World) -> None:
     size = sum(array.nbytes for _, array in flatten(world.frame(1).tree))
     store = world.open(capacity_bytes=5 * size // 2)
-    assert store.take(world.frame(1)) == ""
-    assert store.take(world.frame(2)) == ""
+    assert store.insert(world.frame(1)) == ""
+    assert store.insert(world.frame(2)) == ""
     held = size + sum(array.nbytes for _, array in flatten(world.frame(2).tree))
     assert refused(world, store, world.frame(3)) == f"{held} bytes of batches are waiting already"
     store.pop([1])
-    assert store.take(world.frame(3)) == ""
+    assert store.insert(world.frame(3)) == ""
 
 
 OBSERVATION = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
@@ -186,7 +186,7 @@ def test_actions_of_every_kind_come_in_the_dtypes_that_policies_act_in() -> None
     store, arrived = _store(space)
     for batch_id, dtype in enumerate((np.int8, np.int64)):
         actions = {"bits": np.ones((N, T, 2), dtype), "many": {"0": np.ones((N, T, 2), dtype)}}
-        assert store.take(_frame(batch_id, actions)) == ""
+        assert store.insert(_frame(batch_id, actions)) == ""
     collated = collate([held.episodes for held in arrived])["actions"]
     assert collated["bits"].dtype == torch.int8
     assert collated["many"]["0"].dtype == torch.int64
@@ -202,7 +202,7 @@ def _states(h: Any, stack: Any) -> dict[str, Any]:
 def test_states_are_taken_as_the_module_has_them() -> None:
     store, arrived = _store(gymnasium.spaces.Discrete(2), states=STATES)
     good = _states(np.ones((N, 5), np.float32), np.ones(N, bool))
-    assert store.take(_frame(1, np.zeros((N, T), np.int64), states=good)) == ""
+    assert store.insert(_frame(1, np.zeros((N, T), np.int64), states=good)) == ""
     assert arrived[0].episodes.states["module"]["h"].sum() == 5 * N
 
 
@@ -218,7 +218,7 @@ def test_states_are_taken_as_the_module_has_them() -> None:
 def test_states_of_another_module_are_refused(states: Any, message: str) -> None:
     store, _ = _store(gymnasium.spaces.Discrete(2), states=STATES)
     with pytest.raises(WireError, match=r"^default: states") as raised:
-        store.take(_frame(1, np.zeros((N, T), np.int64), states=states))
+        store.insert(_frame(1, np.zeros((N, T), np.int64), states=states))
     assert message in str(raised.value)
 
 
@@ -226,7 +226,7 @@ def test_states_that_nobody_expects_are_refused() -> None:
     store, _ = _store(gymnasium.spaces.Discrete(2))
     states = {"module": np.zeros(N)}
     with pytest.raises(WireError, match="default: states have an array at"):
-        store.take(_frame(1, np.zeros((N, T), np.int64), states=states))
+        store.insert(_frame(1, np.zeros((N, T), np.int64), states=states))
 
 
 # BatchStore: observations and actions that do not fit the spaces of a module are refused.
@@ -235,7 +235,7 @@ def test_states_that_nobody_expects_are_refused() -> None:
 def test_actions_may_be_of_less_precision_than_their_space(world: World) -> None:
     store = world.open(action_space=spaces.Box(-1, 1, (1,), np.float64))
     actions = np.zeros((3, 6, 1), np.float32)
-    assert store.take(world.frame(actions=actions)) == ""
+    assert store.insert(world.frame(actions=actions)) == ""
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_what_is_counted_must_be_in_range_in_actions_and_observations(
     observed = spaces.Dict({"x": spaces.Box(-9, 9, (1,), np.float32), "y": space})
     store = world.open(observation_space=observed, action_space=space)
     for batch_id, value in enumerate(allowed, start=1):
-        assert store.take(world.frame(batch_id, **columns(value))) == ""
+        assert store.insert(world.frame(batch_id, **columns(value))) == ""
     for value in beyond:
         reason = refused(world, store, world.frame(9, **columns(value)))
         assert reason == f"default: observations/y hold a number outside {said}"

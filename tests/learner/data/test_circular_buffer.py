@@ -15,7 +15,7 @@ from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.data.sources import CircularBuffer
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 
 
 def sample(number: int) -> Columns:

@@ -274,7 +274,7 @@ def test_batches_that_wait_take_half_of_it(container: Path, world: World) -> Non
     size = sum(array.nbytes for _, array in flatten(world.frame(1).tree))
     (container / "memory.max").write_text(f"{2 * size}\n")
     store = world.open()
-    assert store.take(world.frame(1)) == ""
+    assert store.insert(world.frame(1)) == ""
     assert refused(world, store, world.frame(2)) == f"{size} bytes of batches are waiting already"
 
 

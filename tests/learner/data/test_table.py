@@ -16,7 +16,7 @@ from gymnasium import spaces
 from support.batches import MakeBatch, kept, numbered, table_of
 
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.sequences import all_observations, rows_of_transitions, transitions
 from juggler.learner.data.collate import collate
 from juggler.learner.data.replay import memory
@@ -25,10 +25,10 @@ from juggler.learner.data.replay.memory import bytes_of_step
 from juggler.learner.data.replay.replay import MixInReplay, Replay
 from juggler.learner.data.replay.table import EpisodeTable, FrameTable, SumTree
 from juggler.learner.data.sources import DataSource, Queue
-from juggler.runtime.connectors.building import LearnerPipeline
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.contexts import FRAMES, FrameStack
 from juggler.runtime.connectors.learning import ClipRewards
+from juggler.runtime.connectors.pipelines import LearnerPipeline
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
@@ -69,7 +69,7 @@ def test_half_a_row_is_never_drawn(alpha: float, monkeypatch: pytest.MonkeyPatch
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("juggler.learner.data.replay.memory.Columns.write", failing)
+        patch.setattr("juggler.learner.data.replay.memory.ColumnStorage.write", failing)
         with pytest.raises(MemoryError):
             table.insert(dict(numbered(4, 2)))
     assert table.size == 0
@@ -174,7 +174,7 @@ def test_a_table_that_lacks_memory_for_longer_rows_has_none_and_goes_on(
 ) -> None:
     table = table_of(9 * 3, EpisodeTable)
     table.insert(rows_of(make_batch, 0, ends=0.0))
-    made, calls = memory.Columns.__init__, count(1)
+    made, calls = memory.ColumnStorage.__init__, count(1)
 
     def lacking(*given: Any) -> None:
         if next(calls) == failing:
@@ -183,7 +183,7 @@ def test_a_table_that_lacks_memory_for_longer_rows_has_none_and_goes_on(
 
     longer = rows_of(make_batch, 1, steps=9, ends=0.9, reset_rows=False)
     with monkeypatch.context() as patch:
-        patch.setattr(memory.Columns, "__init__", lacking)
+        patch.setattr(memory.ColumnStorage, "__init__", lacking)
         with pytest.raises(MemoryError):
             table.insert(longer)
     assert (table.size, table.unused_rows) == (0, 3)

@@ -26,8 +26,8 @@ from juggler.learner.learner import Learner
 from juggler.learner.shared_parts import SharedParts
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.models import ActorCritic
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.q_network import QNetwork
 from juggler.runtime.modules.rl_module import Batch, RLModule
 

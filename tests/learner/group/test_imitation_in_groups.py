@@ -13,7 +13,7 @@ from support.random_episodes import random_episodes, write
 
 from juggler.learner.algorithms.dqn import DqnConfig
 from juggler.learner.algorithms.dqn.core import Dqn
-from juggler.learner.algorithms.imitation.discriminator import Demonstrations, Discriminator
+from juggler.learner.algorithms.imitation.discriminator import DemonstratedSteps, Discriminator
 from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.config import ImitationConfig
@@ -44,12 +44,12 @@ def own(tmp_path: Path) -> ImitationConfig:
     return ImitationConfig(demonstrations=str(shown), model=MODEL, minibatch_size=16)
 
 
-class Noting(Demonstrations):
+class Noting(DemonstratedSteps):
     """Notes which of them are drawn."""
 
     places: list[torch.Tensor]
 
-    def drawn(self, places: torch.Tensor) -> Demonstrations:
+    def drawn(self, places: torch.Tensor) -> DemonstratedSteps:
         self.places.append(places)
         return super().drawn(places)
 

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.core.metrics import fetch_metrics
-from juggler.learner.core.state import StateMismatch
+from juggler.learner.core.mean_metrics import fetch_metrics
+from juggler.learner.core.state_trees import StateMismatch
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.learner.optim.optimizers import Adam, Optimizer, RMSProp, Step, clip_by_global_norm
 from juggler.learner.optim.schedules import Schedule
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 
 ALL = torch.tensor(True)
 

@@ -12,12 +12,12 @@ from support.small_cores import copied
 
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.population import Population
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.learner.optim.flat_module import TrainingPass
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_specs import build_module
 
 
 def make_core(model: dict[str, Any] | None = None, **config: Any) -> Impala:

@@ -21,12 +21,12 @@ from support.batches import MakeBatch
 from support.worker_world import BEGIN, GENERATION, MAX_STALENESS, World, overlap_on_cpu
 from torch import nn
 
-from juggler.driver.checkpoint.restoring import restores
+from juggler.driver.checkpoint.driver_state import restores
 from juggler.learner.algorithms.dqn import DqnConfig
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.process import hosted_module as state_handover
 from juggler.learner.process import overlap
-from juggler.learner.process.program import LearnerSetup, ModuleSetup
+from juggler.learner.process.learner_program import LearnerSetup, ModuleSetup
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.actors.worker import from_json
 from juggler.runtime.episodes.batch import EpisodeBatch

@@ -20,7 +20,13 @@ from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import LearnerConfig
 from juggler.learner.learner import Learner
-from juggler.learner.process.overlap import InTurn, Overlapped, Publish, Share, is_asynchronous
+from juggler.learner.process.overlap import (
+    InTurn,
+    Overlapped,
+    Publish,
+    UpdateBatches,
+    is_asynchronous,
+)
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
 
@@ -40,16 +46,16 @@ def make_learner(config: LearnerConfig | None = None, device: str = "cpu") -> Le
     )
 
 
-def share(make_batch: MakeBatch, *batch_ids: int) -> Share:
+def share(make_batch: MakeBatch, *batch_ids: int) -> UpdateBatches:
     batches = [make_batch(4, 8, seed=batch_id) for batch_id in batch_ids]
-    return Share(list(batch_ids), batches)
+    return UpdateBatches(list(batch_ids), batches)
 
 
 def publisher() -> Publish:
     return WeightsPublisher(lambda metadata: None).publish
 
 
-def update(learner: Learner, updating: InTurn, share: Share) -> None:
+def update(learner: Learner, updating: InTurn, share: UpdateBatches) -> None:
     """As a module of a learner process makes it."""
     learner.step(updating.sample(share))
     updating.made()
@@ -64,7 +70,7 @@ class Bench:
     """
 
     def __init__(self, learner: Learner, device: FakeDevice | None = None) -> None:
-        self.coming: Share | None = None
+        self.coming: UpdateBatches | None = None
         self.collated: list[str] = []
         self._collate = learner.collated
         learner.collated = self._noted  # type: ignore[method-assign]
@@ -75,7 +81,7 @@ class Bench:
         self.collated.append(threading.current_thread().name.partition("_")[0])
         return self._collate(episodes)
 
-    def update(self, share: Share, coming: Share | None = None) -> None:
+    def update(self, share: UpdateBatches, coming: UpdateBatches | None = None) -> None:
         self.coming = coming
         update(self.learner, self.overlapped, share)
         if self.overlapped._prepared is not None:  # it is noted before anything else is
@@ -124,7 +130,7 @@ def test_a_sample_is_used_only_for_the_batches_that_it_was_made_of(
 ) -> None:
     other = make_learner()
     first, expected = share(make_batch, 1), share(make_batch, 2, 3)
-    fewer = Share([3], expected.episodes[1:])
+    fewer = UpdateBatches([3], expected.episodes[1:])
     bench.update(first, expected)
     bench.update(fewer)
     bench.update(expected)
@@ -145,7 +151,7 @@ def test_what_is_forgotten_is_made_again(make_batch: MakeBatch, bench: Bench) ->
 def test_what_fails_beside_an_update_is_raised_by_the_one_that_it_was_for(
     make_batch: MakeBatch, learner: Learner, bench: Bench
 ) -> None:
-    bad = Share([2, 3], [make_batch(4, 8), make_batch(4, 8, observation_size=5)])
+    bad = UpdateBatches([2, 3], [make_batch(4, 8), make_batch(4, 8, observation_size=5)])
     bench.update(share(make_batch, 1), bad)
     assert learner.updates == 1
     with pytest.raises(ValueError, match="batches differ in their 'observations'"):

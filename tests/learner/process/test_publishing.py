@@ -22,15 +22,20 @@ from torch import Tensor
 
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.group.peers import state_hash
 from juggler.learner.learner import Learner
 from juggler.learner.process import hosted_module as state_handover
-from juggler.learner.process import program as devices
+from juggler.learner.process import learner_program as devices
 from juggler.learner.process.hosted_module import CLIPPED, ClippedActions, StateHandover
+from juggler.learner.process.learner_program import (
+    LearnerProgram,
+    device_for,
+    parse_devices,
+    use_threads,
+)
 from juggler.learner.process.learner_worker import LearnerServer
 from juggler.learner.process.overlap import PendingMetrics, Publishing, SideStream
-from juggler.learner.process.program import LearnerProgram, device_for, parse_devices, use_threads
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.shared_directory import learner_socket
@@ -164,8 +169,8 @@ def test_means_are_of_all_updates_since_the_last_ones() -> None:
     for update, values in enumerate([(1.0, 5.0, 6.0), (10.0, 30.0)]):
         for value in values:
             metrics.add(of_update(loss=value))
-        assert metrics.take(update) == {"loss": [4.0, 20.0][update], "skipped": 0.0}
-        assert metrics.take(update) == {}
+        assert metrics.collect(update) == {"loss": [4.0, 20.0][update], "skipped": 0.0}
+        assert metrics.collect(update) == {}
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [1, 0, 2], [2, 1, 0]])
@@ -178,30 +183,30 @@ def test_a_mean_is_of_the_updates_that_have_the_metric(order: list[int]) -> None
     metrics = PendingMetrics("default")
     for place in order:
         metrics.add(updates[place])
-    assert metrics.take(3) == {"value_loss": 3.0, "policy_loss": 7.5, "skipped": 0.0}
+    assert metrics.collect(3) == {"value_loss": 3.0, "policy_loss": 7.5, "skipped": 0.0}
 
 
 def test_a_core_need_not_say_whether_it_skips_steps() -> None:
     metrics = PendingMetrics("default")
     for update in range(1, 7):
         metrics.add({"loss": torch.tensor(float(update))})  # []
-        assert metrics.take(update) == {"loss": float(update)}
+        assert metrics.collect(update) == {"loss": float(update)}
 
 
 def test_synchronous_runs_have_the_metrics_of_every_update() -> None:
     metrics = PendingMetrics("default", every_update=True)
     for update in range(1, 30):
         metrics.add(of_update(loss=float(update)))
-        assert metrics.take(update)["loss"] == update
+        assert metrics.collect(update)["loss"] == update
 
 
 def test_a_core_may_have_no_metrics_at_all() -> None:
     metrics = PendingMetrics("default")
     for update in range(1, 7):
         metrics.add({})
-        assert metrics.take(update) == {}
+        assert metrics.collect(update) == {}
     metrics.add({"loss": torch.tensor(2.0)})  # []
-    assert metrics.take(7) == {"loss": 2.0}
+    assert metrics.collect(7) == {"loss": 2.0}
     assert fetch_metrics({}) == {}, "an update was made"
     assert fetch_metrics({}) == {}
 
@@ -211,7 +216,7 @@ def test_large_numbers_arrive_exactly() -> None:
     metrics = PendingMetrics("default")
     for _ in range(2):
         metrics.add({**of_update(), "replay_rows": rows})
-    assert metrics.take(2)["replay_rows"] == 2.0**24 + 1
+    assert metrics.collect(2)["replay_rows"] == 2.0**24 + 1
 
 
 def test_td3_tells_of_its_policy_though_not_every_update_moves_it(make_batch: MakeBatch) -> None:
@@ -224,7 +229,7 @@ def test_td3_tells_of_its_policy_though_not_every_update_moves_it(make_batch: Ma
         metrics = PendingMetrics("default")
         for numbers in updates[:count]:
             metrics.add(numbers)
-        assert metrics.take(count)["policy_loss"] == updates[1]["policy_loss"]
+        assert metrics.collect(count)["policy_loss"] == updates[1]["policy_loss"]
 
 
 @pytest.mark.parametrize("share", [0.0, 1 / 32, 31 / 32])
@@ -232,7 +237,7 @@ def test_updates_in_which_some_step_is_finite_do_not_end_a_run(share: float) -> 
     metrics = PendingMetrics("default")
     for update in range(1, 20):
         metrics.add(of_update(skipped=1.0 if update % 5 else share))
-        metrics.take(update)
+        metrics.collect(update)
         assert metrics.hopeless == ""
 
 
@@ -240,10 +245,10 @@ def test_five_updates_in_a_row_without_a_finite_step_end_a_run() -> None:
     metrics = PendingMetrics("default")
     for update, share in enumerate([1.0, 0.5, 1.0, 1.0, 1.0, 1.0], start=1):
         metrics.add(of_update(skipped=share))
-        assert metrics.take(update) == {"skipped": share}
+        assert metrics.collect(update) == {"skipped": share}
         assert metrics.hopeless == ""
     metrics.add(of_update(skipped=1.0))
-    metrics.take(7)
+    metrics.collect(7)
     assert re.search("in any step of 5 updates in a row.* update 7", metrics.hopeless)
 
 

@@ -11,14 +11,14 @@ import torch
 from gymnasium import spaces
 from support.scripted_modules import LinearPolicy
 
-from juggler.envrunner.process import numpy_in_one_thread
+from juggler.envrunner.worker_process import numpy_in_one_thread
 from juggler.runtime.acting.actor import Actor, RandomActions
-from juggler.runtime.connectors.building import ModuleToEnv, build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.connector import ActionConnector
+from juggler.runtime.connectors.pipelines import ModuleToEnv, build_runner_pipelines
 from juggler.runtime.modules.array_module import ArrayModule
-from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.models import ActorCritic
+from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.numpy_pass import _Categorical
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import from_tree, tree_map

@@ -12,17 +12,23 @@ from juggler.runtime.actors import hub as hub_module
 from juggler.runtime.actors.attachment import (
     LOST_THE_DRIVER,
     AttachError,
-    Command,
     Detached,
+    ReceivedCommand,
     describe,
 )
 from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, EndpointError
 from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY
-from juggler.runtime.actors.hub_events import Joined, Left, Mailbox, Replied, Reported
+from juggler.runtime.actors.hub_events import (
+    Mailbox,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerReplied,
+    WorkerReported,
+)
 from juggler.runtime.wire.v1 import attach_pb2
 
 
-def _commands(inbox: Mailbox[Any], count: int) -> list[Command]:
+def _commands(inbox: Mailbox[Any], count: int) -> list[ReceivedCommand]:
     items: list[Any] = []
     deadline = time.monotonic() + 30
     while len(items) < count and time.monotonic() < deadline:
@@ -36,7 +42,7 @@ def test_a_worker_attaches_and_gets_an_id_of_role_and_index(world: World) -> Non
     first, second = world.attach(), world.attach()
     assert [first.worker_id, second.worker_id] == ["worker-0", "worker-1"]
     assert world.attach("other", index=7).worker_id == "other-7"
-    joined = world.wait_for(Joined).worker
+    joined = world.wait_for(WorkerJoined).worker
     assert (joined.worker_id, joined.incarnation) == ("worker-0", first.incarnation)
 
 
@@ -46,31 +52,31 @@ def test_a_worker_that_lost_its_driver_first_gets_its_index_back(world: World) -
     other = world.attach("other", predecessor=first.incarnation)
     assert other.worker_id == "other-0", "another role's: nobody is replaced"
     assert world.attach(predecessor="nobody's").worker_id == "worker-2"
-    joined = {world.wait_for(Joined).worker.incarnation for _ in range(4)}
+    joined = {world.wait_for(WorkerJoined).worker.incarnation for _ in range(4)}
     again = world.attach(predecessor=first.incarnation)
     assert again.worker_id == "worker-0"
-    left, back = world.wait_for(Left), world.wait_for(Joined)
+    left, back = world.wait_for(WorkerLeft), world.wait_for(WorkerJoined)
     assert left.worker.incarnation == first.incarnation
     assert "replaced" in left.reason
     assert back.worker.incarnation == again.incarnation not in joined
     assert len(world.hub.vitals()) == 4
     world.hub.close()
     later = [*world.seen, *world.events.gather(0.5)]
-    assert not any(isinstance(each, Left) and each.worker is left.worker for each in later)
+    assert not any(isinstance(each, WorkerLeft) and each.worker is left.worker for each in later)
 
 
 def test_commands_arrive_in_order_and_each_gets_its_reply(world: World) -> None:
     world.start()
     inbox: Mailbox[Any] = Mailbox()
     attachment = world.attach(inbox=inbox)
-    worker = world.wait_for(Joined).worker
+    worker = world.wait_for(WorkerJoined).worker
     for command_id in range(1, 101):
         assert world.hub.send(worker, command_id, attach_pb2.Stop())
     commands = _commands(inbox, 100)
     assert [command.command_id for command in commands] == list(range(1, 101))
     for command in commands:
         attachment.reply(command.command_id, attach_pb2.Done())
-    replies = [world.wait_for(Replied).reply for _ in range(100)]
+    replies = [world.wait_for(WorkerReplied).reply for _ in range(100)]
     assert [reply.id for reply in replies] == list(range(1, 101))
     assert all(reply.last and reply.body.Is(attach_pb2.Done.DESCRIPTOR) for reply in replies)
 
@@ -82,7 +88,7 @@ def test_a_failed_command_carries_the_workers_own_traceback(world: World) -> Non
         raise KeyError("a very particular key")
     except KeyError as error:
         attachment.fail(5, error)
-    failure = world.wait_for(Replied).reply.failure
+    failure = world.wait_for(WorkerReplied).reply.failure
     assert "a very particular key" in failure.message
     assert "test_attach.py" in failure.traceback
 
@@ -91,14 +97,14 @@ def test_reports_arrive_unasked(world: World) -> None:
     world.start()
     world.attach().report(attach_pb2.Refusal(reason="just so"))
     body = attach_pb2.Refusal()
-    assert world.wait_for(Reported).body.Unpack(body)
+    assert world.wait_for(WorkerReported).body.Unpack(body)
     assert body.reason == "just so"
 
 
 def test_a_farewell_says_why_the_worker_left(world: World) -> None:
     world.start()
     world.attach().farewell("had enough", ValueError("of this"))
-    left = world.wait_for(Left)
+    left = world.wait_for(WorkerLeft)
     assert left.reason == "had enough"
     assert "of this" in left.failure.message
 
@@ -110,7 +116,7 @@ def test_workers_of_a_role_may_be_lost_sooner_from_some_moment_on(
     world.start(heartbeat_seconds=0.05, silence_seconds=1000)
     world.attach()
     world.hub.lose_after("worker", 0.3)
-    assert "no heartbeat" in world.wait_for(Left).reason
+    assert "no heartbeat" in world.wait_for(WorkerLeft).reason
 
 
 def test_a_main_loop_that_hangs_is_found_although_the_heart_beats(world: World) -> None:
@@ -118,16 +124,16 @@ def test_a_main_loop_that_hangs_is_found_although_the_heart_beats(world: World) 
     attachment = world.attach()
     attachment.held_up_by = lambda frame: "somebody's step"
     with attachment.busy():
-        left = world.wait_for(Left)
+        left = world.wait_for(WorkerLeft)
     assert left.reason.startswith("hung in somebody's step: no progress for ")
-    assert "left = world.wait_for(Left)" in left.stack
+    assert "left = world.wait_for(WorkerLeft)" in left.stack
 
 
 def test_the_end_of_the_hub_reaches_its_workers(world: World) -> None:
     world.start()
     inbox: Mailbox[Any] = Mailbox()
     world.attach(inbox=inbox)
-    world.wait_for(Joined)
+    world.wait_for(WorkerJoined)
     world.hub.close()
     (last,) = _commands(inbox, 1)
     assert isinstance(last, Detached)
@@ -161,7 +167,7 @@ def test_attaching_and_leaving_leaves_no_threads_behind(
 ) -> None:
     world.start()
     world.attach().farewell("bye")
-    world.wait_for(Left)
+    world.wait_for(WorkerLeft)
 
 
 # Attach streams when one side says or does what it should not, or stands still.
@@ -170,7 +176,7 @@ def test_attaching_and_leaving_leaves_no_threads_behind(
 def test_a_failure_of_any_length_fits_a_message(world: World) -> None:
     world.start()
     world.attach().fail(1, OSError("x" * 9_000_000))
-    failure = world.wait_for(Replied).reply.failure
+    failure = world.wait_for(WorkerReplied).reply.failure
     assert failure.message.startswith("OSError: xxx")
     assert failure.message.endswith("xxx")
     assert len(failure.message) < 100_000
@@ -255,7 +261,7 @@ def test_who_is_not_let_in_is_told_why(world: World, answer: str) -> None:
 def test_who_says_what_it_must_not_is_let_go(world: World, second: bytes, why: str) -> None:
     world.start(token="secret")
     assert conversation(world.address, hello(), second) == (True, why)
-    assert world.wait_for(Left).worker.incarnation == "bad"
+    assert world.wait_for(WorkerLeft).worker.incarnation == "bad"
 
 
 def test_who_says_no_hello_is_told_why(world: World) -> None:
@@ -266,17 +272,17 @@ def test_who_says_no_hello_is_told_why(world: World) -> None:
 def test_a_worker_is_local_only_where_it_came_over_a_unix_socket(world: World) -> None:
     world.start()
     world.attach(local=True)
-    assert world.wait_for(Joined).worker.local
+    assert world.wait_for(WorkerJoined).worker.local
     world.address = world.tcp_address
     world.attach(local=True)
-    assert not world.wait_for(Joined).worker.local
+    assert not world.wait_for(WorkerJoined).worker.local
 
 
 def test_a_worker_hears_why_it_was_let_go(world: World) -> None:
     world.start()
     inbox: Mailbox[Any] = Mailbox()
     world.attach(inbox=inbox)
-    world.hub.dismiss(world.wait_for(Joined).worker, "sent an invalid message: é")
+    world.hub.dismiss(world.wait_for(WorkerJoined).worker, "sent an invalid message: é")
     (detached,) = inbox.gather(timeout=10)
     assert isinstance(detached, Detached)
     assert detached.reason == "the driver dismissed this worker: sent an invalid message: é"

@@ -8,7 +8,7 @@ import pytest
 from support.hub_world import World
 
 from juggler.runtime.actors.attachment import Detached, describe
-from juggler.runtime.actors.hub_events import Joined, Left, Mailbox, Replied
+from juggler.runtime.actors.hub_events import Mailbox, WorkerJoined, WorkerLeft, WorkerReplied
 from juggler.runtime.actors.requests import CapReached, RequestPool
 from juggler.runtime.actors.worker import CommandLoop, FailedOnRequest
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
@@ -18,7 +18,7 @@ def _loop(world: World) -> tuple[CommandLoop, Any]:
     world.start()
     inbox: Mailbox[Any] = Mailbox()
     loop = CommandLoop(world.attach(inbox=inbox), inbox)
-    return loop, world.wait_for(Joined).worker
+    return loop, world.wait_for(WorkerJoined).worker
 
 
 def test_a_stop_goes_before_everything_that_waits(world: World) -> None:
@@ -66,7 +66,7 @@ def test_an_exception_is_the_commands_answer_and_ends_the_loop(world: World) -> 
     world.hub.send(worker, 4, training_pb2.Discard())
     with pytest.raises(RuntimeError, match="no such luck"):
         loop.run()
-    reply = world.wait_for(Replied).reply
+    reply = world.wait_for(WorkerReplied).reply
     assert (reply.id, "no such luck" in reply.failure.message) == (4, True)
 
 
@@ -75,7 +75,7 @@ def test_a_farewell_names_what_was_begun_and_has_no_answer(world: World) -> None
     inbox: Mailbox[Any] = Mailbox()
     attachment = world.attach(inbox=inbox)
     loop = CommandLoop(attachment, inbox)
-    worker = world.wait_for(Joined).worker
+    worker = world.wait_for(WorkerJoined).worker
 
     def work(command_id: int, _: training_pb2.Discard) -> attach_pb2.Done | None:
         if command_id == 3:
@@ -87,7 +87,7 @@ def test_a_farewell_names_what_was_begun_and_has_no_answer(world: World) -> None
     for command_id in range(1, 6):
         world.hub.send(worker, command_id, training_pb2.Discard())
     attachment.farewell(loop.run())
-    left = world.wait_for(Left)
+    left = world.wait_for(WorkerLeft)
     assert (left.reason, left.unanswered) == ("terminated", {3})
 
 
@@ -125,14 +125,14 @@ def test_a_command_may_have_several_replies_and_is_in_flight_until_the_last(worl
     world.start()
     pool = RequestPool(world.hub)
     attachment = world.attach()
-    joined = world.wait_for(Joined)
+    joined = world.wait_for(WorkerJoined)
     pool.complete(joined)
     command_id = pool.submit(joined.worker, attach_pb2.Stop())
     attachment.reply(command_id, attach_pb2.Done(), last=False)
-    assert [c.last for c in pool.complete(world.wait_for(Replied))] == [False]
+    assert [c.last for c in pool.complete(world.wait_for(WorkerReplied))] == [False]
     assert pool.in_flight(joined.worker) == 1
     attachment.reply(command_id, attach_pb2.Done())
-    assert [c.last for c in pool.complete(world.wait_for(Replied))] == [True]
+    assert [c.last for c in pool.complete(world.wait_for(WorkerReplied))] == [True]
     assert pool.in_flight(joined.worker) == 0
 
 
@@ -140,7 +140,7 @@ def test_nobody_gets_more_than_the_cap(world: World) -> None:
     world.start()
     pool = RequestPool(world.hub, cap=2)
     world.attach()
-    joined = world.wait_for(Joined)
+    joined = world.wait_for(WorkerJoined)
     pool.complete(joined)
     pool.submit(joined.worker, attach_pb2.Stop())
     pool.submit(joined.worker, attach_pb2.Stop())

@@ -22,8 +22,8 @@ from support.hub_world import World
 
 from juggler.runtime.actors import attachment, hub
 from juggler.runtime.actors.attachment import BusyThreads
-from juggler.runtime.actors.hub import Connection
-from juggler.runtime.actors.hub_events import Joined, Replied
+from juggler.runtime.actors.hub import WorkerConnection
+from juggler.runtime.actors.hub_events import WorkerJoined, WorkerReplied
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.processes import children, kill_children, process_descriptor
 from juggler.runtime.actors.requests import Histogram, RequestPool
@@ -60,7 +60,7 @@ def test_a_silent_worker_that_waits_for_a_processor_is_not_lost(
     now = 0.0
     monkeypatch.setattr(hub, "seconds_waited", lambda _: 50.0 + now if starved else 50.0)
     worker: Any = SimpleNamespace(local=local, pid=1)
-    connection = Connection(worker, asyncio.Event(), lambda: True, now)
+    connection = WorkerConnection(worker, asyncio.Event(), lambda: True, now)
     for now in range(20):
         silent = connection.silent(now)
     assert (silent < 10) is (local and starved)
@@ -283,13 +283,13 @@ def test_a_pool_measures_the_commands_that_it_is_told_to(world: World) -> None:
     histogram = Histogram((0.0, 60.0))
     pool = RequestPool(world.hub, latencies={attach_pb2.Stop: histogram})
     attachment = world.attach()
-    joined = world.wait_for(Joined)
+    joined = world.wait_for(WorkerJoined)
     pool.complete(joined)
     for command in (attach_pb2.Stop(), attach_pb2.Done()):
         command_id = pool.submit(joined.worker, command)
         attachment.reply(command_id, attach_pb2.Done(), last=False)
         attachment.reply(command_id, attach_pb2.Done())
         for _ in range(2):
-            assert len(pool.complete(world.wait_for(Replied))) == 1
+            assert len(pool.complete(world.wait_for(WorkerReplied))) == 1
     assert histogram.counts == [0, 1, 0], "one command of that kind, once"
     assert histogram.sum > 0

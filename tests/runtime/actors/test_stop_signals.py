@@ -84,7 +84,7 @@ PROGRAM = """
 import sys, threading, time
 from juggler.runtime.actors import worker
 from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import Joined
+from juggler.runtime.actors.hub_events import WorkerJoined
 from juggler.runtime.actors.hub_events import Mailbox
 
 worker._LEAVE_SECONDS = 1.0
@@ -94,7 +94,7 @@ hub = Hub(HubSettings(run_id="run", roles=("worker",)), events)
 
 def let_go():
     (joined,) = events.gather(10)
-    assert isinstance(joined, Joined)
+    assert isinstance(joined, WorkerJoined)
     hub.dismiss(joined.worker, "enough")
 
 class Body:

@@ -26,7 +26,7 @@ from juggler.runtime.actors.credentials import Strangers
 from juggler.runtime.actors.endpoints import bind
 from juggler.runtime.actors.health import AsyncHealth, check_health
 from juggler.runtime.actors.hub import ATTACH_METHOD
-from juggler.runtime.actors.hub_events import Joined, Mailbox
+from juggler.runtime.actors.hub_events import Mailbox, WorkerJoined
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.worker import Contact, _attach, _LeavingInbox
 from juggler.runtime.wire.v1 import attach_pb2
@@ -73,7 +73,7 @@ def test_calls_without_the_token_keep_no_worker_and_no_probe_out(
         soon(lambda: sum(call.is_active() for call in calls) <= 4, "the first have to go")
         for _ in range(3):
             attachment = world.attach(token="secret")
-            assert world.wait_for(Joined).worker.incarnation == attachment.incarnation
+            assert world.wait_for(WorkerJoined).worker.incarnation == attachment.incarnation
             assert check_health(world.address, "", None, _SECONDS) == ""
         for _ in calls:
             says.put(None)

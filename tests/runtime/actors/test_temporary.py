@@ -64,7 +64,7 @@ def _left_by_a_killed_process() -> Path:
 
 def test_processes_that_start_together_remove_what_dead_ones_left() -> None:
     left = [_left_by_a_killed_process()]
-    boot = temporary.boot()
+    boot = temporary.boot_id()
     for number in range(200):
         left.append(left[0].with_name(f"juggler-1-{number}-{boot}"))
         left[-1].mkdir(exist_ok=True)

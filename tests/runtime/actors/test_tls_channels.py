@@ -22,7 +22,7 @@ from juggler.runtime.actors.endpoints import (
 )
 from juggler.runtime.actors.health import check_health
 from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import Joined, Mailbox
+from juggler.runtime.actors.hub_events import Mailbox, WorkerJoined
 from juggler.runtime.actors.tls import Tls, why_no_handshake
 
 
@@ -138,7 +138,7 @@ def test_a_hub_speaks_tls_to_other_hosts_and_plainly_on_its_own(tls: Tls, tmp_pa
                 address, "worker", -1, "i", Mailbox(), token="secret", tls=tls, timeout=10
             )
             (joined,) = events.gather(timeout=10)
-            assert isinstance(joined, Joined)
+            assert isinstance(joined, WorkerJoined)
             attachment.farewell("done")
             events.gather(timeout=10)
     finally:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from juggler.runtime.connectors.building import build_module_to_env
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.encoding import ClipActions, RescaleActions
+from juggler.runtime.connectors.pipelines import build_module_to_env
 
 OBSERVED = spaces.Box(-1, 1, (3,), np.float32)
 BOX = spaces.Box(np.array([-2, 0], np.float32), np.array([2, 10], np.float32))

@@ -12,14 +12,14 @@ import torch
 from gymnasium import spaces
 from support.scripted_modules import Halve
 
-from juggler.runtime.connectors.building import (
+from juggler.runtime.connectors.config import BUILT_IN, ConnectorsConfig, Piece
+from juggler.runtime.connectors.mergeable_state import Moments
+from juggler.runtime.connectors.pipelines import (
     build_env_to_module,
     build_learner_pipeline,
     build_module_to_env,
 )
-from juggler.runtime.connectors.config import BUILT_IN, ConnectorsConfig, Piece
-from juggler.runtime.connectors.mergeable_state import Moments
-from juggler.runtime.modules.by_name import found
+from juggler.runtime.modules.import_by_name import found
 from juggler.runtime.wire.errors import UnsupportedSpace
 
 OWN = "support.scripted_modules"

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from support.random_episodes import Fragment, Past, as_tensors, fragments, stacked
 
 from juggler.runtime.acting.actor import Contexts
-from juggler.runtime.connectors.building import build_env_to_module, build_learner_pipeline
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.contexts import FrameStack, PreviousActionsAndRewards
+from juggler.runtime.connectors.pipelines import build_env_to_module, build_learner_pipeline
 from juggler.runtime.modules.encoders import ImageLayout
 from juggler.runtime.wire.structures import space_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import flatten

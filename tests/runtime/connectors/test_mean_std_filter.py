@@ -11,7 +11,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from juggler.runtime.connectors.connector import NotFinite
+from juggler.runtime.connectors.connector import NonFiniteObservation
 from juggler.runtime.connectors.encoding import MeanStdFilter
 from juggler.runtime.connectors.mergeable_state import Moments, check, from_bytes, merge, to_bytes
 from juggler.runtime.wire.frames import encode_frame
@@ -138,7 +138,7 @@ def test_what_is_not_finite_is_found_though_results_are_clipped(number) -> None:
     samples = np.zeros((3, 4, 2), np.float32)
     samples[2, 1, 0] = number
     live = np.ones((3, 4), np.bool_)
-    with pytest.raises(NotFinite) as found:
+    with pytest.raises(NonFiniteObservation) as found:
         watched(filter_, samples, live)
     assert (found.value.row, found.value.step) == (2, 1)
 

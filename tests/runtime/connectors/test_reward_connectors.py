@@ -15,10 +15,10 @@ from support.random_episodes import as_tensors, fragments
 from test_contexts import in_runner
 
 from juggler.runtime.acting.actor import Contexts
-from juggler.runtime.connectors.building import build_env_to_module, build_learner_pipeline
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.learning import ClipRewards, NormalizeRewards, ScaleRewards
 from juggler.runtime.connectors.mergeable_state import Moments
+from juggler.runtime.connectors.pipelines import build_env_to_module, build_learner_pipeline
 
 SPACES = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
 

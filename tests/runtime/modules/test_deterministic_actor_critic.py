@@ -10,9 +10,9 @@ import torch
 from gymnasium import spaces
 
 from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
-from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.modules.acting import strip_to_acting
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
+from juggler.runtime.modules.acting_part import strip_to_acting
 from juggler.runtime.modules.actor_critics import DeterministicActorCritic
 
 VECTOR = spaces.Box(-10, 10, (4,), np.float32)

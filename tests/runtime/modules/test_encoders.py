@@ -15,8 +15,8 @@ from juggler.runtime.modules.encoders import (
     ImageLayout,
     ImpalaResNet,
     NatureCNN,
-    Numbers,
-    OneHot,
+    NumberEncoder,
+    OneHotEncoder,
     build_encoder,
 )
 from juggler.runtime.modules.layers import MLP
@@ -44,21 +44,21 @@ def first(rows: int, observations: Any) -> Any:
 
 
 def test_choices_become_ones_among_zeros() -> None:
-    one_hot = OneHot(spaces.Discrete(3, start=5))
+    one_hot = OneHotEncoder(spaces.Discrete(3, start=5))
     expected = torch.tensor([[0.0, 0, 1], [1, 0, 0]])
     assert torch.equal(one_hot(torch.tensor([7, 5])), expected)
-    several = OneHot(spaces.MultiDiscrete([[2, 3], [1, 2]], start=[[0, 4], [9, -1]]))
+    several = OneHotEncoder(spaces.MultiDiscrete([[2, 3], [1, 2]], start=[[0, 4], [9, -1]]))
     chosen = torch.tensor([[[1, 4], [9, 0]]])
     assert torch.equal(several(chosen), torch.tensor([[0.0, 1, 1, 0, 0, 1, 0, 1]]))
 
 
 def test_a_choice_that_is_not_in_the_space_is_said() -> None:
     with pytest.raises(ValueError, match=r"not in Discrete\(3\)"):
-        OneHot(spaces.Discrete(3))(torch.tensor([1, 7]))
+        OneHotEncoder(spaces.Discrete(3))(torch.tensor([1, 7]))
 
 
 def test_bytes_are_scaled_by_what_bounds_them() -> None:
-    full, few = Numbers(image(2)), Numbers(spaces.Box(0, 4, (2,), np.uint8))
+    full, few = NumberEncoder(image(2)), NumberEncoder(spaces.Box(0, 4, (2,), np.uint8))
     x = torch.tensor([[0, 255], [51, 4]], dtype=torch.uint8)
     torch.testing.assert_close(full(x), torch.tensor([[0.0, 1.0], [0.2, 4 / 255]]))
     torch.testing.assert_close(few(x)[1, 1], torch.tensor(1.0))
@@ -187,7 +187,7 @@ def test_what_counts_as_an_image_depends_on_dtype_size_and_the_config() -> None:
     assert kind(photo, "auto") is NatureCNN
     assert kind(photo, "impala_resnet") is ImpalaResNet
     assert kind(image(8, 8), "auto") is NatureCNN
-    assert kind(image(8, 8), "mlp") is Numbers
+    assert kind(image(8, 8), "mlp") is NumberEncoder
     assert kind(VECTOR, "auto") is MLP
 
 

@@ -21,7 +21,12 @@ from support.sharing import FURTHER, SIZE, begin_to_share, mapped, open_memories
 
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.streams import shared_memory, sharing
-from juggler.runtime.streams.shared_memory import MOST_SLOTS, Memory, Reader, least_bytes
+from juggler.runtime.streams.shared_memory import (
+    MOST_SLOTS,
+    SharedMemory,
+    SharedMemoryReader,
+    least_bytes,
+)
 from juggler.runtime.streams.sharing import MemorySocket, memory_path
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.trees import flatten
@@ -225,10 +230,10 @@ def test_a_reader_that_may_open_no_more_files_shares_nothing_and_its_stream_goes
 ) -> None:
     program = f"""
 import os, resource, socket
-from juggler.runtime.streams.shared_memory import Reader, Writer
+from juggler.runtime.streams.shared_memory import SharedMemoryReader, SharedMemoryWriter
 
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-reader, writer = Reader(ours), Writer(theirs)
+reader, writer = SharedMemoryReader(ours), SharedMemoryWriter(theirs)
 if {probed}:
     reader.receive_offers()
     assert writer.place([memoryview(bytes(4096))], 4096) == 0
@@ -249,8 +254,8 @@ def test_memory_that_cannot_be_mapped_is_refused_with_the_reason(
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with closing(Reader(ours)) as reader, theirs:
-        Memory(4096).hand_over(theirs, 0)
+    with closing(SharedMemoryReader(ours)) as reader, theirs:
+        SharedMemory(4096).hand_over(theirs, 0)
         monkeypatch.setattr(shared_memory, "map_file", full)
         with pytest.raises(WireError, match="in slot 0: Cannot allocate memory"):
             reader.lease(0, 4096)
@@ -286,7 +291,7 @@ def test_what_goes_wrong_with_one_connection_ends_no_other(
         raise ValueError("no reader today")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Reader, "__init__", broken)
+        patch.setattr(SharedMemoryReader, "__init__", broken)
         sender = senders.open(learner.address)
         soon(lambda: send_each(senders, sender, next(FURTHER)) or senders.inline, "it says why")
     assert "ValueError: no reader today" in capsys.readouterr().err

@@ -53,15 +53,20 @@ from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import Columns, Metrics, Seam
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.sequences import terminated
-from juggler.learner.core.state import to_device
+from juggler.learner.core.state_trees import to_device
 from juggler.runtime.checkpoints.checkpoint import IMITATION
 from juggler.runtime.connectors.leaves import at, observed_leaves
 from juggler.runtime.datasets.dataset import Dataset
-from juggler.runtime.datasets.finding import DatasetError
+from juggler.runtime.datasets.find_datasets import DatasetError
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.config import ModelConfig
-from juggler.runtime.modules.encoders import Numbers, OneHot, build_encoder, feature_size
+from juggler.runtime.modules.encoders import (
+    NumberEncoder,
+    OneHotEncoder,
+    build_encoder,
+    feature_size,
+)
 from juggler.runtime.modules.layers import initialized
 from juggler.runtime.wire.structures import space_leaves, tree_map
 from juggler.runtime.wire.trees import Path
@@ -119,7 +124,7 @@ class Discriminator(AroundCore):
         self.own = config
         config.validate()
         observations, actions = inner.module.observation_space, inner.module.action_space
-        self._demonstrations = Demonstrations.read(config.demonstrations, observations, actions)
+        self._demonstrations = DemonstratedSteps.read(config.demonstrations, observations, actions)
         self._shown = Shown(observations, actions, self._demonstrations)
         space, model = self._shown.space, ModelConfig.parse(config.model)
         self.network = OwnNetwork(f"{DEFAULT_MODULE} imitation", lambda: Logits(space, model))
@@ -251,7 +256,7 @@ def _loss(
     return network.loss_sum(own, total, live.sum() + ends.sum())
 
 
-class Demonstrations(NamedTuple):
+class DemonstratedSteps(NamedTuple):
     """M demonstrated steps."""
 
     observations: Any  # [M, ...]
@@ -259,7 +264,7 @@ class Demonstrations(NamedTuple):
     terminated: Tensor  # [M] bool: the environment ended the episode with this step
 
     @classmethod
-    def read(cls, name: str, observation_space: Space, action_space: Space) -> Demonstrations:
+    def read(cls, name: str, observation_space: Space, action_space: Space) -> DemonstratedSteps:
         """Read all steps of a data set.
 
         Args:
@@ -293,12 +298,12 @@ class Demonstrations(NamedTuple):
             torch.from_numpy(terminated),
         )
 
-    def on(self, device: torch.device) -> Demonstrations:
-        return Demonstrations(*(to_device(each, device) for each in self))
+    def on(self, device: torch.device) -> DemonstratedSteps:
+        return DemonstratedSteps(*(to_device(each, device) for each in self))
 
-    def drawn(self, places: Tensor) -> Demonstrations:
+    def drawn(self, places: Tensor) -> DemonstratedSteps:
         """Select demonstrated steps by indices [B]."""
-        return Demonstrations(*(tree_map(lambda x: x[places], each) for each in self))
+        return DemonstratedSteps(*(tree_map(lambda x: x[places], each) for each in self))
 
 
 def _before(observations: Any) -> Any:
@@ -353,7 +358,7 @@ class Shown(nn.Module):
     """
 
     def __init__(
-        self, observation_space: Space, action_space: Space, demonstrations: Demonstrations
+        self, observation_space: Space, action_space: Space, demonstrations: DemonstratedSteps
     ) -> None:
         super().__init__()
         self._places: list[tuple[int, Path]] = []  # 0: in observations, 1: in actions
@@ -369,10 +374,10 @@ class Shown(nn.Module):
                     shapes.append(leaf.shape)
                     continue
                 if isinstance(leaf, spaces.MultiBinary):
-                    encoder: Numbers | OneHot = Numbers(leaf)
+                    encoder: NumberEncoder | OneHotEncoder = NumberEncoder(leaf)
                 else:
                     assert isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete))
-                    encoder = OneHot(leaf)
+                    encoder = OneHotEncoder(leaf)
                 leaves.append(encoder)
                 shapes.append((encoder.size,))
         self.leaves = nn.ModuleList(leaves)

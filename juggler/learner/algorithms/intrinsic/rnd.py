@@ -57,7 +57,7 @@ from juggler.learner.core.sequences import DISCOUNTS, all_observations, terminat
 from juggler.runtime.checkpoints.checkpoint import RND
 from juggler.runtime.connectors.learning import TensorMoments, no_moments, variance, with_live
 from juggler.runtime.connectors.leaves import at, observed_leaves, replaced, space_with
-from juggler.runtime.connectors.rows import following, linear_recurrence
+from juggler.runtime.connectors.row_times import following, linear_recurrence
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.config import ModelConfig
@@ -132,7 +132,7 @@ class Rnd(AroundCore):
 
     def _rewarded(self, state: AroundState, sample: Columns, seam: Seam) -> _Rewarded:
         """Measure the novelty of a sample, before the networks learn from it."""
-        own, seen = dict(state["own"]), Seen.of(sample)
+        own, seen = dict(state["own"]), UniqueObservations.of(sample)
         # The moments of the known observations that live steps led to.
         own["observed"] = {
             name: with_live(
@@ -178,7 +178,7 @@ class Rnd(AroundCore):
         inner: Any,
         own: dict[str, Any],
         columns: Columns,
-        seen: Seen,
+        seen: UniqueObservations,
         everything: Any,
         rewards: Tensor,
     ) -> tuple[Columns, _Targets | None]:
@@ -193,7 +193,7 @@ class Rnd(AroundCore):
         values = self.networks.in_chunks(own, everything, "values")  # [M]
         forward = self.inner.forward(inner).in_chunks()
         log_ratios, live = self._estimator.log_ratios(forward, columns)  # [N, T] both
-        stream = Stream.of(live, seen, values)
+        stream = ContinuousRows.of(live, seen, values)
         nothing = torch.zeros_like(live)  # [N, T]: nothing ever ends
         estimates = self._estimator.estimates(
             {
@@ -211,7 +211,7 @@ class Rnd(AroundCore):
     def _losses(
         self,
         everything: Any,
-        seen: Seen,
+        seen: UniqueObservations,
         targets: _Targets | None,
         own: dict[str, Any],
         part: Tensor,
@@ -245,7 +245,7 @@ class _Rewarded(NamedTuple):
     """A sample with the bonus, and the networks' inputs and targets."""
 
     own: dict[str, Any]  # including the moments of this sample
-    seen: Seen
+    seen: UniqueObservations
     everything: Any  # normalized observations [M, ...]
     columns: Columns
     targets: _Targets | None
@@ -293,7 +293,7 @@ def _headed(
     return nn.Sequential(*layers, initialized(nn.Linear(size, outputs), model.initializer, 1.0))
 
 
-class Seen(NamedTuple):
+class UniqueObservations(NamedTuple):
     """Each observation of a sample once, and indices for each step."""
 
     observations: Any  # [M, ...]
@@ -303,7 +303,7 @@ class Seen(NamedTuple):
     known: Tensor  # [N, T] bool, live steps that do not terminate
 
     @classmethod
-    def of(cls, columns: Columns) -> Seen:
+    def of(cls, columns: Columns) -> UniqueObservations:
         live = columns[c.LIVE]  # [N, T]
         before = torch.arange(live.numel(), device=live.device).view(live.shape)  # [N, T]
         if DISCOUNTS in columns:  # rows of one step each
@@ -318,7 +318,7 @@ class Seen(NamedTuple):
         return cls(everything, before, after, live, live & ~terminated(columns))
 
 
-class Stream(NamedTuple):
+class ContinuousRows(NamedTuple):
     """Live steps of each row, concatenated across episode ends."""
 
     order: Tensor  # [N, T] int64: index of the step at each place
@@ -327,7 +327,7 @@ class Stream(NamedTuple):
     next_values: Tensor  # [N, T]
 
     @classmethod
-    def of(cls, live: Tensor, seen: Seen, values: Tensor) -> Stream:
+    def of(cls, live: Tensor, seen: UniqueObservations, values: Tensor) -> ContinuousRows:
         """Make it from `live` [N, T] and all observations' values [M]."""
         order = (~live).to(torch.int8).argsort(dim=1, stable=True)  # [N, T]
         places = torch.arange(live.shape[1], device=live.device)  # [T]

@@ -52,7 +52,7 @@ from juggler.learner.core.learner_core import (
     StepOutput,
 )
 from juggler.learner.core.live_mean import LiveMean
-from juggler.learner.core.metrics import mean_metrics
+from juggler.learner.core.mean_metrics import mean_metrics
 from juggler.learner.core.returns import Estimates, gae
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
@@ -159,16 +159,18 @@ class Ppo(ActorCriticCore):
         return Loss(total, mean.live_steps, metrics, means={"kl": kl})
 
     @torch.no_grad()
-    def _prepared(self, state: TrainState, sample: Columns, seam: Seam) -> tuple[Table, Tensor]:
+    def _prepared(
+        self, state: TrainState, sample: Columns, seam: Seam
+    ) -> tuple[MinibatchTable, Tensor]:
         """Build a sample's table, and count live steps [] of all learners."""
         columns = self._estimated(self.forward(state).in_chunks(), sample)
         advantages, live_steps = _normalized(columns[ADVANTAGES], columns[c.LIVE], seam)
         if self.config.normalize_advantages:
             columns = {**columns, ADVANTAGES: advantages}
         if self.module.get_initial_state():
-            return Table.of_segments(columns), live_steps
+            return MinibatchTable.of_segments(columns), live_steps
         of_steps = {name: columns[name] for name in _OF_STEPS if name in columns}
-        return Table.of_steps(of_steps), live_steps
+        return MinibatchTable.of_steps(of_steps), live_steps
 
     def _estimated(self, forward: Forward, columns: Columns) -> Columns:
         """Add advantages, targets and old values to the columns.
@@ -207,7 +209,7 @@ class Ppo(ActorCriticCore):
             live = actor_critic_pass(forward, columns, self.config.burn_in).live
         return torch.zeros_like(columns[c.REWARDS]), live
 
-    def _minibatches(self, key: Tensor, table: Table) -> Iterator[Columns]:
+    def _minibatches(self, key: Tensor, table: MinibatchTable) -> Iterator[Columns]:
         """Yield the minibatches of all epochs; each epoch deals them again."""
         minibatches, epochs = self.passes()
         for epoch in range(epochs):
@@ -242,7 +244,9 @@ def row_keys(contents: Tensor, live: Tensor) -> Tensor:
     return (mixed(numbers ^ mixed(steps)) * live).sum(1) & _32_BITS  # [N]
 
 
-def deal(key: Tensor, rows: Tensor, present: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def split_into_minibatches(
+    key: Tensor, rows: Tensor, present: Tensor, count: int
+) -> tuple[Tensor, Tensor]:
     """Distribute the entries of a table over `count` minibatches.
 
     Every minibatch gets an equal, random part of every row's present entries, and of its absent
@@ -276,7 +280,7 @@ def deal(key: Tensor, rows: Tensor, present: Tensor, count: int) -> tuple[Tensor
     return places, present.flatten()[places] & there
 
 
-class Table(NamedTuple):
+class MinibatchTable(NamedTuple):
     """A sample's steps, or segments of a stateful module, for minibatches."""
 
     columns: Columns  # of steps [N T, ...], or of a sample with segments [N, T, ...]
@@ -284,7 +288,7 @@ class Table(NamedTuple):
     present: Tensor  # [R, I] bool: entries to learn from
 
     @classmethod
-    def of_steps(cls, columns: Columns) -> Table:
+    def of_steps(cls, columns: Columns) -> MinibatchTable:
         """
         Args:
             columns: [N, T, ...].
@@ -293,7 +297,7 @@ class Table(NamedTuple):
         return cls(flat, row_keys(columns[c.ACTION_LOGP], columns[c.LIVE]), columns[c.LIVE])
 
     @classmethod
-    def of_segments(cls, columns: Columns) -> Table:
+    def of_segments(cls, columns: Columns) -> MinibatchTable:
         """
         Args:
             columns: the sample.
@@ -304,7 +308,9 @@ class Table(NamedTuple):
 
     def minibatches(self, key: Tensor, count: int) -> Iterator[Columns]:
         """Yield minibatches: steps [B, ...], or all columns of some segments."""
-        dealt, all_there = deal(key, self.rows, self.present, count)  # [k, B] both
+        dealt, all_there = split_into_minibatches(
+            key, self.rows, self.present, count
+        )  # [k, B] both
         if c.SEGMENT_ROWS in self.columns:
             for places, there in zip(dealt, all_there, strict=True):
                 segments = {name: self.columns[name][places] for name in c.SEGMENTS}  # [B]

@@ -47,7 +47,7 @@ from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import tree_map
 
 
-class _Acted(NamedTuple):
+class _SampledActions(NamedTuple):
     """Values and entropies of a policy's actions."""
 
     values: Tensor  # [B] the smaller value, expected
@@ -137,7 +137,7 @@ class Sac(OffPolicyCore):
         return 0.5 * math.log(int(module.action_space.n))
 
 
-def _acted(policy: Forward, critic: Forward, observations: Any, noise: Tensor) -> _Acted:
+def _acted(policy: Forward, critic: Forward, observations: Any, noise: Tensor) -> _SampledActions:
     """Sample actions for B observations, and value them.
 
     Args:
@@ -155,10 +155,10 @@ def _acted(policy: Forward, critic: Forward, observations: Any, noise: Tensor) -
     spec = policy.module.action_distribution()
     if isinstance(spec, SquashedGaussianSpec):
         log_probs = log_probs + spec.log_half_widths  # [B] as if bounds were -1 and 1
-    return _Acted(valued.amin(-1), -log_probs)
+    return _SampledActions(valued.amin(-1), -log_probs)
 
 
-def _expected(policy: Forward, inputs: Tensor, values: Tensor) -> _Acted:
+def _expected(policy: Forward, inputs: Tensor, values: Tensor) -> _SampledActions:
     """Compute expected value and entropy of a policy of Discrete actions.
 
     Args:
@@ -168,12 +168,12 @@ def _expected(policy: Forward, inputs: Tensor, values: Tensor) -> _Acted:
     """
     distribution = policy.module.action_distribution()(inputs)
     expected = (inputs.softmax(-1) * values.amin(1)).sum(-1)  # [B]
-    return _Acted(expected, distribution.entropy())
+    return _SampledActions(expected, distribution.entropy())
 
 
 def _learned_of(
     forward: Forward, observations: Any, columns: Columns, noise: Tensor
-) -> tuple[Tensor, _Acted]:
+) -> tuple[Tensor, _SampledActions]:
     """Compute both values [B, 2] of taken actions, and the policy's values.
 
     Gradients of the policy's values flow through Q to the policy, and do not change Q.

@@ -20,7 +20,7 @@ from juggler.runtime.modules.columns import LIVE
 from juggler.runtime.wire.structures import tree_leaves, tree_map
 
 
-class Columns:
+class ColumnStorage:
     """Columns [capacity, ...] by name, or trees of them.
 
     Args:

@@ -29,7 +29,7 @@ from juggler.learner.data.replay.memory import (
     must_be_rows,
     steps_of_row,
 )
-from juggler.learner.data.replay.table import Drawn, EpisodeTable, FrameTable, Slots, Table
+from juggler.learner.data.replay.table import Drawn, EpisodeTable, FrameTable, ReplayTable, Slots
 from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sums, alone
 from juggler.runtime.connectors.contexts import FRAMES
 from juggler.runtime.episodes.version import DEFAULT_MODULE
@@ -164,8 +164,8 @@ class _Keeper(DataSource):
         self.table = self._table(steps, framed=FRAMES in rows)
         self._step_bytes = each
 
-    def _table(self, steps: int, *, framed: bool) -> Table:
-        kind = FrameTable if framed else EpisodeTable if self._episodes else Table
+    def _table(self, steps: int, *, framed: bool) -> ReplayTable:
+        kind = FrameTable if framed else EpisodeTable if self._episodes else ReplayTable
         return kind(steps, self._alpha, self._generator, self._room.directory, self._marks)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from juggler.learner.data.replay.episode_rows import LAST, WITHOUT_STEPS, Size, resized, size_of
-from juggler.learner.data.replay.memory import Columns, any_leaf, count_of, unlike
+from juggler.learner.data.replay.memory import ColumnStorage, any_leaf, count_of, unlike
 from juggler.runtime.connectors.contexts import FRAMES
 from juggler.runtime.connectors.leaves import at, replaced
 from juggler.runtime.modules import columns as c
@@ -116,7 +116,7 @@ class Drawn(NamedTuple):
     shares: NDArray[np.float64] | None = None
 
 
-class Table:
+class ReplayTable:
     """Keeps the newest rows in a ring, and draws from them.
 
     Args:
@@ -151,7 +151,7 @@ class Table:
         self.came_rows = self.drawn_rows = self.unused_rows = 0
         self._highest = 1.0  # of all priorities so far
         self._came = 0  # generations so far
-        self._columns: Columns | None = None
+        self._columns: ColumnStorage | None = None
         self.marks: dict[str, NDArray[np.int64]] = dict.fromkeys(marks, _NONE)
         self.capacity, self.size, self._next = capacity, 0, 0
         self._weights: SumTree | None = None
@@ -173,7 +173,7 @@ class Table:
         if count < came:
             rows = tree_map(lambda x: x[-count:], rows)
         if self._columns is None:
-            self._columns = Columns(rows, self.capacity, self._directory)
+            self._columns = ColumnStorage(rows, self.capacity, self._directory)
         self._columns.check(rows)
         slots = self._next + np.arange(count)  # [n]
         wraps = self._next + count > self.capacity
@@ -299,7 +299,7 @@ class Table:
             part = slice(first, first + at_once)
             rows = tree_map(partial(_part, order[part], device), columns)
             if self._columns is None:
-                self._columns = Columns(rows, self.capacity, self._directory)
+                self._columns = ColumnStorage(rows, self.capacity, self._directory)
             self._columns.write(slots[part], rows)
         self.size, self._came = len(order), int(table["counts"][0])
         self.generations[slots] = table["generations"][order]
@@ -350,7 +350,7 @@ class Table:
         self.size -= len(slots)
 
 
-class FrameTable(Table):
+class FrameTable(ReplayTable):
     """Keeps transitions, whose stacks share frames with their neighbours'.
 
     Rows arrive with FRAMES [P, ...], and with the numbers of k frames instead of each stack. They
@@ -363,7 +363,7 @@ class FrameTable(Table):
 
     def __init__(self, capacity: int, *given: Any, **keys: Any) -> None:
         self._stacks = np.zeros((capacity, 0), np.int64)  # [capacity, 2 k] slots of frames
-        self._frames: Columns | None = None
+        self._frames: ColumnStorage | None = None
         self._holds = np.zeros(max(1, capacity + capacity // 4), np.int32)  # stacks per frame
         self._frames_used, self._frames_free = 0, _NONE
         super().__init__(capacity, *given, **keys)
@@ -436,7 +436,7 @@ class FrameTable(Table):
             chosen = partial(_chosen, torch.from_numpy(wanted[part]), device)
             rows = {FRAMES: tree_map(chosen, frames)}
             if self._frames is None:
-                self._frames = Columns(rows, len(self._holds), self._directory)
+                self._frames = ColumnStorage(rows, len(self._holds), self._directory)
             self._frames.check(rows)
             self._frames.write(slots[part], rows)
         self._holds[slots] = held[wanted]
@@ -465,7 +465,7 @@ class FrameTable(Table):
         self._frames_free = np.concatenate([self._frames_free, free])
 
 
-class EpisodeTable(Table):
+class EpisodeTable(ReplayTable):
     """Keeps rows of episodes, as `rows_of_episodes` makes them.
 
     All rows take the memory of the longest one so far. When a longer one arrives, all rows are
@@ -473,8 +473,8 @@ class EpisodeTable(Table):
 
     Args:
         steps: maximum number of steps, if all rows have the length of the longest one.
-        given: positional arguments of `Table`.
-        keys: keyword arguments of `Table`.
+        given: positional arguments of `ReplayTable`.
+        keys: keyword arguments of `ReplayTable`.
     """
 
     def __init__(self, steps: int, *given: Any, **keys: Any) -> None:
@@ -482,7 +482,7 @@ class EpisodeTable(Table):
         super().__init__(steps, *given, **keys)
 
     def insert(self, rows: dict[str, Any]) -> Slots:
-        """Insert rows as `Table.insert` does.
+        """Insert rows as `ReplayTable.insert` does.
 
         Raises:
             Exception: there is not enough memory for larger rows; all rows are discarded.
@@ -541,18 +541,18 @@ class EpisodeTable(Table):
 
     def _rebuilt(
         self, name: str, size: Size, slots: Slots, places: Slots, capacity: int
-    ) -> Columns:
+    ) -> ColumnStorage:
         columns, needed = self._columns, {name, LAST.get(name, name)}
         assert columns is not None
 
         def rows(some: Slots) -> dict[str, Any]:
             return {name: resized(columns.take(some, needed), size, self._size)[name]}
 
-        made = Columns(rows(_NONE), capacity, self._directory)
+        made = ColumnStorage(rows(_NONE), capacity, self._directory)
         for first in range(0, len(slots), _EPISODES_AT_ONCE):  # all of them may exceed the memory
             part = slice(first, first + _EPISODES_AT_ONCE)
             made.write(places[part], rows(slots[part]))
-        found: Columns = made.tree[name]
+        found: ColumnStorage = made.tree[name]
         return found
 
 

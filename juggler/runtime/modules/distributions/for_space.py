@@ -28,7 +28,7 @@ from juggler.runtime.modules.distributions.base import (
     one_uniform,
     same_kind,
 )
-from juggler.runtime.nearest import nearest
+from juggler.runtime.near_matches import nearest
 from juggler.runtime.wire.errors import UnsupportedSpace
 from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.trees import path_name

@@ -1,0 +1,206 @@
+"""The parts of a run, and their connections."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import Message
+
+from juggler.driver.callbacks import Callback, Callbacks, Run
+from juggler.driver.changed_values import ChangedValues
+from juggler.driver.checkpoint.driver_state import core_of, metrics_of, restores
+from juggler.driver.checkpoint.first_weights import FirstWeights
+from juggler.driver.checkpoint.frozen_modules import FrozenModule
+from juggler.driver.checkpoint.snapshots import Checkpointing, SnapshotWriter
+from juggler.driver.config import RunConfig
+from juggler.driver.core.events import Command, Event
+from juggler.driver.league_players import trained_now
+from juggler.driver.record.wording import Progress
+from juggler.driver.run_end import RunClock, RunEnd
+from juggler.driver.workers.command_sender import CommandSender, ConnectorState
+from juggler.driver.workers.evaluations import BestCheckpoint, Confirmation, Evaluations, Evaluators
+from juggler.driver.workers.league_run import LeagueRun
+from juggler.driver.workers.local_workers import LocalWorkers
+from juggler.driver.workers.trained_modules import TrainedModules
+from juggler.driver.workers.worker_registry import Departures, LeavingLearners, WorkerRegistry
+from juggler.envrunner.setup import ActingSetup
+from juggler.runtime.actors.hub import Hub
+from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.actors.worker import to_json
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import training_pb2
+
+
+class FrozenParts:
+    """Sends modules and players to workers part by part.
+
+    This limits the memory in flight.
+
+    Frozen modules are sent before the Setup; messages appended in between follow it.
+    """
+
+    def __init__(self, parts: RunParts) -> None:
+        self._registry, self._commands = parts.registry, parts.commands
+        self._to_send: dict[Worker, deque[Iterator[Message]]] = {}
+        self._on_its_way: set[Worker] = set()  # workers that have not acknowledged their last part
+        self._awaited: dict[str, set[Worker]] = {}  # by added player, EnvRunners without it
+
+    def set_up(self, worker: Worker, setup: Message) -> None:
+        """Send a worker all frozen modules, then its setup."""
+        frozen = list(self._registry.frozen.items())
+        parts = (part for name, module in frozen for part in restores(name, module.tree, {}))
+        self.append(worker, chain(parts, [setup]))
+
+    def add_player(
+        self, module_id: str, setup: ActingSetup, tree: Mapping[str, Tree] | None = None
+    ) -> None:
+        """Send a player to all workers that play.
+
+        Args:
+            tree: its weights and its connectors' state; None: learners send them.
+        """
+        self._awaited[module_id] = set(self._registry.env_runners())
+        for worker in self._registry.acting_workers():
+            parts = () if tree is None else restores(module_id, tree, {})
+            added = training_pb2.AddPlayer(module_id=module_id, config=to_json(setup))
+            self.append(worker, chain(parts, [added]))
+
+    def remove_player(self, module_id: str) -> None:
+        """Let workers forget a player."""
+        self._awaited.pop(module_id, None)
+        for worker in self._registry.acting_workers():
+            self.append(worker, [training_pb2.RemovePlayer(module_id=module_id)])
+
+    def received(self, worker: Worker, module_id: str) -> None:
+        """Note that a worker has received an added player."""
+        self._awaited.get(module_id, set()).discard(worker)
+
+    def awaited(self, module_id: str) -> bool:
+        """Return whether an EnvRunner has not received a player yet."""
+        return bool(self._awaited.get(module_id))
+
+    def append(self, worker: Worker, messages: Iterable[Message]) -> None:
+        """Send a worker messages after its other parts."""
+        self._to_send.setdefault(worker, deque()).append(iter(messages))
+        if worker not in self._on_its_way:
+            self.send_next(worker)
+
+    def send_next(self, worker: Worker) -> None:
+        """Send a worker its next part, if there is one."""
+        queue = self._to_send.get(worker, deque())
+        while queue:
+            if (message := next(queue[0], None)) is not None:
+                self._on_its_way.add(worker)
+                return self._commands.send(worker, message)
+            queue.popleft()
+        self._on_its_way.discard(worker)
+
+    def left(self, worker: Worker) -> None:
+        self._to_send.pop(worker, None)
+        self._on_its_way.discard(worker)
+        for workers in self._awaited.values():
+            workers.discard(worker)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InheritedState:
+    """State that a run takes over from earlier runs."""
+
+    resume: Checkpoint | None = None  # the state to resume from; None: the run is new
+    # Weights from other runs by module id; others begin with new weights
+    beginning: Mapping[str, FirstWeights] = field(default_factory=dict)
+    # The run's modules that are not trained, by id
+    frozen: Mapping[str, FrozenModule] = field(default_factory=dict)
+
+
+class RunParts:
+    """The parts shared by loop, events, status and end of a run.
+
+    Each part changes only through its own methods.
+
+    Args:
+        only_local: all workers are processes of this host that the driver starts.
+        stop: asks the loop, from any thread, to end the run for a reason.
+
+    Attributes:
+        league: the league of the run; None: it has no league.
+        frozen_parts: the weights of modules that are not trained, on their way to EnvRunners.
+        values: numbers that callbacks have set instead of schedules.
+        connectors: by module id, the state of the EnvRunners' connectors.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        hub: Hub,
+        local: LocalWorkers,
+        progress: Progress,
+        snapshots: SnapshotWriter,
+        clock: RunClock,
+        run_dir: Path,
+        inherited: InheritedState = InheritedState(),
+        only_local: bool = True,
+        callbacks: Sequence[Callback] = (),
+        stop: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.config, self.run_dir, self.hub, self.local = config, run_dir, hub, local
+        self.progress, self.snapshots, self.clock = progress, snapshots, clock
+        self.only_local = only_local
+        self.end = RunEnd(clock)
+        resume, beginning = inherited.resume, inherited.beginning
+        self.core = core_of(config, resume)
+        trained = trained_now(config, resume.counters if resume else None)
+        self.values = ChangedValues(config, trained, resume)
+        if changed := self.values.in_words():
+            progress.message(f"the run continues with values set by callbacks: {changed}")
+        self.metrics = metrics_of(resume)
+        run = Run(run_dir, config.flat(), self.core, progress, stop, self.values, self.metrics)
+        self.callbacks = Callbacks(run, self.end, progress, callbacks)
+        most_learners = config.driver.most_learners(dialled=not only_local)
+        self.registry = WorkerRegistry(
+            config,
+            self.core.updates_before,
+            most_learners,
+            frozen=dict(inherited.frozen),
+            trained=trained,
+        )
+        self.connectors: dict[str, ConnectorState] = {}
+        self.league: LeagueRun | None = None
+        # These parts reach each other through this object.
+        self.commands = CommandSender(self)
+        self.frozen_parts = FrozenParts(self)
+        self.trained = TrainedModules(self, resume, beginning)
+        self.learners = self.trained.learners
+        self.stale_runners = self.trained.stale_runners
+        self.leaving_learners = LeavingLearners(self)
+        if config.agents.league:
+            self.league = LeagueRun(self, resume, beginning)
+        self.checkpointing = Checkpointing(self)
+        evaluators = Evaluators(self)
+        self.evaluations = Evaluations(self, evaluators, BestCheckpoint(run_dir))
+        self.confirmation = Confirmation(self, evaluators)
+        self.departures = Departures(self)
+
+    @property
+    def restarts(self) -> int:
+        """Number of workers that replaced others, on all hosts."""
+        return self.local.supervisor.restarts + self.metrics.workers.remote_restarts()
+
+    def more_counters(self) -> dict[str, Any]:
+        """Return the run's counters for a checkpoint, other than its books."""
+        league = self.league.counters() if self.league else {}
+        return {**league, **self.values.to_state()}
+
+    def happened(self, event: Event) -> None:
+        """Book an event in the core, and send the resulting commands."""
+        self.carry_out(self.core.book(event))
+
+    def carry_out(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            self.commands.carry_out(command)

@@ -1,0 +1,289 @@
+"""Writes a Minari data set, as a whole or not at all."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments.find_environment import EnvironmentFactory, find_environment
+from juggler.envrunner.failures import EnvironmentFailed
+from juggler.runtime.datasets.dataset import RecordedEpisode
+from juggler.runtime.datasets.find_datasets import DATA, DatasetError, must_be_installed, partial_of
+from juggler.runtime.modules.import_by_name import SCRIPT
+from juggler.runtime.plain_files import try_lock
+from juggler.runtime.wire.structures import from_tree, space_leaves
+
+#: Exceptions seen when writing to a full disk.
+_REFUSED = (OSError, RuntimeError)
+#: Where Minari keeps the episodes of a data set.
+_EPISODES = "main_data.hdf5"
+#: Maximum overhead of HDF5 in bytes, per write and per episode.
+_OVERHEAD_BYTES = 1 << 16
+
+
+class DatasetWriter:
+    """Adds episodes to a data set; made by `writing`.
+
+    Attributes:
+        nbytes: of its files so far.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        storage: Any,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+    ) -> None:
+        self.nbytes = 0
+        self._place, self._storage = place, storage
+        self._spaces = observation_space, action_space
+
+    def add(self, *episodes: RecordedEpisode) -> None:
+        """Write episodes to the disk.
+
+        Many at once take half as long as one by one.
+
+        Raises:
+            DatasetError: the disk refuses them.
+        """
+        with _refusals(self._place):
+            _reserve(Path(self._storage.data_path, _EPISODES), episodes)
+            self._storage.update_episodes([self._buffer(episode) for episode in episodes])
+            self.nbytes = bytes_of(Path(self._storage.data_path).iterdir())
+
+    def _buffer(self, episode: RecordedEpisode) -> Any:
+        """Convert an episode to Minari's buffer."""
+        from minari.data_collector import EpisodeBuffer
+
+        observed, acted = self._spaces
+        last = [False] * (len(episode) - 1)
+        return EpisodeBuffer(
+            observations=from_tree(observed, episode.observations),
+            actions=from_tree(acted, episode.actions),
+            rewards=episode.rewards.tolist(),
+            terminations=[*last, episode.terminated],
+            truncations=[*last, not episode.terminated],
+        )
+
+
+@contextmanager
+def writing(
+    place: Path,
+    dataset_id: str,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    env_spec: EnvSpec | None,
+    about: dict[str, str],
+) -> Iterator[DatasetWriter]:
+    """Write a data set, which appears once the context ends well.
+
+    Otherwise, or if the process is killed, no data set is left.
+
+    Args:
+        place: its directory, which must not exist.
+        dataset_id: its name in Minari, such as "juggler/cartpole-v0".
+        observation_space: of the environment.
+        action_space: of the environment.
+        env_spec: of the environment, if Gymnasium can make it again.
+        about: more of Minari's metadata, such as "algorithm_name".
+
+    Raises:
+        DatasetError: the place is taken, the disk refuses writes, or as `must_be_recordable`.
+    """
+    must_be_recordable(observation_space, action_space)
+    from minari.dataset.minari_storage import MinariStorage
+
+    if place.exists():
+        raise DatasetError(f"{place} is there already: choose another place, or remove it")
+    place = place.absolute()  # Minari appends a relative one to itself
+    with ExitStack() as held:
+        with _refusals(place):
+            _remove_abandoned(place)
+            partial = held.enter_context(_held_directory(place))
+            (partial / DATA).mkdir()
+            storage = MinariStorage.new(
+                partial / DATA,
+                observation_space,
+                action_space,
+                env_spec,
+                jpeg_encoding=False,  # images without loss
+            )
+            (partial / DATA / _EPISODES).write_bytes(_empty_file())
+        yield DatasetWriter(place, storage, observation_space, action_space)
+        with _refusals(place):
+            # Readers reject a data set without a name.
+            named = {"dataset_id": dataset_id, "minari_version": version("minari"), **about}
+            storage.update_metadata(named)
+            for file in (partial / DATA).iterdir():
+                _to_disk(file)
+            partial.rename(place)
+            _to_disk(place.parent)
+
+
+def must_be_recordable(
+    observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+) -> None:
+    """Check that a data set can hold values of these spaces.
+
+    Raises:
+        DatasetError: the package minari is missing, or a key of these spaces would be lost.
+    """
+    must_be_installed()
+    for what, space in (("observations", observation_space), ("actions", action_space)):
+        for path, _ in space_leaves(space):
+            for key in path:
+                if key in ("", ".") or "/" in key:  # HDF5 would read it as a path
+                    raise DatasetError(
+                        f"a data set cannot hold {what} with the key {key!r}: choose a key "
+                        "without '/' that is neither empty nor '.'"
+                    )
+
+
+@contextmanager
+def _held_directory(place: Path) -> Iterator[Path]:
+    """Make a locked (flock) directory next to a place.
+
+    The process holds the lock while it writes. A process id would mean nothing in another container
+    that shares the place.
+    """
+    partial = place.with_name(f".{place.name}.partial-{token_hex(4)}")
+    partial.mkdir(parents=True)
+    descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try_lock(descriptor)
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Remove partial copies of this data set that killed processes left.
+
+    Directories that a process holds, or that cannot be opened, stay.
+    """
+    # A directory without data may be new, and not locked yet.
+    for data in place.parent.glob(f"{partial_of(place.name)}/{DATA}"):
+        with suppress(OSError):
+            descriptor = os.open(data.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                if try_lock(descriptor):
+                    shutil.rmtree(data.parent, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def bytes_of(files: Iterable[Path]) -> int:
+    """Return the total size of files."""
+    return sum(file.stat().st_size for file in files)
+
+
+def _reserve(file: Path, episodes: Sequence[RecordedEpisode]) -> None:
+    """Reserve disk space for episodes.
+
+    HDF5 crashes if the disk fills up while it writes. Closing the file releases unused space.
+
+    Raises:
+        OSError: there is no room.
+    """
+    numbers = sum(2 * each.nbytes + 16 * len(each) for each in episodes)
+    with file.open("r+b") as opened:
+        end = opened.seek(0, os.SEEK_END)
+        os.posix_fallocate(opened.fileno(), end, numbers + _OVERHEAD_BYTES * (1 + len(episodes)))
+
+
+def _empty_file() -> bytes:
+    """Make an HDF5 file without episodes."""
+    import h5py
+
+    content = io.BytesIO()
+    with h5py.File(content, "w", track_order=True):
+        pass
+    return content.getvalue()
+
+
+@contextmanager
+def _refusals(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except _REFUSED as error:
+        code = getattr(error, "errno", None)  # HDF5's own message has several lines
+        why = os.strerror(code) if code else str(error).partition("\n")[0]
+        raise DatasetError(
+            f"cannot write the data set {place}, of which nothing is kept: {why}"
+        ) from error
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file or a directory is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def spec_of(config: EnvRunnerConfig, factory: Callable[..., Any] | None) -> EnvSpec | None:
+    """Return Gymnasium's spec that makes an environment again.
+
+    Its id is the value of `env`. None: the environment has no name, or its spec is not JSON.
+
+    Args:
+        config: names the environment.
+        factory: makes the environments; None: the name does.
+    """
+    if config.gateway or config.is_elsewhere or config.env_wrappers:
+        return None
+    found = find_environment(config.env) if factory is None else _found_as(config.env, factory)
+    if found is None or (isinstance(found, type) and not issubclass(found, gymnasium.Env)):
+        return None  # such as a whole vector
+    if isinstance(found, EnvSpec):
+        spec = copy.deepcopy(found)
+    else:
+        spec = EnvSpec(config.env, entry_point=config.env)
+    spec.kwargs.update(config.env_kwargs)
+    if config.max_episode_steps is not None:
+        spec.max_episode_steps = config.max_episode_steps
+    try:
+        spec = replace(spec, id=config.env)
+    except gymnasium.error.Error:
+        pass  # Gymnasium rejects a dotted module before a namespace: the spec keeps its id
+    try:
+        spec.to_json()
+    except (TypeError, ValueError):
+        return None
+    return spec
+
+
+def _found_as(name: str, factory: Callable[..., Any]) -> EnvironmentFactory | None:
+    """Return the factory, if another process can import it by name.
+
+    A script's code, or a function within a function, cannot be imported.
+    """
+    if name.startswith(SCRIPT):
+        return None
+    try:
+        return factory if find_environment(name) is factory else None
+    except (ValueError, EnvironmentFailed):
+        return None
+
+
+def name_for_minari(env: str) -> str:
+    """Reduce an environment's name to the characters that Minari allows."""
+    name = re.sub(r"-v\d+$", "", env.rpartition(":")[2])
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "env"

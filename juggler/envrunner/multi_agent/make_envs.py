@@ -1,0 +1,186 @@
+"""Builds an EnvRunner's environments with several agents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator
+
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments.envpool import AT_OWN_PACE, make_envpool_rows
+from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
+from juggler.envrunner.environments.find_environment import find_environment
+from juggler.envrunner.environments.wrappers import wrapper_specs
+from juggler.envrunner.failures import failures_of
+from juggler.envrunner.multi_agent.games import Game, ParallelGame, TurnBasedGame
+from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
+from juggler.envrunner.multi_agent.interfaces import FINDERS, METHODS, class_of
+from juggler.envrunner.multi_agent.interfaces import has_several_agents as has_several_agents
+from juggler.envrunner.multi_agent.padded_agents import PaddedAgents
+from juggler.envrunner.multi_agent.passing_agents import PassingAgents
+from juggler.envrunner.multi_agent.pettingzoo_games import native
+from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
+from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
+from juggler.envrunner.multi_agent.vector_turns import VectorTurns
+from juggler.runtime.near_matches import all_of, one_of
+
+#: Makes one environment from env_kwargs, or N of them from env_kwargs and num_envs.
+MultiAgentFactory = Callable[..., Any]
+
+
+def make_multi_agent_envs(
+    config: EnvRunnerConfig,
+    env_factory: MultiAgentFactory | None = None,
+    *,
+    just_one: bool = False,
+    critics_see: Collection[str] = (),
+) -> MultiAgentEnvs:
+    """Build an EnvRunner's environments with several agents.
+
+    Args:
+        config: the environments and their number.
+        env_factory: makes the environments instead of `config.env`.
+        just_one: make only one environment, to read its agents and spaces.
+        critics_see: values of `critic_sees` that turns must have.
+
+        Raises:
+            ValueError: `config` names an environment that does not exist, or an option that is not
+                for several agents; or the environments have no state for a critic.
+            EnvironmentFailed: the constructor of an environment failed, or its agents break
+                PettingZoo's rules.
+    """
+    config.validate()
+    envs = _made(config, 1 if just_one else config.envs_per_runner, env_factory, critics_see)
+    if not config.pad_agents or len(envs.groups) == 1:
+        return envs
+    try:
+        return PaddedAgents(envs)
+    except BaseException:
+        envs.close()
+        raise
+
+
+def _made(
+    config: EnvRunnerConfig,
+    num_envs: int,
+    env_factory: MultiAgentFactory | None,
+    critics_see: Collection[str],
+) -> MultiAgentEnvs:
+    if env_factory is None and config.env.startswith(ENVPOOL) and AT_OWN_PACE in config.env_kwargs:
+        _check_options(config, config.env, True)
+        return make_envpool_rows(config, num_envs, critics_see)
+    make, name = find_games(config, env_factory)
+    is_vector = steps_all_at_once(make)
+    _check_options(config, name, is_vector)
+    if is_vector:
+        if "num_envs" in config.env_kwargs:
+            raise ValueError("env_kwargs must not have num_envs: set envs_per_runner instead")
+        with failures_of(name, "constructor"):
+            vector = make(num_envs=num_envs, **config.env_kwargs)
+        try:
+            _check_vector(vector, num_envs, name)
+            return VectorTurns(vector, name, critics_see)
+        except BaseException:
+            vector.close()
+            raise
+    wrappers = wrapper_specs(config.env_wrappers)
+    games: list[Game] = []
+    try:
+        for i in range(num_envs):
+            with failures_of(f"environment {i} ({name})", "constructor"):
+                env = _wrapped(make(**config.env_kwargs), wrappers)
+            games.append(_game(env, i, name, config.max_episode_steps))
+        return GamesInTurn(games, name, critics_see)
+    except BaseException:
+        for game in games:
+            game.close()
+        raise
+
+
+def find_games(
+    config: EnvRunnerConfig, env_factory: MultiAgentFactory | None
+) -> tuple[MultiAgentFactory, str]:
+    """Find the factory of the environments, and their name.
+
+    Raises:
+        ValueError: there is no such environment, or it has one agent.
+        EnvironmentFailed: importing its module failed.
+    """
+    scheme = next(filter(config.env.startswith, FINDERS), "")
+    if env_factory is None and scheme:
+        return FINDERS[scheme](config.env), config.env.removeprefix(scheme)
+    source = env_factory or find_environment(config.env)
+    if isinstance(source, EnvSpec):
+        raise ValueError(f"env {config.env!r} has one agent: it is registered with Gymnasium")
+    return source, getattr(source, "__qualname__", type(source).__name__)
+
+
+def steps_all_at_once(make: MultiAgentFactory) -> bool:
+    """Return whether a factory makes a `MultiAgentVectorEnv`."""
+    made = class_of(make)
+    return made is not None and issubclass(made, MultiAgentVectorEnv)
+
+
+def _check_options(config: EnvRunnerConfig, name: str, is_vector: bool) -> None:
+    """Check keys that have another meaning, or none, for several agents."""
+    allowed = ("auto", "native") if is_vector else ("auto", "sync")
+    if config.vectorize not in allowed:
+        raise ValueError(
+            f"vectorize = {config.vectorize!r}: the environments of {name} have several agents, "
+            f"and are stepped in the EnvRunner's own process; use {one_of(allowed)}"
+        )
+    if config.autoreset not in ("auto", "same_step"):
+        raise ValueError(
+            f"autoreset = {config.autoreset!r}: an environment with several agents begins its next "
+            "episode within the step that ended the last one; leave it out"
+        )
+    if is_vector and config.env_wrappers:
+        raise ValueError(
+            f"env_wrappers wrap single environments, and {name} steps all of its own: leave them "
+            "out"
+        )
+    if is_vector and config.max_episode_steps is not None:
+        raise ValueError(
+            f"max_episode_steps: {name} steps all of its environments at once and has to truncate "
+            "their episodes itself; leave it out, or see whether env_kwargs has a limit"
+        )
+    for piece in wrapper_specs(config.env_wrappers):
+        if piece.entry_point.startswith("gymnasium.wrappers:"):
+            raise ValueError(
+                f"env_wrappers: {piece.name} is for environments with one agent; name a wrapper of "
+                "PettingZoo's interface as 'package.module:Class'"
+            )
+
+
+def _check_vector(vector: MultiAgentVectorEnv, num_envs: int, name: str) -> None:
+    needed = ("num_envs", "agents", "observation_space", "action_space")
+    if lacking := [each for each in needed if not hasattr(vector, each)]:
+        raise ValueError(f"{name} must have {all_of(lacking)}: set them in its constructor")
+    if vector.num_envs != num_envs:
+        raise ValueError(
+            f"{name} has {vector.num_envs} environments where {num_envs} were asked for"
+        )
+    if not vector.agents or len({*vector.agents}) < len(vector.agents):
+        raise ValueError(f"{name} must have agents with different names, not {vector.agents!r}")
+
+
+def _wrapped(env: Any, wrappers: tuple[WrapperSpec, ...]) -> Any:
+    for wrapper in wrappers:
+        wrap: Callable[..., Any] = load_env_creator(wrapper.entry_point)
+        env = wrap(env, **wrapper.kwargs or {})
+    return env
+
+
+def _game(env: Any, index: int, name: str, limit: int | None) -> Game:
+    env = native(env)
+    if callable(getattr(env, "last", None)):
+        return TurnBasedGame(env, index, limit)
+    if all(callable(getattr(env, each, None)) for each in METHODS):
+        if not hasattr(env, "possible_agents") and hasattr(env, "max_num_agents"):
+            env = PassingAgents(env)
+        return ParallelGame(env, index, limit)
+    raise ValueError(
+        f"{name} must make an environment with PettingZoo's Parallel or AEC interface, or be a "
+        f"MultiAgentVectorEnv; it made a {type(env).__name__}"
+    )

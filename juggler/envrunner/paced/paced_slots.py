@@ -1,0 +1,504 @@
+"""Slots of agents that act at their own pace, and their rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from numpy.typing import NDArray
+
+from juggler.envrunner.paced.paced_rows import Rows, SlotAllocator, Where, where
+from juggler.runtime.acting.actor import Actor
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.structures import grown, put, take
+from juggler.runtime.wire.trees import Tree
+
+_FIRST_PLACES = 64
+
+
+@dataclass(slots=True)
+class _Together:
+    """The rows of places that all act in each turn.
+
+    Attributes:
+        rows: [P] of each place; None: steps are not recorded, or rows begin next.
+        where: the same rows, as a slice if possible.
+        step: complete steps of each row.
+        acted: the rewards of actions are due.
+        due: [P] rows whose states before the first step are not kept yet; None: no row.
+    """
+
+    rows: NDArray[np.intp] | None = None
+    where: Where = field(default_factory=lambda: slice(None))
+    step: int = 0
+    acted: bool = False
+    due: NDArray[np.bool_] | None = None
+
+
+class PacedSlots:
+    """Slots of agents, each with a row while its steps are recorded.
+
+    An agent that acts is followed by three calls, in this order: `add_rewards` with the reward of
+    its action; `end` if that action was its last one in the episode; `observe` with the observation
+    after it. A row with T steps is complete when that observation is known.
+
+    Args:
+        observation_space: of the observations in batches.
+        policy: acts for the agents.
+        steps: T, of a row.
+        row_age: maximum number of updates that the weights of a row's first step may be behind the
+            newest weights.
+        count: initial number of places; 0: `seat` adds them.
+
+    Attributes:
+        rows: filling and complete.
+        ended: return and length of the episodes that ended since the caller emptied the list.
+        counts: of events so far, by name.
+        of: state of each place, as arrays by name.
+        newest: [2] generation and update of the weights that act.
+    """
+
+    def __init__(
+        self,
+        observation_space: Space[Any],
+        policy: Actor,
+        steps: int,
+        row_age: int,
+        count: int = 0,
+    ) -> None:
+        capacity = count or _FIRST_PLACES
+        self.rows = Rows(observation_space, steps, policy.blank_inputs, capacity)
+        self.ended: list[tuple[float, int]] = []
+        self.counts: Counter[str] = Counter()
+        self._policy = policy
+        self._steps = steps
+        self._row_age = row_age
+        self._places = SlotAllocator(capacity)
+        policy.grow(capacity)
+        self._next_episode = 0
+        self.newest = np.zeros(2, np.uint64)
+        self._together: _Together | None = None  # all places act in each turn
+        self._any_stale = False  # an agent's current step may be the first of a row and stale
+        self.of: dict[str, NDArray[Any]] = {
+            "row": np.full(capacity, -1, np.intp),  # -1: no row
+            "step": np.zeros(capacity, np.intp),  # complete steps of the row
+            "acted": np.zeros(capacity, np.bool_),  # the reward of an action is due
+            "acted_at": np.zeros(capacity),  # seconds
+            # Of the weights that acted last.
+            "generation": np.zeros(capacity, np.uint64),
+            "update": np.zeros(capacity, np.uint64),
+            "first": np.ones(capacity, np.bool_),  # the next action begins an episode
+            "episode": np.zeros(capacity, np.uint64),
+            "length": np.zeros(capacity, np.int64),
+            "return": np.zeros(capacity, np.float64),
+        }
+        if count:
+            self.seat(count)
+
+    def __len__(self) -> int:
+        return self._places.used
+
+    def seat(self, count: int) -> list[int]:
+        """Add places for new agents."""
+        before = self._places.capacity
+        if self._places.grow(count):
+            self.of = grown(self.of, self._places.capacity)
+            self.of["row"][before:] = -1
+            self._policy.grow(self._places.capacity)
+        places = self._places.allocate(count)
+        self.of["row"][places], self.of["acted"][places] = -1, False
+        self.of["first"][places], self.of["length"][places] = True, 0
+        self.of["return"][places] = 0
+        return places
+
+    def forget(self) -> None:
+        """Drop all rows and running episodes."""
+        self.split()
+        for row in [*self.of["row"][self.of["row"] >= 0].tolist(), *self.rows.complete]:
+            self.rows.release(row)
+        self.rows.complete.clear()
+        self.ended.clear()
+        self.of["row"][:], self.of["acted"][:], self.of["first"][:] = -1, False, True
+        self.of["length"][:], self.of["return"][:] = 0, 0
+
+    def pop_ended(self) -> tuple[list[float], list[int]]:
+        """Return returns and lengths of episodes that ended since the last call."""
+        ended, self.ended = self.ended, []
+        return [total for total, _ in ended], [length for _, length in ended]
+
+    def new_episodes(self, count: int) -> NDArray[np.intp]:
+        """Return the ids of new episodes."""
+        self._next_episode += count
+        return np.arange(self._next_episode - count, self._next_episode)
+
+    # -- results of actions ----------------------------------------------------------------------
+
+    def add_rewards(self, places: NDArray[np.intp], rewards: NDArray[np.floating[Any]]) -> None:
+        """Complete the last steps at places [B] with their rewards [B]."""
+        of = self.of
+        self.counts["steps"] += len(places)
+        self._policy.rewarded(rewards, places)
+        of["length"][places] += 1
+        of["return"][places] += rewards
+        of["acted"][places] = False
+        rows = of["row"][places]  # [B]
+        unrecorded = int(np.count_nonzero(rows < 0))
+        if unrecorded:
+            self.counts["steps_unrecorded"] += unrecorded
+        if self._any_stale:
+            self.free_stale(places)
+            rows = of["row"][places]
+        if unrecorded or self._any_stale:
+            recorded = rows >= 0  # [B]
+            places, rewards, rows = places[recorded], rewards[recorded], rows[recorded]
+        steps = of["step"][places]  # [B]
+        self.rows.by_step["rewards"][rows * self.rows.width + steps] = rewards
+        of["step"][places] = steps + 1
+
+    def end(
+        self,
+        places: NDArray[np.intp],
+        truncated: NDArray[np.bool_],
+        final_observations: Tree,
+    ) -> None:
+        """End the episodes at places [B] with their last rewarded steps.
+
+        Args:
+            places: of the agents, whose next actions begin an episode.
+            truncated: [B]; the rest terminated.
+            final_observations: [K, ...] of truncated episodes.
+        """
+        rows, last = self.of["row"][places], self.of["step"][places] - 1  # [B] both
+        recorded, cut = rows >= 0, truncated  # [B] both
+        if np.count_nonzero(recorded) < len(rows):
+            rows, last, cut = rows[recorded], last[recorded], truncated[recorded]
+        at = rows * self.rows.width + last
+        self.rows.by_step["terminated"][at] = ~cut
+        self.rows.by_step["truncated"][at] = cut
+        if np.count_nonzero(cut):
+            finals = recorded[truncated].nonzero()[0].tolist()  # of recorded episodes
+            ends = zip(finals, rows[cut].tolist(), last[cut].tolist(), strict=True)
+            for k, row, step in ends:
+                self.rows.ended_with(row, step, take(final_observations, k))
+        self._end_episodes(places)
+
+    def _end_episodes(self, places: NDArray[np.intp]) -> None:
+        of = self.of
+        self.ended += zip(of["return"][places].tolist(), of["length"][places].tolist(), strict=True)
+        self._forget_episodes(places)
+
+    def _forget_episodes(self, places: NDArray[np.intp]) -> None:
+        """Start new episodes with the next actions at places [B]."""
+        of = self.of
+        of["return"][places], of["length"][places], of["first"][places] = 0, 0, True
+
+    def observe(self, places: NDArray[np.intp], observations: Tree) -> None:
+        """Write the observations [B, ...] after the last actions at places [B]."""
+        of = self.of
+        rows = of["row"][places]  # [B]
+        if np.count_nonzero(rows < 0):
+            recorded = rows >= 0  # [B]
+            places, rows, observations = (
+                places[recorded],
+                rows[recorded],
+                take(observations, recorded),
+            )
+        steps = of["step"][places]  # [B]
+        put(self.rows.by_step["observations"], rows * self.rows.width + steps, observations)
+        full = steps == self._steps  # [B]
+        if np.count_nonzero(full):
+            self.rows.finish(rows[full], steps[full])
+            of["row"][places[full]] = -1
+
+    def free_stale(self, places: NDArray[np.intp]) -> int:
+        """Free rows at places [B] whose first step became stale; count them."""
+        if not self._any_stale:
+            return 0
+        places = places[self._is_stale(places)]
+        for row in self.of["row"][places].tolist():
+            self.rows.release(row)
+        self.counts["steps_stale"] += len(places)
+        self.of["row"][places] = -1
+        return len(places)
+
+    def _is_stale(self, places: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return where the current step is its row's first, and stale [B]."""
+        rows = self.of["row"][places]  # [B]
+        stale: NDArray[np.bool_] = (rows >= 0) & (self.of["step"][places] == 0) & self._is_old(rows)
+        return stale
+
+    # -- actions ---------------------------------------------------------------------------------
+
+    def act(
+        self,
+        places: NDArray[np.intp],
+        recording: NDArray[np.bool_] | bool,
+        observations: Tree,
+        kept: Tree | None = None,
+    ) -> Any:
+        """Let the policy act -> the actions for environments.
+
+        Args:
+            places: [B]
+            recording: [B] whose steps are recorded; or whether all are.
+            observations: [B, ...] of the policy.
+            kept: [B, ...] observations in batches; None: the same.
+        """
+        of = self.of
+        first = of["first"][places]  # [B]
+        if np.count_nonzero(first):
+            self._begin_episodes(places[first])
+        sent, actions, inputs = self._policy.act(observations, places, first)
+        observations = observations if kept is None else kept
+        of["acted"][places] = True
+        of["generation"][places], of["update"][places] = self.newest
+        if isinstance(recording, bool):
+            if not recording:
+                return sent
+        elif np.count_nonzero(recording) < len(recording):
+            places, first, inputs = places[recording], first[recording], inputs[recording]
+            observations, actions = take(observations, recording), take(actions, recording)
+        rows = of["row"][places]  # [B]
+        new = rows < 0  # [B]
+        if np.count_nonzero(new):
+            rows[new] = self.begin_rows(places[new], self._policy.states_before(places[new]))
+            begun = rows[new] * self.rows.width
+            put(self.rows.by_step["observations"], begun, take(observations, new))
+            first |= new
+        at = rows * self.rows.width + of["step"][places]  # [B]
+        if np.count_nonzero(first):
+            self.rows.begin_episodes(at[first], self._beginnings(places[first]))
+        self.rows.act(at, actions, inputs)
+        return sent
+
+    def _begin_episodes(self, places: NDArray[np.intp]) -> None:
+        self.of["episode"][places] = self.new_episodes(len(places))
+        self.of["first"][places] = False
+
+    def begin_rows(self, places: NDArray[np.intp], states: dict[str, Tree]) -> NDArray[np.intp]:
+        """Begin rows [B] at places [B], with states [B, ...] before them."""
+        rows = self.rows.begin(states, len(places))
+        self.of["row"][places], self.of["step"][places] = rows, 0
+        self.rows.columns["places"][rows] = places
+        return rows
+
+    def _beginnings(self, places: NDArray[np.intp] | slice) -> NDArray[np.uint64]:
+        """Return entries [B, 4] of `beginnings` for the current steps at places."""
+        of = self.of
+        beginnings = np.empty((len(of["episode"][places]), 4), np.uint64)
+        beginnings[:, 0], beginnings[:, 1] = of["episode"][places], of["length"][places]
+        if self._together:
+            beginnings[:, 2:] = self.newest
+        else:
+            beginnings[:, 2] = of["generation"][places]
+            beginnings[:, 3] = of["update"][places]
+        return beginnings
+
+    # -- all places act in each turn ---------------------------------------------------------------
+
+    @property
+    def are_together(self) -> bool:
+        """Whether all places act at once since `gather`."""
+        return self._together is not None
+
+    def gather(self) -> bool:
+        """Let all places act at once; False: a place has a row."""
+        if self._together is None and not np.count_nonzero(self.of["row"] >= 0):
+            self._together = _Together()
+            self._policy.grow(len(self))  # memory has only these places
+        return self._together is not None
+
+    def split(self) -> None:
+        """Let some places act at a time, each with its own row."""
+        together, self._together = self._together, None
+        if together is None:
+            return
+        of = self.of
+        self._policy.grow(len(self))  # arrays are not shared any more
+        of["acted"][:] = together.acted
+        of["generation"][:], of["update"][:] = self.newest
+        if together.rows is not None:
+            of["row"][:], of["step"][:] = together.rows, together.step
+
+    def act_together(
+        self,
+        seen: Tree,
+        kept: Tree,
+        recording: bool,
+    ) -> Any:
+        """Let the policy act at all P places -> the environments' actions.
+
+        Args:
+            seen: [P, ...] observations of the policy.
+            kept: [P, ...] observations in rows.
+            recording: steps are recorded.
+        """
+        together, of, policy = self._together, self.of, self._policy
+        assert together is not None
+        first = of["first"]  # [P]
+        begin = np.count_nonzero(first)
+        if begin:
+            first = first.copy()
+            self._begin_episodes(first.nonzero()[0])
+        if not recording:
+            self._complete_together(together)
+        elif together.rows is None:
+            self._begin_together(together, kept)
+        due = together.due
+        acted = policy.act(seen, first=first if policy.remembers else None, keep=policy.remembers)
+        together.acted = True
+        if together.rows is not None:
+            where, t, columns = together.where, together.step, self.rows.columns
+            if "actions" not in columns:
+                self.rows.make_room_for(acted.chosen)
+            put(columns["actions"], (where, t), acted.chosen)
+            if acted.inputs is not None:
+                columns["inputs"][where, t] = acted.inputs
+            elif not t:
+                columns["recorded"][where] = True  # with log-probabilities of 0
+                columns["action_logp"][where] = 0
+            if not t:
+                columns["beginnings"][where, 0] = self._beginnings(slice(None))
+            elif begin:
+                at = (together.rows[first], t)
+                columns["beginnings"][at] = self._beginnings(first.nonzero()[0])
+            if due is not None:
+                states = policy.states_before()
+                self.rows.put_states(together.rows[due], take(states, due))
+                together.due = None
+        return acted.sent
+
+    def add_results_together(
+        self,
+        rewards: NDArray[np.float64],
+        kept: Tree,
+        ended: NDArray[np.intp],
+        last_rewards: NDArray[np.float64],
+        truncated: NDArray[np.bool_],
+        lasts: Tree,
+    ) -> None:
+        """Record the results of all places' last actions.
+
+        Args:
+            rewards: [P]; 0 where an episode ended.
+            kept: [P, ...] observations in rows.
+            ended: [E] places whose episode ended.
+            last_rewards: [E]
+            truncated: [E]; the rest terminated.
+            lasts: [E, ...] last observations of their episodes.
+        """
+        together, of = self._together, self.of
+        assert together is not None
+        if self._policy.remembers:
+            self._policy.rewarded(rewards)
+        rows, t = together.rows, together.step
+        of["return"] += rewards
+        of["length"] += 1
+        steps = len(rewards)
+        self.counts["steps"] += steps
+        together.acted = False
+        if rows is None:
+            self.counts["steps_unrecorded"] += steps
+        else:
+            columns, where = self.rows.columns, together.where
+            columns["rewards"][where, t] = rewards
+            put(columns["observations"], (where, t + 1), kept)
+        if len(ended):
+            of["return"][ended] += last_rewards
+            if rows is not None:
+                at = rows[ended]  # [E]
+                columns["rewards"][at, t] = last_rewards
+                columns["truncated"][at, t], columns["terminated"][at, t] = truncated, ~truncated
+                for k in truncated.nonzero()[0].tolist():
+                    self.rows.ended_with(int(at[k]), t, take(lasts, np.array(k)))
+            self._end_episodes(ended)
+        together.step += 1
+        if together.step == self._steps:
+            self._complete_together(together)
+
+    def _begin_together(self, together: _Together, kept: Tree) -> None:
+        """Begin a row at each place, with its observation."""
+        count = len(self)
+        rows = self.rows.begin({}, count)
+        self.rows.columns["places"][rows] = np.arange(count)
+        together.rows, together.where, together.step = rows, where(rows), 0
+        put(self.rows.columns["observations"], (together.where, 0), kept)
+        if self._policy.remembers:
+            together.due = np.ones(count, np.bool_)
+
+    def _complete_together(self, together: _Together) -> None:
+        """Complete the row of each place."""
+        if together.rows is not None:
+            self.rows.finish(together.rows, np.full(len(together.rows), together.step))
+        together.rows = together.due = None
+
+    # -- rows that are handed in short ------------------------------------------------------------
+
+    def use(self, version: Version) -> None:
+        """Use newer weights, and hand in outdated rows."""
+        together = self._together
+        if together is not None and together.rows is None and not together.acted:
+            self.newest[:] = version  # no row has been begun
+            return
+        self.split()
+        self.newest[:] = version
+        self.flush(self._is_old(self.of["row"]))
+
+    def pause(self, places: NDArray[np.intp]) -> None:
+        """Complete observed rows of places [B] whose next step is not recorded."""
+        held = places[self.of["row"][places] >= 0]
+        self.rows.finish(self.of["row"][held], self.of["step"][held])
+        self.of["row"][held] = -1
+
+    def _is_old(self, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return which rows [B] began with outdated weights [B]."""
+        begun = self.rows.first_updates[rows]  # [B]
+        old: NDArray[np.bool_] = begun + np.uint64(self._row_age) < self.newest[1]
+        return old
+
+    def flush_all(self) -> None:
+        """Complete all rows that have a complete step, as they are."""
+        self.split()
+        self.flush(np.ones(len(self.of["row"]), np.bool_))
+
+    def flush(self, which: NDArray[np.bool_]) -> None:
+        """Complete rows as they are, where they have a complete step.
+
+        Args:
+            which: [S] of all places. A current step moves to a new row.
+        """
+        of, rows = self.of, self.rows
+        places = np.flatnonzero(which & (of["row"] >= 0) & (of["step"] > 0))  # [B]
+        if len(places):
+            self.counts["rows_cut"] += len(places)
+        rows.finish(of["row"][places], of["step"][places])
+        acted = places[of["acted"][places]]
+        at = of["row"][acted] * rows.width + of["step"][acted]
+        of["row"][places] = -1
+        if len(acted):
+            new = rows.move_steps(at, self._policy.states_before(acted))
+            rows.begin_episodes(new * rows.width, self._beginnings(acted))
+            of["row"][acted] = new
+        of["step"][places] = 0
+        standing = of["acted"] & (of["row"] >= 0) & (of["step"] == 0)
+        self._any_stale = bool((standing & self._is_old(of["row"])).any())
+
+    def drop_stale(self) -> int:
+        """Free complete rows that are too old -> number of their steps."""
+        rows = self.rows
+        # A row may be filled for `row_age` updates, and then wait for as many.
+        oldest = int(self.newest[1]) - 2 * self._row_age
+        if oldest <= 0 or not rows.complete:
+            return 0
+        complete = np.array(rows.complete, np.intp)
+        old = complete[rows.first_updates[complete] < oldest]
+        dropped = int(rows.columns["lengths"][old].sum())
+        gone = set(old.tolist())
+        rows.complete = [row for row in rows.complete if row not in gone]
+        for row in old.tolist():
+            rows.release(row)
+        self.counts["steps_stale"] += dropped
+        return dropped

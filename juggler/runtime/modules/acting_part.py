@@ -1,0 +1,187 @@
+"""The acting part of a module: its weights, states and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Any, NoReturn
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, OBSERVATIONS, STATES
+from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.near_matches import closest
+from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.trees import Tree
+
+
+def acting_names(module: RLModule) -> list[str]:
+    """Return names of parameters and buffers for acting.
+
+    Names are as in `named_parameters` and `named_buffers`, which name a shared tensor once; parts
+    in `training_only` are left out.
+
+    Raises:
+        ValueError: `training_only` names a part that does not exist, or one that the acting part
+            shares under a name that is training only.
+    """
+    _check_names(module)
+    apart = module.training_only
+    once = chain(module.named_parameters(), module.named_buffers())
+    names = {id(tensor): name for name, tensor in once}
+    everywhere = chain(
+        module.named_parameters(remove_duplicate=False),
+        module.named_buffers(remove_duplicate=False),
+    )
+    for alias, tensor in everywhere:
+        name = names[id(tensor)]
+        if _within(name, apart) and not _within(alias, apart):
+            raise ValueError(
+                f"{type(module).__name__} shares {name!r}, which is training only, with "
+                f"{alias!r}, which is not: assign the latter first, so that its name counts"
+            )
+    return [name for name in names.values() if not _within(name, apart)]
+
+
+def strip_to_acting(module: RLModule) -> None:
+    """Remove `training_only` parts; a pass that uses them raises an error.
+
+    Raises:
+        ValueError: as for `acting_names`.
+    """
+    acting_names(module)
+    for path in module.training_only:
+        parent_path, _, name = path.rpartition(".")
+        parent = module.get_submodule(parent_path)
+        delattr(parent, name)
+        parent.add_module(name, TrainingOnly(f"{type(module).__name__}.{path}"))
+
+
+class TrainingOnly(nn.Module):
+    """Placeholder for a part that an EnvRunner does not have."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.why = (
+            f"{name} is in training_only, so it is missing when the module acts: remove it from "
+            "training_only, or use it only in _forward_train"
+        )
+
+    def forward(self, *_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(self.why)
+
+    def __getitem__(self, _: Any) -> NoReturn:
+        raise RuntimeError(self.why)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{self.why} (asked for {name!r})")
+
+    @classmethod
+    def __torch_function__(cls, *call: Any) -> NoReturn:
+        _function, _types, args, *_ = call
+        raise RuntimeError(next(each.why for each in args if isinstance(each, cls)))
+
+
+def _within(name: str, paths: tuple[str, ...]) -> bool:
+    return any(name == path or name.startswith(path + ".") for path in paths)
+
+
+def _check_names(module: RLModule) -> None:
+    for path in module.training_only:
+        parent_path, _, name = path.rpartition(".")
+        try:
+            parent = module.get_submodule(parent_path)
+        except AttributeError:
+            parent = None
+        if parent is not None and (
+            name in parent._modules or name in parent._parameters or name in parent._buffers
+        ):
+            continue
+        known = [each for each, _ in chain(module.named_modules(), module.named_parameters())]
+        near = closest(path, known)
+        hint = f": did you mean {near!r}?" if near else ""
+        raise ValueError(f"{type(module).__name__}.training_only has no such part {path!r}{hint}")
+
+
+Forward = Callable[[Any], dict[str, Any]]
+
+
+def one_step(forward: Forward, observations: Any, states: Any) -> tuple[dict[str, Any], Any]:
+    """Run one step of a stateful module, as sequences of length 1.
+
+    Args:
+        forward: one of the module's passes.
+        observations: a tree of tensors [N, ...].
+        states: before the step, [N, ...].
+
+    Returns:
+        "actions" and "action_dist_inputs" [N, ...], if the module returns them, and the states
+            after the step.
+    """
+    sequences = tree_map(lambda leaf: leaf.unsqueeze(1), observations)  # [N, 1, ...]
+    outputs = forward({OBSERVATIONS: sequences, STATES: states})
+    chosen: dict[str, Any] = {
+        name: tree_map(lambda leaf: leaf.squeeze(1), outputs[name])  # [N, ...]
+        for name in (ACTIONS, ACTION_DIST_INPUTS)
+        if name in outputs
+    }
+    return chosen, outputs[STATES]
+
+
+def initial_states(module: RLModule, rows: int) -> Any:
+    """Return states [N, ...] at episodes' starts, or {} without a state."""
+    return tree_map(
+        lambda state: state.detach().expand(rows, *state.shape).clone(), module.get_initial_state()
+    )
+
+
+def restarted(states: Any, initial: Any, first: Tensor) -> Any:
+    """Replace states [N, ...] by initial ones where an episode starts.
+
+    Args:
+        states: a tree of tensors.
+        initial: a tree of tensors.
+        first: [N] bool, where an episode starts.
+    """
+    return tree_map(
+        lambda start, state: torch.where(first.view(-1, *[1] * (state.ndim - 1)), start, state),
+        initial,
+        states,
+    )
+
+
+def weights_of(module: RLModule) -> dict[str, Tensor]:
+    """Return a module's parameters and buffers, by the learner's names."""
+    return {
+        name: tensor.detach()
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+    }
+
+
+def load_weights(into: Mapping[str, Tensor], weights: Tree) -> None:
+    """Copy arrays into tensors of the same names, which keep their dtypes.
+
+    Raises:
+        ValueError: the weights belong to another module.
+    """
+    if not isinstance(weights, Mapping):
+        raise ValueError("weights are one array, not arrays by name")
+    if odd := weights.keys() ^ into.keys():
+        raise ValueError(f"weights are of another module: only one side has {sorted(odd)}")
+    for name, mine in into.items():
+        tensor = _tensor(weights[name])  # [...]
+        if tensor.shape != mine.shape:
+            raise ValueError(
+                f"weights are of another module: {name!r} has shape {list(tensor.shape)}, "
+                f"here {list(mine.shape)}"
+            )
+        mine.copy_(tensor)
+
+
+def _tensor(array: Any) -> Tensor:
+    if array.dtype == ml_dtypes.bfloat16:  # torch cannot convert it from NumPy
+        return torch.tensor(array.view(np.int16)).view(torch.bfloat16)  # [...]
+    return torch.tensor(array)  # [...]
