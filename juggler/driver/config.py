@@ -252,13 +252,19 @@ class RunConfig:
         try:
             algorithm = find_algorithm(name)
         except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from error
+            known = _owners(cls(), where)
+            odd = [key for key in values if key not in known and not algorithms_with(key)]
+            unknown = [unknown_key(key, known, LearnerConfig.algorithm, where) for key in odd]
+            raise_all([WrongValue("algorithm", f"{where}: {error}"), *unknown])
+            raise
         config = cls(learner=algorithm.config(algorithm=name))
         owners = _owners(config, where)
         if isinstance(values.get("module"), Mapping):
             raise ConfigError(f"{where}: module is a name: did you mean the table 'modules'?")
         wrong: list[ValueError] = [
-            unknown_key(key, owners, name, where) for key in values if key not in owners
+            unknown_key(key, owners, name, where, values[key])
+            for key in values
+            if key not in owners
         ]
         for part_name, part in _parts(config).items():
             mine = {key: value for key, value in values.items() if owners.get(key) == part_name}
@@ -593,13 +599,18 @@ def _of_others(key: str, algorithm: str) -> str:
     )
 
 
-def unknown_key(key: str, known: Iterable[str], algorithm: str, where: str) -> WrongValue:
+def unknown_key(
+    key: str, known: Iterable[str], algorithm: str, where: str, value: Any = None
+) -> WrongValue:
     """Make the error about an unknown key."""
     if others := _of_others(key, algorithm):
         return WrongValue(key, f"{where}: {others}")
     keys_of = "" if algorithm == LearnerConfig.algorithm else f"--algorithm {algorithm} "
     near = nearest(key, known, listed_by=f"`juggler train {keys_of}--help`")
-    return WrongValue(key, f"{where}: unknown key {key!r}{instead_of(key) or near}")
+    what = "unknown key"
+    if isinstance(value, Mapping):
+        what = "keys stand at the top level, and there is no table"
+    return WrongValue(key, f"{where}: {what} {key!r}{instead_of(key) or near}")
 
 
 def wrong_keys(module_id: str, table: Mapping[str, Any], of_run: str) -> list[ValueError]:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, cast
 
 import cloudpickle
@@ -46,6 +47,7 @@ from juggler.driver.workers.module_setups import acting_setup, add_module, env_r
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.find_environment import VectorEnvironment
+from juggler.envrunner.environments.misfits import misfit
 from juggler.envrunner.environments.seeding import line_up_generator
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.environments.video import record_videos
@@ -70,14 +72,22 @@ from juggler.learner.shared_parts import SharedParts
 from juggler.runtime.actors.attachment import describe
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.weights import weights_in
-from juggler.runtime.connectors.pipelines import build_runner_pipelines
+from juggler.runtime.connectors.pipelines import EnvToModule, build_runner_pipelines, is_shipped
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.modules.import_by_name import found
 from juggler.runtime.near_matches import all_of, listed
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
-from juggler.runtime.wire.structures import choices_of, find_outside, space_leaves, to_tree
+from juggler.runtime.wire.structures import (
+    choices_of,
+    find_outside,
+    from_tree,
+    space_leaves,
+    to_tree,
+    tree_leaves,
+    tree_map,
+)
 from juggler.runtime.wire.trees import Tree, flatten, path_name
 from juggler.runtime.wire.v1 import spaces_pb2, training_pb2
 
@@ -391,6 +401,7 @@ def learner_of(
     env_to_module, module_to_env = build_runner_pipelines(
         config.connectors.parsed(), group.observation_space, group.action_space, own.classes
     )
+    _try_connectors(env_to_module, group.observation_space)
     in_batches = training_pb2.Ready.Module(
         observation_space=space_to_message(env_to_module.observation_space),
         action_space=space_to_message(module_to_env.action_space),
@@ -406,6 +417,29 @@ def learner_of(
             "cannot act with one member: it is for scripts, see docs/cores.md"
         )
     return learner
+
+
+def _try_connectors(pipeline: EnvToModule, space: Space[Any]) -> None:
+    """Call observation connectors with two samples, and check the results.
+
+    Raises:
+        ValueError: a connector's result does not fit its space, or it changes what it is given.
+    """
+    if all(map(is_shipped, pipeline.stored)):
+        return
+    samples = [to_tree(space, space.sample()) for _ in range(2)]
+    observations = tree_map(lambda *each: np.stack(each), *samples)  # [2, ...]
+    for connector in pipeline.stored:
+        given = tree_map(np.copy, observations)
+        result = connector(observations)
+        name, own = f"connector {type(connector).__name__}", connector.observation_space
+        rows = result if result is None else tree_map(lambda each: each[0], result)
+        if why := misfit(own, rows if rows is None else from_tree(own, rows)):
+            raise ValueError(f"{name}: {why}")
+        same = tree_map(partial(np.array_equal, equal_nan=True), given, observations)
+        if not all(each for _, each in tree_leaves(same)):
+            raise ValueError(f"{name} changes the observations that it gets: return new arrays")
+        observations = result
 
 
 def begin(

@@ -84,7 +84,8 @@ def rule_for(value: float | None) -> str:
     """Return the rule that a number breaks; None: it is not finite."""
     if value is not None and math.isfinite(value):
         return TOO_LARGE
-    return "the environment must give finite numbers"
+    too_large = value is not None and math.isinf(value)
+    return "the environment must give finite numbers" + ", below 3.4e38 as float32" * too_large
 
 
 def check_finite(batch: EpisodeBatch) -> None:

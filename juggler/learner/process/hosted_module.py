@@ -468,7 +468,9 @@ def begin_with(
         hint = ". They are of another network, or of other observations or actions" if whole else ""
         if whole and selectable:
             hint += ". To take only some, name them in from_parameters"
-        raise ValueError(f"{source}: {error}{hint}") from error
+        text = str(error)
+        hint = hint.removeprefix(".") if text.endswith("?") else hint
+        raise ValueError(f"{source}: {text}{hint}") from error
 
 
 class ClippedActions:

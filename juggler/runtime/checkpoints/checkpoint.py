@@ -312,8 +312,9 @@ def newest_good(directory: Path) -> tuple[Checkpoint, list[str]]:
 
 def _why_none(path: Path) -> str:
     """Describe why a directory has no checkpoint."""
-    if runs := sorted(path.glob(f"*/{DIRECTORY}")):
-        return f": it holds several runs: name one, such as {runs[0].parent}"
+    runs = [each.parent for each in sorted(path.glob(f"*/{DIRECTORY}"))]
+    if runs := [each for each in runs if (each / _CONFIG).is_file()]:
+        return f": it holds several runs: name one, such as {runs[0]}"
     if not (path / _CONFIG).is_file():
         return "; give a checkpoint, or the directory of a run that has made one"
     try:

@@ -143,6 +143,22 @@ class EnvToModule:
             connector.set_state(state[name])
 
 
+def is_shipped(connector: Connector) -> bool:
+    """Return whether a connector is one of Juggler's own."""
+    return type(connector).__module__.startswith("juggler.")
+
+
+def _must_keep_shapes(connector: Connector, before: Columns, after: Columns) -> None:
+    """Raise ValueError if a column of steps lost its shape [N, T]."""
+    for name in (c.REWARDS, c.TERMINATED, c.TRUNCATED, c.LIVE):
+        if name in before and name in after and before[name].shape != after[name].shape:
+            had, has = list(before[name].shape), list(after[name].shape)
+            raise ValueError(
+                f"connector {type(connector).__name__} gives column {name!r} the shape {has}, and "
+                f"it had {had}: a learner needs a number for each step"
+            )
+
+
 class ModuleToEnv:
     """Applies action connectors, then converts to the environment's dtypes.
 
@@ -258,7 +274,9 @@ class LearnerPipeline:
         """Make new columns from a batch on its device."""
         columns = self.in_context(columns)
         for connector in self._connectors.values():
-            columns = connector(columns)
+            before, columns = columns, connector(columns)
+            if not is_shipped(connector):
+                _must_keep_shapes(connector, before, columns)
         return columns
 
     def in_context(self, columns: Columns) -> Columns:
