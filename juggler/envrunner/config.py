@@ -55,7 +55,7 @@ class EnvRunnerConfig:
 
     env: str = "CartPole-v1"
     """Environment: a Gymnasium id, "module:id", "module:callable", "envpool:id", "pufferlib:name",
-    "pettingzoo:FAMILY/GAME-vN", "open_spiel:game", or "dm_env_rpc://HOST:PORT"."""
+    "pettingzoo:FAMILY/GAME-vN", "open_spiel:game", "tuples:id", or "dm_env_rpc://HOST:PORT"."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment's constructor, or how to join a simulator."""
     dataset: str = ""
