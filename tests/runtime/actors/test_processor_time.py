@@ -91,7 +91,7 @@ def test_a_busy_thread_that_waits_for_a_processor_or_makes_progress_does_not_han
         assert threads.longest()[0] == 0.0
         threads.now += 3
         assert threads.longest() == (3.0, me)
-        threads.stood_still(2.0)
+        threads.add_suspension(2.0)
         assert threads.longest() == (1.0, me)
     assert threads.longest() == (0.0, 0)
 

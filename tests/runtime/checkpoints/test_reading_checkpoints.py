@@ -224,13 +224,16 @@ def test_a_state_file_that_is_something_else_is_refused(tmp_path: Path, content:
         ("failed", "its run ended before its first"),
         ("deleted", "holds no checkpoint any more, or"),
         ("seeds", "it holds several runs: name"),
+        ("source", "holds no checkpoint; give a checkpoint, or"),
         ("000000003", "checkpoint.json is missing"),
     ],
 )
 def test_a_path_without_a_checkpoint_says_so(tmp_path: Path, what: str, reason: str) -> None:
     (tmp_path / "file").touch()
-    for name in ("empty", "run/checkpoints", "000000003", "seeds/seed-0/checkpoints"):
+    below = "run", "seeds/seed-0", "source/package"
+    for name in ("empty", "000000003", *(f"{each}/checkpoints" for each in below)):
         (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "seeds/seed-0/config.toml").touch()
     ended = {"reason_for_stop": "stop_seconds", "failure": None}
     failed = {"reason_for_stop": "failed", "failure": "no GPU"}
     deleted = {"reason_for_stop": "solved", "failure": None, "env_steps_trained": 9}
