@@ -233,7 +233,7 @@ def test_a_simulator_in_python_acts_by_itself() -> None:
         world.ask(1000)
         scope["simulate_cartpole"](world.address)
         world.keep(Version(1, 0))
-        returns = scope["simulate_by_itself"](world.address)
+        returns = scope["play"]("CartPole-v1", world.address, mode="local", episodes=2)
         assert len(returns) == 2
         assert world.count("steps_recorded") == sum(returns)
 
