@@ -55,7 +55,6 @@ def test_the_files_on_the_page_have_only_keys_that_exist() -> None:
         "chase:Chase",
         "chase:Chase",
         "pettingzoo:mpe2/simple_spread_v3",
-        "CartPole-v1",  # a table of goals alone
     ]
     envs = make_multi_agent_envs(configs[1].env_runner)
     assert (envs.num_envs, len(envs.agents)) == (64, 4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -212,10 +211,7 @@ def test_the_simulators_in_python_play() -> None:
         assert world.count("steps") >= 25
         scope["simulate_with_seeds"](world.address, 3)
         assert world.count("episodes") == 5
-        before = world.count("steps")
-        asyncio.run(scope["simulate_at_once"](world.address, 5, 7))
-        assert world.count("steps") - before == 5 * 6
-        scope["simulate_with_numbers"](world.address, 12)
+        scope["simulate_with_numbers"](world.address)
         with world._server.at_work():
             told = world._server.manager.pop_played().infos
         assert told == {"left": [(4.5, 0.0, 9.0)]}
@@ -237,7 +233,7 @@ def test_a_simulator_in_python_acts_by_itself() -> None:
         world.ask(1000)
         scope["simulate_cartpole"](world.address)
         world.keep(Version(1, 0))
-        returns = scope["simulate_by_itself"](world.address)
+        returns = scope["play"]("CartPole-v1", world.address, mode="local", episodes=2)
         assert len(returns) == 2
         assert world.count("steps_recorded") == sum(returns)
 
