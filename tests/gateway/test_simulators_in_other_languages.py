@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -211,6 +212,9 @@ def test_the_simulators_in_python_play() -> None:
         assert world.count("steps") >= 25
         scope["simulate_with_seeds"](world.address, 3)
         assert world.count("episodes") == 5
+        before = world.count("steps")
+        asyncio.run(scope["simulate_at_once"](world.address, 5, 7))
+        assert world.count("steps") - before == 5 * 6
         scope["simulate_with_numbers"](world.address)
         with world._server.at_work():
             told = world._server.manager.pop_played().infos
