@@ -272,13 +272,13 @@ class ParallelGame(Game):
         """Report what critics see, with present agents and agents that just ended."""
         if not self.critics_see:
             return
-        there = [agent for agent in there if agent in observations]  # others pause
+        there = list(there)
+        acting = {agent: observations[agent] for agent in there if agent in observations}
         if ended:
-            every = {agent: observations[agent] for agent in (*there, *ended)}
+            every = {**acting, **{agent: observations[agent] for agent in ended}}
             for kind, seen in self._seen_by_critics(lambda: every).items():
                 reports.critics_at_end[kind][self.index] = copy.deepcopy(seen)
-        if there:
-            acting = {agent: observations[agent] for agent in there}
+        if there:  # also if all of them pause
             for kind, seen in self._seen_by_critics(lambda: acting).items():
                 reports.critics_now[kind][self.index] = seen
 

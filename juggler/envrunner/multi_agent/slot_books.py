@@ -136,11 +136,14 @@ class SlotBooks:
         self._rewards += rewards
         self._returns += np.add.reduce(rewards.reshape(-1, len(self._agents)), 1)
         self._agent_returns += rewards
-        if len(ended):
-            already = ended[self.ended[ended]]
-            self._forbid(already, "ended, and it had ended already in this episode")
-            self.ended[ended] = True
         last = self._acted[ended]  # [E]
+        if len(ended):
+            already = self.ended[ended]  # [E]
+            if self._returning:
+                last &= ~already  # a new agent that ended before it acted
+            else:
+                self._forbid(ended[already], "ended, and it had ended already in this episode")
+            self.ended[ended] = True
         last_rewards = self._rewards[ended]  # [E]
         env_returns, env_lengths = self._returns[over], self._steps - self._began[over]  # [L]
         agent_returns = np.zeros((0, len(self._agents)))

@@ -339,3 +339,31 @@ def test_a_mask_beside_one_in_the_observation_is_not_read() -> None:
     assert made.group.observation_space is space
     assert isinstance(batch, dict)
     assert batch["action_mask"].tolist() == [[1, 0, 0]]
+
+
+class Naps(Parallel):
+    """All agents pause at every second step."""
+
+    def step(self, actions: Any) -> Any:
+        seen, *results = super().step(actions) if actions else self.last
+        ended = {agent for kind in results[1:3] for agent, over in kind.items() if over}
+        if actions and not ended and self.agents:
+            self.last = [seen, *results]
+            none = dict.fromkeys(results[0], 0.0)
+            return {}, none, *results[1:]
+        return seen, *results
+
+
+def test_critics_see_an_environment_whose_agents_all_pause() -> None:
+    scripts = [drawn(i, "parallel") for i in range(N)]
+    games = [ParallelGame((Parallel, Naps, Parallel)[i](each), i) for i, each in enumerate(scripts)]
+    envs = GamesInTurn(games, "s", ["all_observations"])
+    turn, naps = envs.reset(0), 0
+    for _ in range(40):
+        (group,) = turn.groups
+        seen = turn.critics["all_observations"].now.reshape(N, len(AGENTS), 3)
+        for slot, own in zip(group.acting, group.observations, strict=True):
+            assert seen[divmod(int(slot), len(AGENTS))].tolist() == own.tolist()
+        naps += not any(slot // len(AGENTS) == 1 for slot in group.acting)
+        turn = envs.step([group.observations @ [100, 10, 1]])
+    assert naps > 5

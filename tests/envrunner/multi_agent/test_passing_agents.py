@@ -84,6 +84,35 @@ def test_each_agent_has_its_own_episode_at_a_place(again: bool) -> None:
     assert np.nansum(turn.agent_returns, 1).tolist() == [total, total]
 
 
+class Shy(Traffic):
+    """Agent "b" comes to the place of "a", sees nothing, and ends; "c" stays."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.t, self.agents = 0, ["a", "c"]
+        return dict.fromkeys(self.agents, np.zeros(2)), {}
+
+    def step(self, actions: Any) -> Any:
+        self.t += 1
+        self.agents = [["c"], ["b", "c"], ["c"], []][self.t - 1]
+        over = {1: ["a"], 3: ["b"], 4: ["c"]}.get(self.t, [])
+        known = {*actions, *over}
+        seen = dict.fromkeys({"c", *over}, np.zeros(2))
+        ended = {agent: agent in over for agent in known}
+        return seen, dict.fromkeys(known, 1.0), ended, dict.fromkeys(known, False), {}
+
+
+def test_a_newcomer_that_ends_before_it_acts_leaves_no_trace() -> None:
+    envs = make_multi_agent_envs(EnvRunnerConfig(envs_per_runner=1), lambda: Shy(2))
+    turn, ended = envs.reset(0), []
+    for _ in range(4):
+        (group,) = turn.groups
+        turn = envs.step([np.zeros(len(group.acting))])
+        ended += turn.groups[0].ended.tolist()
+    assert ended == [0, 1]
+    assert turn.env_returns.tolist() == [6.0]
+    assert turn.agent_returns.tolist() == [[2.0, 4.0]]
+
+
 def test_too_many_agents_name_the_number_of_places() -> None:
     envs = make_multi_agent_envs(EnvRunnerConfig(envs_per_runner=1), lambda: Traffic(1))
     envs.reset(0)
