@@ -282,7 +282,7 @@ class Check(StandaloneGateway):
         report: called with each line of progress.
 
     Attributes:
-        guests: the gateway's guest book.
+        guests: the gateway's log of connections.
     """
 
     guests: Guests

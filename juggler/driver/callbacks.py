@@ -148,7 +148,7 @@ class Run:
 
         The number applies from the run's next update. All learners change at the same update.
         Checkpoints have the number, and a resumed run continues with it, unless the key has
-        another value in its configuration then. Only callbacks call this.
+        another value in its configuration then. Any thread may call this.
 
         Args:
             key: a key of the algorithm that may be a schedule. An optimizer's own learning rate is

@@ -72,9 +72,11 @@ from juggler.learner.shared_parts import SharedParts
 from juggler.runtime.actors.attachment import describe
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.weights import weights_in
+from juggler.runtime.connectors.leaves import holds_masks
 from juggler.runtime.connectors.pipelines import EnvToModule, build_runner_pipelines, is_shipped
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
+from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.modules.import_by_name import found
 from juggler.runtime.near_matches import all_of, listed
 from juggler.runtime.wire.errors import WireError
@@ -429,6 +431,8 @@ def _try_connectors(pipeline: EnvToModule, space: Space[Any]) -> None:
         return
     samples = [to_tree(space, space.sample()) for _ in range(2)]
     observations = tree_map(lambda *each: np.stack(each), *samples)  # [2, ...]
+    if holds_masks(space):
+        observations[ACTION_MASK] = tree_map(np.ones_like, observations[ACTION_MASK])
     for connector in pipeline.stored:
         given = tree_map(np.copy, observations)
         result = connector(observations)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,9 +15,10 @@ from rich.table import Table
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_files import read_toml
 from juggler.driver.record.episode_returns import FEWEST
-from juggler.driver.record.run_directory import to_toml
+from juggler.driver.record.metrics import RETURN_WINDOW
+from juggler.driver.record.run_directory import number as finite
+from juggler.driver.record.run_directory import read_metrics, to_toml
 from juggler.driver.record.wording import clock, here, how_it_ended, number, quantity
-from juggler.driver.watching.overview import RunReader
 from juggler.experiments.runs import (
     RunExit,
     RunProcess,
@@ -224,14 +226,17 @@ def _reached(seed: int, run_dir: Path, end: RunExit) -> dict[str, Any] | str:
         return end.problem
     if (reason := end.summary.get("reason_for_stop")) not in _GOOD_ENDS:
         return f"it ended ({reason})"
-    overview = RunReader(run_dir, run_dir.name).read()
-    if overview.return_last is None:
+    # The first episodes that end are short, and their returns mean little.
+    whole = [x for x in read_metrics(run_dir).lines if x.get("episodes", 0) >= RETURN_WINDOW]
+    returns = [finite(line.get(_RETURN)) for line in whole]
+    final = finite(end.summary.get(_RETURN))
+    if math.isnan(final):
         return "it ended before its first episode"
     return {
         "seed": seed,
         "run_dir": str(run_dir),
         "solved": bool(end.summary.get("solved")),
-        "final_return": overview.return_last,
-        "best_return": overview.return_best,
+        "final_return": final,
+        "best_return": max((each for each in returns if not math.isnan(each)), default=final),
         "env_steps_trained": end.summary["env_steps_trained"],
     }

@@ -191,12 +191,22 @@ def _is_whole(key: str, match: re.Match[str], run: Mapping[str, Any]) -> bool:
 
 def _values(text: str) -> list[Value]:
     """Read values between commas as TOML; words need no quotes."""
+    pieces, depth = [""], 0
+    for each in text:
+        depth += (each in "[{") - (each in "]}")
+        if each == "," and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += each
+    return [_value(piece.strip()) for piece in pieces]
+
+
+def _value(text: str) -> Value:
     try:
-        values: list[Value] = tomllib.loads(f"values = [{text}]")["values"]
-        return values
+        value: Value = tomllib.loads(f"value = {text}")["value"]
+        return value
     except tomllib.TOMLDecodeError:
-        first, *others = (piece.strip() for piece in text.split(","))
-        return [each for one in (first, *others) for each in _values(one)] if others else [first]
+        return text
 
 
 def _name(value: Value) -> str | int | float | bool:

@@ -185,6 +185,7 @@ class GatewayServer:
                 refused.setdefault(steps.batch, refusal)
         errors: dict[GatewaySession, SessionError] = {}
         by_player: dict[str, list[PlayerRows]] = defaultdict(list)
+        booked = []
         for batch in arrivals:
             if batch.session in errors:
                 continue  # only batches before the error count
@@ -193,15 +194,15 @@ class GatewayServer:
                     raise refused[batch]
                 for share in self.manager.shares(batch):
                     by_player[share.player].append(share)
+                booked.append(batch)
             except SessionError as wrong:
                 errors[batch.session] = wrong
         for key, shares in by_player.items():
             tree = shown[self.manager.players[key].interface]
             self.manager.players[key].receive(shares, rows_of(shares, tree))
         if self.manager.evaluations.began:
-            for batch in arrivals:
-                if batch.session not in errors:
-                    self.manager.evaluations.choose(batch)
+            for batch in booked:
+                self.manager.evaluations.choose(batch, fails=batch.session in errors)
         for session, error in errors.items():
             self.manager.fail(session, error)
 

@@ -165,16 +165,17 @@ class Evaluations:
             into, names = self.running.agent_returns, session.episodes.names
             add_returns(into, names, booked.agent_returns[which], players)
 
-    def choose(self, batch: StepMessage) -> None:
+    def choose(self, batch: StepMessage, *, fails: bool = False) -> None:
         """Choose which new episodes to play, and leave the longest ones.
 
         Args:
             batch: its results are in players.
+            fails: a later batch ends its session, so it plays nothing more.
         """
         session, evaluation = batch.session, self.running
         if batch.over:
             self._set(session, batch.over, TRAINING)
-        if evaluation is None:
+        if evaluation is None or fails:
             return
         if evaluation.most_steps:
             self._leave_long(batch, evaluation)

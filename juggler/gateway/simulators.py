@@ -91,12 +91,16 @@ class Simulators:
         self._closing = False
         # The copies' addresses are on loopback, without TLS.
         variables = {TLS_VARIABLE: None, TOKEN_VARIABLE: token or None}
+        commands: dict[str, CommandLine] = {}
         for number, address in enumerate(addresses, first):
             name, words = f"simulator-{number}", words_of(command)
             words = [each.replace(ADDRESS, address).replace(INDEX, str(number)) for each in words]
             log = Path(logs, f"{name}.log") if logs else None
             self._copies[address] = _Copy(name)
-            self._supervisor.add(name, CommandLine(words, log, variables), _POLICY)
+            commands[name] = CommandLine(words, log, variables)
+        # All copies are known before the supervisor's thread may report the end of one.
+        for name, command_line in commands.items():
+            self._supervisor.add(name, command_line, _POLICY)
 
     @property
     def restarts(self) -> int:
@@ -137,8 +141,7 @@ class Simulators:
                 copy.silent = 0.0
             copy.pid, copy.seen = seen
             if copy.silent > self._deadline and pid:
-                self._say(
-                    copy.name,
+                self._report(
                     f"{copy.name} (pid {pid}) has sent nothing for {copy.silent:.0f} s, more than "
                     f"step_deadline_seconds = {self._deadline:g}: it hangs, and is killed",
                 )

@@ -41,7 +41,12 @@ from juggler.runtime.actors.supervisor import Exited, RestartPolicy, Supervisor
 from juggler.runtime.actors.tls import TLS_VARIABLE
 
 #: Workers are started again for as long as the run lasts.
-_POLICY = RestartPolicy(first_delay=1.0, quarantine_after=sys.maxsize, most_in_window=sys.maxsize)
+_POLICY = RestartPolicy(
+    first_delay=1.0,
+    quarantine_after=sys.maxsize,
+    window_seconds=600.0,
+    most_in_window=sys.maxsize,
+)
 #: A host that does not answer within 15 s counts as disconnected. SSH never asks for a password.
 _SSH = [
     *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),

@@ -74,4 +74,4 @@ def test_a_learner_connector_keeps_a_number_for_each_step() -> None:
     )
     assert pipeline is not None
     with pytest.raises(ValueError, match=r"Summed gives column 'rewards' the shape \[3\]"):
-        pipeline({"rewards": torch.zeros(3, 5)})  # [N, T]
+        pipeline({"rewards": torch.zeros(3, 5), "live": torch.ones(3, 5)})  # [N, T]

@@ -140,8 +140,8 @@ class Synchronous:
     makes one update of all batches, ordered by runner and then by request. A module with too little
     keeps what it has, and takes part in the next turn only for its learners that have nothing.
     Modules that share parts make their updates in the same turn: each waits until all can. After
-    updates the core waits for `Proceed`: the driver checks then whether the run should stop, and
-    takes checkpoints. If no module could make an update, the next turn begins at once.
+    updates the core waits for `StartNextTurn`: the driver checks then whether the run should stop,
+    and takes checkpoints. If no module could make an update, the next turn begins at once.
 
     Args:
         modules: by module id, in the order in which a round asks for them.

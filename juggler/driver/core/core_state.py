@@ -32,7 +32,7 @@ class ModuleSettings:
     mode they receive the weights of every update."""
 
     num_learners: int = 1
-    """Number of learners that the first group waits for, unless `BeginWithFewer` comes."""
+    """Number of learners that the first group waits for, unless `StartWithFewer` comes."""
 
     synchronous: bool = False
     """Sample, wait for all, update, wait. The same for all modules."""
@@ -81,7 +81,7 @@ class CoreModuleState:
 
     Attributes:
         updates: by update id, the shares of learners that have not answered yet.
-        between_turns: in synchronous mode, an update is finished, and `Proceed` is awaited.
+        between_turns: in synchronous mode, an update is finished, and `StartNextTurn` is awaited.
         has_begun: its first group of learners has formed.
         late: it was added during training; the run does not wait for its first group.
     """

@@ -212,7 +212,7 @@ class DriverCore:
 
     @property
     def between_turns(self) -> bool:
-        """In synchronous mode: all updates are finished, and `Proceed` is awaited."""
+        """In synchronous mode: all updates are finished, and `StartNextTurn` is awaited."""
         return self.idle and any(module.between_turns for module in self.modules.values())
 
     @property

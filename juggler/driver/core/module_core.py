@@ -72,7 +72,7 @@ class ModuleCore:
 
     @property
     def between_turns(self) -> bool:
-        """In synchronous mode: an update is finished, and `Proceed` is awaited."""
+        """In synchronous mode: an update is finished, and `StartNextTurn` is awaited."""
         return self._state.between_turns
 
     @property

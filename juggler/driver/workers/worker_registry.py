@@ -373,7 +373,7 @@ def _inset(text: str) -> str:
 
 
 class LeavingLearners:
-    """Stops learners once `LeftGroup` reports that no module needs them.
+    """Stops learners once `ReleaseLearner` reports that no module needs them.
 
     Their requested batches are then trained on, and other learners have their weights. A
     learner that takes too long, for example because an EnvRunner hangs, is stopped anyway: its

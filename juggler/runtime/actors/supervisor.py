@@ -248,10 +248,12 @@ class Supervisor:
 
     def pids(self) -> dict[str, int]:
         """Return ids of the running processes, by worker id."""
+        # Another thread may take a process out of its slot meanwhile.
+        running = [(worker_id, slot.process) for worker_id, slot in self._slots.copy().items()]
         return {
-            worker_id: slot.process.pid
-            for worker_id, slot in self._slots.items()
-            if slot.process is not None and slot.process.pid is not None
+            worker_id: process.pid
+            for worker_id, process in running
+            if process is not None and process.pid is not None
         }
 
     def stop_restarting(self) -> None:

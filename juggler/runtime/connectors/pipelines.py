@@ -148,14 +148,14 @@ def is_shipped(connector: Connector) -> bool:
     return type(connector).__module__.startswith("juggler.")
 
 
-def _must_keep_shapes(connector: Connector, before: Columns, after: Columns) -> None:
-    """Raise ValueError if a column of steps lost its shape [N, T]."""
-    for name in (c.REWARDS, c.TERMINATED, c.TRUNCATED, c.LIVE):
-        if name in before and name in after and before[name].shape != after[name].shape:
-            had, has = list(before[name].shape), list(after[name].shape)
+def _must_have_steps(connector: Connector, columns: Columns) -> None:
+    """Raise ValueError if a column of steps has another shape than `live` [N, T]."""
+    for name in (c.REWARDS, c.TERMINATED, c.TRUNCATED) if c.LIVE in columns else ():
+        if name in columns and columns[name].shape != columns[c.LIVE].shape:
+            has, steps = list(columns[name].shape), list(columns[c.LIVE].shape)
             raise ValueError(
                 f"connector {type(connector).__name__} gives column {name!r} the shape {has}, and "
-                f"it had {had}: a learner needs a number for each step"
+                f"`live` has {steps}: a learner needs a number for each step"
             )
 
 
@@ -274,9 +274,9 @@ class LearnerPipeline:
         """Make new columns from a batch on its device."""
         columns = self.in_context(columns)
         for connector in self._connectors.values():
-            before, columns = columns, connector(columns)
+            columns = connector(columns)
             if not is_shipped(connector):
-                _must_keep_shapes(connector, before, columns)
+                _must_have_steps(connector, columns)
         return columns
 
     def in_context(self, columns: Columns) -> Columns:
