@@ -37,7 +37,7 @@ WARM_UP_LINES = 1  # metrics lines, one a second
 AROUND = (
     (Callbacks, "metrics"),
     (Callbacks, "updated"),
-    (Callbacks, "tell"),
+    (Callbacks, "deliver"),
     (StatusReader, "read"),
 )
 

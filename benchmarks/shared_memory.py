@@ -25,11 +25,11 @@ from streams import IN_FLIGHT, Pushing, _serve, _stay_on_core
 from juggler.runtime.actors.resources import keep_freed_memory
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
-from juggler.runtime.streams.host_weights import Meeting
+from juggler.runtime.streams.host_weights import Meeting, WeightsFrame
 from juggler.runtime.streams.shared_directory import SHARED_DIR_VARIABLE, shared_address
 from juggler.runtime.streams.shared_memory import SHARED_MEMORY_VARIABLE
 from juggler.runtime.streams.sharing import MemorySocket
-from juggler.runtime.streams.weights import Weights, WeightsSubscription
+from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree, flatten
@@ -101,9 +101,9 @@ class Counting(WeightsSubscription):
         self._counted = counted
         super().__init__(*args, **kwargs)
 
-    def _take(self, weights: Weights) -> None:
-        super()._take(weights)
-        self._counted(weights.version)
+    def _take(self, frame: WeightsFrame) -> None:
+        super()._take(frame)
+        self._counted(Version.of(frame.header.version))
 
 
 def subscribe(address: str, count: int, says: str, back: Any, direct: bool) -> None:

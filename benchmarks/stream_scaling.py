@@ -176,11 +176,10 @@ class Fanning(WeightsPublisher):
     def subscribers(self) -> int:
         return len(self._subscribers)
 
-    def _other_than(self, subscriber: Any) -> Any:
-        found = super()._other_than(subscriber)
-        if found is None:
+    def _after(self, module_id: str, sent: Version | None, context: Any) -> Any:
+        if sent is not None:
             self.back.release()
-        return found
+        return super()._after(module_id, sent, context)
 
 
 def subscribe(address: str, count: int) -> None:

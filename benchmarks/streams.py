@@ -28,7 +28,8 @@ from juggler.runtime.actors.endpoints import bind, dial, make_server
 from juggler.runtime.actors.resources import keep_freed_memory
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import EpisodeReceiver, EpisodeSender
-from juggler.runtime.streams.weights import Weights, WeightsSubscription
+from juggler.runtime.streams.host_weights import WeightsFrame
+from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
@@ -169,8 +170,8 @@ def weights_server(address: str, ready: Any, size: int) -> None:
 class CountingSubscription(WeightsSubscription):
     received = 0
 
-    def _take(self, weights: Weights) -> None:
-        super()._take(weights)
+    def _take(self, frame: WeightsFrame) -> None:
+        super()._take(frame)
         self.received += 1
 
 
