@@ -149,7 +149,7 @@ def is_shipped(connector: Connector) -> bool:
 
 
 def _must_have_steps(connector: Connector, columns: Columns) -> None:
-    """Raise ValueError if a column of steps has another shape than `live` [N, T]."""
+    """Raise ValueError unless columns of steps have the shape [N, T]."""
     for name in (c.REWARDS, c.TERMINATED, c.TRUNCATED) if c.LIVE in columns else ():
         if name in columns and columns[name].shape != columns[c.LIVE].shape:
             has, steps = list(columns[name].shape), list(columns[c.LIVE].shape)

@@ -254,7 +254,7 @@ class WeightsSubscription:
         )
         metadata = shared.in_metadata(self._metadata)
         request = episodes_pb2.Subscription(module_id=self._module_id, subscriber=self._subscriber)
-        first = FirstAnswer(self._channel)
+        first, call = FirstAnswer(self._channel), None
         try:
             call = subscribe(request, metadata=metadata, wait_for_ready=True)
             call.initial_metadata()  # waits for it
@@ -273,7 +273,6 @@ class WeightsSubscription:
                     self._take(frame)
                 del frame, memory
                 if self._relay_connection is not None:
-                    call.cancel()
                     return
                 shared.receive_offers()
         except grpc.RpcError as error:
@@ -285,6 +284,10 @@ class WeightsSubscription:
                 raise
         finally:
             first.answered()
+            if call is not None:
+                call.cancel()
+                # A broken call is its own error, and the traceback would keep it and this frame.
+                call = None
             shared.close()
         if why := first.why_not:
             self._error = why
