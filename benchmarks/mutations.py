@@ -27,7 +27,7 @@ ROOMS = {
     "driver/core/": "tests/driver/core tests/driver/workers",
     "driver/league/": "tests/driver/league",
     "driver/": "tests/driver",
-    "runtime/actors/": "tests/runtime/actors",
+    "runtime/actors/": "tests/runtime/actors tests/runtime/test_histories.py",
     "runtime/streams/": "tests/runtime/streams",
     "learner/data/": "tests/learner/data",
     "learner/algorithms/": "tests/learner/algorithms",
@@ -92,7 +92,7 @@ FAULTS = [
     Fault(PFSP, "weight / total for", "weight for", "probabilities do not add up to 1"),
     # Workers and their streams of commands.
     Fault(MAILBOX, "self._items.append(item)\n        self._ready.set()", "self._items.append(item)", "a put does not wake the loop"),
-    Fault(MAILBOX, "        self._ready.clear()\n        items = []\n        while self._items:\n            items.append(self._items.popleft())", "        items = []\n        while self._items:\n            items.append(self._items.popleft())\n        self._ready.clear()", "an item that comes meanwhile is overlooked"),
+    Fault(MAILBOX, "        self._ready.clear()\n        items = []\n        while self._items:\n            items.append(self._items.popleft())", "        items = []\n        while self._items:\n            items.append(self._items.popleft())\n        self._ready.clear()", "a wake that comes meanwhile is overlooked"),
     Fault(MAILBOX, "self._items.popleft()", "self._items.pop()", "the newest item comes first"),
     Fault(HUB, "            for report in message.reports:\n                events.put(WorkerReported(worker, report))\n", "", "reports are dropped"),
     Fault(HUB, "size, start = 0, end", "size, start = 0, end + 1", "a command between two messages is lost"),

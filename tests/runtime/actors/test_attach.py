@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import queue
 import time
-from typing import Any
+from collections import deque
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
+from google.protobuf import any_pb2
 from support.hub_world import World
 
 from juggler.runtime.actors import hub as hub_module
@@ -79,6 +83,40 @@ def test_commands_arrive_in_order_and_each_gets_its_reply(world: World) -> None:
     replies = [world.wait_for(WorkerReplied).reply for _ in range(100)]
     assert [reply.id for reply in replies] == list(range(1, 101))
     assert all(reply.last and reply.body.Is(attach_pb2.Done.DESCRIPTOR) for reply in replies)
+
+
+def test_no_command_between_two_messages_is_lost() -> None:
+    body = any_pb2.Any(value=bytes(700 << 10))  # two of them fill a message
+    commands = [attach_pb2.Command(id=number, body=body) for number in range(5)]
+    connection: Any = SimpleNamespace(
+        wake=asyncio.Event(), outbox=commands, over="enough", cancel=lambda: None
+    )
+    sent: list[list[int]] = []
+
+    class Stream:
+        async def send(self, message: attach_pb2.ToWorker) -> None:
+            sent.append([command.id for command in message.commands])
+
+    async def write() -> None:
+        connection.wake.set()
+        await hub_module.Hub._write(cast(Any, None), connection, cast(Any, Stream()))
+
+    asyncio.run(write())
+    assert sent == [[0, 1], [2, 3], [4]]
+
+
+def test_a_wake_while_items_are_taken_ends_the_next_wait() -> None:
+    mailbox = Mailbox[int]()
+
+    class Waking(deque[int]):
+        def popleft(self) -> int:
+            mailbox.wake()
+            return super().popleft()
+
+    mailbox._items = Waking()
+    mailbox.put(1)
+    assert mailbox.gather() == [1]
+    assert mailbox._ready.is_set()
 
 
 def test_a_failed_command_carries_the_workers_own_traceback(world: World) -> None:

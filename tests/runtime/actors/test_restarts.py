@@ -105,6 +105,12 @@ def at_once(**keys: Any) -> RestartPolicy:
 
 
 #: By name: a policy, and of each life: its uses, how it ends, and whether another one follows.
+def test_pauses_double_from_the_first_to_the_longest() -> None:
+    policy = RestartPolicy(first_delay=0.5, longest_delay=3.0)
+    assert [policy.delay(deaths, 0.0) for deaths in (1, 2, 3, 4, 5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert policy.delay(1, 1.0) == 0.625
+
+
 HISTORIES: dict[str, tuple[RestartPolicy, list[tuple[int, int, bool]]]] = {
     "it keeps dying": (
         at_once(quarantine_after=3),
