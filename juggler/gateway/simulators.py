@@ -119,6 +119,7 @@ class Simulators:
             if session.last_seq and session.id not in self._used:
                 self._used.add(session.id)
                 if (used := self._copies.get(session.dialed)) is not None:
+                    used.made_by[session.id] = self._supervisor.pids().get(used.name, 0)
                     self._supervisor.of_use(used.name)
         now = time.monotonic()
         if (passed := now - self._looked_at) < _LOOK_SECONDS:

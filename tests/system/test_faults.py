@@ -253,7 +253,7 @@ def test_gradients_that_are_not_finite_end_the_run_and_name_the_module(
         "        factor = torch.inf if Diverging.passes > 10 else 1.0  # after the rehearsal\n"
         "        return {**outputs, 'values': outputs['values'] * factor}\n"
     )
-    options = ["--module", "diverging:Diverging", "--run-dir", "run", "--stop-steps", 100_000]
+    options = ["--module", "diverging:Diverging", "--run-dir", "run", "--stop-steps", 3_000_000]
     status = status_of("train", "cartpole", *options)
     said = "".join(capsys.readouterr())
     assert status == 1, said
