@@ -426,9 +426,11 @@ def _try_connectors(pipeline: EnvToModule, space: Space[Any]) -> None:
 
     Raises:
         ValueError: a connector's result does not fit its space, or it changes what it is given.
+        UnsupportedSpace: the space has no encoding.
     """
     if all(map(is_shipped, pipeline.stored)):
         return
+    space_leaves(space)
     samples = [to_tree(space, space.sample()) for _ in range(2)]
     observations = tree_map(lambda *each: np.stack(each), *samples)  # [2, ...]
     if holds_masks(space):

@@ -13,6 +13,7 @@ import juggler
 from juggler.driver.rehearsal import _try_connectors
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.pipelines import build_learner_pipeline, build_runner_pipelines
+from juggler.runtime.wire.errors import UnsupportedSpace
 
 SEEN, ACTS = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2)
 
@@ -66,6 +67,12 @@ def built(*connectors: Any) -> Any:
 def test_a_good_connector_is_accepted_after_another() -> None:
     pipeline, _ = built(Doubled)
     _try_connectors(pipeline, SEEN)
+
+
+def test_a_space_without_an_encoding_is_named() -> None:
+    pipeline, _ = built(Doubled)
+    with pytest.raises(UnsupportedSpace, match="Text"):
+        _try_connectors(pipeline, spaces.Text(3))
 
 
 def test_a_learner_connector_keeps_a_number_for_each_step() -> None:

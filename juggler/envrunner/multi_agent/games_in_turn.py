@@ -60,8 +60,8 @@ class GamesInTurn:
         self._name = name
         self.num_envs = len(games)
         self.agents = tuple(str(each) for each in games[0].ids)
-        returning = getattr(games[0].env, "agents_return", False)
-        self._books = SlotBooks(self.num_envs, self.agents, returning)
+        come_back = getattr(games[0].env, "agents_come_back", False)
+        self._books = SlotBooks(self.num_envs, self.agents, come_back)
         self._acting: list[list[int]] = []  # by group, the slots that act next
         self._generators = [np.random.default_rng(0)]  # by environment, of its next seeds
         with self._broken_rules_in("constructor"):

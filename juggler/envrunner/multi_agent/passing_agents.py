@@ -16,12 +16,19 @@ class PassingAgents:
 
     Args:
         env: the environment. Agents that end may come back, as new agents.
+
+    Raises:
+        ValueError: `max_num_agents` is not a number of agents.
     """
 
     #: Whether agents act again after their end in an episode.
-    agents_return: Final = True
+    agents_come_back: Final = True
 
     def __init__(self, env: Any) -> None:
+        if not isinstance(env.max_num_agents, int) or env.max_num_agents < 1:
+            raise ValueError(
+                f"max_num_agents must be an integer of at least 1, not {env.max_num_agents!r}"
+            )
         self.env = env
         self.possible_agents = [f"agent_{i}" for i in range(env.max_num_agents)]
         self._place_of: dict[Hashable, str] = {}

@@ -76,14 +76,14 @@ class SlotBooks:
     Args:
         num_envs: N.
         agents: their A names.
-        returning: whether agents may act again after their end, as new agents.
+        come_back: whether agents may act again after their end, as new agents.
 
     Attributes:
         ended: [N * A] bool, the slots that ended before the episode of their environment.
     """
 
-    def __init__(self, num_envs: int, agents: Sequence[str], returning: bool = False) -> None:
-        self._agents, self._returning = agents, returning
+    def __init__(self, num_envs: int, agents: Sequence[str], come_back: bool = False) -> None:
+        self._agents, self._come_back = agents, come_back
         slots = num_envs * len(agents)
         self._acted = np.zeros(slots, np.bool_)
         self.ended = np.zeros(slots, np.bool_)
@@ -139,7 +139,7 @@ class SlotBooks:
         last = self._acted[ended]  # [E]
         if len(ended):
             already = self.ended[ended]  # [E]
-            if self._returning:
+            if self._come_back:
                 last &= ~already  # a new agent that ended before it acted
             else:
                 self._forbid(ended[already], "ended, and it had ended already in this episode")
@@ -165,7 +165,7 @@ class SlotBooks:
         self._began[began] = self._steps
         if np.count_nonzero(self.ended):
             back = acting[self.ended[acting]]
-            if self._returning:
+            if self._come_back:
                 self.ended[back] = self._acted[back] = False
             else:
                 self._forbid(
@@ -253,7 +253,7 @@ class SlotBooks:
         return SlotResults(last, last_rewards, first, rewards, returns, lengths, agent_returns)
 
     def _forbid_late(self, rewards: Floats) -> None:
-        if not self._returning and np.count_nonzero(self.ended):
+        if not self._come_back and np.count_nonzero(self.ended):
             late = np.flatnonzero(self.ended & (rewards != 0))
             self._forbid(late, "got a reward after its episode ended")
 

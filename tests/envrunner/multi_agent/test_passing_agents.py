@@ -119,3 +119,9 @@ def test_too_many_agents_name_the_number_of_places() -> None:
     envs.step([np.array([2.0])])
     with pytest.raises(EnvironmentFailed, match="no free place among max_num_agents = 1"):
         envs.step([np.array([1.0])])
+
+
+@pytest.mark.parametrize("places", [0, "4", None])
+def test_the_number_of_places_is_checked(places: Any) -> None:
+    with pytest.raises(ValueError, match="max_num_agents must be an integer of at least 1"):
+        make_multi_agent_envs(EnvRunnerConfig(envs_per_runner=1), lambda: Traffic(places))
