@@ -56,7 +56,7 @@ class PolicyState:
     """The memory of a policy in running episodes; immutable."""
 
     rows: int | None  # N for a batch; None for a single episode
-    memory: Mapping[str, Any]  # trees [N, ...] by name, as in `Memory`
+    memory: Mapping[str, Any]  # trees [N, ...] by name, as in `RowMemory`
 
 
 class Policy:

@@ -54,7 +54,7 @@ def read_message(raw: bytes) -> attach_pb2.FromWorker:
     """Read any message after the first.
 
     Raises:
-        Refused: it is not a message, or a second hello.
+        ProtocolViolation: it is not a message, or a second hello.
     """
     message = _parsed(raw)
     if message.HasField("hello"):
@@ -87,7 +87,7 @@ def read_hello(raw: bytes, token: str, run_id: str, roles: Sequence[str]) -> att
         roles: roles that workers may have.
 
     Raises:
-        Refused: the sender must not be admitted.
+        ProtocolViolation: the sender must not be admitted.
     """
     if len(raw) > _MOST_HELLO_BYTES:
         raise ProtocolViolation(f"a hello of {len(raw)} bytes: at most {_MOST_HELLO_BYTES}")

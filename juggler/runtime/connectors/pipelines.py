@@ -119,7 +119,7 @@ class EnvToModule:
             live: [N, T]
 
         Raises:
-            NotFinite: an observation has NaN or infinity.
+            NonFiniteObservation: an observation has NaN or infinity.
         """
         return {name: each.take_delta(live) for name, each in self._mergeable.items()}
 

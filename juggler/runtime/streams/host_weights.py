@@ -315,7 +315,7 @@ class RelayConnection:
         raise TimeoutError("the process that relays weights hangs")
 
     def lease(self, slot: int, size: int) -> memoryview:
-        """Return the memory of the last version; see `Reader.lease`."""
+        """Return the memory of the last version; see `SharedMemoryReader.lease`."""
         mapped, self._mapped = self._mapped, None
         if mapped is None or size > len(mapped):
             raise WireError(f"{size} bytes of weights were relayed without their memory")
