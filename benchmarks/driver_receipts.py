@@ -20,8 +20,7 @@ from juggler.driver.core import events
 from juggler.driver.core.core_state import ModuleSettings
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.module_core import ModuleStart
-from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import Mailbox, WorkerJoined
+from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox, WorkerJoined
 from juggler.runtime.actors.requests import RequestPool
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2

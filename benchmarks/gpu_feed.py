@@ -40,7 +40,7 @@ from juggler.learner.process.learner_program import (
 from juggler.learner.process.learner_worker import LearnerServer, LearnerWorker
 from juggler.runtime.actors.attachment import Detached, ReceivedCommand
 from juggler.runtime.actors.credentials import call_metadata
-from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.hub import Mailbox
 from juggler.runtime.actors.resources import keep_freed_memory
 from juggler.runtime.actors.worker import Contact, to_json
 from juggler.runtime.episodes.batch import EpisodeBatch

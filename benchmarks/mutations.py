@@ -57,7 +57,7 @@ LEDGER, MODULE, RUNNERS = (
 )
 ROOM = "driver/core/staleness.py"
 HUB, WORKER = "runtime/actors/hub.py", "runtime/actors/worker.py"
-SUPERVISOR, MAILBOX = "runtime/actors/supervisor.py", "runtime/actors/hub_events.py"
+SUPERVISOR, MAILBOX = "runtime/actors/supervisor.py", "runtime/actors/hub.py"
 WEIGHTS, EPISODES = "runtime/streams/weights.py", "runtime/streams/episodes.py"
 RETURNS, TREES = "learner/core/returns.py", "learner/data/replay/table.py"
 COLLATE, STORE = "learner/data/collate.py", "learner/data/batch_store.py"

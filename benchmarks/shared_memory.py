@@ -29,8 +29,7 @@ from juggler.runtime.streams.host_weights import Meeting, WeightsFrame
 from juggler.runtime.streams.shared_directory import SHARED_DIR_VARIABLE, shared_address
 from juggler.runtime.streams.shared_memory import SHARED_MEMORY_VARIABLE
 from juggler.runtime.streams.sharing import MemorySocket
-from juggler.runtime.streams.weights import WeightsSubscription
-from juggler.runtime.streams.weights_publisher import WeightsPublisher
+from juggler.runtime.streams.weights import WeightsPublisher, WeightsSubscription
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree, flatten
 

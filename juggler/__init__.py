@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from juggler.driver.driver import RunFailed as RunFailed
     from juggler.driver.league.builder import LeagueBuilder as LeagueBuilder
     from juggler.driver.league.builder import Pairing as Pairing
-    from juggler.driver.league.commands import AddPlayer as AddPlayer
-    from juggler.driver.league.commands import FreezePlayer as FreezePlayer
-    from juggler.driver.league.commands import ResetPlayer as ResetPlayer
-    from juggler.driver.league.commands import RetirePlayer as RetirePlayer
     from juggler.driver.league.results import LeagueResults as LeagueResults
+    from juggler.driver.league.roster import AddPlayer as AddPlayer
+    from juggler.driver.league.roster import FreezePlayer as FreezePlayer
+    from juggler.driver.league.roster import ResetPlayer as ResetPlayer
+    from juggler.driver.league.roster import RetirePlayer as RetirePlayer
     from juggler.driver.learner_group import LearnerGroup as LearnerGroup
     from juggler.driver.learner_group import LearnerGroupError as LearnerGroupError
     from juggler.driver.learner_group import ShardLost as ShardLost
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv as MultiAgentVectorEnv
     from juggler.envrunner.multi_agent.vector_env import VectorStep as VectorStep
     from juggler.envrunner.sampler import Sampler as Sampler
+    from juggler.experiments.seeds import Interval as Interval
     from juggler.experiments.seeds import SeedsResult as SeedsResult
+    from juggler.experiments.seeds import interquartile_mean as interquartile_mean
     from juggler.experiments.seeds import train_seeds as train_seeds
-    from juggler.experiments.statistics import Interval as Interval
-    from juggler.experiments.statistics import interquartile_mean as interquartile_mean
     from juggler.experiments.sweep import SweepFailed as SweepFailed
     from juggler.experiments.sweep import SweepResult as SweepResult
     from juggler.experiments.sweep import resume_sweep as resume_sweep
@@ -107,7 +107,7 @@ if TYPE_CHECKING:
     from juggler.learner.core.learner_core import Params as Params
     from juggler.learner.core.learner_core import Seam as Seam
     from juggler.learner.core.learner_core import StepOutput as StepOutput
-    from juggler.learner.core.live_mean import LiveMean as LiveMean
+    from juggler.learner.core.mean_metrics import LiveMean as LiveMean
     from juggler.learner.core.mean_metrics import fetch_metrics as fetch_metrics
     from juggler.learner.core.population import Population as Population
     from juggler.learner.core.population import stacked as stacked
@@ -165,10 +165,10 @@ if TYPE_CHECKING:
     from juggler.runtime.modules.module_specs import RLModuleSpec as RLModuleSpec
     from juggler.runtime.modules.module_specs import build_module as build_module
     from juggler.runtime.modules.q_network import QNetwork as QNetwork
+    from juggler.runtime.modules.rl_module import AnyOf as AnyOf
+    from juggler.runtime.modules.rl_module import Maybe as Maybe
     from juggler.runtime.modules.rl_module import RLModule as RLModule
-    from juggler.runtime.modules.specs import AnyOf as AnyOf
-    from juggler.runtime.modules.specs import Maybe as Maybe
-    from juggler.runtime.modules.specs import TensorSpec as TensorSpec
+    from juggler.runtime.modules.rl_module import TensorSpec as TensorSpec
     from juggler.runtime.wire.trees import Tree as Tree
 
 # Else gRPC starts threads of its own in all that is forked from a process that uses it, even before

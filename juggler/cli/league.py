@@ -234,7 +234,7 @@ def _exploitability_lines(
     players: Sequence[Player], checkpoint: Checkpoint, config: RunConfig
 ) -> list[str]:
     """List the exploitability of each player."""
-    from juggler.policies.exploitability import exploitability
+    from juggler.policies.matches import exploitability
     from juggler.policies.policy import load_policy
 
     assert checkpoint.path is not None

@@ -26,8 +26,7 @@ from juggler.driver.record.run_directory import (
     read_metrics,
 )
 from juggler.driver.result import Result
-from juggler.experiments.seeds import members
-from juggler.experiments.statistics import mean_curve
+from juggler.experiments.seeds import mean_curve, members
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -336,7 +336,9 @@ def _memory(size: int) -> str:
 
 
 def _list(given: RunsArguments) -> int:
-    from juggler.driver.watching.overview import RunReader, find_runs, names_of, to_plain
+    import msgspec
+
+    from juggler.driver.watching.overview import RunReader, find_runs, names_of
 
     directory = Path(given.directory)
     is_there = (
@@ -349,7 +351,7 @@ def _list(given: RunsArguments) -> int:
     ]
     if given.json:
         for each in found:
-            print(json.dumps(to_plain(each)))
+            print(json.dumps(msgspec.to_builtins(each)))
     elif found:
         console = _console()
         _show_runs(found, console)
@@ -388,6 +390,7 @@ def _show_runs(found: list[Overview], console: Console) -> None:
 
 def _show_checkpoints(run_dir: Path, console: Console) -> None:
     """Show the newest checkpoints and the best one, for use in commands."""
+
     from juggler.driver.watching.overview import text_of
     from juggler.runtime.checkpoints.checkpoint import read_record
 
@@ -424,6 +427,7 @@ def _ago(then: float) -> str:
 
 
 def _watch(given: WatchArguments) -> int:
+
     from juggler.driver.watching.overview import find_runs
     from juggler.driver.watching.page_server import serve_page
     from juggler.runtime.actors.credentials import read_token

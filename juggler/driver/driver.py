@@ -26,7 +26,7 @@ from juggler.driver.record.run_directory import (
     withdraw,
 )
 from juggler.driver.record.wording import IN_PYTHON, Level, Progress, resuming
-from juggler.driver.run_end import RunClock
+from juggler.driver.result import RunClock
 from juggler.driver.run_parts import InheritedState, RunParts
 from juggler.driver.run_status import StatusReader
 from juggler.driver.script_classes import is_of_a_script
@@ -36,8 +36,7 @@ from juggler.driver.workers.trained_modules import PEER_SILENCE_SECONDS
 from juggler.driver.workers.worker_events import WorkerEvents
 from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR, GatewayAddress
 from juggler.learner.process.learner_program import LEARNER
-from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import attach_pb2
 

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from juggler.driver.config import RunConfig
 from juggler.driver.driver_config import ConfigError
-from juggler.driver.league import commands
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
 from juggler.driver.league.roster import Player
@@ -84,7 +83,7 @@ def module_of(player: Player) -> str:
     """Return the module that acts for a player."""
     if player.learning or player.parent:
         return player.player_id
-    return RANDOM if player.source == commands.RANDOM else player.source
+    return RANDOM if player.source == RANDOM else player.source
 
 
 def copies_of(counters: Mapping[str, Any]) -> dict[str, str]:

@@ -28,9 +28,10 @@ from juggler.driver.workers.module_setups import LearnerSpec
 from juggler.learner.config import Passes, given_passes
 from juggler.learner.process.learner_program import AUTO, CPU, LEARNER, LearnerSetup, parse_devices
 from juggler.runtime.actors.credentials import call_metadata
-from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import (
+from juggler.runtime.actors.hub import (
+    Hub,
     HubEvent,
+    HubSettings,
     Mailbox,
     Worker,
     WorkerJoined,

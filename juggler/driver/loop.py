@@ -21,7 +21,7 @@ from juggler.driver.workers.trained_modules import PEER_SILENCE_SECONDS
 from juggler.driver.workers.worker_events import WorkerEvents
 from juggler.envrunner.envrunner_program import ENVRUNNER
 from juggler.learner.process.learner_program import LEARNER
-from juggler.runtime.actors.hub_events import HubEvent, Mailbox
+from juggler.runtime.actors.hub import HubEvent, Mailbox
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.wire.v1 import attach_pb2
 

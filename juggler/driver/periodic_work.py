@@ -15,7 +15,7 @@ from juggler.envrunner.agent_returns import has_metrics_by_agent
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.envrunner_program import ENVRUNNER
 from juggler.learner.process.learner_program import LEARNER
-from juggler.runtime.actors.hub_events import Vitals
+from juggler.runtime.actors.hub import Vitals
 from juggler.runtime.near_matches import listed
 from juggler.runtime.wire.v1 import training_pb2
 

@@ -542,8 +542,12 @@ def record(
     def recording(
         config: RunConfig, where: Path, envs: VectorEnv[Any, Any, Any]
     ) -> Iterator[VectorEnv[Any, Any, Any]]:
-        from juggler.envrunner.datasets.dataset_writer import name_for_minari, spec_of, writing
-        from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
+        from juggler.envrunner.datasets.dataset_writer import (
+            EpisodeRecorder,
+            name_for_minari,
+            spec_of,
+            writing,
+        )
         from juggler.envrunner.evaluation import shares
 
         place = Path(to).expanduser() if to is not None else run_of(where) / DEMONSTRATIONS

@@ -12,7 +12,7 @@ import gymnasium
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms.registry import find_algorithm
-from juggler.runtime.datasets.find_datasets import DatasetError, environment_of, must_be_installed
+from juggler.runtime.datasets.dataset import DatasetError, environment_of, must_be_installed
 
 
 def with_dataset(

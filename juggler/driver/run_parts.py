@@ -21,7 +21,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.core.events import Command, Event
 from juggler.driver.league_players import trained_now
 from juggler.driver.record.wording import Progress
-from juggler.driver.run_end import RunClock, RunEnd
+from juggler.driver.result import RunClock, RunEnd
 from juggler.driver.workers.command_sender import CommandSender, ConnectorState
 from juggler.driver.workers.evaluations import BestCheckpoint, Confirmation, Evaluations, Evaluators
 from juggler.driver.workers.league_run import LeagueRun
@@ -29,8 +29,7 @@ from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.trained_modules import TrainedModules
 from juggler.driver.workers.worker_registry import Departures, LeavingLearners, WorkerRegistry
 from juggler.envrunner.setup import ActingSetup
-from juggler.runtime.actors.hub import Hub
-from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.actors.hub import Hub, Worker
 from juggler.runtime.actors.worker import to_json
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.wire.trees import Tree

@@ -12,7 +12,7 @@ from juggler.driver.record.progress import Journal
 from juggler.driver.record.workers import WorkerRecord
 from juggler.driver.run_parts import RunParts
 from juggler.envrunner.agent_returns import has_metrics_by_agent
-from juggler.runtime.actors.hub_events import Vitals
+from juggler.runtime.actors.hub import Vitals
 from juggler.runtime.actors.requests import Histogram
 from juggler.runtime.actors.resources import resident_bytes
 from juggler.runtime.wire.v1 import status_pb2

@@ -50,7 +50,7 @@ from juggler.driver.script_classes import (
     pack,
 )
 from juggler.driver.signals import as_exception
-from juggler.driver.trackers.tracking import tracking
+from juggler.driver.trackers import tracking
 from juggler.driver.watching.page_server import PageProcess
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.processes import release_forkserver, share_forkserver

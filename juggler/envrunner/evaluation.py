@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.agent_returns import AgentReturns, add_returns
 from juggler.envrunner.environments.gymnasium_turns import GymnasiumTurns
-from juggler.envrunner.environments.legal_actions import LegalActions
-from juggler.envrunner.environments.observed_choices import ObservedChoices
+from juggler.envrunner.environments.legal_actions import LegalActions, ObservedChoices
 from juggler.envrunner.finiteness import check_return
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
 from juggler.runtime.acting.actor import Actor

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.environments.accepted_vector import on_host
 from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
-from juggler.envrunner.environments.legal_actions import LegalActions
-from juggler.envrunner.environments.observed_choices import ObservedChoices
+from juggler.envrunner.environments.legal_actions import LegalActions, ObservedChoices
 from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFiniteBatch, check_finite

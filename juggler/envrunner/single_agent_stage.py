@@ -8,10 +8,10 @@ from typing import Any
 from gymnasium.vector import VectorEnv
 
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
+from juggler.envrunner.device_sampler import DeviceSampler, why_on_host
 from juggler.envrunner.environments.accepted_vector import tensors_on
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.evaluation import Goal, PlayedEpisodes, evaluate, load_trees
-from juggler.envrunner.on_device.device_sampler import DeviceSampler, why_on_host
 from juggler.envrunner.rounds import PlayedRound, TrainedResult
 from juggler.envrunner.sampler import NonFiniteBatch, Sampler
 from juggler.envrunner.setup import EnvRunnerSetup

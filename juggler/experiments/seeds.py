@@ -9,12 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import ArrayLike
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_files import read_toml
-from juggler.driver.record.episode_returns import FEWEST
+from juggler.driver.record.episode_returns import FEWEST, Column, bootstrap_interval
 from juggler.driver.record.metrics import RETURN_WINDOW
 from juggler.driver.record.run_directory import number as finite
 from juggler.driver.record.run_directory import read_metrics, to_toml
@@ -29,8 +31,84 @@ from juggler.experiments.runs import (
     must_have,
     must_not_record,
 )
-from juggler.experiments.statistics import Interval, interquartile_mean
 from juggler.runtime.checkpoints.checkpoint import write_synced
+
+_POINTS = 100  # of a curve
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean of several runs, with a confidence interval.
+
+    Attributes:
+        mean: the interquartile mean.
+        low: the lower bound of its 95 % confidence interval; None: too few runs to estimate their
+            variance: fewer than five of a single task, or three of one of several tasks.
+        high: the upper bound, or None.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+def interquartile_mean(*tasks: ArrayLike) -> Interval:
+    """Return the interquartile mean of all scores, with a bootstrap interval.
+
+    Args:
+        tasks: for each task the scores of its runs, such as their returns. All tasks need the same
+            scale of scores.
+
+    Raises:
+        ValueError: there are no scores, or not only finite ones.
+    """
+    scores = [np.asarray(task, dtype=np.float64).reshape(-1) for task in tasks]  # [runs] each
+    if not scores or not all(len(task) and np.isfinite(task).all() for task in scores):
+        raise ValueError("give finite scores of at least one run for each task")
+    mean = float(_middle_mean(np.concatenate(scores)))
+    low, high = bootstrap_interval(_middle_mean, scores) or (None, None)
+    return Interval(mean, low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class MeanCurve:
+    """Interquartile mean of curves, with intervals."""
+
+    x: Column  # the places, [points]
+    mean: Column  # [points]
+    low: Column  # [points]; NaN where there are too few curves for an interval
+    high: Column  # [points]; NaN like `low`
+
+
+def mean_curve(curves: Sequence[tuple[Column, Column]]) -> MeanCurve | None:
+    """Return the mean of curves, from where all have begun.
+
+    A curve that ends earlier keeps its last value.
+
+    Args:
+        curves: of each run x, which rises, and y, which may have NaN.
+
+    Returns:
+        The mean; None if a curve has no values.
+    """
+    known = [(x[np.isfinite(y)], y[np.isfinite(y)]) for x, y in curves]  # [values] each
+    if not known or not all(len(x) for x, _ in known):
+        return None
+    places = np.linspace(max(x[0] for x, _ in known), max(x[-1] for x, _ in known), _POINTS)
+    values = np.array([np.interp(places, x, y) for x, y in known])  # [runs, points]
+    found = [interquartile_mean(at) for at in values.T]
+    columns = [(each.mean, each.low, each.high) for each in found]
+    mean, low, high = np.array(columns, dtype=np.float64).T  # [points] each
+    return MeanCurve(places, mean, low, high)
+
+
+def _middle_mean(scores: Column) -> Column:
+    """Return the mean of the middle half: [..., runs] -> [...]."""
+    ordered = np.sort(scores, axis=-1)
+    cut = ordered.shape[-1] // 4
+    middle: Column = ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1)
+    return middle
+
 
 CONFIG_FILE: Final = "seeds.toml"
 RESULT_FILE: Final = "seeds.json"

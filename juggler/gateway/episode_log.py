@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.envrunner.datasets.episode_recorder import EpisodesUnderWay, row_of
+from juggler.envrunner.datasets.dataset_writer import EpisodesUnderWay, row_of
 from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
 from juggler.gateway.step_batches import PlayerRows
 from juggler.runtime.acting.actor import Actor

@@ -1,7 +1,8 @@
-"""Whole episodes between given players, and their results."""
+"""Matches of two policies: outcomes, win rates, exploitability."""
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from gymnasium import Space
 from numpy.typing import NDArray
 
 from juggler.envrunner.evaluation import Episode, whole_episodes
+from juggler.envrunner.multi_agent.openspiel import SCHEME, find_game
 from juggler.envrunner.multi_agent.turns import GroupTurn, MultiAgentEnvs, Turn
 from juggler.policies.policy import Policy, PolicyState
 from juggler.policies.wilson import outcome, wilson
@@ -226,3 +228,71 @@ def _record(pairs: NDArray[np.float64]) -> MatchRecord:
         int((outcomes == 0).sum()),
         int((outcomes < 0).sum()),
     )
+
+
+_MOST_HISTORIES = 1_000_000
+
+
+def exploitability(policy: Policy, env: str, env_kwargs: Mapping[str, Any] | None = None) -> float:
+    """Return the exact mean gain of a best response.
+
+    In units of the game's returns.
+
+    Args:
+        policy: plays for all players.
+        env: "open_spiel:GAME".
+        env_kwargs: parameters of the game.
+
+    Raises:
+        ValueError: this is not a game of OpenSpiel, it has too many histories, or the policy does
+            not fit it.
+    """
+    if not env.startswith(SCHEME):
+        raise ValueError(f"exploitability: {env} is not a game of OpenSpiel")
+    pyspiel: Any = importlib.import_module("pyspiel")
+    game = find_game(env)(**(env_kwargs or {})).game
+    if not game.get_type().provides_information_state_tensor:
+        raise ValueError(
+            f"exploitability: {env} has no tensor of a player's whole information, so its policies "
+            "cannot be measured"
+        )
+    keys, seen, masks = _information_states(env, game)
+    chances = policy.probabilities({"observation": seen, "action_mask": masks})  # [S, A]
+    chances = chances.astype(np.float64) * masks
+    chances /= chances.sum(1, keepdims=True)
+    table = {
+        key: [(action, float(row[action])) for action in np.flatnonzero(mask)]
+        for key, row, mask in zip(keys, chances, masks, strict=True)
+    }
+    return float(pyspiel.exploitability(game, pyspiel.TabularPolicy(table)))
+
+
+def _information_states(env: str, game: Any) -> tuple[list[str], Any, Any]:
+    """Return all information states: keys, tensors [S, D], legal actions [S, A].
+
+    Raises:
+        ValueError: there are too many histories.
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    left, histories = [game.new_initial_state()], 0
+    while left:
+        state = left.pop()
+        if state.is_terminal():
+            continue
+        histories += 1
+        if histories > _MOST_HISTORIES:
+            raise ValueError(
+                f"exploitability: {env} has more than {_MOST_HISTORIES:,} histories: too many for "
+                "an exact result"
+            )
+        if state.is_chance_node():
+            left += [state.child(action) for action, _ in state.chance_outcomes()]
+            continue
+        player = state.current_player()
+        key = state.information_state_string(player)
+        if key not in found:
+            seen = state.information_state_tensor(player)
+            found[key] = seen, state.legal_actions_mask(player)
+        left += [state.child(action) for action in state.legal_actions()]
+    seen, masks = zip(*found.values(), strict=True)
+    return [*found], np.array(seen, np.float32), np.array(masks, np.int8)

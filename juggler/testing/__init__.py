@@ -12,10 +12,17 @@ A check raises an AssertionError that names the broken rule, and the place.
 
 from __future__ import annotations
 
-from juggler.testing.comparing import assert_same, copied, differ
-from juggler.testing.core_rules import MakeCore, check_core
-from juggler.testing.learner_rules import MakeLearner, check_learner
-from juggler.testing.samples import AnythingEnv, sample_for
+from juggler.testing.rules import (
+    AnythingEnv,
+    MakeCore,
+    MakeLearner,
+    assert_same,
+    check_core,
+    check_learner,
+    copied,
+    differ,
+    sample_for,
+)
 
 __all__ = [
     "AnythingEnv",

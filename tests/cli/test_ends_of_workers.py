@@ -18,8 +18,7 @@ import pytest
 from juggler import cli
 from juggler.cli import main
 from juggler.runtime.actors.attachment import AttachError, Attachment, new_incarnation
-from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import Mailbox, WorkerJoined
+from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox, WorkerJoined
 from juggler.runtime.wire.v1 import attach_pb2
 
 _PATIENCE = 200.0  # seconds until a test fails; nothing takes as long
@@ -113,7 +112,7 @@ def test_who_leaves_does_all_that_python_does_at_its_end_but_take_itself_apart()
 PROGRAM = """
 from juggler.cli.worker import _is_back
 from juggler.runtime.actors import worker
-from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.hub import Mailbox
 for number, reason in worker.handled_signals().items():
     worker._stop_on(number, reason, Mailbox())  # as it leaves them that has lost its driver
 _is_back(worker.Contact("127.0.0.1:9", reattach_seconds=100.0))

@@ -21,14 +21,13 @@ from support.workers_world import (
 )
 
 import juggler
-from juggler.driver import run_end as run_clock
+from juggler.driver import result as run_clock
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver import Shutdown
 from juggler.driver.periodic_work import Intervals
 from juggler.driver.record.progress import NotebookProgress, make_progress
 from juggler.driver.record.wording import conclude
-from juggler.driver.result import goal_reached, goals_behind, nothing_to_do
-from juggler.driver.run_end import RunClock
+from juggler.driver.result import RunClock, goal_reached, goals_behind, nothing_to_do
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
 

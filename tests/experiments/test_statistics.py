@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import ArrayLike
 
 import juggler
-from juggler.experiments.statistics import Interval, mean_curve
+from juggler.experiments.seeds import Interval, mean_curve
 
 
 def trimmed_mean(scores: ArrayLike) -> float:

@@ -13,8 +13,7 @@ from support.gateway_world import GatewayWorld, RawSimulator, TinyPolicy, eventu
 
 from juggler.gateway.gateway_worker import policy_in
 from juggler.runtime.actors.attachment import Attachment, new_incarnation
-from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import Mailbox, WorkerLeft
+from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox, WorkerLeft
 
 
 class Loops(TinyPolicy):

@@ -15,13 +15,13 @@ from support import worlds
 import juggler
 from juggler.driver.checkpoint.driver_state import restores
 from juggler.driver.config import RunConfig
-from juggler.envrunner import stage_building
+from juggler.envrunner import envrunner_worker
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.environments.vector import make_vector_env, reset_environments
 from juggler.envrunner.envrunner_worker import EnvRunner
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.policies.policy import Policy
-from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.hub import Mailbox
 from juggler.runtime.actors.worker import Contact, to_json
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.checkpoints.weights import playing_trees
@@ -167,7 +167,7 @@ def test_the_evaluator_of_a_run_plays_a_checkpoint_as_it_is(
     """Weights, memory and what connectors had learned, whatever it played before."""
     keys = RUNS[name]
     # All tests after it would step back, too.
-    monkeypatch.setattr(stage_building, "step_back", lambda _: None)
+    monkeypatch.setattr(envrunner_worker, "step_back", lambda _: None)
     path = worlds.written(tmp_path, **keys, envs_per_runner=EPISODES)
     config = RunConfig.from_flat(read(path).config)
     acting = ActingSetup(

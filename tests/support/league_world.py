@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from juggler.driver.league.builder import LeagueBuilder, Pairing
-from juggler.driver.league.commands import (
+from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.league import League
+from juggler.driver.league.results import LeagueResults
+from juggler.driver.league.roster import (
     INITIAL,
     AddPlayer,
     AssignLineUp,
@@ -20,9 +23,6 @@ from juggler.driver.league.commands import (
     ResetPlayer,
     RetirePlayer,
 )
-from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.league import League
-from juggler.driver.league.results import LeagueResults
 
 AGENTS = ("row", "column")
 ROCK_PAPER_SCISSORS = np.array([[0, -1, 1], [1, 0, -1], [-1, 1, 0]], np.float64)  # [A, A]

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 from juggler.runtime.actors import processes
-from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.hub import Mailbox
 from juggler.runtime.actors.processes import WorkerProgram
 from juggler.runtime.actors.supervisor import Exited, RestartPolicy
 

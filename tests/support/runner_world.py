@@ -23,14 +23,14 @@ from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup, may_pla
 from juggler.runtime.actors.attachment import Attachment, BusyThreads, Detached, ReceivedCommand
 from juggler.runtime.actors.credentials import CallMetadata, why_refused
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
-from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.hub import Mailbox
 from juggler.runtime.actors.worker import Contact, to_json
 from juggler.runtime.checkpoints.weights import tree_digest
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
-from juggler.runtime.streams.weights_publisher import WeightsPublisher
+from juggler.runtime.streams.weights import WeightsPublisher
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2

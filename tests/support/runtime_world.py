@@ -27,7 +27,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.core import events
 from juggler.driver.loop import Loop
 from juggler.driver.record.wording import Progress
-from juggler.driver.run_end import RunClock
+from juggler.driver.result import RunClock
 from juggler.driver.run_parts import RunParts
 from juggler.driver.workers.trained_modules import PEER_SILENCE_SECONDS
 from juggler.driver.workers.worker_events import WorkerEvents
@@ -40,8 +40,7 @@ from juggler.learner.process import hosted_module as membership
 from juggler.learner.process.hosted_module import HostedModule, Membership
 from juggler.runtime.actors import attachment, hub
 from juggler.runtime.actors.attachment import AttachError
-from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import Mailbox, WorkerLeft
+from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox, WorkerLeft
 from juggler.runtime.actors.worker import CommandLoop, Contact
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.streams.weights import Weights

@@ -21,8 +21,12 @@ from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.host_weights import Meeting
 from juggler.runtime.streams.sharing import MemorySocket
-from juggler.runtime.streams.weights import SUBSCRIBE_METHOD, Weights, WeightsSubscription
-from juggler.runtime.streams.weights_publisher import WeightsPublisher
+from juggler.runtime.streams.weights import (
+    SUBSCRIBE_METHOD,
+    Weights,
+    WeightsPublisher,
+    WeightsSubscription,
+)
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2

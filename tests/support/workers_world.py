@@ -22,13 +22,13 @@ from juggler.driver.league.find_builder import register_builder
 from juggler.driver.loop import Loop
 from juggler.driver.periodic_work import PeriodicWork
 from juggler.driver.record.wording import Level, Progress
-from juggler.driver.run_end import RunClock
+from juggler.driver.result import RunClock
 from juggler.driver.run_parts import InheritedState, RunParts
 from juggler.driver.workers.league_run import LeagueRun
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.worker_events import WorkerEvents
-from juggler.runtime.actors.hub import Hub
-from juggler.runtime.actors.hub_events import (
+from juggler.runtime.actors.hub import (
+    Hub,
     HubEvent,
     Mailbox,
     Vitals,

@@ -26,7 +26,7 @@ from juggler.driver.record.metrics import (
     Metrics,
     ModuleMetrics,
 )
-from juggler.driver.run_end import Times
+from juggler.driver.result import Times
 from juggler.driver.workers.command_sender import ConnectorState
 from juggler.runtime.checkpoints.checkpoint import (
     CONNECTORS,

@@ -16,9 +16,9 @@ from juggler.driver.core.core_state import RemovedModules
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.ledger import Counters
 from juggler.driver.record.metrics import Metrics
-from juggler.driver.run_end import RunClock
+from juggler.driver.result import RunClock
 from juggler.driver.workers.module_setups import spaces_of_environment
-from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.hub import Mailbox
 from juggler.runtime.checkpoints.checkpoint import (
     Checkpoint,
     CheckpointError,

@@ -10,15 +10,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from juggler.driver.league.builder import LeagueBuilder, Pairing, exploiters
-from juggler.driver.league.commands import (
+from juggler.driver.league.pfsp import Weighting, find_weighting
+from juggler.driver.league.results import LeagueResults
+from juggler.driver.league.roster import (
+    HISTORICAL,
+    LEAGUE_EXPLOITER,
+    MAIN,
+    MAIN_EXPLOITER,
     BuilderCommand,
     FreezePlayer,
     ResetPlayer,
     RetirePlayer,
 )
-from juggler.driver.league.pfsp import Weighting, find_weighting
-from juggler.driver.league.results import LeagueResults
-from juggler.driver.league.roster import HISTORICAL, LEAGUE_EXPLOITER, MAIN, MAIN_EXPLOITER
 
 
 @dataclass(kw_only=True)

@@ -6,9 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from juggler.driver.league.commands import AddPlayer, BuilderCommand
 from juggler.driver.league.results import LeagueResults
-from juggler.driver.league.roster import LEAGUE_EXPLOITER, MAIN, MAIN_EXPLOITER
+from juggler.driver.league.roster import (
+    LEAGUE_EXPLOITER,
+    MAIN,
+    MAIN_EXPLOITER,
+    AddPlayer,
+    BuilderCommand,
+)
 
 
 @dataclass(frozen=True, slots=True)

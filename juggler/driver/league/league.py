@@ -13,7 +13,12 @@ from typing import Any
 import msgspec
 
 from juggler.driver.league.builder import LeagueBuilder, Pairing
-from juggler.driver.league.commands import (
+from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.payoffs import Means, Pair, Payoffs
+from juggler.driver.league.results import LeagueResults
+from juggler.driver.league.roster import (
+    FIXED,
+    HISTORICAL,
     INITIAL,
     AddPlayer,
     AssignLineUp,
@@ -21,14 +26,12 @@ from juggler.driver.league.commands import (
     CancelMatch,
     Command,
     FreezePlayer,
+    Player,
     Report,
     ResetPlayer,
     RetirePlayer,
+    Roster,
 )
-from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.payoffs import Means, Pair, Payoffs
-from juggler.driver.league.results import LeagueResults
-from juggler.driver.league.roster import FIXED, HISTORICAL, Player, Roster
 from juggler.policies.wilson import outcome
 from juggler.runtime.user_tracebacks import place_of_readers
 

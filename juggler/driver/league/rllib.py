@@ -6,9 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from juggler.driver.league.builder import LeagueBuilder, Pairing, exploiters
-from juggler.driver.league.commands import RANDOM, AddPlayer, BuilderCommand, FreezePlayer
 from juggler.driver.league.results import LeagueResults
-from juggler.driver.league.roster import FIXED, LEAGUE_EXPLOITER, MAIN, MAIN_EXPLOITER
+from juggler.driver.league.roster import (
+    FIXED,
+    LEAGUE_EXPLOITER,
+    MAIN,
+    MAIN_EXPLOITER,
+    RANDOM,
+    AddPlayer,
+    BuilderCommand,
+    FreezePlayer,
+)
 
 
 @dataclass(kw_only=True)

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from juggler.driver.league.builder import LeagueBuilder, Pairing
-from juggler.driver.league.commands import BuilderCommand, FreezePlayer
 from juggler.driver.league.results import LeagueResults
-from juggler.driver.league.roster import MAIN
+from juggler.driver.league.roster import MAIN, BuilderCommand, FreezePlayer
 
 
 @dataclass(kw_only=True)

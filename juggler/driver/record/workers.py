@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from juggler.runtime.actors.hub_events import Worker, WorkerLeft
+from juggler.runtime.actors.hub import Worker, WorkerLeft
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2

@@ -249,12 +249,6 @@ def _number(*values: Any) -> float | None:
     return next((found for each in values if math.isfinite(found := number(each))), None)
 
 
-def to_plain(overview: Overview) -> dict[str, Any]:
-    """For JSON."""
-    found: dict[str, Any] = msgspec.to_builtins(overview)
-    return found
-
-
 def text_of(value: object) -> str:
     """Return text, with question marks for bytes that are not UTF-8."""
     return str(value)[:_LONGEST].encode(errors="replace").decode()

@@ -11,7 +11,7 @@ from juggler.driver.core import events
 from juggler.driver.core.group import worker_order
 from juggler.envrunner.envrunner_program import ENVRUNNER
 from juggler.learner.process.learner_program import LEARNER
-from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.actors.hub import Worker
 from juggler.runtime.actors.requests import DURATIONS, CapReached, Histogram, RequestPool
 from juggler.runtime.connectors.mergeable_state import (
     Moments,

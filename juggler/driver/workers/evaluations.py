@@ -21,7 +21,7 @@ from juggler.driver.workers.command_sender import everything
 from juggler.envrunner.agent_returns import AgentReturns, from_messages
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR
-from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.actors.hub import Worker
 from juggler.runtime.checkpoints.checkpoint import (
     BEST,
     CANDIDATE,

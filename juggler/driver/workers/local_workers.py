@@ -15,7 +15,7 @@ from juggler.envrunner.envrunner_program import (
     GatewayAddress,
 )
 from juggler.learner.process.learner_program import LEARNER, LearnerProgram
-from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.hub import Mailbox
 from juggler.runtime.actors.processes import (
     WorkerProgram,
     forkserver_pid,

@@ -31,7 +31,7 @@ from juggler.driver.core.events import (
 from juggler.driver.core.ledger import OpenBatch
 from juggler.driver.core.module_core import ModuleCore
 from juggler.envrunner.envrunner_program import ENVRUNNER
-from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.actors.hub import Worker
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2

@@ -18,14 +18,14 @@ from juggler.driver.workers.trained_modules import used_batches
 from juggler.envrunner.envrunner_program import ENVRUNNER
 from juggler.envrunner.info_numbers import from_messages, keep_newest
 from juggler.learner.process.learner_program import LEARNER
-from juggler.runtime.actors.hub import one_line
-from juggler.runtime.actors.hub_events import (
+from juggler.runtime.actors.hub import (
     HubEvent,
     Worker,
     WorkerJoined,
     WorkerLeft,
     WorkerReplied,
     WorkerReported,
+    one_line,
 )
 from juggler.runtime.actors.requests import Completed, RequestPool
 from juggler.runtime.episodes.version import Version

@@ -25,7 +25,7 @@ from juggler.driver.workers.module_setups import (
 from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR
 from juggler.envrunner.setup import ActingSetup
 from juggler.learner.process.learner_program import LEARNER
-from juggler.runtime.actors.hub_events import Worker, WorkerLeft
+from juggler.runtime.actors.hub import Worker, WorkerLeft
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.actors.worker import to_json, worker_seed
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2

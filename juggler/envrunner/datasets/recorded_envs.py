@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.runtime.datasets.dataset import Dataset, RecordedEpisode
-from juggler.runtime.datasets.find_datasets import DatasetError
+from juggler.runtime.datasets.dataset import Dataset, DatasetError, RecordedEpisode
 from juggler.runtime.wire.structures import from_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 

@@ -16,14 +16,13 @@ from gymnasium.vector import VectorEnv
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.datasets.dataset_writer import (
     DatasetWriter,
+    EpisodeRecorder,
     bytes_of,
     must_be_recordable,
     spec_of,
     writing,
 )
-from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
-from juggler.runtime.datasets.dataset import RecordedEpisode
-from juggler.runtime.datasets.find_datasets import DatasetError
+from juggler.runtime.datasets.dataset import DatasetError, RecordedEpisode
 
 #: A part of a data set is complete when it has this many bytes or is this old. A killed process
 #: loses the part that is not complete.

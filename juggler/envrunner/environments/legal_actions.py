@@ -1,22 +1,19 @@
-"""Checks that action masks are binary and allow an action."""
+"""Checks that action masks and observations lie in their spaces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import gymnasium
 import numpy as np
-from gymnasium import spaces
+from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.runtime.connectors.leaves import at, holds_masks
+from juggler.runtime.connectors.leaves import at, holds_masks, observed_leaves
 from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.wire.structures import space_leaves
-from juggler.runtime.wire.trees import Path, flatten, path_name
-
-Space = gymnasium.Space[Any]
+from juggler.runtime.wire.structures import OutsideSpace, choices_of, find_outside, space_leaves
+from juggler.runtime.wire.trees import Path, Tree, flatten, path_name
 
 
 class LegalActions:
@@ -31,7 +28,7 @@ class LegalActions:
         ValueError: the masks do not fit the actions.
     """
 
-    def __init__(self, mask_space: Space, action_space: Space, during: str) -> None:
+    def __init__(self, mask_space: Space[Any], action_space: Space[Any], during: str) -> None:
         self._during = during
         actions = dict(space_leaves(action_space))
         self._starts: dict[Path, NDArray[np.intp]] = {}  # [choices] where each begins in the mask
@@ -51,7 +48,9 @@ class LegalActions:
                 self._starts[path] = np.cumsum([0, *counts[:-1]])
 
     @classmethod
-    def of(cls, observation_space: Space, action_space: Space, during: str) -> LegalActions | None:
+    def of(
+        cls, observation_space: Space[Any], action_space: Space[Any], during: str
+    ) -> LegalActions | None:
         """Build it from an observation space; None if observations hold no mask."""
         if not holds_masks(observation_space):
             return None
@@ -120,10 +119,61 @@ def find_non_binary(masks: Any) -> tuple[tuple[int, ...], str] | None:
     return None
 
 
-def _choices(space: Space) -> list[int] | None:
+def _choices(space: Space[Any]) -> list[int] | None:
     """Return the number of choices of each discrete action; None: not discrete."""
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
     if isinstance(space, spaces.MultiDiscrete):
         return [int(n) for n in space.nvec.ravel()]
     return None
+
+
+class ObservedChoices:
+    """Checks observations against Discrete, MultiDiscrete and MultiBinary spaces.
+
+    Args:
+        space: of an observation, as batches hold it. Action masks have their own checks.
+        during: the period in which errors count steps, such as "a fragment".
+    """
+
+    def __init__(self, space: Space[Any], during: str) -> None:
+        self._choices = choices_of(observed_leaves(space).items())
+        self._during = during
+
+    def __bool__(self) -> bool:
+        """Return whether there is anything to check."""
+        return bool(self._choices)
+
+    def require(self, observations: Tree, place: Callable[..., tuple[int, int]]) -> None:
+        """Check observations.
+
+        Args:
+            observations: [*leading, ...]
+            place: returns the environment and step for a leading index.
+
+        Raises:
+            EnvironmentFailed: a number is outside its space.
+        """
+        if self._choices and (found := find_outside(self._choices, observations)):
+            index, what = found
+            raise self._failure(*place(*index), what)
+
+    def through(
+        self,
+        connectors: Callable[[Any], Tree],
+        observations: Any,
+        place: Callable[[int], tuple[int, int]],
+    ) -> Tree:
+        """Apply connectors to observations [B, ...], with places as in `require`.
+
+        Raises:
+            EnvironmentFailed: a connector found a number outside its space.
+        """
+        try:
+            return connectors(observations)
+        except OutsideSpace as error:
+            raise self._failure(*place(error.row), error.what) from None
+
+    def _failure(self, row: int, step: int, what: str) -> EnvironmentFailed:
+        reason = f"before step {step} of {self._during} its observation{what}"
+        return EnvironmentFailed(f"environment {row}", "step", reason, lasting=True)

@@ -47,8 +47,7 @@ from juggler.runtime.near_matches import nearest
 from juggler.runtime.streams.episodes import PUSH_METHOD, BatchFrame, EpisodeReceiver
 from juggler.runtime.streams.shared_directory import learner_socket
 from juggler.runtime.streams.sharing import MemorySocket
-from juggler.runtime.streams.weights import SUBSCRIBE_METHOD
-from juggler.runtime.streams.weights_publisher import WeightsPublisher
+from juggler.runtime.streams.weights import SUBSCRIBE_METHOD, WeightsPublisher
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2

@@ -31,8 +31,7 @@ from juggler.runtime.actors.endpoints import (
     no_driver,
     wait_until_ready,
 )
-from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY, REPLACED, RUN_OVER
-from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY, REPLACED, RUN_OVER, Mailbox
 from juggler.runtime.actors.resources import resident_bytes, thread_waited
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.user_tracebacks import place_of, traceback_of

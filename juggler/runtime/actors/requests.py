@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
-from juggler.runtime.actors.hub import Hub
-from juggler.runtime.actors.hub_events import (
+from juggler.runtime.actors.hub import (
+    Hub,
     HubEvent,
     Worker,
     WorkerJoined,

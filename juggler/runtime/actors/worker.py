@@ -34,7 +34,7 @@ from juggler.runtime.actors.attachment import (
 )
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.health import Health
-from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.hub import Mailbox
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.processes import must_end, set_title
 from juggler.runtime.actors.stop_signals import ProcessHandler

@@ -2,24 +2,292 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
+import numpy as np
 import torch
 
-from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTION_MASK, OBSERVATIONS
+from juggler.runtime.modules.columns import (
+    ACTION_DIST_INPUTS,
+    ACTION_MASK,
+    ACTIONS,
+    CRITIC_OBSERVATIONS,
+    OBSERVATIONS,
+    STATES,
+    VALUES,
+)
 from juggler.runtime.modules.distributions import DistributionSpec, distribution_for
 from juggler.runtime.modules.import_by_name import found
-from juggler.runtime.modules.specs import (
-    Sizes,
-    Spec,
-    check,
-    input_spec,
-    output_spec,
-    training_output_spec,
+from juggler.runtime.near_matches import one_of
+from juggler.runtime.wire.errors import UnsupportedSpace
+from juggler.runtime.wire.structures import space_leaves, tree_map
+from juggler.runtime.wire.trees import Path, path_name, unflatten
+
+_KINDS = {
+    "floating": ("float16", "bfloat16", "float32", "float64"),
+    "integer": ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+}
+
+#: Sizes of named dimensions found so far in one check, and where.
+Sizes: TypeAlias = "dict[str, tuple[int, str]]"
+
+
+class SpecError(ValueError):
+    """A value does not match its spec; names key and expectation."""
+
+
+class TensorSpec:
+    """A tensor of a certain shape.
+
+        TensorSpec("b, t, h", h=64)
+
+    has three dimensions. The last has size 64; b and t have the same size as every other b and t in
+    the same check, which covers the input and the output of one call. A dimension may also be a
+    number, as in "b, 64"; "" is the shape of a single number.
+
+    Args:
+        shape: names or sizes of the dimensions, separated by commas.
+        dtype: a torch or NumPy dtype, or its name; or "floating" or "integer"; None: any.
+        sizes: sizes of named dimensions.
+
+    Raises:
+        ValueError: the shape is malformed, or has no dimension with that name.
+    """
+
+    def __init__(
+        self,
+        shape: str,
+        *,
+        dtype: torch.dtype | type | np.dtype[Any] | str | None = None,
+        **sizes: int,
+    ) -> None:
+        self.names = tuple(name.strip() for name in shape.split(",")) if shape.strip() else ()
+        for name in self.names:
+            if not (name.isidentifier() or name.isdecimal()):
+                raise ValueError(f"TensorSpec({shape!r}): {name!r} is neither a name nor a size")
+        if unknown := sizes.keys() - set(self.names):
+            raise ValueError(f"TensorSpec({shape!r}) has no dimension {sorted(unknown)[0]!r}")
+        self.sizes = {name: int(name) for name in self.names if name.isdecimal()} | sizes
+        self.dtype = _dtype_name(dtype)
+
+    def check(self, value: object, where: str, sizes: Sizes) -> None:
+        """Check a value.
+
+        Raises:
+            SpecError: the value does not match.
+        """
+        if not isinstance(value, torch.Tensor):
+            raise SpecError(f"{where} must be {self}, but is {_described(value)}")
+        dtype = str(value.dtype).removeprefix("torch.")
+        right = self.dtype is None or dtype in _KINDS.get(self.dtype, (self.dtype,))
+        # Under autocast, a tensor that should be float32 may be bfloat16.
+        if (dtype, self.dtype) == ("bfloat16", "float32"):
+            right = torch.is_autocast_enabled(value.device.type)
+        if not right or value.ndim != len(self.names):
+            raise SpecError(f"{where} must be {self}, but is {_described(value)}")
+        for name, size in zip(self.names, value.shape, strict=True):
+            fixed = self.sizes.get(name)
+            if fixed is not None and size != fixed:
+                raise SpecError(f"{where} must be {self}, but is {_described(value)}")
+            expected, there = sizes.setdefault(name, (size, where)) if fixed is None else (size, "")
+            if size != expected:
+                raise SpecError(
+                    f"{where} must be {self}, but is {_described(value)}: "
+                    f"{name} is {expected} in {there}"
+                )
+
+    def __repr__(self) -> str:
+        shape = [
+            name if name.isdecimal() or name not in self.sizes else f"{name}={self.sizes[name]}"
+            for name in self.names
+        ]
+        return _tensor("tensor", ", ".join(shape), self.dtype)
+
+
+class AnyOf:
+    """At least one of several keys, each matching its spec."""
+
+    def __init__(self, specs: Mapping[str, Spec]) -> None:
+        self.specs = dict(specs)
+
+
+class Maybe:
+    """An optional key, whose value must match its spec."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+
+
+#: The form of a value: a tensor, an instance of a class, a map with at least these keys, or
+#: anything (None). A list has specs that must all match, and required keys (or paths of keys
+#: through nested maps). `Maybe` may only be the value of a key.
+Spec: TypeAlias = (
+    "TensorSpec | type | Mapping[str, Spec | Maybe] | AnyOf | list[Spec | str | Path] | None"
 )
+
+
+def check(value: object, spec: Any, what: str, sizes: Sizes | None = None, path: Path = ()) -> None:
+    """Check that a value matches its spec; unnamed keys are allowed.
+
+    Args:
+        value: nested maps with tensors and other things.
+        spec: the expected form.
+        what: name of the value for the error: "the output of Mine.forward_train".
+        sizes: sizes of named dimensions that are already known; those found here are added.
+        path: of the value in what is named.
+
+    Raises:
+        SpecError: the value does not match.
+    """
+    sizes = {} if sizes is None else sizes
+    where = f"{path_name(path)} in {what}" if path else what
+    if isinstance(spec, TensorSpec):
+        spec.check(value, where, sizes)
+    elif isinstance(spec, type):
+        if not isinstance(value, spec):
+            raise SpecError(f"{where} must be of type {spec.__name__}, but is {_described(value)}")
+    elif isinstance(spec, list):
+        for each in spec:
+            nested = isinstance(each, (str, tuple))
+            check(value, _with_key(each) if nested else each, what, sizes, path)
+    elif isinstance(spec, AnyOf):
+        there = _map(value, where, spec.specs)
+        found = {key: each for key, each in spec.specs.items() if key in there}
+        if not found:
+            raise SpecError(f"{where} must have {_either(spec.specs)}; it has {_keys(there)}")
+        check(value, found, what, sizes, path)
+    elif isinstance(spec, Mapping):
+        there = _map(value, where, spec)
+        for key, each in spec.items():
+            if key in there:
+                inner = each.spec if isinstance(each, Maybe) else each
+                check(there[key], inner, what, sizes, (*path, key))
+            elif not isinstance(each, Maybe):
+                wanted = f", {each}" if isinstance(each, TensorSpec) else ""
+                raise SpecError(f"{where} must have {key!r}{wanted}; it has {_keys(there)}")
+    elif spec is not None:
+        raise TypeError(f"a spec of {where} is of type {type(spec).__name__}: see Spec")
+
+
+def _with_key(key: str | Path) -> Spec:
+    """Return a map's spec with a spec under this key path."""
+    spec: Spec = None
+    for each in reversed((key,) if isinstance(key, str) else key):
+        spec = {each: spec}
+    return spec
+
+
+def _map(value: object, where: str, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise SpecError(f"{where} must be a map with {_keys(wanted)}, but is {_described(value)}")
+    return value
+
+
+def _either(specs: Mapping[str, Any]) -> str:
+    return one_of(
+        f"{key!r}, {spec}" if isinstance(spec, TensorSpec) else repr(key)
+        for key, spec in specs.items()
+    )
+
+
+def _keys(there: Mapping[str, Any]) -> str:
+    return ", ".join(repr(key) for key in there) or "nothing"
+
+
+def _dtype_name(dtype: Any) -> str | None:
+    if dtype is None:
+        return None
+    if isinstance(dtype, str) and dtype in _KINDS:
+        return dtype
+    if isinstance(dtype, torch.dtype):
+        return str(dtype).removeprefix("torch.")
+    return str(np.dtype(dtype))
+
+
+def _described(value: object) -> str:
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        noun = "tensor" if isinstance(value, torch.Tensor) else "NumPy array"
+        shape = ", ".join(map(str, value.shape))
+        return _tensor(noun, shape, str(value.dtype).removeprefix("torch."))
+    if isinstance(value, Mapping):
+        return f"a map with {_keys(value)}"
+    return f"of type {type(value).__name__}"
+
+
+def _tensor(noun: str, shape: str, dtype: str | None) -> str:
+    return f"a {noun} [{shape}]" + (f" of dtype {dtype}" if dtype else "")
+
+
+def input_spec(
+    observation_space: gymnasium.Space[Any],
+    state: Mapping[str, Any],
+    critic_space: gymnasium.Space[Any] | None = None,
+) -> Spec:
+    """Make the spec of a pass's input: observations, the critic's, and state."""
+    leading = "b, t" if state else "b"
+    observed = {OBSERVATIONS: observation_space}
+    if critic_space is not None:
+        observed[CRITIC_OBSERVATIONS] = critic_space
+    specs = {
+        name: _of_space(each, leading, lambda leaf: leaf.dtype) for name, each in observed.items()
+    }
+    return {**specs, **_states(state)}
+
+
+def output_spec(
+    action_space: gymnasium.Space[Any],
+    action_distribution: Callable[[], DistributionSpec],
+    state: Mapping[str, Any],
+) -> Spec:
+    """Make the spec of acting: actions or distribution inputs, and the state."""
+    return [AnyOf(_acting(action_space, action_distribution, state)), _states(state)]
+
+
+def training_output_spec(
+    action_space: gymnasium.Space[Any],
+    action_distribution: Callable[[], DistributionSpec],
+    state: Mapping[str, Any],
+) -> Spec:
+    """Make the spec of training outputs; all optional, since algorithms decide."""
+    outputs = _acting(action_space, action_distribution, state)
+    outputs[VALUES] = _spec("b, t" if state else "b", (), "floating")
+    return {**{name: Maybe(spec) for name, spec in outputs.items()}, **_states(state)}
+
+
+def _acting(
+    action_space: gymnasium.Space[Any],
+    action_distribution: Callable[[], DistributionSpec],
+    state: Mapping[str, Any],
+) -> dict[str, Spec]:
+    leading = "b, t" if state else "b"
+    specs: dict[str, Spec] = {ACTIONS: _of_space(action_space, leading, lambda _: None)}
+    try:
+        size = action_distribution().inputs_size
+    except UnsupportedSpace:
+        return specs  # no distribution: the module must choose actions itself
+    return {ACTION_DIST_INPUTS: _spec(leading, (size,), "floating"), **specs}
+
+
+def _of_space(
+    space: gymnasium.Space[Any], leading: str, dtype: Callable[[gymnasium.Space[Any]], Any]
+) -> Any:
+    """Return the specs of the leaves of a space, as a tree."""
+    leaves = space_leaves(space)
+    return unflatten((path, _spec(leading, x.shape or (), dtype(x))) for path, x in leaves)
+
+
+def _states(state: Mapping[str, Any]) -> dict[str, Spec]:
+    if not state:
+        return {}
+    return {STATES: tree_map(lambda leaf: _spec("b", leaf.shape, leaf.dtype), state)}
+
+
+def _spec(leading: str, shape: tuple[int, ...], dtype: Any) -> TensorSpec:
+    return TensorSpec(", ".join([leading, *map(str, shape)]), dtype=dtype)
+
 
 #: Columns by name (see `columns`): tensors, or trees of tensors.
 Batch = Mapping[str, Any]

@@ -22,9 +22,9 @@ from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten,
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.record.metrics import Metrics
-from juggler.driver.run_end import RunClock
+from juggler.driver.result import RunClock
 from juggler.driver.workers.module_setups import spaces_of_environment
-from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.hub import Mailbox
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
 from juggler.runtime.connectors.mergeable_state import Moments, State
 from juggler.runtime.episodes.version import Version

@@ -12,7 +12,10 @@ from support.league_world import AGENTS, asking, begun, finished, line_up, ready
 
 from juggler.driver.league.alphastar import AlphaStar
 from juggler.driver.league.builder import LeagueBuilder, Pairing
-from juggler.driver.league.commands import (
+from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.league import League
+from juggler.driver.league.rllib import Rllib
+from juggler.driver.league.roster import (
     AddPlayer,
     AssignLineUp,
     FreezePlayer,
@@ -20,9 +23,6 @@ from juggler.driver.league.commands import (
     ResetPlayer,
     RetirePlayer,
 )
-from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.league import League
-from juggler.driver.league.rllib import Rllib
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,10 @@ from support.league_world import Asking
 
 from juggler.driver.league.alphastar import AlphaStar
 from juggler.driver.league.builder import LeagueBuilder
-from juggler.driver.league.commands import (
+from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.league import League
+from juggler.driver.league.rllib import Rllib
+from juggler.driver.league.roster import (
     AddPlayer,
     AssignLineUp,
     CancelMatch,
@@ -23,9 +26,6 @@ from juggler.driver.league.commands import (
     ResetPlayer,
     RetirePlayer,
 )
-from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.league import League
-from juggler.driver.league.rllib import Rllib
 from juggler.driver.league.self_play import SelfPlayWindow
 
 AGENTS = ("a", "b", "c")

@@ -7,10 +7,10 @@ import pytest
 from support.league_world import AGENTS, ROCK_PAPER_SCISSORS, RockPaperScissors
 
 from juggler.driver.league.alphastar import AlphaStar
-from juggler.driver.league.commands import AddPlayer, FreezePlayer, ResetPlayer
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
 from juggler.driver.league.ratings import nash_averaging
+from juggler.driver.league.roster import AddPlayer, FreezePlayer, ResetPlayer
 
 
 class FlawedMain(AlphaStar):

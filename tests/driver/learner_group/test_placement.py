@@ -24,7 +24,7 @@ from juggler.driver.learner_group import (
     choose_shard,
     places,
 )
-from juggler.runtime.actors.hub_events import (
+from juggler.runtime.actors.hub import (
     HubEvent,
     Worker,
     WorkerJoined,

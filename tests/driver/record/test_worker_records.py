@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from juggler.driver.record.workers import MOST_GONE, WorkerRecords
-from juggler.runtime.actors.hub_events import Worker, WorkerLeft
+from juggler.runtime.actors.hub import Worker, WorkerLeft
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import attach_pb2

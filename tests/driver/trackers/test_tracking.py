@@ -21,11 +21,11 @@ from support.workers_world import WorkersWorld
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import juggler
+from juggler.driver import trackers as module
 from juggler.driver.callbacks import Evaluation, Run
 from juggler.driver.config import RunConfig
 from juggler.driver.driver_config import TENSORBOARD, TRACKERS
-from juggler.driver.trackers import tracking as module
-from juggler.driver.trackers.tracking import (
+from juggler.driver.trackers import (
     MlflowTracker,
     TensorboardTracker,
     Tracker,

@@ -22,7 +22,7 @@ from support.workers_world import (
 from juggler.driver.checkpoint.driver_state import metrics_of
 from juggler.driver.checkpoint.snapshots import SnapshotWritten
 from juggler.driver.record.episode_returns import ReturnGoals
-from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.actors.hub import Worker
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.wire.v1 import training_pb2

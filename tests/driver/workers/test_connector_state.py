@@ -10,7 +10,7 @@ import pytest
 from support.workers_world import WorkersWorld
 
 from juggler.driver.workers.command_sender import ConnectorState
-from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.actors.hub import Worker
 from juggler.runtime.connectors.mergeable_state import Moments, from_bytes, to_bytes
 from juggler.runtime.wire.v1 import training_pb2
 

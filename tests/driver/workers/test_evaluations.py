@@ -20,7 +20,7 @@ import juggler
 from juggler.driver.checkpoint.snapshots import SnapshotWritten
 from juggler.driver.workers.evaluations import BestCheckpoint
 from juggler.envrunner.frozen_weights import FrozenWeights
-from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.actors.hub import Worker
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 

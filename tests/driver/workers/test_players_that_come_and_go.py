@@ -12,10 +12,10 @@ from google.protobuf import any_pb2
 from support.workers_world import Asked, Changing, resumed
 
 from juggler.driver.checkpoint.frozen_modules import kept_modules
-from juggler.driver.league.commands import AddPlayer, FreezePlayer, ResetPlayer, RetirePlayer
+from juggler.driver.league.roster import AddPlayer, FreezePlayer, ResetPlayer, RetirePlayer
 from juggler.driver.league_players import copies_of
 from juggler.driver.workers import league_run
-from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.actors.hub import Worker
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.v1 import training_pb2

@@ -15,19 +15,19 @@ from juggler.driver.checkpoint.first_weights import FirstWeights, keep, kept
 from juggler.driver.checkpoint.frozen_modules import FrozenModule, kept_modules
 from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.driver.config import RunConfig
-from juggler.driver.league.commands import (
+from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.league import League
+from juggler.driver.league.roster import (
     AddPlayer,
     AssignLineUp,
     FreezePlayer,
     ResetPlayer,
     RetirePlayer,
 )
-from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.league import League
 from juggler.driver.league_players import copies_of
-from juggler.driver.record.prometheus import families
+from juggler.driver.monitoring import families
 from juggler.driver.workers.league_run import LeagueMatches, LeagueStandings
-from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.actors.hub import Worker
 from juggler.runtime.checkpoints import checkpoint as checkpoints
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
 from juggler.runtime.episodes.version import Version

@@ -17,7 +17,7 @@ from juggler.driver.loop import scale
 from juggler.driver.monitoring import ScaleAsked
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.learner.process.learner_program import LearnerSetup
-from juggler.runtime.actors.hub_events import Mailbox, Worker
+from juggler.runtime.actors.hub import Mailbox, Worker
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.actors.worker import from_json
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2

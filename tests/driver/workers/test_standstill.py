@@ -24,7 +24,7 @@ from juggler.driver.workers.trained_modules import StaleRunners
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.envrunner_program import ENVRUNNER
 from juggler.runtime.actors import requests
-from juggler.runtime.actors.hub_events import Vitals, Worker
+from juggler.runtime.actors.hub import Vitals, Worker
 from juggler.runtime.wire.v1 import training_pb2
 
 SECONDS = 7.0

@@ -14,7 +14,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.workers.worker_registry import WorkerRegistry
 from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.learner.process.learner_program import LearnerSetup, ModuleSetup
-from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.actors.hub import Worker
 from juggler.runtime.actors.worker import from_json
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
 from juggler.runtime.wire.v1 import training_pb2

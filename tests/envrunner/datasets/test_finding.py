@@ -15,7 +15,7 @@ from support.random_episodes import CHOICES, VECTOR, random_episodes
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.datasets.dataset_writer import spec_of, writing
-from juggler.runtime.datasets.find_datasets import (
+from juggler.runtime.datasets.dataset import (
     DatasetError,
     environment_of,
     find_dataset,

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from support.scripted_environments import Script, Scripted, masked
 from support.vectors import MODES, vector_of_functions
 
-from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
+from juggler.envrunner.datasets.dataset_writer import EpisodeRecorder
 from juggler.envrunner.environments.action_masks import observe_masks
 from juggler.runtime.datasets.dataset import RecordedEpisode
 

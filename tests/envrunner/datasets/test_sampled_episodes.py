@@ -16,10 +16,9 @@ from support.random_episodes import CHOICES, VECTOR, random_episodes, write
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.datasets import sampled_episodes
-from juggler.envrunner.datasets.episode_recorder import OVERHEAD_BYTES, EpisodesUnderWay
+from juggler.envrunner.datasets.dataset_writer import OVERHEAD_BYTES, EpisodesUnderWay
 from juggler.envrunner.datasets.sampled_episodes import RecordedWhilePlayed, SampledEpisodes
-from juggler.runtime.datasets.dataset import Dataset, RecordedEpisode
-from juggler.runtime.datasets.find_datasets import DatasetError
+from juggler.runtime.datasets.dataset import Dataset, DatasetError, RecordedEpisode
 
 pytest.importorskip("minari", reason="needs juggler[datasets]")
 

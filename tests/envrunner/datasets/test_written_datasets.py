@@ -15,8 +15,7 @@ from gymnasium import spaces
 from support.random_episodes import CHOICES, VECTOR, random_episodes, write
 
 from juggler.envrunner.datasets.dataset_writer import writing
-from juggler.runtime.datasets.dataset import Dataset, RecordedEpisode
-from juggler.runtime.datasets.find_datasets import DatasetError
+from juggler.runtime.datasets.dataset import Dataset, DatasetError, RecordedEpisode
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import flatten
 

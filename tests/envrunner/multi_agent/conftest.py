@@ -10,7 +10,7 @@ import pytest
 from support.runner_world import PLAYED_BY, RunnerWorld
 from support.scripted_agents import FOUR, THREE, ScriptedAgents, at_random
 
-from juggler.envrunner import stage_building
+from juggler.envrunner import envrunner_worker
 from juggler.envrunner.multi_agent import make_envs
 
 
@@ -25,7 +25,8 @@ def make_world(
     envs: ScriptedAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Any]]:
     """Makes EnvRunners with their drivers and learners, in `envs` or in other environments."""
-    monkeypatch.setattr(stage_building, "step_back", lambda *_: None)  # all later tests would, too
+    # All later tests of this process would step back, too.
+    monkeypatch.setattr(envrunner_worker, "step_back", lambda *_: None)
     made: list[tuple[RunnerWorld, ScriptedAgents]] = []
 
     def make(

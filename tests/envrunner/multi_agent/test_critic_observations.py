@@ -22,10 +22,8 @@ from support.scripted_games import (
 
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFiniteBatch
-from juggler.envrunner.multi_agent.critics import joined, joint_space
-from juggler.envrunner.multi_agent.games import ParallelGame, TurnBasedGame
-from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
-from juggler.envrunner.multi_agent.group_observations import GroupObservations, Misfit
+from juggler.envrunner.multi_agent.critics import GroupObservations, Misfit, joined, joint_space
+from juggler.envrunner.multi_agent.games import GamesInTurn, ParallelGame, TurnBasedGame
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
 from juggler.envrunner.multi_agent.vector_turns import VectorTurns
 from juggler.runtime.episodes.version import Version

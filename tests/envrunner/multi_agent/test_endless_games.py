@@ -10,8 +10,7 @@ from gymnasium import spaces
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.multi_agent.games import ParallelGame, TurnBasedGame
-from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
+from juggler.envrunner.multi_agent.games import GamesInTurn, ParallelGame, TurnBasedGame
 from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import Turn
 

@@ -12,8 +12,7 @@ from support.scripted_agents import sampler_of
 
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.info_numbers import MOST_EPISODES, InfoNumber, InfoNumbers
-from juggler.envrunner.multi_agent.games import Game, ParallelGame, TurnBasedGame
-from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
+from juggler.envrunner.multi_agent.games import Game, GamesInTurn, ParallelGame, TurnBasedGame
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv, VectorStep
 from juggler.envrunner.multi_agent.vector_turns import VectorTurns

@@ -18,8 +18,7 @@ from support.scripted_games import (
     play,
 )
 
-from juggler.envrunner.multi_agent.games import ParallelGame, TurnBasedGame
-from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
+from juggler.envrunner.multi_agent.games import GamesInTurn, ParallelGame, TurnBasedGame
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.vector_turns import VectorTurns
 

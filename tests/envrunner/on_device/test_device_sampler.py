@@ -21,11 +21,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.device_sampler import DeviceSampler, why_on_host
 from juggler.envrunner.environments.accepted_vector import AcceptedVector, tensors_on
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.on_device.device_sampler import DeviceSampler, why_on_host
 from juggler.envrunner.sampler import Sampler
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.contexts import FrameStack

@@ -13,8 +13,7 @@ from gymnasium import spaces
 from support.scripted_agents import sampler_of
 from support.small_games import HiddenBits
 
-from juggler.envrunner.multi_agent.games import ParallelGame
-from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
+from juggler.envrunner.multi_agent.games import GamesInTurn, ParallelGame
 from juggler.learner.algorithms.actor_critic.core import actor_critic_pass
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.mean_metrics import fetch_metrics

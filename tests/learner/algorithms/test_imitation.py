@@ -46,8 +46,7 @@ from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
 from juggler.learner.data.sharding import shard
 from juggler.learner.group.peers import state_hash
 from juggler.learner.learner import Learner
-from juggler.runtime.datasets.dataset import Dataset
-from juggler.runtime.datasets.find_datasets import DatasetError
+from juggler.runtime.datasets.dataset import Dataset, DatasetError
 from juggler.runtime.modules.config import ModelConfig
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork

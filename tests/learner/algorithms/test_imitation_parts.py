@@ -16,7 +16,7 @@ from juggler.learner.algorithms.imitation.discriminator import (
     Shown,
     gradient_penalties,
 )
-from juggler.runtime.datasets.find_datasets import DatasetError
+from juggler.runtime.datasets.dataset import DatasetError
 
 
 def test_every_step_is_shown_as_numbers_and_box_actions_within_their_bounds() -> None:

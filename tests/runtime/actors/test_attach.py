@@ -21,8 +21,9 @@ from juggler.runtime.actors.attachment import (
     describe,
 )
 from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, EndpointError
-from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY
-from juggler.runtime.actors.hub_events import (
+from juggler.runtime.actors.hub import (
+    ATTACH_METHOD,
+    REASON_KEY,
     Mailbox,
     WorkerJoined,
     WorkerLeft,

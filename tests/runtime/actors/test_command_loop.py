@@ -8,7 +8,7 @@ import pytest
 from support.hub_world import World
 
 from juggler.runtime.actors.attachment import Detached, describe
-from juggler.runtime.actors.hub_events import Mailbox, WorkerJoined, WorkerLeft, WorkerReplied
+from juggler.runtime.actors.hub import Mailbox, WorkerJoined, WorkerLeft, WorkerReplied
 from juggler.runtime.actors.requests import CapReached, RequestPool
 from juggler.runtime.actors.worker import CommandLoop, FailedOnRequest
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2

@@ -18,7 +18,7 @@ import pytest
 from support.processes import NEVER, QUICK, Exits, eventually, sleeper
 
 from juggler.runtime.actors import supervisor
-from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.hub import Mailbox
 from juggler.runtime.actors.processes import WorkerProgram, cool_down, warm_up
 from juggler.runtime.actors.supervisor import Supervisor
 

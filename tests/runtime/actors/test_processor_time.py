@@ -22,8 +22,7 @@ from support.hub_world import World
 
 from juggler.runtime.actors import attachment, hub
 from juggler.runtime.actors.attachment import BusyThreads
-from juggler.runtime.actors.hub import WorkerConnection
-from juggler.runtime.actors.hub_events import WorkerJoined, WorkerReplied
+from juggler.runtime.actors.hub import WorkerConnection, WorkerJoined, WorkerReplied
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.processes import children, kill_children, process_descriptor
 from juggler.runtime.actors.requests import Histogram, RequestPool

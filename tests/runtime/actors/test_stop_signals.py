@@ -84,8 +84,8 @@ PROGRAM = """
 import sys, threading, time
 from juggler.runtime.actors import worker
 from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import WorkerJoined
-from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.hub import WorkerJoined
+from juggler.runtime.actors.hub import Mailbox
 
 worker._LEAVE_SECONDS = 1.0
 events = Mailbox()

@@ -25,8 +25,7 @@ from juggler.runtime.actors.attachment import AttachError, Attachment, DriverBus
 from juggler.runtime.actors.credentials import Strangers
 from juggler.runtime.actors.endpoints import bind
 from juggler.runtime.actors.health import AsyncHealth, check_health
-from juggler.runtime.actors.hub import ATTACH_METHOD
-from juggler.runtime.actors.hub_events import Mailbox, WorkerJoined
+from juggler.runtime.actors.hub import ATTACH_METHOD, Mailbox, WorkerJoined
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.worker import Contact, _attach, _LeavingInbox
 from juggler.runtime.wire.v1 import attach_pb2

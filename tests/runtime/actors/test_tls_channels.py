@@ -21,8 +21,7 @@ from juggler.runtime.actors.endpoints import (
     wait_until_ready,
 )
 from juggler.runtime.actors.health import check_health
-from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import Mailbox, WorkerJoined
+from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox, WorkerJoined
 from juggler.runtime.actors.tls import Tls, why_no_handshake
 
 

@@ -12,8 +12,16 @@ import torch
 from gymnasium import spaces
 
 from juggler.runtime.modules.distributions import CategoricalSpec
-from juggler.runtime.modules.rl_module import Batch, RLModule
-from juggler.runtime.modules.specs import AnyOf, Maybe, Spec, SpecError, TensorSpec, check
+from juggler.runtime.modules.rl_module import (
+    AnyOf,
+    Batch,
+    Maybe,
+    RLModule,
+    Spec,
+    SpecError,
+    TensorSpec,
+    check,
+)
 
 VECTOR = spaces.Box(-1, 1, (4,), np.float32)
 TWO = spaces.Discrete(2)

@@ -19,7 +19,7 @@ from support.learner_end import PATIENCE
 from support.processes import eventually
 
 from juggler.driver.workers.local_workers import LocalWorkers
-from juggler.runtime.actors.hub_events import Mailbox
+from juggler.runtime.actors.hub import Mailbox
 from juggler.runtime.streams import sharing
 from juggler.runtime.streams.host_weights import Meeting, WeightsRelay
 

@@ -34,7 +34,7 @@ from juggler.learner.algorithms.appo import AppoConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.core.gradient_core import Forward, Loss, MakeModule, TrainState
 from juggler.learner.core.learner_core import Aux, Columns
-from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.core.mean_metrics import LiveMean
 from juggler.learner.data.sources import CircularBuffer, DataSource
 from juggler.runtime.modules import columns as c
 

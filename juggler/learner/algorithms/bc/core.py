@@ -18,7 +18,7 @@ from juggler.learner.algorithms.actor_critic.core import actor_critic_pass
 from juggler.learner.algorithms.bc import BcConfig
 from juggler.learner.core.gradient_core import Forward, GradientCore, Loss, TrainState
 from juggler.learner.core.learner_core import Columns
-from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.core.mean_metrics import LiveMean
 from juggler.runtime.modules import columns as c
 
 

@@ -41,7 +41,7 @@ from juggler.learner.algorithms.off_policy.core import (
 )
 from juggler.learner.core.gradient_core import Forward, Loss, TrainState
 from juggler.learner.core.learner_core import Columns
-from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.core.mean_metrics import LiveMean
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.q_network import RETURN_LOGITS, RETURNS
 from juggler.runtime.wire.structures import tree_map

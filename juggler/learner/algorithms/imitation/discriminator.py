@@ -51,13 +51,12 @@ from juggler.learner.core.around_core import (
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import Columns, Metrics, Seam
-from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.core.mean_metrics import LiveMean
 from juggler.learner.core.sequences import terminated
 from juggler.learner.core.state_trees import to_device
 from juggler.runtime.checkpoints.checkpoint import IMITATION
 from juggler.runtime.connectors.leaves import at, observed_leaves
-from juggler.runtime.datasets.dataset import Dataset
-from juggler.runtime.datasets.find_datasets import DatasetError
+from juggler.runtime.datasets.dataset import Dataset, DatasetError
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.config import ModelConfig

@@ -24,7 +24,7 @@ from juggler.learner.algorithms.actor_critic.core import (
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.core.gradient_core import Forward, Loss, TrainState
 from juggler.learner.core.learner_core import Columns
-from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.core.mean_metrics import LiveMean
 from juggler.learner.core.returns import Estimates, vtrace
 from juggler.learner.data.replay.replay import MixInReplay
 from juggler.learner.data.sources import DataSource, Queue

@@ -52,7 +52,7 @@ from juggler.learner.core.around_core import (
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import ALONE, Columns, Metrics, Seam
-from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.core.mean_metrics import LiveMean
 from juggler.learner.core.sequences import DISCOUNTS, all_observations, terminated
 from juggler.runtime.checkpoints.checkpoint import RND
 from juggler.runtime.connectors.learning import TensorMoments, no_moments, variance, with_live

@@ -25,7 +25,7 @@ from juggler.learner.algorithms.off_policy.core import (
 )
 from juggler.learner.core.gradient_core import Forward, Loss, TrainState
 from juggler.learner.core.learner_core import Columns
-from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.core.mean_metrics import LiveMean
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.actor_critics import Q_VALUES
 from juggler.runtime.modules.rl_module import Batch

@@ -51,8 +51,7 @@ from juggler.learner.core.learner_core import (
     Seam,
     StepOutput,
 )
-from juggler.learner.core.live_mean import LiveMean
-from juggler.learner.core.mean_metrics import mean_metrics
+from juggler.learner.core.mean_metrics import LiveMean, mean_metrics
 from juggler.learner.core.returns import Estimates, gae
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map

@@ -28,7 +28,7 @@ from juggler.learner.core.gradient_core import (
     TrainState,
 )
 from juggler.learner.core.learner_core import Columns
-from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.core.mean_metrics import LiveMean
 from juggler.learner.core.returns import gae
 from juggler.runtime.modules import columns as c
 

@@ -38,7 +38,7 @@ from juggler.learner.algorithms.off_policy.core import (
 from juggler.learner.algorithms.r2d2 import R2d2Config
 from juggler.learner.core.gradient_core import Forward, Loss, MakeModule, TrainState
 from juggler.learner.core.learner_core import Columns
-from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.core.mean_metrics import LiveMean
 from juggler.learner.core.sequences import Unrolled, transitions, unrolled
 from juggler.learner.data.replay.episode_rows import living_rows
 from juggler.learner.data.sources import DataSource

@@ -39,7 +39,7 @@ from juggler.learner.algorithms.off_policy.core import (
 from juggler.learner.algorithms.sac import SacConfig
 from juggler.learner.core.gradient_core import Forward, Loss, MakeModule, TrainState
 from juggler.learner.core.learner_core import Aux, Columns
-from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.core.mean_metrics import LiveMean
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.actor_critics import LOG_TEMPERATURE, Q_VALUES, SoftActorCritic
 from juggler.runtime.modules.distributions import SquashedGaussianSpec

@@ -40,7 +40,7 @@ from juggler.learner.core.gradient_core import (
     TrainState,
 )
 from juggler.learner.core.learner_core import Aux, Columns
-from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.core.mean_metrics import LiveMean
 from juggler.learner.optim.optimizers import chosen
 from juggler.learner.optim.schedules import Schedule
 from juggler.runtime.modules import columns as c

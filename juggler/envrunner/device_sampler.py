@@ -22,7 +22,7 @@ from juggler.envrunner.environments.accepted_vector import (
     with_leaves,
 )
 from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
-from juggler.envrunner.environments.observed_choices import ObservedChoices
+from juggler.envrunner.environments.legal_actions import ObservedChoices
 from juggler.envrunner.sampler import Sampler, refuse_late_mask, write_tree
 from juggler.runtime.acting.actor import Actor, Contexts
 from juggler.runtime.connectors.connector import ContextConnector

@@ -1,1 +1,0 @@
-"""Sampling from environments that compute in tensors on a device."""
