@@ -26,10 +26,11 @@ from juggler.learner.group.peers import mean_over_learners
 from juggler.learner.group.ring_peers import RingAccess, RingPeers, RingServer
 from juggler.learner.group.torch_peers import GlooPeers, MeetingPoint
 from juggler.learner.process.learner_program import device_for, devices_here
+from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.credentials import call_metadata, why_refused
 from juggler.runtime.actors.endpoints import bind, make_server
 from juggler.runtime.actors.resources import keep_freed_memory
-from juggler.runtime.actors.tls import make_certificates, read_tls
+from juggler.runtime.actors.tls import read_tls
 
 dist: Any = torch.distributed
 HOST = "127.0.0.1"

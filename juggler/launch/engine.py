@@ -290,7 +290,7 @@ def new_certificates(
         ValueError: a host is neither a name nor an IP address.
     """
     try:
-        from juggler.runtime.actors.tls import make_certificates
+        from juggler.runtime.actors.certificates import make_certificates
     except ImportError as error:
         raise LaunchError(
             f"certificates need a package that is not installed ({error}): {installing('certs')}; "

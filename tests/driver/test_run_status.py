@@ -17,9 +17,10 @@ from support.pages import ROOT
 from support.workers_world import ROWS, STEPS, WorkersWorld
 
 from juggler.cli.status import table
-from juggler.driver.monitoring import families, serve_metrics, to_plain
+from juggler.driver.monitoring import to_plain
 from juggler.driver.periodic_work import PeriodicWork
 from juggler.driver.record.progress import Journal
+from juggler.driver.record.prometheus import families, serve_metrics
 from juggler.driver.record.wording import Progress
 from juggler.driver.run_status import StatusReader
 from juggler.runtime.actors.endpoints import EndpointError

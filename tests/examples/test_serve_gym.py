@@ -15,7 +15,7 @@ import pytest
 from support.package_simulator import dial
 
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.runtime.actors.tls import make_certificates
+from juggler.runtime.actors.certificates import make_certificates
 
 FILE = Path(__file__).parents[2] / "examples" / "simulators" / "serve_gym.py"
 CARTPOLE = partial(gymnasium.make, "CartPole-v1")

@@ -13,7 +13,8 @@ import pytest
 from support.gateway_world import THREE, TWO_WAYS, GatewayWorld, hello
 
 from juggler.client import GatewayError, connect
-from juggler.runtime.actors.tls import make_certificates, read_tls
+from juggler.runtime.actors.certificates import make_certificates
+from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 TOKEN = "a secret"

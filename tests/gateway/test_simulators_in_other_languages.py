@@ -21,7 +21,7 @@ from support.network import free_address
 from support.place import first_of
 
 from juggler.driver.play_checkpoint import evaluate_with_simulators
-from juggler.runtime.actors.tls import make_certificates
+from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.episodes.version import Version
 
 ROOT = Path(__file__).parents[2]

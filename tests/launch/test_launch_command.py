@@ -273,7 +273,7 @@ def test_certificates_stay_where_no_new_ones_can_be_made(
     run = Launch(tmp_path / "run")
     run.make_certificates(["a"])
     before = {file: file.read_bytes() for file in run.tls.iterdir()}
-    monkeypatch.setitem(sys.modules, "juggler.runtime.actors.tls", None)
+    monkeypatch.setitem(sys.modules, "juggler.runtime.actors.certificates", None)
     with pytest.raises(LaunchError, match="certificates need a package"):
         run.make_certificates(["b"])
     assert {file: file.read_bytes() for file in run.tls.iterdir()} == before

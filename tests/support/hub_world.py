@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from juggler.runtime.actors.attachment import Attachment, new_incarnation
+from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox
-from juggler.runtime.actors.tls import Tls, make_certificates, read_tls
+from juggler.runtime.actors.tls import Tls, read_tls
 
 
 class World:

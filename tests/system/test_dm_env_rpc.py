@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.place import Command, Place, assert_books_balance
 
-from juggler.runtime.actors.tls import make_certificates
+from juggler.runtime.actors.certificates import make_certificates
 
 SMALL = ["--envs-per-runner", 4, "--fragment-steps", 16, "--batch-size", 60]
 ONE_RUNNER = ["--num-env-runners", 1, "--run-dir", "run"]

@@ -18,9 +18,10 @@ import pytest
 from support.network import free_address
 
 from juggler.cli.arguments import MonitoringArguments
-from juggler.driver.monitoring import serve_metrics
+from juggler.driver.record.prometheus import serve_metrics
+from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.endpoints import split_address
-from juggler.runtime.actors.tls import Tls, make_certificates, read_tls
+from juggler.runtime.actors.tls import Tls, read_tls
 from juggler.runtime.wire.v1 import status_pb2
 
 

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from juggler.driver.record.live_progress import LiveProgress, Sparkline
 from juggler.driver.record.progress import (
     EVENTS_FILE,
     Journal,
     JsonProgress,
-    LiveProgress,
     PlainProgress,
-    Sparkline,
     make_progress,
 )
 

@@ -21,8 +21,9 @@ from support.network import free_address
 
 from juggler.driver.watching import page_server as app
 from juggler.driver.watching.page_server import serve_page
+from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.endpoints import EndpointError, split_address
-from juggler.runtime.actors.tls import make_certificates, read_tls
+from juggler.runtime.actors.tls import read_tls
 
 PAGE = Path(app.__file__).parent / "page"
 

@@ -18,10 +18,10 @@ from support.workers_world import (
 from juggler.driver.agent_tables import FoundGroup, with_agents
 from juggler.driver.checkpoint.driver_state import metrics_of, must_be_sound
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.monitoring import families
 from juggler.driver.periodic_work import metrics_line
 from juggler.driver.record.episode_returns import ReturnGoals
-from juggler.driver.record.progress import LiveProgress
+from juggler.driver.record.live_progress import LiveProgress
+from juggler.driver.record.prometheus import families
 from juggler.driver.run_status import StatusReader
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.wire.v1 import training_pb2

@@ -25,7 +25,7 @@ from juggler.driver.league.roster import (
     RetirePlayer,
 )
 from juggler.driver.league_players import copies_of
-from juggler.driver.monitoring import families
+from juggler.driver.record.prometheus import families
 from juggler.driver.workers.league_run import LeagueMatches, LeagueStandings
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.checkpoints import checkpoint as checkpoints

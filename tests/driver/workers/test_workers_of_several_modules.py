@@ -15,8 +15,8 @@ from support.workers_world import ROWS, SPACE, STEPS, WorkersWorld, ready_messag
 from juggler.driver.checkpoint.driver_state import counters_of, metrics_of
 from juggler.driver.checkpoint.frozen_modules import frozen_modules
 from juggler.driver.config import RunConfig
-from juggler.driver.monitoring import families
 from juggler.driver.periodic_work import metrics_line
+from juggler.driver.record.prometheus import families
 from juggler.driver.result import Times
 from juggler.driver.run_status import StatusReader
 from juggler.driver.workers.command_sender import everything

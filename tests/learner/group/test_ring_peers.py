@@ -34,9 +34,10 @@ from juggler.learner.group.ring_peers import (
     RingServer,
 )
 from juggler.learner.learner import Learner
+from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.credentials import call_metadata, why_refused
 from juggler.runtime.actors.endpoints import bind, dial, make_server
-from juggler.runtime.actors.tls import Tls, make_certificates, read_tls
+from juggler.runtime.actors.tls import Tls, read_tls
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 _GENERATIONS = count(1)
