@@ -2,7 +2,8 @@
 
     python benchmarks/house.py
 
-prints one number a line. `tests/docs/test_house.py` keeps the words from becoming worse.
+prints one number a line; with `--where`, also the functions to shorten or to explain.
+`tests/docs/test_house.py` keeps the numbers of limits.json from growing.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
@@ -26,6 +28,8 @@ AVOIDED = re.compile(
 )
 LONGEST_HEAD = 12  # words in the first paragraph of a docstring
 LARGEST_FILE = 800  # lines
+LONGEST_FUNCTION = 50  # lines after the docstring: a screen
+LONGEST_STRETCH = 15  # lines of code without a comment
 
 Defined = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -92,6 +96,48 @@ def long_heads(files: dict[Path, ast.Module]) -> list[tuple[Path, int]]:
     ]
 
 
+def bodies(path: Path, tree: ast.Module) -> Iterator[tuple[int, list[str]]]:
+    """First line and lines of each function, without its docstring and blank lines."""
+    text = path.read_text().splitlines()
+    for node in ast.walk(tree):
+        if isinstance(node, Defined):
+            first = node.body[1:] if ast.get_docstring(node) else node.body
+            end = node.end_lineno or node.lineno
+            body = text[first[0].lineno - 1 : end] if first else []
+            yield node.lineno, [line.strip() for line in body if line.strip()]
+
+
+def long_functions(files: dict[Path, ast.Module]) -> list[tuple[Path, int]]:
+    """Files and lines of functions that do not fit a screen."""
+    return [
+        (path, line)
+        for path, tree in files.items()
+        for line, body in bodies(path, tree)
+        if len(body) > LONGEST_FUNCTION
+    ]
+
+
+def long_stretches(files: dict[Path, ast.Module]) -> list[tuple[Path, int]]:
+    """Files and lines of functions with too many lines in a row without a comment."""
+    return [
+        (path, line)
+        for path, tree in files.items()
+        for line, body in bodies(path, tree)
+        if max(map(len, _between_comments(body))) > LONGEST_STRETCH
+    ]
+
+
+def _between_comments(body: list[str]) -> list[list[str]]:
+    """Lines of code, split at the comments."""
+    stretches: list[list[str]] = [[]]
+    for line in body:
+        if line.startswith("#"):
+            stretches.append([])
+        else:
+            stretches[-1].append(line)
+    return stretches
+
+
 def measures() -> dict[str, int]:
     """What is measured, by name."""
     package, tests = sources(PACKAGE), sources(TESTS)
@@ -117,9 +163,15 @@ def measures() -> dict[str, int]:
         "docs lines": lines(sorted(DOCS.rglob("*.md"))),
         "avoided words": len(avoided_words(package)),
         "long docstring heads": len(long_heads(files)),
+        "functions longer than a screen": len(long_functions(files)),
+        "functions that need a comment": len(long_stretches(files)),
     }
 
 
 if __name__ == "__main__":
     for name, number in measures().items():
         print(f"{number:8,}  {name}")
+    if sys.argv[1:] == ["--where"]:  # what to shorten or explain
+        found = trees(sources(PACKAGE))
+        for path, line in sorted(long_functions(found) + long_stretches(found)):
+            print(f"{path.relative_to(ROOT)}:{line}")
