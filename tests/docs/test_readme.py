@@ -22,8 +22,8 @@ from juggler.driver.core.ledger import Ledger
 from juggler.learner.core.learner_core import LearnerCore
 from juggler.learner.optim.config import OWN_KEYS
 
-SNIPPETS = {"README.md": 1, "docs/getting-started.md": 2}
-RUNS = ["CartPole", "CartPole", "Thermostat"]  # the first one is the README's
+SNIPPETS = {"README.md": 1, "docs/getting-started.md": 1}
+RUNS = ["CartPole", "Thermostat"]  # the first one is the README's
 
 
 def commands() -> list[str]:
