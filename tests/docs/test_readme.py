@@ -8,6 +8,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -169,14 +170,30 @@ def test_every_reason_for_a_drop_is_there() -> None:
     assert {reason for reason in events.DROP_REASONS if f"dropped: `{reason}`" not in ENDS} == set()
 
 
-def test_every_method_that_is_named_is_there() -> None:
-    """Follow each `Class.method` of the page into the package."""
-    methods: set[str] = set()
+@cache
+def definitions() -> dict[str, set[str]]:
+    """By file of the package, its functions, classes and methods."""
+    defined: dict[str, set[str]] = {}
     for path in (ROOT / "juggler").rglob("*.py"):
+        names = defined.setdefault(path.relative_to(ROOT / "juggler").as_posix(), set())
         for each in ast.walk(ast.parse(path.read_text())):
+            if isinstance(each, ast.FunctionDef | ast.ClassDef):
+                names.add(each.name)
             if isinstance(each, ast.ClassDef):
                 found = (part.name for part in each.body if isinstance(part, ast.FunctionDef))
-                methods |= {f"{each.name}.{name}" for name in found}
-    named = set(re.findall(r"`(_?[A-Z]\w+\.\w+)`", LIFE_OF_A_BATCH))
-    assert "Ledger.revive" in named
-    assert named - methods == set()
+                names |= {f"{each.name}.{name}" for name in found}
+    return defined
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/life-of-a-batch.md"])
+def test_every_method_and_file_that_is_named_is_there(page: str) -> None:
+    """Follow each `Class.method`, `file.py` and "`name` in `file.py`" into the package."""
+    defined = definitions()
+    text = (ROOT / page).read_text()
+    methods = set(re.findall(r"`(_?[A-Z]\w+\.\w+)`", text))
+    assert "Impala.loss" in methods
+    assert methods - set().union(*defined.values()) == set()
+    assert set(re.findall(r"`(\w+/[\w/]+\.py)`", text)) - defined.keys() == set()
+    places = re.findall(r"`([\w.]+)` in `(\w+/[\w/]+\.py)`", text)
+    assert len(places) > 5
+    assert [(name, file) for name, file in places if name not in defined[file]] == []
