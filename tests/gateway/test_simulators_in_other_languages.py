@@ -20,6 +20,7 @@ from support.gateway_world import AgentsWorld, GatewayWorld, eventually
 from support.network import free_address
 from support.place import first_of
 
+from juggler.client import connect_agents, play
 from juggler.driver.play_checkpoint import evaluate_with_simulators
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.episodes.version import Version
@@ -183,7 +184,7 @@ def test_the_game_for_two_in_python_is_played(make_world: Callable[..., AgentsWo
     scope = page_in_python()
     world = make_world({"row": "rows", "column": "columns"})
     spaces = {name: (scope["box"]([1]), scope["discrete"](3)) for name in ("row", "column")}
-    with scope["connect_agents"](world.address, spaces):
+    with connect_agents(world.address, spaces):
         world.begin()
     world.learners["columns"].publish(2)  # scissors, and rock for the other
     for _ in range(2):
@@ -237,7 +238,7 @@ def test_a_simulator_in_python_acts_by_itself() -> None:
         world.ask(1000)
         scope["simulate_cartpole"](world.address)
         world.keep(Version(1, 0))
-        returns = scope["play"]("CartPole-v1", world.address, mode="local", episodes=2)
+        returns = play("CartPole-v1", world.address, mode="local", episodes=2)
         assert len(returns) == 2
         assert world.count("steps_recorded") == sum(returns)
 
