@@ -32,19 +32,9 @@ from juggler.runtime.modules.config import ModelConfig, ModuleConfig, QNetworkCo
 INTRODUCTION = """\
 # Configuration
 
-On this page you can look up every key of a run with its type, default and meaning. Each is a key of
-a TOML file, an option of the command line (with dashes for underscores), and a keyword of
-`juggler.train`, as in `juggler.train("my_run.toml", num_env_runners=8)`:
-
-```toml
-env = "Acrobot-v1"
-num_env_runners = 4
-lr = 1e-3
-```
-
-```sh
-juggler train my_run.toml --num-env-runners 8
-```
+On this page you can look up every key of a run with its type, default and meaning. A key is
+`num_env_runners = 4` in a TOML file, `--num-env-runners 4` on the command line, and
+`juggler.train("my_run.toml", num_env_runners=4)` in Python.
 
 The command's values override the file's, which override the defaults below. For an environment on
 this host, a run [chooses other values](algorithms.md#what-a-run-chooses) for some keys that you do
@@ -142,10 +132,7 @@ def _section(title: str, kinds: dict[str, type[Any]], rows: dict[str, str]) -> s
     Args:
         rows: by key, its newest row in the sections before; those of this one are added.
     """
-    lines = [f"## {title}", ""]
-    if "" in kinds:
-        lines += [_about(kinds[""]), ""]
-    lines += ["| Key | Type | Default | |", "|---|---|---|---|"]
+    lines = [f"## {title}", "", "| Key | Type | Default | |", "|---|---|---|---|"]
     for name, kind in kinds.items():
         if name:
             lines.append(f"| **{name}** | | | {' '.join(_about(kind).split())} |")

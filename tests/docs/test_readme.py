@@ -30,7 +30,6 @@ RUNS = ["CartPole", "Thermostat"]  # the first one is the README's
 def commands() -> list[str]:
     pages = (
         *SNIPPETS,
-        "docs/configuration.md",
         "docs/datasets.md",
         "docs/dm-env-rpc.md",
         "docs/leagues.md",
@@ -53,9 +52,7 @@ def test_a_command_has_only_options_that_exist(command: str) -> None:
         assert isinstance(parse(kind, options, name), kind)
 
 
-@pytest.mark.parametrize(
-    "page", ["docs/getting-started.md", "docs/configuration.md", "docs/environments.md"]
-)
+@pytest.mark.parametrize("page", ["docs/getting-started.md", "docs/environments.md"])
 def test_a_file_has_only_keys_that_exist(page: str) -> None:
     files = blocks("toml", page)
     assert files
@@ -125,9 +122,7 @@ def test_its_python_runs_as_one_script_and_is_refused_as_it_says(
         assert message.removesuffix("…").rstrip() in said
 
 
-def test_its_table_of_optimizers_is_one_and_names_every_key() -> None:
-    (file,) = blocks("toml", LEARNERS)
-    RunConfig.from_flat(tomllib.loads(file))
+def test_it_names_every_key_of_an_optimizer() -> None:
     text = (ROOT / LEARNERS).read_text()
     keys = text.partition("may override the run's keys")[2].partition(".")[0]
     assert set(re.findall(r"`(\w+)`", keys)) == set(OWN_KEYS)

@@ -10,7 +10,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,12 @@ def page_in_python() -> dict[str, Any]:
     return scope
 
 
+async def at_once(simulate: Callable[[str, int], Awaitable[None]], address: str) -> None:
+    """Five sessions of seven steps."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(5))
+    await asyncio.gather(*(simulate(address, 7) for _ in range(5)))
+
+
 def test_the_simulators_in_python_play() -> None:
     scope = page_in_python()
     with GatewayWorld(module_of_any_size, rows=1, steps=4) as world:
@@ -214,7 +221,7 @@ def test_the_simulators_in_python_play() -> None:
         scope["simulate_with_seeds"](world.address, 3)
         assert world.count("episodes") == 5
         before = world.count("steps")
-        asyncio.run(scope["simulate_at_once"](world.address, 5, 7))
+        asyncio.run(at_once(scope["simulate_in_a_loop"], world.address))
         assert world.count("steps") - before == 5 * 6
         scope["simulate_with_numbers"](world.address)
         with world._server.at_work():
