@@ -38,8 +38,7 @@ On this page you can look up every key of a run with its type, default and meani
 
 The command's values override the file's, which override the defaults below. For an environment on
 this host, a run [chooses other values](algorithms.md#what-a-run-chooses) for some keys that you do
-not give, and prints them. An unknown key is an error that suggests the nearest one. All errors are
-reported at once, one per line.
+not give, and prints them. An unknown key is an error. All errors are reported at once.
 
 Tables are JSON on the command line: `--model '{"hidden_sizes": [128]}'`. A schedule is
 `--lr 0 1e-3 1000000 1e-4` there. "none" is `none` on the command line, `"none"` in a file, and
