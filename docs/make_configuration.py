@@ -32,34 +32,17 @@ from juggler.runtime.modules.config import ModelConfig, ModuleConfig, QNetworkCo
 INTRODUCTION = """\
 # Configuration
 
-On this page you can look up every key of a run with its type, default and meaning. Each is a key of
-a TOML file, an option of the command line (with dashes for underscores), and a keyword of
-`juggler.train`:
+On this page you can look up every key of a run with its type, default and meaning. A key is
+`num_env_runners = 4` in a TOML file, `--num-env-runners 4` on the command line, and
+`juggler.train("my_run.toml", num_env_runners=4)` in Python.
 
-```toml
-env = "Acrobot-v1"
-num_env_runners = 4
-lr = 1e-3
-```
+The command's values override the file's, which override the defaults below. For an environment on
+this host, a run [chooses other values](algorithms.md#what-a-run-chooses) for some keys that you do
+not give, and prints them. An unknown key is an error. All errors are reported at once.
 
-```sh
-juggler train my_run.toml --num-env-runners 8
-```
-
-```python
-juggler.train("my_run.toml", num_env_runners=8)
-```
-
-The command's values override the file's, which override the defaults below. For an
-environment on this host, a run [chooses other values](algorithms.md#what-a-run-chooses) for some
-keys that you do not give, and prints them. An unknown key is an error that names the nearest right
-one. All errors are reported at once, one per line.
-
-Tables (`env_kwargs`, `simulator_parameters`, `model`, `connectors`, `optimizers`, `intrinsic`,
-`imitation`, `agents`, `modules`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`.
-A schedule is `--lr 0 1e-3 1000000 1e-4` there. "none" is `none` on the command line, `"none"` in a
-file, and `None` in Python. A row "as above" has other defaults of keys that are explained further
-up.
+Tables are JSON on the command line: `--model '{"hidden_sizes": [128]}'`. A schedule is
+`--lr 0 1e-3 1000000 1e-4` there. "none" is `none` on the command line, `"none"` in a file, and
+`None` in Python. A row "as above" has other defaults of keys that are explained further up.
 
 `juggler train --list` shows the configurations that ship. `config.toml` in a run's directory is the
 run's own, and `juggler train` accepts it again (with another `--run-dir` if it has one).
@@ -93,28 +76,29 @@ def _shared(config: type[LearnerConfig]) -> list[bool]:
 _Q_ALGORITHMS = ", ".join(
     name for name, each in ALGORITHMS.items() if each.module == "juggler:QNetwork"
 )
+_INSTEAD_OF_REWARDS: dict[str, type[Any]] = {
+    "keys of `intrinsic`": IntrinsicConfig,
+    "keys of `imitation`": ImitationConfig,
+}
+_OPTIONS: dict[str, type[Any]] = {
+    f"`options` of `{name}`": builder
+    for name, builder in BUILDERS.items()
+    if builder is not LeagueBuilder
+}
 #: By title, what a section is about: a class, and others as parts of its table, by name.
 SECTIONS: list[tuple[str, dict[str, type[Any]]]] = [
     ("The run", {"": DriverConfig}),
     ("Environments", {"": EnvRunnerConfig}),
     ("Learning", {"": LearnerConfig}),
     ("Learning, by algorithm", dict(_of_algorithms())),
-    ("Intrinsic rewards: keys of `intrinsic`", {"": IntrinsicConfig}),
-    ("Imitation: keys of `imitation`", {"": ImitationConfig}),
-    ("The module", {"": ModuleConfig}),
-    ("The default module: keys of `model`", {"": ModelConfig, _Q_ALGORITHMS: QNetworkConfig}),
+    ("Learning: the tables `intrinsic` and `imitation`", _INSTEAD_OF_REWARDS),
+    (
+        "The module",
+        {"": ModuleConfig, "keys of `model`": ModelConfig, _Q_ALGORITHMS: QNetworkConfig},
+    ),
     ("Connectors", {"": ConnectorsTable, "keys of `connectors`": ConnectorsConfig}),
     ("Several agents", {"": AgentsConfig}),
-    ("Leagues: keys of `league`", {"": LeagueConfig}),
-    ("Leagues: `options` of `alphastar`", {"": BUILDERS["alphastar"]}),
-    (
-        "Leagues: `options` of other builders",
-        {
-            name: builder
-            for name, builder in BUILDERS.items()
-            if builder is not LeagueBuilder and name != "alphastar"
-        },
-    ),
+    ("Leagues: the table `league`", {"": LeagueConfig, **_OPTIONS}),
 ]
 
 #: Keys of algorithms that mean the same in each, and only have other defaults.
@@ -147,10 +131,7 @@ def _section(title: str, kinds: dict[str, type[Any]], rows: dict[str, str]) -> s
     Args:
         rows: by key, its newest row in the sections before; those of this one are added.
     """
-    lines = [f"## {title}", ""]
-    if "" in kinds:
-        lines += [_about(kinds[""]), ""]
-    lines += ["| Key | Type | Default | |", "|---|---|---|---|"]
+    lines = [f"## {title}", "", "| Key | Type | Default | |", "|---|---|---|---|"]
     for name, kind in kinds.items():
         if name:
             lines.append(f"| **{name}** | | | {' '.join(_about(kind).split())} |")
@@ -229,13 +210,19 @@ def _type(hint: Any) -> str:
     if get_origin(hint) is dict:
         return "table"
     if get_origin(hint) is not None and get_origin(hint) is not type and _is_sequence(hint):
-        return f"list of {_type(get_args(hint)[0]).replace(' or ', 's or ')}s"
+        return f"list of {' or '.join(map(_plural, _type(get_args(hint)[0]).split(' or ')))}"
     if get_origin(hint) is Space:
         return "space"
     if get_args(hint):
         return " or ".join(map(_type, get_args(hint)))
     names = {str: "string", int: "integer", float: "number", bool: "true or false"}
     return names[hint]
+
+
+def _plural(type_: str) -> str:
+    if type_.endswith(")"):
+        return type_
+    return f"lists{type_[4:]}" if type_.startswith("list of") else f"{type_}s"
 
 
 def _is_sequence(hint: Any) -> bool:

@@ -120,11 +120,7 @@ def test_the_page_of_algorithms_has_what_is_chosen() -> None:
         for first, *values in rows[2:]:
             name, _, condition = first.removeprefix("`").partition("`")
             for column, value in zip(rows[0][1:], values, strict=True):
-                if column == "`model`":
-                    found["model", "", name] = value
-                else:
-                    of_box = ", where the action is a Box" if len(rows[0]) == 2 else ""
-                    found[name, condition or of_box, column.strip("`")] = value
+                found[name, condition, column.strip("`")] = value
     expected = {}
     for name, algorithm in SHIPPED.items():
         tables = {
