@@ -38,7 +38,7 @@ from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR, GatewayAdd
 from juggler.learner.process.learner_program import LEARNER
 from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.wire.v1 import attach_pb2
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 #: Limits on the duration of a run's end. It usually takes less than the 5 s that people wait after
 #: a Ctrl-C. A large last checkpoint takes up to 40 s, recordings up to 30 s, and trackers up to
@@ -87,7 +87,7 @@ class Shutdown:
         parts, snapshots = self._parts, self._parts.snapshots
         self._hung = self._upkeep.standstill.hung_runners(self._hub.vitals())
         parts.happened(StopRequested())
-        self._loop.drain(_LAST_UPDATES_SECONDS, lambda: parts.core.idle)
+        self._finish_updates()
         self._wait_for_snapshot(time.monotonic() + _LAST_CHECKPOINT_SECONDS)
         self._wait_for_confirmation()
         deadline = time.monotonic() + _LAST_CHECKPOINT_SECONDS
@@ -111,6 +111,22 @@ class Shutdown:
         for worker in list(parts.registry.attached.values()):
             parts.commands.send(worker, attach_pb2.Stop())
         self._loop.drain(_LEAVE_SECONDS, lambda: not parts.registry.attached)
+
+    def _finish_updates(self) -> None:
+        """Wait for updates in flight, and for all metrics of the learners.
+
+        Learners send metrics twice a second. Those of the last updates may show a module that
+        cannot improve.
+        """
+        core, commands = self._parts.core, self._parts.commands
+        for module_id, module in core.modules.items():
+            for learner in module.members:
+                last = training_pb2.Update(module_id=module_id, metrics_only=True)
+                commands.send_to(learner, last)
+        self._loop.drain(
+            _LAST_UPDATES_SECONDS,
+            lambda: core.idle and not commands.pool.has_in_flight(training_pb2.Update),
+        )
 
     def _wait_for_confirmation(self) -> None:
         """Wait for the evaluation that confirms whether the run is solved."""

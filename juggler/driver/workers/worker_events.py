@@ -303,13 +303,17 @@ class LearnerEvents:
 
         The state of the learner is good, so it writes the last checkpoint when the run ends.
         """
-        modules = self._parts.core.modules
+        modules, end = self._parts.core.modules, self._parts.end
+        failure = f"{worker.worker_id} cannot improve {why}"
         others = {name for each in modules.values() for name in each.members}
-        if others - set(modules[module_id].members):
+        if end.reached:
+            if end.reason != "solved":  # those weights are good
+                end.failed_at(failure)
+        elif others - set(modules[module_id].members):
             # A dismissed worker may come back with the same state, and fail in every update.
             self._parts.commands.send(worker, attach_pb2.Stop(failure=why))
         else:
-            self._parts.end.fail(f"{worker.worker_id} cannot improve {why}", "learner_lost")
+            end.fail(failure, "learner_lost")
 
     def _made(
         self,

@@ -66,7 +66,7 @@ def test_a_copy_waits_for_the_next_learner_if_its_learner_dies(world: World) -> 
     world.leave(world.learner)
     assert not world.plays("main-0")
     world.learner = world.joined("learner")
-    world.meet()
+    world.meet("main-0")
     (asked,) = world.copies_asked_for()
     world.send_weights(asked)
     world.take_parts()
