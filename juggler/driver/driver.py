@@ -94,6 +94,7 @@ class Shutdown:
         self._wait_for_snapshot(deadline)
         synchronous = parts.config.driver.synchronous  # it only saves between two turns
         has_saved = synchronous and self._newest_update() == parts.core.updates
+        # A solved run keeps the confirmed weights, although there are newer ones.
         if parts.confirmation.kept is not None:
             if problem := snapshots.keep(parts.confirmation.kept):
                 parts.progress.message(problem, "error")
@@ -182,6 +183,7 @@ class Shutdown:
         parts, end = self._parts, self._parts.end
         last = (parts.confirmation.outcome or {}).get("update", parts.core.updates)
         if end.reason == "stop_seconds" and not parts.core.has_updated:
+            # A goal reached while nothing works is no success.
             end.failed_at(f"nothing was trained on. {self._upkeep.standstill.describe_workers()}")
         elif end.reason in _IN_PART and parts.local.keep_failing(ENVRUNNER):
             end.failed_at(
@@ -211,6 +213,7 @@ class Shutdown:
             "last_restart": parts.metrics.workers.last_restart or None,
             "wall_seconds_to_first_update": self._loop.first_update,
             "wall_seconds_to_solved": parts.end.solved_at,
+            # An unexpected exception leaves no reason.
             "reason_for_stop": parts.end.reason or "killed",
             "failure": parts.end.failure or None,
             "run_dir": str(self._directory.path),
@@ -300,20 +303,9 @@ class Driver:
         journal = Journal(progress, directory.path, self._run_id)
         self._mailbox: Mailbox[Event] = Mailbox()
         self._monitoring = MonitoringServices(how.monitoring, token, self._mailbox.put)
-        most_learners = config.driver.most_learners(dialled=listen is not None)
-        settings = HubSettings(
-            run_id=self._run_id,
-            roles=(ENVRUNNER, LEARNER, EVALUATOR),
-            token=token,
-            tls=listen.tls if listen else None,
-            hang_seconds=config.driver.hang_seconds,
-            # In a group, all learners wait for one that hangs.
-            silence_of={LEARNER: PEER_SILENCE_SECONDS} if most_learners > 1 else {},
-            most_of={LEARNER: most_learners} if listen else {},
-            services=self._monitoring.services,
-        )
-        self._hub = Hub(settings, self._mailbox)
+        self._hub = Hub(self._hub_settings(token), self._mailbox)
         self._local = LocalWorkers(self._mailbox, self._run_id, token, how.own_code)
+        # One mailbox keeps the order of all events.
         newest = resume.path if resume else None
         self._parts = parts = RunParts(
             config,
@@ -328,10 +320,26 @@ class Driver:
             callbacks=how.callbacks,
             stop=lambda reason: self._mailbox.put(StopAsked(reason)),
         )
+        # These know all parts, so they come last.
         status = StatusReader(self._run_id, directory.path, parts, journal)
         self._upkeep = upkeep = PeriodicWork(parts, directory, self._bound, self._announce)
         self._loop = Loop(parts, WorkerEvents(parts), self._mailbox, upkeep, status)
         self._ending = Shutdown(parts, self._loop, upkeep, self._hub, directory)
+
+    def _hub_settings(self, token: str) -> HubSettings:
+        driver, listen = self._config.driver, self._listen
+        most_learners = driver.most_learners(dialled=listen is not None)
+        return HubSettings(
+            run_id=self._run_id,
+            roles=(ENVRUNNER, LEARNER, EVALUATOR),
+            token=token,
+            tls=listen.tls if listen else None,
+            hang_seconds=driver.hang_seconds,
+            # In a group, all learners wait for one that hangs.
+            silence_of={LEARNER: PEER_SILENCE_SECONDS} if most_learners > 1 else {},
+            most_of={LEARNER: most_learners} if listen else {},
+            services=self._monitoring.services,
+        )
 
     def run(self) -> dict[str, Any]:
         """Train until a stop condition, an interrupt or a failure.

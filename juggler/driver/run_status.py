@@ -41,6 +41,7 @@ class StatusReader:
             updates=records.updates,
             restarts=parts.restarts,
             steps_per_second=parts.metrics.rate.per_second(),
+            # Modules and agents are listed only if there are several.
             steps=_steps(parts.core.counters()),
             queues=self._queues(),
             modules=self._modules(),
@@ -54,6 +55,7 @@ class StatusReader:
                 cpu_seconds=time.process_time(), resident_bytes=resident_bytes()
             ),
         )
+        # Workers that are gone stay, with their last error.
         vitals = parts.hub.vitals()
         for name, record in records.by_id.items():
             worker = self._worker(record, rates.get(name, 0.0), vitals.get(name))
@@ -137,6 +139,7 @@ class StatusReader:
             seconds=record.total_seconds(),
             counts=record.total_counts(),
         )
+        # An unset field is unknown, as opposed to 0.
         if record.simulators is not None:
             status.simulators.CopyFrom(record.simulators)
         if record.version is not None:

@@ -13,12 +13,11 @@ import numpy as np
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
-from juggler.driver.checkpoint.first_weights import FirstWeights
-from juggler.driver.checkpoint.frozen_modules import FrozenModule
+from juggler.driver.checkpoint.first_weights import FirstWeights, FrozenModule
 from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.driver.config import RunConfig
 from juggler.driver.league.builder import LeagueBuilder
-from juggler.driver.league.find_builder import register_builder
+from juggler.driver.league.builders import register_builder
 from juggler.driver.loop import Loop
 from juggler.driver.periodic_work import PeriodicWork
 from juggler.driver.record.wording import Level, Progress

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from juggler.driver.callbacks import Evaluation
-from juggler.driver.checkpoint.driver_state import restores
-from juggler.driver.checkpoint.snapshots import SnapshotWritten
+from juggler.driver.checkpoint.snapshots import SnapshotWritten, restores
 from juggler.driver.config import RunConfig
 from juggler.driver.record.episode_returns import EPISODE, ReturnGoals, ReturnStatistics
 from juggler.driver.record.wording import named_returns, named_spreads
@@ -110,6 +109,7 @@ class Evaluators:
                 **what,
             )
             if cut is None or self.only_local:
+                # On other hosts, evaluators cannot read the checkpoint.
                 self._parts.commands.send(evaluator, command)
                 continue
             command.version.CopyFrom(Version(cut.generation, cut.update).message())
@@ -238,6 +238,7 @@ class Evaluations:
         if is_best and playing.path and (problem := self.best.keep(playing.path, returns, trained)):
             self._progress.message(problem, "error")
             is_best = False
+        # The checkpoint is moved first, so `is_best` is true only if that worked.
         evaluation = Evaluation(
             returns, playing.lengths, playing.agent_returns, **trained, is_best=is_best
         )
@@ -407,6 +408,7 @@ class Confirmation:
         if not evaluation.episode_returns:
             self.impossible(_NO_SIMULATOR)
             return False
+        # An evaluator stops early if the goal is out of reach.
         episodes = len(evaluation.episode_returns)
         played = self._goals.played(
             evaluation.episode_returns, from_messages(evaluation.agent_returns)
@@ -419,6 +421,7 @@ class Confirmation:
             )
             self.give_up()
             return False
+        # The next candidate then waits longer.
         if not is_reached:
             early = "the first " if episodes < command.episodes else ""
             self._progress.message(
@@ -429,6 +432,7 @@ class Confirmation:
             self._metrics.candidates.refuse(candidate.episodes)
             self._discard()
             return False
+        # These weights become the newest checkpoint, and the run ends.
         self.kept, given = candidate.cut.path, self._goals.as_given
         self.outcome = {
             "confirmed": True,

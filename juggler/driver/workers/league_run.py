@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from juggler.driver.checkpoint.first_weights import FirstWeights
-from juggler.driver.checkpoint.frozen_modules import FrozenModule
+from juggler.driver.agent_tables import COPIES, LEAGUE, RESETS, league_of, module_of
+from juggler.driver.checkpoint.first_weights import FirstWeights, FrozenModule
 from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
@@ -28,7 +28,6 @@ from juggler.driver.league.roster import (
     ResetPlayer,
     RetirePlayer,
 )
-from juggler.driver.league_players import COPIES, LEAGUE, RESETS, league_of, module_of
 from juggler.driver.workers.module_setups import spaces_of_environment
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.actors.worker import worker_seed
@@ -164,6 +163,7 @@ class LeagueLearners:
             and each.parent
             and self._roster.modelled_on(each.parent, self._first) == model
         )
+        # Without a copy, the shapes are unknown here.
         if (copy := next(copies, None)) is None:
             return ""
         own, given = _shapes(copy.tree[WEIGHTS]), _shapes(first.weights)
@@ -361,6 +361,7 @@ class LeagueRun:
             lambda player_id: module_of(roster.players[player_id]),
         )
         self.weights = LeagueWeights(parts)
+        # Learners are made from the roster, which must be complete.
         begun = self.league.begin() if state is None else []
         self.learners = LeagueLearners(parts, self, resume, beginning)
         self.league.must_fit = self.learners.must_fit
@@ -446,6 +447,7 @@ class LeagueRun:
                     self._copy(command.player_id, command.copy_id)
                 case ResetPlayer():
                     self.learners.reset(command.player_id, command.source)
+                # Its weights may still be on their way to a copy.
                 case RetirePlayer():
                     self.weights.cancel(command.player_id)
                     if self._registry.frozen.pop(command.player_id, None) is not None:
@@ -556,6 +558,7 @@ class LeagueMatches:
         has = self._open.setdefault(worker, {})
         ahead = min(_MOST_AHEAD, max(_FEWEST_AHEAD, 2 * self._finished.get(worker, 0)))
         given = []
+        # Matches of lost EnvRunners wait to be played again.
         while len(has) < self._environments + ahead:
             if not self._waiting:
                 self._request()
@@ -660,7 +663,7 @@ class LeagueStandings:
         payoffs = self._league.payoffs
         self._ratings, self._equilibrium = elo(payoffs, playing), {}
         if len(playing) <= _MOST_IN_EQUILIBRIA:
-            self._equilibrium, _ = nash_averaging(payoffs, playing)
+            self._equilibrium = nash_averaging(payoffs, playing)
         after = time.monotonic()
         self._next = after + (after - before) / _SHARE
 

@@ -102,6 +102,7 @@ class RunnerEvents:
         connectors.add_delta(worker.worker_id, receipt.batch_id, receipt.connector_delta)
         if not self._synchronous:
             connectors.merge_waiting()
+        # Before anything is counted: an invalid receipt raises here.
         parts.happened(
             events.SampleReceived(
                 receipt.batch_id,
@@ -117,6 +118,7 @@ class RunnerEvents:
         )
         if parts.league:
             parts.league.matches.finished(worker, receipt.matches)
+        # Dropped steps were sampled, too.
         parts.metrics.workers.sampled(worker.worker_id, receipt.live_steps, version)
         for played in receipt.played:
             parts.metrics.of(played.module_id).played += played.steps
@@ -153,6 +155,7 @@ class RunnerEvents:
             self._unreached.pop((worker, learner), None)
         if receipt.dropped != "learner_lost":
             return
+        # The driver may learn of a lost learner later than its EnvRunners.
         generation, now = self._parts.core.modules[receipt.module_id].generation, time.monotonic()
         before, since, shown = self._unreached.get((worker, learner), (-1, now, False))
         if before != generation:
@@ -211,11 +214,13 @@ class RunnerEvents:
         not_begun = frozenset(
             each.request.batch_id
             for each in unanswered
+            # Other EnvRunners play its matches again.
             if isinstance(each.request, training_pb2.SampleRequest)
             and event.farewell
             and each.command_id not in event.unanswered
         )
         parts, worker = self._parts, event.worker
+        # Its successor is another process, perhaps on another host.
         for stale_runners in parts.stale_runners.values():
             stale_runners.left(worker.worker_id)
         self._unreached = {
@@ -276,6 +281,7 @@ class LearnerEvents:
         version = Version.of(done.version)
         if done.peer_lost:  # a new member may have none of the group's updates
             version = parts.core.modules[module_id].weights_version
+        # A checkpoint of this update has what connectors learned before it.
         for connectors in parts.connectors.values():
             connectors.merge_waiting()
         parts.stale_runners[module_id].answered(used, parts.core.modules[module_id].ledger.updating)
@@ -285,6 +291,7 @@ class LearnerEvents:
         self._made(finished, metrics)
         parts.local.supervisor.of_use(worker_id)
         parts.learners[module_id].updated(worker, done)
+        # After the booking, which raises if the answer is invalid.
         trained = [batch for batch in used if not batch.dropped]
         for batch in trained:
             parts.metrics.batch_consumed(module_id, batch.staleness)
@@ -411,20 +418,23 @@ class WorkerEvents:
             learned = parts.connectors[module_id].merged
             state = module_id, body.value, completed.last
             return parts.snapshots.add_chunk(
-                *state, parts.core, parts.metrics, spaces, learned, parts.more_counters
+                # States apart, each request has one answer.
+                *state,
+                parts.core,
+                parts.metrics,
+                spaces,
+                learned,
+                parts.more_counters,
             )
         match request:
             case training_pb2.SampleRequest():
                 self._runners.sampled(worker, read(body, training_pb2.Receipt()))
             case training_pb2.Update():
-                done = read(body, training_pb2.UpdateDone())
-                self._must_not_be_ahead(request.module_id, Version.of(done.version))
-                self._learners.updated(worker, done)
+                self._learners.updated(worker, read(body, training_pb2.UpdateDone()))
                 self._runners.count_episodes()
+            # Parts are sent one by one: each answer lets the next one go.
             case training_pb2.Group():
-                formed = read(body, training_pb2.GroupFormed())
-                self._must_not_be_ahead(request.module_id, Version(0, formed.update))
-                self._learners.formed(worker, formed)
+                self._learners.formed(worker, read(body, training_pb2.GroupFormed()))
             case training_pb2.Restore() | training_pb2.RemovePlayer() if worker.role != LEARNER:
                 parts.frozen_parts.send_next(worker)
             case training_pb2.Setup() if worker.role != LEARNER:
@@ -434,6 +444,7 @@ class WorkerEvents:
                 if parts.league:
                     parts.league.received(worker, request.module_id)
                 parts.frozen_parts.send_next(worker)
+            # Candidates and evaluations share the evaluators.
             case training_pb2.AddModule():
                 self._learners.ready(worker, read(body, training_pb2.ModuleReady()))
             case training_pb2.Evaluate():
@@ -446,16 +457,6 @@ class WorkerEvents:
                 if request.HasField("version"):
                     parts.frozen_parts.send_next(worker)
 
-    def _must_not_be_ahead(self, module_id: str, version: Version) -> None:
-        """Reject a version that no weights can have.
-
-        Requests would wait for it forever.
-        """
-        module = self._parts.core.module(module_id)
-        newest = Version(module.generation, module.weights_version.update)
-        if version.generation > newest.generation or version.update > newest.update + 1:
-            raise ValueError(f"weights of {version}, but the newest can be one after {newest}")
-
     def _failed(self, completed: Completed, reason: str) -> None:
         """Handle a failed request; its worker usually leaves."""
         parts, worker, request = self._parts, completed.worker, completed.request
@@ -466,6 +467,7 @@ class WorkerEvents:
             case training_pb2.Update():
                 failed = events.UpdateAborted(request.update_id, *key, reason, request.module_id)
                 parts.happened(failed)
+            # Another learner may be asked, or a later checkpoint made.
             case training_pb2.Snapshot():
                 if request.whole:
                     assert parts.league is not None

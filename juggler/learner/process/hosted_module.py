@@ -311,7 +311,7 @@ class HostedModule:
         return done
 
     def last_metrics(self, seconds: Mapping[str, float]) -> training_pb2.UpdateDone:
-        """Report the metrics of all updates so far, at the end of a run."""
+        """Report all metrics so far, at the end of a run."""
         done = training_pb2.UpdateDone(module_id=self.module_id)
         self._complete(done, self._metrics.collect_all(self.learner.updates), seconds)
         return done

@@ -322,7 +322,7 @@ class PendingMetrics:
         return self._received() if there else {}
 
     def collect_all(self, update: int) -> dict[str, float]:
-        """Return means of all updates since the last result, and wait for them."""
+        """Return means since the last result, and wait for them."""
         in_transit = self._received()
         self._send(update)
         return {**in_transit, **self._received()}

@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from juggler.driver.checkpoint.driver_state import (
+from juggler.driver.checkpoint.first_weights import FirstCheckpoints
+from juggler.driver.checkpoint.snapshots import (
+    SnapshotWriter,
+    SnapshotWritten,
     begin_commands,
     connectors_of,
     core_of,
     must_be_sound,
+    state_reader,
 )
-from juggler.driver.checkpoint.first_weights import FirstCheckpoints
-from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten, state_reader
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.record.metrics import Metrics

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.league_world import AGENTS, ROCK_PAPER_SCISSORS, RockPaperScissors
 
-from juggler.driver.league.alphastar import AlphaStar
+from juggler.driver.league.builders import AlphaStar
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
 from juggler.driver.league.ratings import nash_averaging

@@ -16,7 +16,7 @@ from support.workers_world import (
 )
 
 from juggler.driver.agent_tables import FoundGroup, with_agents
-from juggler.driver.checkpoint.driver_state import metrics_of, must_be_sound
+from juggler.driver.checkpoint.snapshots import metrics_of, must_be_sound
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.periodic_work import metrics_line
 from juggler.driver.record.episode_returns import ReturnGoals

@@ -11,9 +11,9 @@ import pytest
 from google.protobuf import any_pb2
 from support.workers_world import Asked, Changing, resumed
 
-from juggler.driver.checkpoint.frozen_modules import kept_modules
+from juggler.driver.agent_tables import copies_of
+from juggler.driver.checkpoint.first_weights import kept_modules
 from juggler.driver.league.roster import AddPlayer, FreezePlayer, ResetPlayer, RetirePlayer
-from juggler.driver.league_players import copies_of
 from juggler.driver.workers import league_run
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.checkpoints.checkpoint import read

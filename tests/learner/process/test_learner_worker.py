@@ -21,7 +21,7 @@ from support.batches import MakeBatch
 from support.worker_world import BEGIN, GENERATION, MAX_STALENESS, World, overlap_on_cpu
 from torch import nn
 
-from juggler.driver.checkpoint.driver_state import restores
+from juggler.driver.checkpoint.snapshots import restores
 from juggler.learner.algorithms.dqn import DqnConfig
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.process import hosted_module as state_handover
