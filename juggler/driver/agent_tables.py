@@ -175,8 +175,15 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
     # The only agent of an environment has no name.
     if not groups[0].agents:
         return _with_one_agent(config)
+    if tables.league and len(groups) > 1:
+        one, other = groups[0].agents[0], groups[1].agents[0]
+        raise ConfigError(
+            f"league: agents {one!r} and {other!r} have different spaces, and every player of a "
+            "league can play every agent: set pad_agents = true, or leave out the table league, "
+            "and each has its own module"
+        )
     if tables.league:
-        return _playing(config, _league_in(config, groups))
+        return _playing_a_league(config, groups[0].agents)
     return _playing(config, who_plays(tables, [group.agents for group in groups]))
 
 
@@ -196,19 +203,8 @@ def _playing(config: RunConfig, played_by: dict[str, str | list[str]]) -> RunCon
     return found
 
 
-def _league_in(config: RunConfig, groups: Sequence[FoundGroup]) -> dict[str, str | list[str]]:
+def _playing_a_league(config: RunConfig, agents: Sequence[str]) -> RunConfig:
     """Let every player of a league play every agent."""
-    if len(groups) > 1:
-        one, other = groups[0].agents[0], groups[1].agents[0]
-        raise ConfigError(
-            f"league: agents {one!r} and {other!r} have different spaces, and every player of a "
-            "league can play every agent: set pad_agents = true, or leave out the table league, "
-            "and each has its own module"
-        )
-    return _playing_a_league(config, groups[0].agents)
-
-
-def _playing_a_league(config: RunConfig, agents: Sequence[str]) -> dict[str, str | list[str]]:
     players = players_of(config.agents.league, agents, config.agents.modules)
     found: dict[str, str | list[str]] = {agent: list(players) for agent in agents}
     if config.agents.agents and config.agents.agents != found:
@@ -216,7 +212,7 @@ def _playing_a_league(config: RunConfig, agents: Sequence[str]) -> dict[str, str
             f"agents: a league maps its players, here {listed(players)}: leave out the table "
             "agents; and in a resumed run, leave the players of its league as they were"
         )
-    return found
+    return _playing(config, found)
 
 
 def _with_simulators(config: RunConfig) -> RunConfig:
@@ -231,7 +227,7 @@ def _with_simulators(config: RunConfig) -> RunConfig:
                 '["player_1"]]'
             )
         agents = [agent for team in teams for agent in team]
-        return _playing(config, _playing_a_league(config, agents))
+        return _playing_a_league(config, agents)
     # Simulators name their agents later, so a table must name them now.
     if tables.agents:
         return _playing(config, tables.agents)

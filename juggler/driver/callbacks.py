@@ -156,30 +156,26 @@ def _kept(checkpoint: Checkpoint) -> dict[str, dict[str, float | None]]:
     return msgspec.convert(checkpoint.counters.get(VALUES, {}), dict[str, dict[str, float | None]])
 
 
-def _schedules(config: LearnerConfig) -> list[str]:
-    """List the keys that are schedules, including those in optimizers' tables."""
-    own = [spec.lr_key for spec in config.optimizer_specs()]
-    return list(dict.fromkeys([*own, *config.schedules()]))
+def _schedules(config: LearnerConfig) -> dict[str, tuple[Any, str]]:
+    """Return by key of a schedule the table that has it, and its key there."""
+    own = {spec.lr_key: (spec.config, "lr") for spec in config.optimizer_specs()}
+    return {**own, **{key: (config, key) for key in config.schedules()}}
 
 
 def _configured(config: LearnerConfig, key: str) -> Any:
     """Return the configured value of this key; None: it is missing."""
-    if key in config.schedules():
-        return getattr(config, key)
-    return next((spec.config.lr for spec in config.optimizer_specs() if spec.lr_key == key), None)
+    found = _schedules(config).get(key)
+    return getattr(*found) if found else None
 
 
 def _must_be_allowed(config: LearnerConfig, key: str, value: float, where: str) -> None:
     """Check that the configuration accepts this value of this key."""
     if not math.isfinite(value):
         raise ValueError(f"{where}: expected a finite number")
+    table, name = _schedules(config)[key]
     try:
-        if key in config.schedules():
-            changes: dict[str, Any] = {key: value}
-            replace(config, **changes).validate()
-        else:
-            spec = next(each for each in config.optimizer_specs() if each.lr_key == key)
-            replace(spec.config, lr=value).validate_optimizer()
+        changed = replace(table, **{name: value})
+        (changed.validate if table is config else changed.validate_optimizer)()
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 

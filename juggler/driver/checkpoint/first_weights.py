@@ -299,11 +299,6 @@ class FrozenModule:
     tree: Mapping[str, Tree]  # weights and connectors' state
     digest: str
 
-    @property
-    def where(self) -> str:
-        """Describe for people where the weights are."""
-        return f"module {self.source!r} of {self.checkpoint.path}"
-
     def acting_setup(self) -> ActingSetup:
         """What an EnvRunner builds it from."""
         return ActingSetup(
@@ -350,8 +345,9 @@ class FrozenModule:
         other = group.other_space(self.checkpoint.spaces_of(self.source))
         if other is not None:
             side, needs, has = other
+            where = f"module {self.source!r} of {self.checkpoint.path}"
             raise ConfigError(
-                f"modules.{self.module_id}: {self.where} cannot play agent {agent!r}: its {side} "
+                f"modules.{self.module_id}: {where} cannot play agent {agent!r}: its {side} "
                 f"space is {needs}, and the agent's is {has}"
             )
 

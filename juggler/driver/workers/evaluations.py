@@ -208,17 +208,13 @@ class Evaluations:
         self._wanted = False
         self._discard()
 
-    def is_of_it(self, command: training_pb2.Evaluate) -> bool:
-        """Return whether a command is for the current evaluation."""
-        return not command.checkpoint or Path(command.checkpoint).parent.name == EVALUATED
-
     def answered(
         self, worker: Worker, command: training_pb2.Evaluate, done: training_pb2.Evaluation
-    ) -> None:
-        """Add the results of an evaluator."""
+    ) -> bool:
+        """Add an evaluator's results; return whether they are of this evaluation."""
         playing = self._playing
         if playing is None or playing.waits_for.get(worker) != command:
-            return  # the evaluation was abandoned
+            return False
         del playing.waits_for[worker]
         if not done.episode_returns and not self._no_episode_was_reported:
             self._no_episode_was_reported = True
@@ -227,6 +223,7 @@ class Evaluations:
         playing.add(command, done)
         if not playing.waits_for:
             self._finish(playing)
+        return True
 
     def _finish(self, playing: _Playing) -> None:
         """Finish the evaluation: all evaluators have answered or left."""

@@ -450,9 +450,8 @@ class WorkerEvents:
             case training_pb2.Evaluate():
                 parts.local.supervisor.of_use(worker.worker_id)
                 evaluation = read(body, training_pb2.Evaluation())
-                if parts.evaluations.is_of_it(request):
-                    parts.evaluations.answered(worker, request, evaluation)
-                elif parts.confirmation.evaluated(request, evaluation):
+                is_known = parts.evaluations.answered(worker, request, evaluation)
+                if not is_known and parts.confirmation.evaluated(request, evaluation):
                     parts.end.stop("solved")
                 if request.HasField("version"):
                     parts.frozen_parts.send_next(worker)

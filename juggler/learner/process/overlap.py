@@ -295,14 +295,12 @@ class PendingMetrics:
         self._module_id, self._every_update = module_id, every_update
         self._pending: list[Mapping[str, Tensor]] = []
         self._skipped_in_a_row = 0  # updates
-        self._added = 0  # updates
         self._read_at = 0.0
         self._in_transit: _InTransit | None = None
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
         """Add the metrics of an update, [] each."""
         self._pending.append(metrics)
-        self._added += 1
 
     def collect(self, update: int) -> dict[str, float]:
         """Return means since the last result; {}: not due or in transit.
@@ -312,11 +310,8 @@ class PendingMetrics:
         """
         if self._every_update:
             return self.collect_all(update)
-        # The first updates are all read, so that a loss that is never finite ends a run at once.
-        is_first = self._added <= 2 * _HOPELESS
-        if self._in_transit is None and (
-            is_first or perf_counter() - self._read_at >= _METRICS_SECONDS
-        ):
+        is_due = perf_counter() - self._read_at >= _METRICS_SECONDS
+        if self._in_transit is None and self._pending and is_due:
             self._send(update)
         there = self._in_transit is not None and self._in_transit.there.query()
         return self._received() if there else {}

@@ -181,19 +181,17 @@ def test_metrics_that_no_answer_has_had_are_told_when_the_driver_asks_for_them(
 ) -> None:
     monkeypatch.setattr(overlap, "_METRICS_SECONDS", math.inf)
     learner = world.module.learner
-    for update in range(15):
-        if update == 10:  # the first ten are always read
-            broken = lambda grads, aux: (grads * math.nan, aux)  # noqa: E731
-            monkeypatch.setattr(learner, "after_gradients", broken)
+    monkeypatch.setattr(learner, "after_gradients", lambda grads, aux: (grads * math.nan, aux))
+    for update in range(5):
         world.send(update, update=10 + update)
         done = world.update(update)
-        assert bool(done.metrics) == (update < 10)
+        assert not done.metrics
         assert done.hopeless == ""
     last = training_pb2.Update(module_id="default", metrics_only=True)
     done = world.driver.ask(last, training_pb2.UpdateDone())
     assert done.metrics["default"].values["skipped"] == 1.0
-    assert re.search(r"5 updates in a row.* update 25", done.hopeless)
-    assert _version(done).update == 25
+    assert re.search(r"5 updates in a row.* update 15", done.hopeless)
+    assert _version(done).update == 15
     again = world.driver.ask(last, training_pb2.UpdateDone())
     assert not again.metrics, "they are told once"
 
