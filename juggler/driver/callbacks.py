@@ -157,7 +157,7 @@ def _kept(checkpoint: Checkpoint) -> dict[str, dict[str, float | None]]:
 
 
 def _schedules(config: LearnerConfig) -> dict[str, tuple[Any, str]]:
-    """Return by key of a schedule the table that has it, and its key there."""
+    """Return each schedule's table, and its key there."""
     own = {spec.lr_key: (spec.config, "lr") for spec in config.optimizer_specs()}
     return {**own, **{key: (config, key) for key in config.schedules()}}
 

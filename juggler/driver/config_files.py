@@ -123,7 +123,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error.strerror}{hint}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    # These tables have a meaning elsewhere, so they would mislead here.
+    # The first is probably unfinished, the other copied from a shipped file.
     if values.get("league") == {}:
         raise ConfigError(
             f"{path}: the table 'league' is empty: name a builder, such as builder = 'self_play', "

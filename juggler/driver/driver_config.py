@@ -395,7 +395,7 @@ class AgentsConfig:
                 )
         if len(set(module_ids)) < 2 or len(set(module_ids)) < len(module_ids):
             raise ConfigError(f"{where} = {module_ids}: name at least two modules, each once")
-        # Its other modules would wait for a gradient that never comes.
+        # A frozen module keeps its own values.
         for module_id in module_ids:
             if is_frozen(self.modules.get(module_id)):
                 raise ConfigError(

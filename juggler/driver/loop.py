@@ -281,7 +281,7 @@ def _must_fit(parts: RunParts, learners: Sequence[str]) -> None:
     registry, driver, vitals = parts.registry, parts.config.driver, parts.hub.vitals()
     if all(map(parts.local.is_up, learners)):
         return  # no worker is added
-    # What present learners keep is not needed again.
+    # Memory that present learners already fill is not needed again.
     sizes, taken, kept_by = [], 0.0, dict[str, float]()
     for worker_id in learners:
         _, index = worker_order(worker_id)

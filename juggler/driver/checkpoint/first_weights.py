@@ -194,7 +194,7 @@ class FirstCheckpoints:
                     )
                 first = FirstWeights(weights[there], whole, text, given, selectable=True)
                 found[module_id] = _Origin(checkpoint, there, first)
-        # A table names the weights of one module, to act as it did.
+        # From its table, a module takes the weights with which the other one acts.
         for module_id, (checkpoint, there) in self.own.items():
             where = _own(config, module_id)
             try:
@@ -458,7 +458,7 @@ def _frozen_module(module_id: str, table: Mapping[str, Any], run_dir: Path | Non
     except (CheckpointError, ConfigError) as error:
         raise ConfigError(f"{where}: {error}") from error
     digest = tree_digest(tree)
-    # A digest asks for exactly these weights: those at the path may have changed.
+    # The weights at a path may change, so a digest can fix them.
     if digest != table.get(DIGEST, digest):
         raise ConfigError(
             f"{where}: its weights have the digest {digest}, and digest = {table[DIGEST]!r}: "

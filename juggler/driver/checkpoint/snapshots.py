@@ -624,14 +624,6 @@ class Checkpointing:
         """The modules without a learner, which prevent checkpoints."""
         return [each.module_id for each in self._core.in_checkpoints() if not each.members]
 
-    def begin(self, aside: str = "") -> bool:
-        """Ask for all states, if that is possible now.
-
-        Args:
-            aside: directory of the run for the snapshot; "": among the checkpoints.
-        """
-        return not self.suspended and self._ask(None, aside)
-
     def holds_up(self, update: int) -> bool:
         """Begin a due checkpoint; return whether the next turn has to wait."""
         modules = self._core.modules.values()
@@ -649,7 +641,7 @@ class Checkpointing:
                 seed = self._registry.seed(learner, update=update)
                 anew = training_pb2.BeginAnew(module_id=module.module_id, seed=seed)
                 self._commands.send(learner, anew)
-        return self._ask(update)
+        return self.begin(restarts_at=update)
 
     def left(self, worker_id: str) -> None:
         """Abandon the states that a lost learner was sending."""
@@ -657,14 +649,18 @@ class Checkpointing:
             del self._asked[module_id]
             self._snapshots.abandon(module_id)
 
-    def _ask(self, restarts_at: int | None, aside: str = "") -> bool:
-        """Ask each module's first learner, which may restart at an update.
+    def begin(self, aside: str = "", restarts_at: int | None = None) -> bool:
+        """Ask each module's first learner for its state, if possible.
 
         Modules that were just added are left out; so are leaving modules, unless they are needed.
+
+        Args:
+            aside: directory of the run for the snapshot; "": among the checkpoints.
+            restarts_at: update at which the learners restart; None: they do not.
         """
         league = self._parts.league
         modules = self._core.in_checkpoints(league.learners.needed() if league else ())
-        if not modules or self._snapshots.under_way:
+        if self.suspended or not modules or self._snapshots.under_way:
             return False
         if not all(module.members for module in modules):
             return False

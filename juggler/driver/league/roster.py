@@ -215,7 +215,7 @@ class Roster:
                     f"at most max_learning = {self._max_learning} players learn at once, and  "
                     "all places are taken"
                 )
-        # A frozen player under another id would double its results.
+        # Only FreezePlayer copies players, because it keeps their lineage.
         elif source is not None and (source.learning or source.parent):
             raise ValueError(
                 f"{command.player_id} does not learn, so it cannot begin as {source.player_id}: "

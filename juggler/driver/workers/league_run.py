@@ -447,7 +447,7 @@ class LeagueRun:
                     self._copy(command.player_id, command.copy_id)
                 case ResetPlayer():
                     self.learners.reset(command.player_id, command.source)
-                # Its weights may still be on their way to a copy.
+                # A retired copy may still wait for its weights.
                 case RetirePlayer():
                     self.weights.cancel(command.player_id)
                     if self._registry.frozen.pop(command.player_id, None) is not None:
