@@ -355,7 +355,7 @@ class LeagueRun:
         self.standings = LeagueStandings(self.league)
         self.matches = LeagueMatches(
             self.league,
-            self._request_match,
+            partial(self._do, "match", self.league.request_match),
             config.agent_names,
             config.env_runner.envs_per_runner,
             lambda player_id: module_of(roster.players[player_id]),
@@ -384,8 +384,7 @@ class LeagueRun:
             if can_play and not player.ready:
                 self.league.ready(player_id)
             elif player.ready and not can_play:
-                unready = partial(self.league.unready, player_id)
-                self._carry_out(self._timed("match", unready))
+                self._do("match", self.league.unready, player_id)
         self.weights.check()
 
     def received(self, worker: Worker, module_id: str) -> None:
@@ -399,12 +398,12 @@ class LeagueRun:
         if not steps:
             return
         self.league.trained(module_id, steps)
-        self._carry_out(self._timed("build", self.league.build))
+        self._do("build", self.league.build)
 
     def left(self, worker: Worker) -> None:
         """Handle a lost worker."""
         for match_id in self.matches.left(worker):
-            self._carry_out(self._timed("match", partial(self.league.lose_match, match_id)))
+            self._do("match", self.league.lose_match, match_id)
         self.check()
 
     # State for checkpoints and people.
@@ -421,13 +420,10 @@ class LeagueRun:
 
     # Commands of the league.
 
-    def _request_match(self) -> None:
-        self._carry_out(self._timed("match", self.league.request_match))
-
-    def _timed(self, call: str, work: Callable[[], list[Command]]) -> list[Command]:
-        """Return the builder's commands, and warn if it is slow."""
+    def _do(self, call: str, work: Callable[..., list[Command]], *arguments: Any) -> None:
+        """Carry out the builder's commands, and warn if it is slow."""
         before = time.monotonic()
-        commands = work()
+        commands = work(*arguments)
         seconds = time.monotonic() - before
         if seconds > _SLOW_SECONDS and call not in self._slow:
             self._slow.add(call)
@@ -436,7 +432,7 @@ class LeagueRun:
                 "do nothing else: make it faster",
                 "warning",
             )
-        return commands
+        self._carry_out(commands)
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -516,7 +512,7 @@ class LeagueRun:
 
     def removed(self, player_id: str) -> None:
         """Remove a player that can no longer play or learn."""
-        self._carry_out(self._timed("match", partial(self.league.remove, player_id)))
+        self._do("match", self.league.remove, player_id)
 
 
 _FEWEST_AHEAD = 8
