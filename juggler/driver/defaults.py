@@ -182,8 +182,8 @@ def _chosen(
     boxed = ships.chosen_for.get(_BOX_ACTION, {}) if action.HasField("box") else {}
     for key, value in {**ships.chosen, **special, **boxed}.items():
         choose(key, value)
+    # Choices that contradict given keys are left out.
     if config.module.module != name_of(ships.module):
-        # Choices that contradict given keys are left out.
         chosen.pop("model", None)  # a user's module has its own keys
     if config.flat().get("burn_in") or config.module.model.get("recurrent", "none") != "none":
         chosen.pop("fragment_steps", None)  # a recurrent module is trained within a fragment

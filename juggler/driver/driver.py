@@ -60,12 +60,11 @@ class Shutdown:
     """Winds a run down, and closes its books."""
 
     def __init__(
-        self, parts: RunParts, loop: Loop, upkeep: PeriodicWork, hub: Hub, directory: RunDirectory
+        self, parts: RunParts, loop: Loop, upkeep: PeriodicWork, directory: RunDirectory
     ) -> None:
         self._parts = parts
         self._loop = loop
         self._upkeep = upkeep
-        self._hub = hub
         self._directory = directory
         self._command = "train" if parts.only_local else "driver"
         if is_of_a_script(parts.config):
@@ -85,7 +84,7 @@ class Shutdown:
     def wind_down(self) -> None:
         """Finish updates, make the last checkpoint, and release the workers."""
         parts, snapshots = self._parts, self._parts.snapshots
-        self._hung = self._upkeep.standstill.hung_runners(self._hub.vitals())
+        self._hung = self._upkeep.standstill.hung_runners(parts.hub.vitals())
         parts.happened(StopRequested())
         self._finish_updates()
         self._wait_for_snapshot(time.monotonic() + _LAST_CHECKPOINT_SECONDS)
@@ -166,7 +165,8 @@ class Shutdown:
         snapshots = self._parts.snapshots
         if snapshots.writing or not snapshots.under_way:
             return not snapshots.under_way
-        learners = [each for name, each in self._hub.vitals().items() if name.startswith(LEARNER)]
+        vitals = self._parts.hub.vitals()
+        learners = [each for name, each in vitals.items() if name.startswith(LEARNER)]
         return all(each.seconds_silent > _SILENCE_SECONDS for each in learners)
 
     def _newest(self) -> Path | None:
@@ -182,8 +182,8 @@ class Shutdown:
         """Mark a run as failed if it trained or saved nothing."""
         parts, end = self._parts, self._parts.end
         last = (parts.confirmation.outcome or {}).get("update", parts.core.updates)
+        # A goal reached while nothing works is no success.
         if end.reason == "stop_seconds" and not parts.core.has_updated:
-            # A goal reached while nothing works is no success.
             end.failed_at(f"nothing was trained on. {self._upkeep.standstill.describe_workers()}")
         elif end.reason in _IN_PART and parts.local.keep_failing(ENVRUNNER):
             end.failed_at(
@@ -321,10 +321,10 @@ class Driver:
             stop=lambda reason: self._mailbox.put(StopAsked(reason)),
         )
         # These know all parts, so they come last.
-        status = StatusReader(self._run_id, directory.path, parts, journal)
+        status = StatusReader(self._run_id, parts, journal)
         self._upkeep = upkeep = PeriodicWork(parts, directory, self._bound, self._announce)
         self._loop = Loop(parts, WorkerEvents(parts), self._mailbox, upkeep, status)
-        self._ending = Shutdown(parts, self._loop, upkeep, self._hub, directory)
+        self._ending = Shutdown(parts, self._loop, upkeep, directory)
 
     def _hub_settings(self, token: str) -> HubSettings:
         driver, listen = self._config.driver, self._listen

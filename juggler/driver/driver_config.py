@@ -499,8 +499,8 @@ def _check_frozen(module_id: str, table: Mapping[str, Any]) -> None:
     if not is_frozen(table):
         if DIGEST in table:
             raise ConfigError(f"{where}: digest is for a module with train = false: leave it out")
-        # A module that is not trained has nothing but weights.
         return
+    # A module that is not trained has nothing but weights.
     if not table.get(FROM):
         raise ConfigError(
             f"{where}: train = false needs from: the run or checkpoint that has its weights"

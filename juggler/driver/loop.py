@@ -203,10 +203,10 @@ def _scale_learners(parts: RunParts, wanted: int) -> int:
     before, leaving = parts.local.scale(LEARNER, wanted)
     for worker_id in leaving:
         learner = parts.registry.attached.get(worker_id)
-        # Leaving learners first train on the batches that they hold.
         if learner is None:
             parts.local.end(worker_id, was_asked=False)
             continue
+        # Leaving learners first train on the batches that they hold.
         parts.happened(LearnerLeaves(worker_id, learner.incarnation))
         parts.leaving_learners.add(learner)
     if wanted < parts.config.driver.learners:  # no module may wait for learners that will not come

@@ -254,8 +254,8 @@ def _outcome(
         message: tuple[str, Any] | None = None
         with suppress(EOFError, OSError):
             message = received.recv() if received.poll() else None
+        # Before its end is checked: the last message may come with it.
         if message is not None:
-            # Before its end is checked: the last message may come with it.
             kind, what = message
             if kind == FOUND:
                 return tuple(what)
@@ -265,6 +265,7 @@ def _outcome(
                 warn(what)
             else:
                 doing, progress = what, _Progress(process.pid or 0, driver)
+        # Without an outcome, it has crashed.
         elif has_ended:
             process.join(_ABORT_SECONDS)
             how, words = how_it_ended(process.exitcode), ended(process)

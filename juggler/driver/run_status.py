@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from juggler.driver.core.ledger import Counters
 from juggler.driver.record.progress import Journal
@@ -23,7 +22,6 @@ class StatusReader:
     """Assembles a run's status from its parts, in the driver's thread."""
 
     run_id: str
-    run_dir: Path
     parts: RunParts
     journal: Journal
 
@@ -32,7 +30,7 @@ class StatusReader:
         rates = records.rates()
         status = status_pb2.RunStatus(
             run_id=self.run_id,
-            run_dir=str(self.run_dir.resolve()),
+            run_dir=str(parts.run_dir.resolve()),
             env=parts.config.env_runner.env,
             algorithm=parts.config.learner.algorithm,
             phase=parts.end.reason or "training",
@@ -41,9 +39,9 @@ class StatusReader:
             updates=records.updates,
             restarts=parts.restarts,
             steps_per_second=parts.metrics.rate.per_second(),
-            # Modules and agents are listed only if there are several.
             steps=_steps(parts.core.counters()),
             queues=self._queues(),
+            # Modules and agents are listed only if there are several.
             modules=self._modules(),
             agents=self._agents(),
             league=self._league(),

@@ -46,7 +46,6 @@ def wind_down(world: WorkersWorld, reason: str, drain: Callable[[], None] = lamb
         world.parts,
         cast(Any, loop),
         cast(Any, upkeep),
-        world.parts.hub,
         cast(Any, SimpleNamespace(path=world.parts.run_dir)),
     )
     world.parts.end.stop(reason)
@@ -130,7 +129,7 @@ def test_a_run_that_needs_a_script_is_not_said_to_go_on_by_a_command(
     world.parts.core = cast(Any, SimpleNamespace(has_updated=True))
     directory = SimpleNamespace(path=tmp_path, newest_checkpoint=lambda: None)
     nothing = cast(Any, None)
-    ending = Shutdown(world.parts, nothing, nothing, world.parts.hub, cast(Any, directory))
+    ending = Shutdown(world.parts, nothing, nothing, cast(Any, directory))
     ending._newest_update = lambda: 7  # type: ignore[method-assign]
     assert ending.how_to_resume().startswith(f"\nTo resume from update 7: {how}")
 

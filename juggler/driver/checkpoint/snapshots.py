@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
@@ -459,40 +459,27 @@ class SnapshotWriter:
         }
         self._awaited = set(self._cuts)
 
-    def add_chunk(
-        self,
-        module_id: str,
-        chunk: bytes,
-        last: bool,
-        core: DriverCore,
-        metrics: Metrics,
-        spaces: training_pb2.Ready.Module,
-        connectors: State,
-        more: Callable[[], Mapping[str, Any]] | None = None,
-    ) -> None:
+    def add_chunk(self, module_id: str, chunk: bytes, last: bool, parts: RunParts) -> None:
         """Add the next chunk of a module's state.
 
         A learner's answers arrive in order: at the first chunk, the module's books have exactly
         the updates that the state has. So the books are copied at that moment.
-
-        Args:
-            spaces: of the agents that the module plays.
-            more: returns further counters of the run; None: nothing.
         """
         if self._abandoned:  # another module's learner still sends
             self._awaited -= {module_id} if last else set()
             return
         cut = self._cuts[module_id]
         if cut.counters is None:
+            core = parts.core
             cut.counters = core.module(module_id).ledger.counters()
-            cut.connectors, cut.spaces = connectors, spaces_of_environment(spaces)
+            cut.connectors = parts.connectors[module_id].merged
+            cut.spaces = spaces_of_environment(parts.registry.spaces[module_id])
             books = [each.counters for each in self._cuts.values() if each.counters is not None]
             # The run's own counters are copied with the module that begins last.
             self._past = core.past_and(beside=self._cuts)
             times = self._clock.now()
-            self._counters = counters_of(books, self._past, core.next_id, metrics, times)
-            if more is not None:
-                self._counters |= more()
+            counters = counters_of(books, self._past, core.next_id, parts.metrics, times)
+            self._counters = {**counters, **parts.more_counters()}
         # Later chunks may follow later updates, which do not change the state.
         frame = cut.reader.feed(chunk)
         if frame is None:

@@ -108,8 +108,8 @@ class Evaluators:
                 video="" if place else video,
                 **what,
             )
+            # On other hosts, evaluators cannot read the checkpoint.
             if cut is None or self.only_local:
-                # On other hosts, evaluators cannot read the checkpoint.
                 self._parts.commands.send(evaluator, command)
                 continue
             command.version.CopyFrom(Version(cut.generation, cut.update).message())

@@ -214,7 +214,6 @@ class RunnerEvents:
         not_begun = frozenset(
             each.request.batch_id
             for each in unanswered
-            # Other EnvRunners play its matches again.
             if isinstance(each.request, training_pb2.SampleRequest)
             and event.farewell
             and each.command_id not in event.unanswered
@@ -226,6 +225,7 @@ class RunnerEvents:
         self._unreached = {
             pair: each for pair, each in self._unreached.items() if worker not in pair
         }
+        # Other EnvRunners play its matches again.
         if parts.league:
             parts.league.left(worker)
         key = worker.worker_id, worker.incarnation
@@ -413,28 +413,18 @@ class WorkerEvents:
                 assert parts.league is not None
                 number = completed.command_id
                 return parts.league.weights.receive(number, body.value, completed.last)
-            module_id = request.module_id
-            spaces = parts.registry.spaces[module_id]
-            learned = parts.connectors[module_id].merged
-            state = module_id, body.value, completed.last
-            return parts.snapshots.add_chunk(
-                # States apart, each request has one answer.
-                *state,
-                parts.core,
-                parts.metrics,
-                spaces,
-                learned,
-                parts.more_counters,
-            )
+            state = request.module_id, body.value, completed.last
+            return parts.snapshots.add_chunk(*state, parts)
+        # States apart, each request has one answer.
         match request:
             case training_pb2.SampleRequest():
                 self._runners.sampled(worker, read(body, training_pb2.Receipt()))
             case training_pb2.Update():
                 self._learners.updated(worker, read(body, training_pb2.UpdateDone()))
                 self._runners.count_episodes()
-            # Parts are sent one by one: each answer lets the next one go.
             case training_pb2.Group():
                 self._learners.formed(worker, read(body, training_pb2.GroupFormed()))
+            # Parts are sent one by one: each answer lets the next one go.
             case training_pb2.Restore() | training_pb2.RemovePlayer() if worker.role != LEARNER:
                 parts.frozen_parts.send_next(worker)
             case training_pb2.Setup() if worker.role != LEARNER:
@@ -444,9 +434,9 @@ class WorkerEvents:
                 if parts.league:
                     parts.league.received(worker, request.module_id)
                 parts.frozen_parts.send_next(worker)
-            # Candidates and evaluations share the evaluators.
             case training_pb2.AddModule():
                 self._learners.ready(worker, read(body, training_pb2.ModuleReady()))
+            # Candidates and evaluations share the evaluators.
             case training_pb2.Evaluate():
                 parts.local.supervisor.of_use(worker.worker_id)
                 evaluation = read(body, training_pb2.Evaluation())

@@ -208,7 +208,7 @@ def _samples(status: status_pb2.RunStatus) -> dict[tuple[str, ...], float]:
 
 def _status(world: WorkersWorld) -> status_pb2.RunStatus:
     journal = cast(Any, SimpleNamespace(newest=[]))
-    return StatusReader("run", Path("run"), world.parts, journal).read()
+    return StatusReader("run", world.parts, journal).read()
 
 
 def checkpoint_of(world: WorkersWorld) -> Checkpoint:
