@@ -287,7 +287,7 @@ class _Saved(_OfModule, Counters):
     played: dict[str, Count] = field(default_factory=dict)  # steps by modules that are not trained
     league: dict[str, Any] = field(default_factory=dict)  # see `League.to_state`
     copies: dict[str, str] = field(default_factory=dict)  # digests of the league's copies, by id
-    resets: dict[str, Count] = field(default_factory=dict)  # see `league_players.RESETS`
+    resets: dict[str, Count] = field(default_factory=dict)  # see `agent_tables.RESETS`
     values: dict[str, dict[str, float | None]] = field(default_factory=dict)  # see `ChangedValues`
     past: _SavedRemovedModules | None = None  # if modules have come and gone
 

@@ -32,6 +32,8 @@ from juggler.runtime.near_matches import nearest
 from juggler.runtime.wrong_value import misfit
 
 
+# O. Vinyals et al., Grandmaster level in StarCraft II using multi-agent reinforcement learning,
+# 2019. The rules follow the pseudocode published with the paper.
 @dataclass(kw_only=True)
 class AlphaStar(LeagueBuilder):
     """Mains, main exploiters and league exploiters.
