@@ -16,7 +16,7 @@ from pathlib import Path
 
 from commands import table, trained_run
 
-from juggler.driver.league_players import LEAGUE
+from juggler.driver.agent_tables import LEAGUE
 from juggler.driver.play_checkpoint import play_matches
 from juggler.policies.wilson import wilson
 from juggler.runtime.checkpoints.checkpoint import read

@@ -19,8 +19,8 @@ from gymnasium import Space
 
 from juggler.driver.driver_config import AgentsConfig, DriverConfig
 from juggler.driver.league.builder import LeagueBuilder
+from juggler.driver.league.builders import BUILDERS
 from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.find_builder import BUILDERS
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms.actor_critic import ActorCriticConfig
 from juggler.learner.algorithms.off_policy import EpsilonGreedyConfig, OffPolicyConfig

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from juggler.cli.plot import Picture as Picture
     from juggler.cli.plot import plot as plot
-    from juggler.driver.background_run import StartedRun as StartedRun
-    from juggler.driver.background_run import start as start
     from juggler.driver.callbacks import Callback as Callback
     from juggler.driver.callbacks import Evaluation as Evaluation
     from juggler.driver.callbacks import Run as Run
@@ -44,7 +42,9 @@ if TYPE_CHECKING:
     from juggler.driver.play_checkpoint import play_matches as play_matches
     from juggler.driver.play_checkpoint import record as record
     from juggler.driver.result import Result as Result
+    from juggler.driver.start_run import StartedRun as StartedRun
     from juggler.driver.start_run import resume as resume
+    from juggler.driver.start_run import start as start
     from juggler.driver.start_run import train as train
     from juggler.driver.workers.module_setups import LearnerSpec as LearnerSpec
     from juggler.envrunner.cartpoles import CartPoles as CartPoles

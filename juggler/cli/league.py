@@ -17,12 +17,12 @@ import tyro
 from juggler.cli.arguments import Flag, command
 from juggler.cli.evaluate import EvaluationProgress
 from juggler.cli.plot import STYLES, read_run
+from juggler.driver.agent_tables import LEAGUE, league_of, module_of
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.ratings import elo, nash_averaging
+from juggler.driver.league.results import Payoffs
 from juggler.driver.league.roster import Player
-from juggler.driver.league_players import LEAGUE, league_of, module_of
 from juggler.driver.record.run_directory import METRICS_FILE
 from juggler.envrunner.multi_agent.openspiel import SCHEME
 from juggler.envrunner.setup import RANDOM
@@ -40,7 +40,7 @@ def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
     """
     ids = [player.player_id for player in players]
     ratings = elo(payoffs, ids)
-    shares, _ = nash_averaging(payoffs, ids)
+    shares = nash_averaging(payoffs, ids)
     width = max(map(len, ["player", *ids]))
     role_width = max(map(len, ["role", *(player.role for player in players)]))
     names = f"{'player':<{width}}  {'role':<{role_width}}"

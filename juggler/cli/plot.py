@@ -15,7 +15,6 @@ import numpy as np
 import tyro
 
 from juggler.cli.arguments import Flag, PlotError, command
-from juggler.driver.background_run import StartedRun
 from juggler.driver.record.episode_returns import Column
 from juggler.driver.record.run_directory import (
     METRICS_FILE,
@@ -26,6 +25,7 @@ from juggler.driver.record.run_directory import (
     read_metrics,
 )
 from juggler.driver.result import Result
+from juggler.driver.start_run import StartedRun
 from juggler.experiments.seeds import mean_curve, members
 
 if TYPE_CHECKING:

@@ -4,21 +4,112 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from google.protobuf.json_format import ParseDict
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver_config import who_plays
 from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league_players import players_of
+from juggler.driver.league.league import League
+from juggler.driver.league.roster import Player
 from juggler.envrunner.agent_returns import MOST_WITH_METRICS, has_metrics_by_agent
 from juggler.envrunner.multi_agent.openspiel import SCHEME as OPENSPIEL
 from juggler.envrunner.multi_agent.pettingzoo_games import SCHEME as PETTINGZOO
+from juggler.envrunner.setup import RANDOM
+from juggler.runtime.checkpoints.weights import is_frozen
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.near_matches import listed, nearest, one_of
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.v1 import spaces_pb2
+
+#: Keys in a checkpoint's counters: the league, the digests of its copies, and by player the
+#: generation of the first weights after its last reset.
+LEAGUE: Final = "league"
+COPIES: Final = "copies"
+RESETS: Final = "resets"
+
+
+def players_of(
+    table: Mapping[str, Any], agents: Sequence[str], modules: Mapping[str, Any]
+) -> list[str]:
+    """Return the modules a league begins with, learning ones first.
+
+    Raises:
+        ConfigError: the table has a wrong key or value, or does not fit the agents.
+    """
+    try:
+        league = League(LeagueConfig.from_table(table), tuple(agents), seed=0)
+        league.begin()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"league: {error}") from error
+    # The first players are known once the builder has begun.
+    present = league.roster.present()
+    known = [*(each for each in modules if is_frozen(modules[each])), RANDOM]
+    for player in present:
+        plays = player.learning or player.parent or module_of(player) in known
+        if not plays:
+            raise ConfigError(
+                f"league: {module_of(player)!r} cannot play: a player that does not learn must be "
+                f"random, or a module with train = false{nearest(module_of(player), known)}"
+            )
+    learners = [player.player_id for player in present if player.learning]
+    others = [module_of(each) for each in present if not each.learning and not each.parent]
+    return list(dict.fromkeys([*learners, *others]))
+
+
+def league_of(config: RunConfig, state: Mapping[str, Any] | None) -> League:
+    """Make the league of a run, or restore it from a checkpoint."""
+    settings, agents = LeagueConfig.from_table(config.agents.league), config.agent_names
+    if state is None:
+        return League(settings, agents, config.driver.seed)
+    return League.from_state(state, settings, agents)
+
+
+def trained_now(config: RunConfig, counters: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the modules that are trained now; a league changes them.
+
+    Args:
+        counters: of the checkpoint to resume; None: the run is new.
+
+    Returns:
+        By id of a module, the module of the configuration whose settings it has.
+
+    Raises:
+        ValueError: the checkpoint has no league, or no player learns in it.
+    """
+    first = config.module_ids
+    state = (counters or {}).get(LEAGUE)
+    if not config.agents.league or state is None:
+        return {module_id: module_id for module_id in first}
+    roster = league_of(config, state).roster
+    learning = [player.player_id for player in roster.learners()]
+    if not learning:
+        raise ValueError("the checkpoint has a league in which no player learns")
+    return {player_id: roster.modelled_on(player_id, first) for player_id in learning}
+
+
+def module_of(player: Player) -> str:
+    """Return the module that acts for a player."""
+    if player.learning or player.parent:
+        return player.player_id
+    return RANDOM if player.source == RANDOM else player.source
+
+
+def copies_of(counters: Mapping[str, Any]) -> dict[str, str]:
+    """Return the copies in a saved league.
+
+    Returns:
+        By id of a copy, the digest of its weights and connectors; "": unknown, because the
+        checkpoint is of an earlier version, or the copy had just been requested.
+    """
+    try:
+        players = counters[LEAGUE]["players"]
+        ids = [each["player_id"] for each in players if each["parent"] and not each["retired"]]
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"the checkpoint has no league: {error!r}") from None
+    digests = counters.get(COPIES, {})
+    return {copy_id: digests.get(copy_id, "") for copy_id in ids}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +172,18 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
             )
         _check_goals(config)
         return config
+    # The only agent of an environment has no name.
     if not groups[0].agents:
         return _with_one_agent(config)
+    if tables.league and len(groups) > 1:
+        one, other = groups[0].agents[0], groups[1].agents[0]
+        raise ConfigError(
+            f"league: agents {one!r} and {other!r} have different spaces, and every player of a "
+            "league can play every agent: set pad_agents = true, or leave out the table league, "
+            "and each has its own module"
+        )
     if tables.league:
-        return _playing(config, _league_in(config, groups))
+        return _playing_a_league(config, groups[0].agents)
     return _playing(config, who_plays(tables, [group.agents for group in groups]))
 
 
@@ -104,19 +203,8 @@ def _playing(config: RunConfig, played_by: dict[str, str | list[str]]) -> RunCon
     return found
 
 
-def _league_in(config: RunConfig, groups: Sequence[FoundGroup]) -> dict[str, str | list[str]]:
+def _playing_a_league(config: RunConfig, agents: Sequence[str]) -> RunConfig:
     """Let every player of a league play every agent."""
-    if len(groups) > 1:
-        one, other = groups[0].agents[0], groups[1].agents[0]
-        raise ConfigError(
-            f"league: agents {one!r} and {other!r} have different spaces, and every player of a "
-            "league can play every agent: set pad_agents = true, or leave out the table league, "
-            "and each has its own module"
-        )
-    return _playing_a_league(config, groups[0].agents)
-
-
-def _playing_a_league(config: RunConfig, agents: Sequence[str]) -> dict[str, str | list[str]]:
     players = players_of(config.agents.league, agents, config.agents.modules)
     found: dict[str, str | list[str]] = {agent: list(players) for agent in agents}
     if config.agents.agents and config.agents.agents != found:
@@ -124,7 +212,7 @@ def _playing_a_league(config: RunConfig, agents: Sequence[str]) -> dict[str, str
             f"agents: a league maps its players, here {listed(players)}: leave out the table "
             "agents; and in a resumed run, leave the players of its league as they were"
         )
-    return found
+    return _playing(config, found)
 
 
 def _with_simulators(config: RunConfig) -> RunConfig:
@@ -139,7 +227,8 @@ def _with_simulators(config: RunConfig) -> RunConfig:
                 '["player_1"]]'
             )
         agents = [agent for team in teams for agent in team]
-        return _playing(config, _playing_a_league(config, agents))
+        return _playing_a_league(config, agents)
+    # Simulators name their agents later, so a table must name them now.
     if tables.agents:
         return _playing(config, tables.agents)
     if tables.mapping:
@@ -160,6 +249,7 @@ def _with_one_agent(config: RunConfig) -> RunConfig:
     tables, env = config.agents, config.env_runner.env
     others = [each for each in tables.modules if each != DEFAULT_MODULE]
     seen = f"critic_sees = {''.join(config.critics_see[:1])!r}"
+    # These keys mean something only with several agents.
     for key, given, why in (
         (seen, config.critics_see, "whose value function sees its observation: leave it out"),
         ("agents", tables.agents, "so there is nothing to map: leave out the table agents"),
@@ -184,6 +274,7 @@ def _check_goals(config: RunConfig) -> None:
                 f"stop_return.{name}: the environment {config.env_runner.env} has one agent: give "
                 f"a number alone, such as stop_return = {goal:g}"
             )
+        # Modules come first: an agent may have the name of a module.
         if name in config.module_ids:
             continue
         if config.env_runner.gateway:
@@ -197,6 +288,7 @@ def _check_goals(config: RunConfig) -> None:
                 f"stop_return: {name!r} is neither a module nor an agent of this run"
                 f"{nearest(name, known)}"
             )
+        # Returns by agent are kept only while agents are few.
         if not has_metrics_by_agent(agents):
             raise ConfigError(
                 f"stop_return: {name!r} is one of {len(agents)} agents, and with more than "

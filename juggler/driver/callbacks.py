@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from juggler.driver.changed_values import ChangedValues
+import msgspec
+
+from juggler.driver.config import RunConfig, plain
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.driver_config import ConfigError
 from juggler.driver.record.episode_returns import WithReturns
@@ -19,8 +23,162 @@ from juggler.driver.record.run_directory import flat, to_json
 from juggler.driver.record.wording import Level, Progress
 from juggler.driver.result import OWN_REASONS, RunEnd
 from juggler.driver.signals import SecondSignal
+from juggler.learner.config import LearnerConfig
 from juggler.runtime.annotations import signature
-from juggler.runtime.near_matches import nearest
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.near_matches import closest, nearest
+
+#: In the counters of a checkpoint.
+VALUES: Final = "values"
+_ALL: Final = ""  # modules
+
+
+class ChangedValues:
+    """Numbers in force, by module; any thread may set them.
+
+    Every update has them, so that all learners of a group change at the same update.
+
+    Args:
+        trained: by id of a trained module, the module of the configuration whose settings it has.
+            A league adds and removes players.
+        resume: the checkpoint that the run resumes from. Keys whose configured value has changed
+            since then are not overridden.
+    """
+
+    def __init__(
+        self, config: RunConfig, trained: Mapping[str, str], resume: Checkpoint | None = None
+    ) -> None:
+        self._config, self._trained = config, trained
+        self._lock = threading.Lock()
+        # By module id and key. None: the number for all modules does not apply to this one.
+        self._values: dict[str, dict[str, float | None]] = {}
+        if resume is not None:
+            self._values = _kept(resume)
+            self._follow_changes(RunConfig.from_flat(resume.config))
+
+    def _follow_changes(self, before: RunConfig) -> None:
+        """Forget numbers of keys whose configured value has changed."""
+        for key in dict.fromkeys(key for values in self._values.values() for key in values):
+            able = self._able(key, self._trained)
+            changed = [
+                each
+                for each in able
+                if _configured(self._config.of(self._trained[each]).learner, key)
+                != _configured(before.of(self._trained[each]).learner, key)
+            ]
+            if changed == able:
+                self._store(key, None, None)
+            else:
+                for module_id in changed:
+                    self._store(key, None, module_id)
+
+    def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
+        """Replace a schedule by a number; None: follow the configuration again.
+
+        Args:
+            module_id: of one of several modules; None: of all that have the key.
+
+        Raises:
+            ValueError: the key cannot change while a run trains, there is no such module, or the
+                value is out of range.
+        """
+        value = plain(value)
+        where = f"set({key!r}, {value!r})"
+        if module_id is not None and module_id not in self._trained:
+            raise ValueError(f"{where}: no module {module_id!r}{nearest(module_id, self._trained)}")
+        wanted = [*self._trained] if module_id is None else [module_id]
+        able = self._able(key, wanted)
+        if not able:
+            known = sorted({key for each in wanted for key in _schedules(self._learner(each))})
+            if close := closest(key, known):
+                raise ValueError(f"{where}: did you mean {close!r}?")
+            raise ValueError(
+                f"{where}: this cannot change while a run trains; what can is {', '.join(known)}"
+            )
+        # Checked here, in the caller's thread: a learner that refused it would fail.
+        if value is not None:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{where}: expected a number, or None for the configuration's")
+            for each in able:
+                _must_be_allowed(self._learner(each), key, float(value), where)
+        self._store(key, None if value is None else float(value), module_id)
+
+    def _store(self, key: str, value: float | None, module_id: str | None) -> None:
+        """Store a checked number."""
+        with self._lock:
+            for each in self._values if module_id is None else [module_id]:
+                self._values.get(each, {}).pop(key, None)
+            if value is not None or (module_id is not None and key in self._values.get(_ALL, {})):
+                self._values.setdefault(module_id or _ALL, {})[key] = value
+
+    def of(self, module_id: str, settings_of: str) -> dict[str, float]:
+        """The numbers in force for a module, by key.
+
+        Args:
+            settings_of: the module of the configuration whose settings it has.
+        """
+        with self._lock:
+            both = {**self._values.get(_ALL, {}), **self._values.get(module_id, {})}
+        if not both:
+            return {}
+        able = _schedules(self._config.of(settings_of).learner)
+        return {key: value for key, value in both.items() if key in able and value is not None}
+
+    def in_words(self) -> str:
+        """List the numbers in force; "" if there are none."""
+        return ", ".join(
+            f"{key} = {value:g}" + (f" ({module_id})" if module_id else "")
+            for module_id, values in self._values.items()
+            for key, value in values.items()
+            if value is not None
+        )
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the numbers for a checkpoint's counters."""
+        with self._lock:
+            values = {
+                module_id: dict(own)
+                for module_id, own in self._values.items()
+                if own and (module_id == _ALL or module_id in self._trained)
+            }
+        return {VALUES: values} if values else {}
+
+    def _able(self, key: str, module_ids: Iterable[str]) -> list[str]:
+        """Return the modules that have a key."""
+        return [each for each in module_ids if key in _schedules(self._learner(each))]
+
+    def _learner(self, module_id: str) -> LearnerConfig:
+        return self._config.of(self._trained[module_id]).learner
+
+
+def _kept(checkpoint: Checkpoint) -> dict[str, dict[str, float | None]]:
+    """Return the numbers in a sound checkpoint."""
+    return msgspec.convert(checkpoint.counters.get(VALUES, {}), dict[str, dict[str, float | None]])
+
+
+def _schedules(config: LearnerConfig) -> dict[str, tuple[Any, str]]:
+    """Return each schedule's table, and its key there."""
+    own = {spec.lr_key: (spec.config, "lr") for spec in config.optimizer_specs()}
+    return {**own, **{key: (config, key) for key in config.schedules()}}
+
+
+def _configured(config: LearnerConfig, key: str) -> Any:
+    """Return the configured value of this key; None: it is missing."""
+    found = _schedules(config).get(key)
+    return getattr(*found) if found else None
+
+
+def _must_be_allowed(config: LearnerConfig, key: str, value: float, where: str) -> None:
+    """Check that the configuration accepts this value of this key."""
+    if not math.isfinite(value):
+        raise ValueError(f"{where}: expected a finite number")
+    table, name = _schedules(config)[key]
+    try:
+        changed = replace(table, **{name: value})
+        (changed.validate if table is config else changed.validate_optimizer)()
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
 
 _SLOW_SECONDS = 1.0
 _NAME = re.compile(r"[\w.-]{1,64}(/[\w.-]{1,64}){0,3}", re.ASCII)
@@ -232,6 +390,7 @@ def checked(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
             raise ConfigError(f"callbacks: give an object of this class: {each.__name__}()")
         if not isinstance(each, Callback):
             raise ConfigError(f"callbacks: {each!r} is not a juggler.Callback")
+        # A misspelt method would never be called.
         for name in dir(each):
             if name.startswith("on_") and name not in known:
                 which = f"{type(each).__name__}.{name}"
@@ -315,6 +474,7 @@ class Callbacks:
         except BaseException as error:  # sys.exit() must not cost the last checkpoint
             if isinstance(error, KeyboardInterrupt) and method == "on_end":
                 raise  # the run has already ended
+            # The first error ends the run, and `juggler.train` raises it.
             text = f"the callback {name} raised {type(error).__name__}: {error}".rstrip(": ")
             failed_before = method == "on_end" and self.end.failure  # that failure is raised
             if self.error is None and not failed_before:
@@ -322,6 +482,7 @@ class Callbacks:
                 self.end.fail(text, "callback_failed")
                 self.end.failed_at(text)
             self.progress.message(text, "error")
+        # Workers get no new work during a call.
         seconds = time.monotonic() - began
         at_work = method not in ("on_start", "on_end")
         if seconds > _SLOW_SECONDS and at_work and name not in self._slow:

@@ -17,8 +17,8 @@ from juggler.driver.core.staleness import OpenBatchLimit, StalenessBudget
 from juggler.driver.driver_config import OWN_KEYS, WAITED_FOR, AgentsConfig, who_plays
 from juggler.driver.driver_config import ConfigError as ConfigError
 from juggler.driver.driver_config import DriverConfig as DriverConfig
+from juggler.driver.league.builders import BUILDERS, NO_BUILDER
 from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.find_builder import BUILDERS, NO_BUILDER
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.setup import RANDOM, may_play
 from juggler.learner.algorithms.off_policy import OffPolicyConfig
@@ -135,6 +135,7 @@ class RunConfig:
         shared = replace(self, agents=AgentsConfig())
         if not own:
             return shared
+        # Another algorithm has its own defaults, so only given values are kept.
         where = f"modules.{module_id}"
         algorithm = own.get("algorithm", self.learner.algorithm)
         values = shared.flat()
@@ -208,6 +209,7 @@ class RunConfig:
             for piece in ("clip_rewards", "normalize_rewards", "scale_rewards")
             if piece in pieces and scale != 1.0
         ]
+        # A replay keeps rewards with the scale at which they came.
         if "normalize_rewards" in pieces and isinstance(self.learner, OffPolicyConfig):
             doubts.append(
                 "normalize_rewards in connectors.learner: its scale changes during training, and "
@@ -221,6 +223,7 @@ class RunConfig:
                 "learns from the steps sampled just before it"
             )
         doubts += _without_effect(self.driver, self.agents)
+        # A misspelt "random" would become a module that learns.
         if RANDOM not in self.others:
             doubts += [
                 f"module {each!r} learns like any other: did you mean {RANDOM!r}, which draws "
@@ -257,6 +260,7 @@ class RunConfig:
             unknown = [unknown_key(key, known, LearnerConfig.algorithm, where) for key in odd]
             raise_all([WrongValue("algorithm", f"{where}: {error}"), *unknown])
             raise
+        # The algorithm comes first, because it has keys of its own.
         config = cls(learner=algorithm.config(algorithm=name))
         owners = _owners(config, where)
         if isinstance(values.get("module"), Mapping):
@@ -271,6 +275,7 @@ class RunConfig:
             made, of_other_types = converted(type(part), mine, where)
             setattr(config, part_name, made)
             wrong += of_other_types
+        # An algorithm brings its module, unless the run names another.
         if config.module.module is None:
             config.module.module = name_of(algorithm.module)
         if not wrong:
@@ -361,18 +366,14 @@ def _all_ids(agents: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]
 
 def _contradictions(config: RunConfig) -> Iterator[str]:
     """Yield an error for each pair of keys that contradict each other."""
-    driver, runner, agents, learner = (
-        config.driver,
-        config.env_runner,
-        config.agents,
-        config.learner,
-    )
-    if driver.synchronous and (interval := learner.weights_interval) != 1:
+    driver, runner, agents = config.driver, config.env_runner, config.agents
+    if driver.synchronous and (interval := config.learner.weights_interval) != 1:
         yield (
             f"weights_interval = {interval} with synchronous = true: each turn acts with the "
             "weights that the last one made; set weights_interval = 1, or synchronous = false"
         )
     yield from _of_other_rewards(config)
+    # Rules of parts that not every run has.
     if agents.own_learners:
         yield from _of_own_learners(config)
     if agents.league:
@@ -387,6 +388,22 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
         )
     if runner.dataset:
         yield from _of_dataset(config)
+    yield from _of_record(config)
+    # Simulators are elsewhere, and so is all that they know.
+    if (runner.gateway or runner.is_served) and (seen := config.critics_see):
+        yield (
+            f"critic_sees = {seen[0]!r}: simulators send what an agent observes, and no more "
+            "that a value function could see; leave it out"
+        )
+    is_served = runner.is_served and not runner.gateway  # else env is only a name
+    if is_served and (key := agents.first_given):
+        yield f"{key} with env = {runner.env!r}: its environments have one agent; leave out {key}"
+
+
+def _of_record(config: RunConfig) -> Iterator[str]:
+    """Yield errors about keys for recordings."""
+    runner, agents = config.env_runner, config.agents
+    # Minari knows episodes of one agent.
     if (record := runner.record) and (key := agents.first_given):
         yield (
             f"record = {record!r} with {key}: a data set has the steps of one agent; leave out "
@@ -397,19 +414,12 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
             f"record = {record!r} with dataset = {runner.dataset!r}: the steps are in that data "
             "set; leave out record"
         )
+    # A limit alone is probably meant to record.
     elif not record and runner.record_gb is not None:
         yield (
             f"record_gb = {runner.record_gb:g} without record: nothing is recorded; name a "
             "directory with record = ..., or leave out record_gb"
         )
-    if (runner.gateway or runner.is_served) and (seen := config.critics_see):
-        yield (
-            f"critic_sees = {seen[0]!r}: simulators send what an agent observes, and no more "
-            "that a value function could see; leave it out"
-        )
-    is_served = runner.is_served and not runner.gateway  # else env is only a name
-    if is_served and (key := agents.first_given):
-        yield (f"{key} with env = {runner.env!r}: its environments have one agent; leave out {key}")
 
 
 def _of_other_rewards(config: RunConfig) -> Iterator[str]:
@@ -428,6 +438,7 @@ def _of_other_rewards(config: RunConfig) -> Iterator[str]:
                 f"{name} = {table!r} with shared: modules that share parts cannot have rewards of "
                 "their own; leave one of them out"
             )
+    # A discriminator compares the policy's steps with demonstrations.
     places: tuple[Place, ...] = ("env_to_module", "module_to_env")
     for place in places if config.learner.imitation else ():
         pieces = [piece.use for piece in config.connectors.parsed().pipeline(place)]
@@ -451,6 +462,7 @@ def _of_own_learners(config: RunConfig) -> Iterator[str]:
             f"num_learners: {named}{rest}: that is {needed}, and the run has {has}; set "
             f"num_learners = {needed} outside of the tables"
         )
+    # A process without a module would never be ready.
     if not others and needed < has:
         yield (
             f"num_learners: {named}, and the run {has}, so some would train nothing: set "
@@ -486,6 +498,7 @@ def _of_dataset(config: RunConfig) -> Iterator[str]:
             f"{dataset} with algorithm = {algorithm!r}, which learns from steps that its own "
             f"policy takes: choose {able}, or leave out dataset"
         )
+    # With a data set, EnvRunners play nothing.
     if gateway := config.env_runner.gateway:
         yield (
             f"{dataset} with gateway = {gateway!r}: EnvRunners read only one of them; leave "
@@ -508,6 +521,7 @@ def _of_league(config: RunConfig) -> Iterator[str]:
         )
     except TypeError as error:
         yield f"league: {error}"
+    # A league draws its own line-ups, at moments that depend on results.
     if config.agents.mapping:
         yield (
             f"mapping = {config.agents.mapping!r} with a league, which maps its players: leave one "
@@ -666,6 +680,7 @@ def instead_of(key: str) -> str:
             ": not in a run; a script trains many learners of one algorithm with "
             "juggler.Population: see docs/cores.md"
         )
+    # Dots are usual in configurations of other libraries.
     if "." in key:
         table, _, of_table = key.partition(".")
         option, alone = table.replace("_", "-"), of_table.replace("_", "-")
@@ -675,6 +690,7 @@ def instead_of(key: str) -> str:
         )
     if key in own_keys:
         return f": it is a key of the table model, as in model = {{{key} = ...}}"
+    # Names from elsewhere: other libraries, or parts of this configuration.
     if answer := called_here(key):
         return answer
     if key in BUILT_IN:
@@ -728,6 +744,7 @@ def _value(of_kind: Field[Any], value: Any, hint: Any, where: str) -> Any:
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
+        # msgspec's errors name no example.
         text = misfit(hint, value)
         if why == "auto":
             text += f': "auto" is "none" here, or {key} left out'

@@ -42,6 +42,7 @@ def load_config_and_keys(
     if path.suffix == ".toml" or path.exists():
         values = {**read_toml(path), **keys}
         return RunConfig.from_flat(values, where=str(path)), frozenset(values)
+    # Shipped configurations set all keys, so nothing is chosen for them.
     shipped = shipped_configs()
     found = f"{name}-{algorithm}" if f"{name}-{algorithm}" in shipped else str(name)
     if found not in shipped:
@@ -56,6 +57,7 @@ def load_config_and_keys(
             f"of the shipped ones: {', '.join(shipped)}"
         )
     config = read_shipped(found).config
+    # Values of a shipped configuration were found for its own algorithm.
     if algorithm not in (None, config.learner.algorithm):
         RunConfig.from_flat(keys)  # raises if the algorithm is unknown
         env = config.env_runner.env
@@ -121,6 +123,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error.strerror}{hint}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    # The first is probably unfinished, the other copied from a shipped file.
     if values.get("league") == {}:
         raise ConfigError(
             f"{path}: the table 'league' is empty: name a builder, such as builder = 'self_play', "

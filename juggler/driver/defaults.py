@@ -129,6 +129,7 @@ def _settled_by_module(
             continue
         known = {*given, *own}
         learners = ModulePlacement(config, config.module_ids).processes_of(module_id)
+        # `batch_size` follows from the number of learners, too.
         chosen = _chosen(
             of_module,
             known,
@@ -181,6 +182,7 @@ def _chosen(
     boxed = ships.chosen_for.get(_BOX_ACTION, {}) if action.HasField("box") else {}
     for key, value in {**ships.chosen, **special, **boxed}.items():
         choose(key, value)
+    # Choices that contradict given keys are left out.
     if config.module.module != name_of(ships.module):
         chosen.pop("model", None)  # a user's module has its own keys
     if config.flat().get("burn_in") or config.module.model.get("recurrent", "none") != "none":

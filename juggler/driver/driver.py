@@ -38,7 +38,7 @@ from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR, GatewayAdd
 from juggler.learner.process.learner_program import LEARNER
 from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.wire.v1 import attach_pb2
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 #: Limits on the duration of a run's end. It usually takes less than the 5 s that people wait after
 #: a Ctrl-C. A large last checkpoint takes up to 40 s, recordings up to 30 s, and trackers up to
@@ -60,12 +60,11 @@ class Shutdown:
     """Winds a run down, and closes its books."""
 
     def __init__(
-        self, parts: RunParts, loop: Loop, upkeep: PeriodicWork, hub: Hub, directory: RunDirectory
+        self, parts: RunParts, loop: Loop, upkeep: PeriodicWork, directory: RunDirectory
     ) -> None:
         self._parts = parts
         self._loop = loop
         self._upkeep = upkeep
-        self._hub = hub
         self._directory = directory
         self._command = "train" if parts.only_local else "driver"
         if is_of_a_script(parts.config):
@@ -85,15 +84,16 @@ class Shutdown:
     def wind_down(self) -> None:
         """Finish updates, make the last checkpoint, and release the workers."""
         parts, snapshots = self._parts, self._parts.snapshots
-        self._hung = self._upkeep.standstill.hung_runners(self._hub.vitals())
+        self._hung = self._upkeep.standstill.hung_runners(parts.hub.vitals())
         parts.happened(StopRequested())
-        self._loop.drain(_LAST_UPDATES_SECONDS, lambda: parts.core.idle)
+        self._finish_updates()
         self._wait_for_snapshot(time.monotonic() + _LAST_CHECKPOINT_SECONDS)
         self._wait_for_confirmation()
         deadline = time.monotonic() + _LAST_CHECKPOINT_SECONDS
         self._wait_for_snapshot(deadline)
         synchronous = parts.config.driver.synchronous  # it only saves between two turns
         has_saved = synchronous and self._newest_update() == parts.core.updates
+        # A solved run keeps the confirmed weights, although there are newer ones.
         if parts.confirmation.kept is not None:
             if problem := snapshots.keep(parts.confirmation.kept):
                 parts.progress.message(problem, "error")
@@ -111,6 +111,22 @@ class Shutdown:
         for worker in list(parts.registry.attached.values()):
             parts.commands.send(worker, attach_pb2.Stop())
         self._loop.drain(_LEAVE_SECONDS, lambda: not parts.registry.attached)
+
+    def _finish_updates(self) -> None:
+        """Wait for updates in flight, and for all metrics of the learners.
+
+        Learners send metrics twice a second. Those of the last updates may show a module that
+        cannot improve.
+        """
+        core, commands = self._parts.core, self._parts.commands
+        for module_id, module in core.modules.items():
+            for learner in module.members:
+                last = training_pb2.Update(module_id=module_id, metrics_only=True)
+                commands.send_to(learner, last)
+        self._loop.drain(
+            _LAST_UPDATES_SECONDS,
+            lambda: core.idle and not commands.pool.has_in_flight(training_pb2.Update),
+        )
 
     def _wait_for_confirmation(self) -> None:
         """Wait for the evaluation that confirms whether the run is solved."""
@@ -149,7 +165,8 @@ class Shutdown:
         snapshots = self._parts.snapshots
         if snapshots.writing or not snapshots.under_way:
             return not snapshots.under_way
-        learners = [each for name, each in self._hub.vitals().items() if name.startswith(LEARNER)]
+        vitals = self._parts.hub.vitals()
+        learners = [each for name, each in vitals.items() if name.startswith(LEARNER)]
         return all(each.seconds_silent > _SILENCE_SECONDS for each in learners)
 
     def _newest(self) -> Path | None:
@@ -165,6 +182,7 @@ class Shutdown:
         """Mark a run as failed if it trained or saved nothing."""
         parts, end = self._parts, self._parts.end
         last = (parts.confirmation.outcome or {}).get("update", parts.core.updates)
+        # A goal reached while nothing works is no success.
         if end.reason == "stop_seconds" and not parts.core.has_updated:
             end.failed_at(f"nothing was trained on. {self._upkeep.standstill.describe_workers()}")
         elif end.reason in _IN_PART and parts.local.keep_failing(ENVRUNNER):
@@ -195,6 +213,7 @@ class Shutdown:
             "last_restart": parts.metrics.workers.last_restart or None,
             "wall_seconds_to_first_update": self._loop.first_update,
             "wall_seconds_to_solved": parts.end.solved_at,
+            # An unexpected exception leaves no reason.
             "reason_for_stop": parts.end.reason or "killed",
             "failure": parts.end.failure or None,
             "run_dir": str(self._directory.path),
@@ -284,20 +303,9 @@ class Driver:
         journal = Journal(progress, directory.path, self._run_id)
         self._mailbox: Mailbox[Event] = Mailbox()
         self._monitoring = MonitoringServices(how.monitoring, token, self._mailbox.put)
-        most_learners = config.driver.most_learners(dialled=listen is not None)
-        settings = HubSettings(
-            run_id=self._run_id,
-            roles=(ENVRUNNER, LEARNER, EVALUATOR),
-            token=token,
-            tls=listen.tls if listen else None,
-            hang_seconds=config.driver.hang_seconds,
-            # In a group, all learners wait for one that hangs.
-            silence_of={LEARNER: PEER_SILENCE_SECONDS} if most_learners > 1 else {},
-            most_of={LEARNER: most_learners} if listen else {},
-            services=self._monitoring.services,
-        )
-        self._hub = Hub(settings, self._mailbox)
+        self._hub = Hub(self._hub_settings(token), self._mailbox)
         self._local = LocalWorkers(self._mailbox, self._run_id, token, how.own_code)
+        # One mailbox keeps the order of all events.
         newest = resume.path if resume else None
         self._parts = parts = RunParts(
             config,
@@ -312,10 +320,26 @@ class Driver:
             callbacks=how.callbacks,
             stop=lambda reason: self._mailbox.put(StopAsked(reason)),
         )
-        status = StatusReader(self._run_id, directory.path, parts, journal)
+        # These know all parts, so they come last.
+        status = StatusReader(self._run_id, parts, journal)
         self._upkeep = upkeep = PeriodicWork(parts, directory, self._bound, self._announce)
         self._loop = Loop(parts, WorkerEvents(parts), self._mailbox, upkeep, status)
-        self._ending = Shutdown(parts, self._loop, upkeep, self._hub, directory)
+        self._ending = Shutdown(parts, self._loop, upkeep, directory)
+
+    def _hub_settings(self, token: str) -> HubSettings:
+        driver, listen = self._config.driver, self._listen
+        most_learners = driver.most_learners(dialled=listen is not None)
+        return HubSettings(
+            run_id=self._run_id,
+            roles=(ENVRUNNER, LEARNER, EVALUATOR),
+            token=token,
+            tls=listen.tls if listen else None,
+            hang_seconds=driver.hang_seconds,
+            # In a group, all learners wait for one that hangs.
+            silence_of={LEARNER: PEER_SILENCE_SECONDS} if most_learners > 1 else {},
+            most_of={LEARNER: most_learners} if listen else {},
+            services=self._monitoring.services,
+        )
 
     def run(self) -> dict[str, Any]:
         """Train until a stop condition, an interrupt or a failure.

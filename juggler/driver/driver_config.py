@@ -151,8 +151,9 @@ class DriverConfig:
             "metrics_steps": 0,
             "seed": 0,
         }
+        # Negated, because all comparisons with NaN are false.
         for key, minimum in at_least.items():
-            if (value := getattr(self, key)) is not None and not value >= minimum:  # NaN is not
+            if (value := getattr(self, key)) is not None and not value >= minimum:
                 raise WrongValue(key, f"{key} = {value}: must be at least {minimum}")
         with wrong_where("devices"):
             self.device_names()
@@ -165,6 +166,7 @@ class DriverConfig:
         for key in (*above_0, "stop_steps", "stop_seconds"):
             if (value := getattr(self, key)) is not None and not value > 0:
                 raise WrongValue(key, f"{key} = {value}: must be above 0")
+        # A run would train forever for goals that are empty or NaN.
         if self.stop_return == {}:
             message = "stop_return = {}: name a module or an agent, or leave it out"
             raise WrongValue("stop_return", message)
@@ -189,6 +191,7 @@ class DriverConfig:
             )
         if self.learners > MOST_LEARNERS:
             yield f"num_learners = {self.learners}: must be at most {MOST_LEARNERS}"
+        # A synchronous run counts updates, because times differ between runs.
         idle, instead = "checkpoint_updates", "checkpoint_seconds"
         if self.synchronous:
             idle, instead = instead, idle
@@ -197,6 +200,7 @@ class DriverConfig:
                 f"{idle} = {value} with synchronous = {str(self.synchronous).lower()}: set "
                 f"{instead}, and leave {idle} at {default}"
             )
+        # These keys mean nothing without evaluations.
         for key in ("num_evaluators", "evaluation_video"):
             value, default = getattr(self, key), getattr(DriverConfig, key)
             if value != default and not self.evaluation_seconds:
@@ -354,42 +358,50 @@ class AgentsConfig:
                 if module_id != RANDOM:
                     check_module_id(module_id, f"agents: {pattern!r}")
         for module_id, table in self.modules.items():
-            check_module_id(module_id, "modules")
-            if not isinstance(table, Mapping):
-                raise ConfigError(f"modules.{module_id} = {table!r}: expected a table of keys")
-            if not isinstance(table.get(WAITED_FOR, True), bool):
-                raise ConfigError(
-                    f"modules.{module_id}: {WAITED_FOR} = {table[WAITED_FOR]!r}: expected true or "
-                    "false"
-                )
-            _check_learners(module_id, table)
-            if NUM_LEARNERS in table and self.league:
-                raise ConfigError(
-                    f"modules.{module_id}: {NUM_LEARNERS} with league: players come and go, and "
-                    f"are spread over all learners; leave {NUM_LEARNERS} out"
-                )
-            _check_frozen(module_id, table)
+            self._check_table(module_id, table)
         for pattern, module_ids in self.shared.items():
-            where = f"shared: {pattern!r}"
-            for module_id in module_ids:
-                check_module_id(module_id, where)
-                if NUM_LEARNERS in self.modules.get(module_id, {}):
-                    raise ConfigError(
-                        f"modules.{module_id}: {NUM_LEARNERS} with {where}: modules that share "
-                        f"parts are trained by the same processes; leave {NUM_LEARNERS} out"
-                    )
-            if len(set(module_ids)) < 2 or len(set(module_ids)) < len(module_ids):
-                raise ConfigError(f"{where} = {module_ids}: name at least two modules, each once")
-            for module_id in module_ids:
-                if is_frozen(self.modules.get(module_id)):
-                    raise ConfigError(
-                        f"{where}: module {module_id!r} is not trained, so its parameters never "
-                        "change: leave it out"
-                    )
+            self._check_sharing(pattern, module_ids)
         if self.agents:
             self.must_be_used(self.acting_ids)
         if self.agents or not self.modules.keys() - {DEFAULT_MODULE}:
             self._must_train()
+
+    def _check_table(self, module_id: str, table: Any) -> None:
+        """Check a module's id, and the keys that only its table has."""
+        check_module_id(module_id, "modules")
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"modules.{module_id} = {table!r}: expected a table of keys")
+        if not isinstance(table.get(WAITED_FOR, True), bool):
+            raise ConfigError(
+                f"modules.{module_id}: {WAITED_FOR} = {table[WAITED_FOR]!r}: expected true or false"
+            )
+        _check_learners(module_id, table)
+        if NUM_LEARNERS in table and self.league:
+            raise ConfigError(
+                f"modules.{module_id}: {NUM_LEARNERS} with league: players come and go, and "
+                f"are spread over all learners; leave {NUM_LEARNERS} out"
+            )
+        _check_frozen(module_id, table)
+
+    def _check_sharing(self, pattern: str, module_ids: Sequence[str]) -> None:
+        """Check that these modules can share parameters."""
+        where = f"shared: {pattern!r}"
+        for module_id in module_ids:
+            check_module_id(module_id, where)
+            if NUM_LEARNERS in self.modules.get(module_id, {}):
+                raise ConfigError(
+                    f"modules.{module_id}: {NUM_LEARNERS} with {where}: modules that share "
+                    f"parts are trained by the same processes; leave {NUM_LEARNERS} out"
+                )
+        if len(set(module_ids)) < 2 or len(set(module_ids)) < len(module_ids):
+            raise ConfigError(f"{where} = {module_ids}: name at least two modules, each once")
+        # A frozen module keeps its own values.
+        for module_id in module_ids:
+            if is_frozen(self.modules.get(module_id)):
+                raise ConfigError(
+                    f"{where}: module {module_id!r} is not trained, so its parameters never "
+                    "change: leave it out"
+                )
 
     @property
     def acting_ids(self) -> tuple[str, ...]:
@@ -488,6 +500,7 @@ def _check_frozen(module_id: str, table: Mapping[str, Any]) -> None:
         if DIGEST in table:
             raise ConfigError(f"{where}: digest is for a module with train = false: leave it out")
         return
+    # A module that is not trained has nothing but weights.
     if not table.get(FROM):
         raise ConfigError(
             f"{where}: train = false needs from: the run or checkpoint that has its weights"
@@ -518,6 +531,7 @@ def who_plays(tables: AgentsConfig, groups: Sequence[Sequence[str]]) -> dict[str
         found = _any_of_the_tables(tables, groups)
     else:
         found = _named_by_prefix(groups)
+    # A module has one network, and so one pair of spaces.
     first_of: dict[str, tuple[str, Sequence[str]]] = {}  # an agent, and its group
     for group in groups:
         for agent, module_id in ((a, m) for a in group for m in may_play(found[a])):
@@ -566,6 +580,7 @@ def _matched(tables: AgentsConfig, groups: Sequence[Sequence[str]]) -> dict[str,
             raise ConfigError(f"agents: no pattern matches agent {agent!r}: {hint}")
         deciding.add(matching[0])
         found[agent] = tables.agents[matching[0]]
+    # A pattern without effect is probably a mistake.
     for pattern in tables.agents:
         if pattern in deciding:
             continue

@@ -20,8 +20,7 @@ import numpy as np
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
-from juggler.driver.checkpoint.driver_state import restores
-from juggler.driver.checkpoint.snapshots import state_reader
+from juggler.driver.checkpoint.snapshots import restores, state_reader
 from juggler.driver.config import ConfigError
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.module_setups import LearnerSpec
@@ -227,6 +226,7 @@ class LearnerGroup:
             raise ConfigError(str(error)) from None
         if AUTO in self._devices and len(self._devices) > 1:
             raise ConfigError(f"devices = {devices!r}: auto stands alone, for all GPUs")
+        # Specs are checked before any process starts.
         self._seed, self._snapshot_updates = seed, snapshot_updates
         self._modules: dict[str, Module] = {}
         self._ids = itertools.count(1)
@@ -237,6 +237,7 @@ class LearnerGroup:
         self._shards: list[Shard] = []
         self._updates_in_flight = updates_in_flight
         self._events: Mailbox[HubEvent | Exited | tuple[int, int, str]] = Mailbox()
+        # Other programs of this host do not know the token, and cannot attach.
         self._token, self._run_id = secrets.token_hex(16), secrets.token_hex(6)
         self._local = LocalWorkers(self._events, self._run_id, self._token, b"")
         settings = HubSettings(
@@ -250,24 +251,27 @@ class LearnerGroup:
         try:
             self._hub.start([self._local.driver_address])
             self._thread.start()
-            with self._changed:
-                if self._devices == [AUTO]:
-                    first = self._start(AUTO)
-                    self._changed.wait_for(lambda: first.worker or first.lost)
-                    if first.worker is None:
-                        raise ShardLost(first.lost)
-                    self._devices = list(first.worker.devices)
-                    first.device = self._devices[0]
-                if self._devices == [CPU]:
-                    self._devices = []
-                added = [self._add(command) for command in commands]
-            for job in added:
-                job.result()
+            self._begin(commands)
         except BaseException:
             self._close()
             raise
 
-    # -- updates ----------------------------------------------------------------------------------
+    def _begin(self, commands: Sequence[training_pb2.AddModule]) -> None:
+        """Start shards for these modules, and wait until they are built."""
+        with self._changed:
+            # Only a learner process imports torch, which knows the devices of this host.
+            if self._devices == [AUTO]:
+                first = self._start(AUTO)
+                self._changed.wait_for(lambda: first.worker or first.lost)
+                if first.worker is None:
+                    raise ShardLost(first.lost)
+                self._devices = list(first.worker.devices)
+                first.device = self._devices[0]
+            if self._devices == [CPU]:
+                self._devices = []
+            added = [self._add(command) for command in commands]
+        for job in added:
+            job.result()
 
     @overload
     def update_from_episodes(
@@ -303,6 +307,7 @@ class LearnerGroup:
                 shard = next(filter(self._has_room, shares))
                 sender, sent = self._shards[shard].sender, []
                 number = next(self._ids)
+                # A batch may arrive before `send` returns, and must find its job.
                 for module_id, batches in shares.pop(shard).items():
                     numbered = [(next(self._ids), batch) for batch in batches]
                     update = training_pb2.Update(module_id=module_id, exact=True, **passes)
@@ -312,6 +317,7 @@ class LearnerGroup:
                     job = self._put(shard, what, [update], then, update.batch_ids, number)
                     handle[module_id] = job
                     sent += [(module_id, *each) for each in numbered]
+            # Not under the lock, because sending may wait for the network.
             for module_id, batch_id, batch in sent:
                 header = episodes_pb2.BatchHeader(
                     module_id=module_id, batch_id=batch_id, live_steps=batch.live_steps
@@ -343,12 +349,9 @@ class LearnerGroup:
         """
         if not isinstance(batch, Mapping) or not batch:
             raise ValueError("no batch: give columns by name, by module id")
-        for module_id, columns in batch.items():
-            for name in columns:
-                if name not in COLUMNS:
-                    raise ValueError(
-                        f"{module_id}: unknown column {name!r}{nearest(name, COLUMNS)}"
-                    )
+        unknown = ((key, each) for key in batch for each in batch[key] if each not in COLUMNS)
+        for module_id, name in unknown:
+            raise ValueError(f"{module_id}: unknown column {name!r}{nearest(name, COLUMNS)}")
         episodes = {key: [batch_of_columns(columns, key)] for key, columns in batch.items()}
         done: dict[str, ModuleUpdate] | UpdateHandle
         done = self.update_from_episodes(episodes, async_update=async_update, **passes)
@@ -381,8 +384,6 @@ class LearnerGroup:
                 self._put(module.shard, f"state of {module_id!r}", [snapshot], then)
         live_steps = sum(batch.live_steps for batch in done.batches)
         return ModuleUpdate(dict(done.metrics[module_id].values), live_steps, done.version.update)
-
-    # -- states -----------------------------------------------------------------------------------
 
     def get_weights(self, module_ids: Iterable[str] | None = None) -> dict[str, dict[str, Tree]]:
         """Return weights for acting, after all updates so far.
@@ -441,8 +442,6 @@ class LearnerGroup:
             module.updates = max(module.updates, int(state.extra["updates"]))
         return state
 
-    # -- modules ----------------------------------------------------------------------------------
-
     def add_module(
         self,
         module_id: str,
@@ -476,6 +475,7 @@ class LearnerGroup:
             if module_id in self._modules:
                 raise ConfigError(f"module {module_id!r} is there already")
             added = self._add(command, restore)
+        # Building may take long, so the lock is free again.
         try:
             added.result()
         except BaseException:
@@ -538,11 +538,6 @@ class LearnerGroup:
                 self._keep(module_id, bodies)
 
         return self._put(number, f"module {module_id!r}", [command, *restore], built)
-
-    # -- jobs -------------------------------------------------------------------------------------
-
-    def _of(self, shard: Shard) -> list[tuple[str, Module]]:
-        return [each for each in self._modules.items() if each[1].shard == shard.number]
 
     def _start(self, device: str) -> Shard:
         shard = Shard(len(self._shards), device)
@@ -628,8 +623,6 @@ class LearnerGroup:
         self._hub.close()
         atexit.unregister(self._close)
 
-    # -- in the thread ----------------------------------------------------------------------------
-
     def _run(self) -> None:
         try:
             while not self._ended:
@@ -641,6 +634,7 @@ class LearnerGroup:
         except BaseException as error:
             self._ended = f"the learner group broke: {error!r}"
             raise
+        # Callers wait for these jobs, also after an error.
         finally:
             with self._changed:
                 for shard in self._shards:
@@ -660,6 +654,7 @@ class LearnerGroup:
             shard = self._shards[int(event.worker_id.rpartition("-")[2])]
             shard.exited = event
         else:
+            # The pool must know each event: it fails the commands of a lost worker.
             shard = self._shards[event.worker.index]
             replies = self._pool.complete(event)
             if isinstance(event, WorkerJoined):
@@ -685,11 +680,12 @@ class LearnerGroup:
             outlives_failures=True,
         )
         commands: list[Message] = [training_pb2.Setup(config=to_json(setup))]
-        for module_id, module in self._of(shard):
-            if module.is_built:
+        for module_id, module in self._modules.items():
+            if module.shard == shard.number and module.is_built:
                 commands.append(module.command)
                 if module.kept is not None:
                     commands += restores(module_id, *module.kept)
+        # The address belongs to this process, not to its predecessor.
         shard.worker = worker
         shard.sender = EpisodeSender(
             worker.data_addresses[0],
@@ -708,9 +704,11 @@ class LearnerGroup:
             job.bodies.append(reply.body)
         if reply.last:
             job.unanswered.remove(reply.command_id)
+        # Only now is it known whether all batches were accepted.
         if job.unanswered:
             return
         shard.jobs.remove(job)
+        # The learner would only report that a refused batch is missing.
         failure = job.failure or attach_pb2.Failure()
         if job.refused:
             failure = attach_pb2.Failure(message=job.refused)
@@ -733,8 +731,9 @@ class LearnerGroup:
             how = shard.left.reason
         shard.down = exited.restart_in is None
         words = [f"{exited.worker_id} on {shard.device} was lost: {how}."]
-        for module_id, module in self._of(shard):
-            if made := module.updates:
+        # Updates since the kept state are lost with the process.
+        for module_id, module in self._modules.items():
+            if module.shard == shard.number and (made := module.updates):
                 module.updates = int(module.kept.extra["updates"]) if module.kept else 0
                 words.append(
                     f"Module {module_id!r} goes back to update {module.updates} of {made}."

@@ -113,6 +113,7 @@ class Loop:
         self._note_first_update()
         if driver.synchronous and not parts.core.between_turns:
             return
+        # Between turns nothing is in flight, so two runs write the same lines.
         self._upkeep.at_steps()
         if parts.end.reached:
             return
@@ -145,6 +146,7 @@ class Loop:
                     scale(parts, event)
             case Exited():
                 parts.departures.exited(event)
+            # A turn, a candidate or an evaluation may wait for it.
             case SnapshotWritten():
                 parts.snapshots.done(event)
                 if event.problem:
@@ -204,6 +206,7 @@ def _scale_learners(parts: RunParts, wanted: int) -> int:
         if learner is None:
             parts.local.end(worker_id, was_asked=False)
             continue
+        # Leaving learners first train on the batches that they hold.
         parts.happened(LearnerLeaves(worker_id, learner.incarnation))
         parts.leaving_learners.add(learner)
     if wanted < parts.config.driver.learners:  # no module may wait for learners that will not come
@@ -255,6 +258,7 @@ def _why_not_these_learners(parts: RunParts, wanted: int) -> str:
             return f"a run with {what} keeps its learners: resume it with more or fewer"
     if wanted > MOST_LEARNERS:
         return f"{wanted} learners: must be at most {MOST_LEARNERS}"
+    # Modules never move between processes.
     hosts = Counter(
         module_id
         for worker_id in parts.local.wanted(LEARNER, wanted)
@@ -277,6 +281,7 @@ def _must_fit(parts: RunParts, learners: Sequence[str]) -> None:
     registry, driver, vitals = parts.registry, parts.config.driver, parts.hub.vitals()
     if all(map(parts.local.is_up, learners)):
         return  # no worker is added
+    # Memory that present learners already fill is not needed again.
     sizes, taken, kept_by = [], 0.0, dict[str, float]()
     for worker_id in learners:
         _, index = worker_order(worker_id)

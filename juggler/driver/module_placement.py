@@ -107,7 +107,8 @@ def must_fit_together(
             for module_id in module_ids
             if device == gpu and kept[module_id]
         ]
-        free = free_on(gpu) if len(sizes) > 1 else None  # a single replay is checked by its learner
+        # A learner checks a replay that is alone on its GPU.
+        free = free_on(gpu) if len(sizes) > 1 else None
         if free is not None and sum(sizes) > free:
             total, each = sum(sizes) / 1e9, ", ".join(f"{size / 1e9:.1f}" for size in sizes)
             raise ConfigError(
@@ -115,6 +116,7 @@ def must_fit_together(
                 f"in all ({each}), and {free / 1e9:.1f} GB of its memory are free. Lower it, limit "
                 "each replay with replay_memory, or keep the steps on disk with replay_directory"
             )
+    # On the CPU, all processes share the host's memory.
     here = {module_id for module_ids in hosted for module_id in module_ids}
     must_have_room(
         [
@@ -157,6 +159,7 @@ def must_have_room(of_processes: Sequence[float], taken: float = 0.0, copies: fl
             f"the {len(of_processes)} learners on this host keep steps of {total / 1e9:.1f} GB in "
             f"all ({each})"
         )
+    # With kept steps on disk, copies alone may take too much.
     if copies:
         takes.append(
             f"while a checkpoint is made, {copies / 1e9:.1f} GB are taken by copies of kept steps, "

@@ -156,6 +156,7 @@ class PeriodicWork:
             parts.progress.waiting(waits_for(parts), line["wall_time"])
         else:
             parts.progress.update(line)
+        # Once a second is often enough, as these look at all workers.
         stale = [text for each in parts.stale_runners.values() for text in each.check()]
         for text in (*stale, *self._endless.check(parts)):
             parts.progress.message(text, "warning")
@@ -204,6 +205,7 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
     parts.metrics.workers.mark()
     others = parts.config.others
     parts.metrics.keep({*core.modules, *others, *parts.registry.frozen})
+    # These numbers are of the whole run.
     line = {
         "wall_time": times.wall,
         "training_time": times.training,
@@ -217,6 +219,7 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
         "restarts": parts.restarts,
         **parts.metrics.line(times.training, counters.trained),
     }
+    # A single module's numbers would repeat the run's.
     if len(core.modules) > 1 or others:
         line["by_module"] = {
             module_id: _module_line(parts, module_id) for module_id in core.modules
@@ -372,6 +375,7 @@ class Standstill:
                     ", besides the steps of an update under way" if module.updates_in_flight else ""
                 )
                 parts.append(f"an update{of_module} needs {size} steps, and has {held}{more}")
+        # Reasons that the numbers of workers do not show.
         if self._parts.confirmation.under_way and self._config.driver.synchronous:
             parts.append("sampling waits for the confirmation that the run is solved")
         if self._parts.departures.last_failure:
@@ -399,6 +403,7 @@ class EndlessEpisodes:
         if steps < self._steps:  # an episode has ended
             self._runners = 0
         self._steps, self._runners = steps, max(self._runners, parts.core.num_runners)
+        # Only steps of trained agents are counted.
         environments = self._runners * self._config.envs_per_runner
         trained = set(parts.config.module_ids)
         counted = [ids for ids in parts.config.played_by.values() if trained.intersection(ids)]
@@ -430,6 +435,7 @@ def waits_for(parts: RunParts) -> str:
         if config.env_runner.gateway:
             return "waiting for a simulator to dial in"
         return f"EnvRunners make their environments, {config.env_runner.env}"
+    # Learners need the spaces that EnvRunners report.
     if LEARNER not in here:
         return "waiting for a learner"
     if not registry.of_role(LEARNER):

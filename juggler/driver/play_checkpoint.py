@@ -7,10 +7,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from juggler.driver.checkpoint.frozen_modules import FrozenModule, frozen_modules, parts_in
+from juggler.driver.checkpoint.first_weights import FrozenModule, frozen_modules, parts_in
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.record.episode_returns import WithReturns
@@ -18,7 +20,7 @@ from juggler.driver.run_datasets import must_be_playable
 from juggler.driver.script_classes import must_be_given_again
 from juggler.envrunner.agent_names import matches as fits
 from juggler.envrunner.setup import RANDOM
-from juggler.runtime.checkpoints.checkpoint import read_or_warn
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, read_or_warn
 from juggler.runtime.checkpoints.weights import DIRECTORY, place_and_module, run_of
 from juggler.runtime.connectors.config import own_connectors
 from juggler.runtime.episodes.version import DEFAULT_MODULE
@@ -105,64 +107,92 @@ def evaluate(
         EnvironmentFailed: an environment failed.
         ValueError: the environment cannot be recorded, or a package for videos is missing.
     """
-    # Imported here because they import torch, which the driver does not need.
-    from juggler.envrunner.environments.vector import make_vector_env
-    from juggler.envrunner.environments.video import record_videos, shares_of
-    from juggler.envrunner.evaluation import evaluate as play
-    from juggler.runtime.acting.actor import Actor
-
     watch = warns_of_endless(watch)
     _must_be_at_least_1(episodes=episodes, videos=videos)
-    filmed = min(videos, episodes)
-    found = read_or_warn(checkpoint)
-    where = found.path or Path(checkpoint)
-    films: list[Path] = []
-    named = {key: name for key, name in (("env", env), ("module", module)) if type(name) is str}
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
     own: dict[str, Any] = own_connectors(keys)
     if mapping is not None:
         own[str(name_of(mapping))] = mapping
-    config = RunConfig.to_act({**found.config, **named, **keys}, where=str(where))
-    must_be_given_again(config, env, module, own)
+    found, where, config = _opened(checkpoint, env, module, own, **keys)
+    config.env_runner.envs_per_runner = min(config.env_runner.envs_per_runner, episodes)
+    # A run from a data set or simulators may have only a name for them.
     if not callable(env):
         gateway = found.config.get("gateway", "") if env is None else ""
         must_be_playable(found.config.get("dataset", ""), config.env_runner.env, gateway)
-    config.env_runner.envs_per_runner = min(config.env_runner.envs_per_runner, episodes)
-    factory = env if callable(env) else None
-
-    def parts(module_id: str, observed: Space[Any], acted: Space[Any]) -> Any:
-        made_by = module if callable(module) else None
-        return parts_in(found, module_id, config.of(module_id), observed, acted, made_by, own)
-
+    factory, given = (each if callable(each) else None for each in (env, module))
     if config.played_by and recording is not None:
         raise ConfigError(
             f"the environment {config.env_runner.env} has several agents, and a Minari data set "
             "has the steps of one: this run cannot be recorded"
         )
+    films: list[Path] = []
     if video is not None:
-        shares = shares_of(Path(video), config.env_runner.envs_per_runner, filmed)
+        # Imported here because it imports torch, which the driver does not need.
+        from juggler.envrunner.environments.video import record_videos, shares_of
+
+        runner, several = config.env_runner, bool(config.played_by)
+        shares = shares_of(Path(video), runner.envs_per_runner, min(videos, episodes))
         films = [path for share in shares for path in share]
-        several = bool(config.played_by)
-        factory = record_videos(config.env_runner, factory, shares, several_agents=several)
-        config.env_runner.vectorize = "sync"
+        factory = record_videos(runner, factory, shares, several_agents=several)
+        runner.vectorize = "sync"
+
+    def parts(module_id: str, observed: Space[Any], acted: Space[Any]) -> Any:
+        return parts_in(found, module_id, config.of(module_id), observed, acted, given, own)
+
     if config.played_by:
         frozen = frozen_modules(config, run_of(where))
-        given = module if callable(module) else None
         played = _play_together(config, factory, parts, frozen, given, own, episodes, seed, watch)
-        return Evaluated(where, played.returns, played.lengths, films, played.agent_returns)
-    environments = make_vector_env(config.env_runner, factory)
+    else:
+        played = _play_alone(config, factory, parts, where, episodes, seed, watch, recording)
+    return Evaluated(where, played.returns, played.lengths, films, played.agent_returns)
+
+
+def _opened(
+    checkpoint: str | Path,
+    env: object = None,
+    module: object = None,
+    own: Mapping[str, Any] = MappingProxyType({}),
+    **keys: Any,
+) -> tuple[Checkpoint, Path, RunConfig]:
+    """Read a checkpoint, its path, and its configuration with these keys.
+
+    Args:
+        env: another environment, as a name or a function.
+        module: the run's module again, as a name or a class.
+        own: further classes and functions of a script, by name.
+    """
+    found = read_or_warn(checkpoint)
+    where = found.path or Path(checkpoint)
+    named = {key: name for key, name in (("env", env), ("module", module)) if type(name) is str}
+    config = RunConfig.to_act({**found.config, **named, **keys}, where=str(where))
+    must_be_given_again(config, env, module, own)
+    return found, where, config
+
+
+def _play_alone(
+    config: RunConfig,
+    factory: Callable[..., Any] | None,
+    parts: Callable[[str, Space[Any], Space[Any]], Any],
+    where: Path,
+    episodes: int,
+    seed: int,
+    watch: Callable[[int, int], None],
+    recording: Recording | None,
+) -> PlayedEpisodes:
+    """Play episodes of an environment with one agent."""
+    from juggler.envrunner.environments.vector import make_vector_env
+    from juggler.envrunner.evaluation import evaluate as play
+    from juggler.runtime.acting.actor import Actor
+
+    envs = make_vector_env(config.env_runner, factory)
     try:
-        built, env_to_module, module_to_env = parts(
-            DEFAULT_MODULE, environments.single_observation_space, environments.single_action_space
-        )
-        policy = Actor(built, environments.num_envs, 1, seed, module_to_env, env_to_module)
-        with (
-            recording(config, where, environments) if recording else nullcontext(environments)
-        ) as playing:
-            played = play(playing, policy, episodes, seed, watch)
+        spaces = envs.single_observation_space, envs.single_action_space
+        built, env_to_module, module_to_env = parts(DEFAULT_MODULE, *spaces)
+        policy = Actor(built, envs.num_envs, 1, seed, module_to_env, env_to_module)
+        with recording(config, where, envs) if recording else nullcontext(envs) as playing:
+            return play(playing, policy, episodes, seed, watch)
     finally:
-        environments.close()
-    return Evaluated(where, played.returns, played.lengths, films)
+        envs.close()
 
 
 def _must_be_at_least_1(**numbers: int) -> None:
@@ -198,15 +228,13 @@ def evaluate_with_simulators(
     from juggler.gateway.standalone_gateway import evaluate_with_copies
 
     _must_be_at_least_1(episodes=episodes)
-    found = read_or_warn(checkpoint)
-    where = found.path or Path(checkpoint)
-    config = RunConfig.to_act({**found.config, "simulator": simulator}, where=str(where))
+    found, where, config = _opened(checkpoint, simulator=simulator)
     if config.agents.league:
         raise ConfigError(f"{where}: a league has no line-up to evaluate: name players with --play")
-    must_be_given_again(config, None, None, {})
     frozen = frozen_modules(config, run_of(where))
 
     def parts(module_id: str, observed: Space[Any], acted: Space[Any]) -> Any:
+        # Modules that are not trained have checkpoints of their own.
         if module_id in frozen:
             return frozen[module_id].parts(observed, acted, None, {})
         return parts_in(found, module_id, config.of(module_id), observed, acted, None, {})
@@ -233,6 +261,7 @@ def warns_of_endless(watch: Callable[[int, int], None] | None) -> Callable[[int,
         nonlocal last, since, warned
         if ended != last:
             last, since = ended, steps
+        # It may never end, so the advice cannot wait.
         elif steps - since >= _MANY_STEPS and not warned:
             warned = True
             warnings.warn(
@@ -268,6 +297,7 @@ def _play_together(
 
     envs = make_multi_agent_envs(config.env_runner, factory)
 
+    # Environments may hold processes, which would stay.
     try:
         modules, tables = [], config.agents
         played_by = config.played_by_in([group.agents for group in envs.groups])
@@ -281,6 +311,7 @@ def _play_together(
             )
             policy = Actor(built, 1, 0, seed, module_to_env, connectors)
             modules.append(ModuleSlots(role, envs.num_envs, envs.agents, policy, connectors, 1, 0))
+        # "random" has neither a table nor weights.
         modules += [
             ModuleSlots.at_random(role, envs.num_envs, envs.agents, 1, seed)
             for role in random_roles(envs, played_by)
@@ -366,12 +397,8 @@ def play_matches(
     from juggler.policies import matches
 
     _must_be_at_least_1(episodes=episodes, videos=videos)
-    found = read_or_warn(checkpoint)
-    where = found.path or Path(checkpoint)
-    named = {"env": env} if isinstance(env, str) else {}
-    config = RunConfig.to_act({**found.config, **named}, where=str(where))
-    config.agents.mapping = ""  # players are given here
-    must_be_given_again(config, env, None, {})
+    # Players are given here.
+    found, where, config = _opened(checkpoint, env, mapping="")
     if not config.played_by:
         raise ConfigError(
             f"{where}: its environment {config.env_runner.env} has one agent, so there are no "
@@ -385,6 +412,7 @@ def play_matches(
         films = [Path(video) / f"match-{number}.mp4" for number in range(min(videos, episodes))]
         factory = record_videos(config.env_runner, factory, [[*films]], several_agents=True)
     envs = make_multi_agent_envs(config.env_runner, factory)
+    # Environments may hold processes, which would stay.
     try:
         own = config.played_by_in([group.agents for group in envs.groups])
         chosen = _chosen(envs.agents, players, own)
@@ -536,33 +564,7 @@ def record(
         EnvironmentFailed: an environment failed.
         DatasetError: the data set cannot be written.
     """
-    places: list[Path] = []
-
-    @contextmanager
-    def recording(
-        config: RunConfig, where: Path, envs: VectorEnv[Any, Any, Any]
-    ) -> Iterator[VectorEnv[Any, Any, Any]]:
-        from juggler.envrunner.datasets.dataset_writer import (
-            EpisodeRecorder,
-            name_for_minari,
-            spec_of,
-            writing,
-        )
-        from juggler.envrunner.evaluation import shares
-
-        place = Path(to).expanduser() if to is not None else run_of(where) / DEMONSTRATIONS
-        about = {
-            "algorithm_name": "juggler",
-            "description": f"{episodes} episodes of the policy in {where.name}, which took its "
-            "most likely actions",
-        }
-        spaces = envs.single_observation_space, envs.single_action_space
-        spec = spec_of(config.env_runner, env if callable(env) else None)
-        dataset_id = f"juggler/{name_for_minari(config.env_runner.env)}-v0"
-        with writing(place, dataset_id, *spaces, spec, about) as writer:
-            yield EpisodeRecorder(envs, writer.add, shares(episodes, envs.num_envs))
-        places.append(place)
-
+    # A failed recording raises, and leaves no directory.
     played = evaluate(
         checkpoint,
         episodes,
@@ -571,8 +573,36 @@ def record(
         module=module,
         connectors=connectors,
         watch=watch,
-        recording=recording,
+        recording=partial(_recording, to, env if callable(env) else None, episodes),
     )
-    return Demonstrations(
-        played.checkpoint, played.returns, played.lengths, [], {}, dataset=places[0]
-    )
+    place = _place_of(to, played.checkpoint)
+    return Demonstrations(played.checkpoint, played.returns, played.lengths, [], {}, dataset=place)
+
+
+def _place_of(to: str | Path | None, checkpoint: Path) -> Path:
+    return Path(to).expanduser() if to is not None else run_of(checkpoint) / DEMONSTRATIONS
+
+
+@contextmanager
+def _recording(
+    to: str | Path | None,
+    factory: Callable[..., Any] | None,
+    episodes: int,
+    config: RunConfig,
+    where: Path,
+    envs: VectorEnv[Any, Any, Any],
+) -> Iterator[VectorEnv[Any, Any, Any]]:
+    """Record episodes of these environments as a data set."""
+    from juggler.envrunner.datasets import dataset_writer as writers
+    from juggler.envrunner.evaluation import shares
+
+    about = {
+        "algorithm_name": "juggler",
+        "description": f"{episodes} episodes of the policy in {where.name}, which took its most "
+        "likely actions",
+    }
+    spaces = envs.single_observation_space, envs.single_action_space
+    spec = writers.spec_of(config.env_runner, factory)
+    name = f"juggler/{writers.name_for_minari(config.env_runner.env)}-v0"
+    with writers.writing(_place_of(to, where), name, *spaces, spec, about) as writer:
+        yield writers.EpisodeRecorder(envs, writer.add, shares(episodes, envs.num_envs))

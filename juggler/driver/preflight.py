@@ -20,8 +20,7 @@ import cloudpickle
 import numpy as np
 
 from juggler.driver.agent_tables import FoundGroup
-from juggler.driver.checkpoint.first_weights import FirstCheckpoints
-from juggler.driver.checkpoint.frozen_modules import FrozenModule
+from juggler.driver.checkpoint.first_weights import FirstCheckpoints, FrozenModule
 from juggler.driver.config import ConfigError, DriverConfig, RunConfig
 from juggler.envrunner.config import words_of
 from juggler.envrunner.environments.find_environment import check_name
@@ -255,7 +254,8 @@ def _outcome(
         message: tuple[str, Any] | None = None
         with suppress(EOFError, OSError):
             message = received.recv() if received.poll() else None
-        if message is not None:  # read messages before checking whether the process ended
+        # Before its end is checked: the last message may come with it.
+        if message is not None:
             kind, what = message
             if kind == FOUND:
                 return tuple(what)
@@ -265,14 +265,16 @@ def _outcome(
                 warn(what)
             else:
                 doing, progress = what, _Progress(process.pid or 0, driver)
+        # Without an outcome, it has crashed.
         elif has_ended:
             process.join(_ABORT_SECONDS)
             how, words = how_it_ended(process.exitcode), ended(process)
             how = f"{how}, {words}" if words else how
             raise PreflightError(f"its process ended while {doing}: {how}", written())
         elif problem := progress.problem():
+            # It writes its stack when it is aborted.
             with suppress(ProcessLookupError):
-                os.kill(process.pid or 0, signal.SIGABRT)  # the process then writes its stack
+                os.kill(process.pid or 0, signal.SIGABRT)
             process.join(_ABORT_SECONDS)
             raise PreflightError(f"{doing} hangs: {problem}", _where_it_was(written()))
 

@@ -26,11 +26,15 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from juggler.driver.agent_tables import FoundGroup, with_agents
-from juggler.driver.checkpoint.driver_state import learner_state, restores
-from juggler.driver.checkpoint.first_weights import FirstCheckpoints, FirstWeights
-from juggler.driver.checkpoint.frozen_modules import FrozenModule, must_fit
+from juggler.driver.checkpoint.first_weights import (
+    FirstCheckpoints,
+    FirstWeights,
+    FrozenModule,
+    must_fit,
+)
+from juggler.driver.checkpoint.snapshots import learner_state, restores
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.league.find_builder import register_builder
+from juggler.driver.league.builders import register_builder
 from juggler.driver.module_placement import must_fit_together
 from juggler.driver.preflight import (
     DOES,
@@ -112,20 +116,18 @@ def main(rehearsal: Rehearsal) -> None:
     warnings.simplefilter("ignore")  # workers will show them
     torch.set_num_threads(1)
     outcome: tuple[str, Any]
+
+    def report(kind: str, what: str) -> None:
+        rehearsal.reports.send((kind, what))
+
     try:
         own_code = cloudpickle.loads(rehearsal.own_code) if rehearsal.own_code else (None, None, {})
+        # Here, because a script's classes may fail to unpickle.
         trial: Trial = cloudpickle.loads(rehearsal.trial)
-        reports = rehearsal.reports
-        outcome = (
-            FOUND,
-            _rehearse(
-                trial,
-                *own_code,
-                does=lambda what: reports.send((DOES, what)),
-                warn=lambda text: reports.send((WARNS, text)),
-            ),
-        )
+        does, warn = partial(report, DOES), partial(report, WARNS)
+        outcome = FOUND, _rehearse(trial, *own_code, does=does, warn=warn)
     except BaseException as error:  # user code may call sys.exit
+        # As text: exceptions of user code may not unpickle elsewhere.
         failure = describe(error)
         if module_id := getattr(error, "module_id", ""):
             failure.message = f"module {module_id!r}: {failure.message}"
@@ -141,39 +143,24 @@ def _rehearse(
     config, before, own = trial.config, trial.before, UserCode(module, own_classes)
     if (builder := config.agents.league.get("builder")) in own_classes:
         register_builder(own_classes[builder])
-    here = devices_here()
-    devices = [
-        device_for(config.driver.device_name(index), index, here)
-        for index in range(config.driver.learners)
-    ]
+    devices = _devices_of(config)
     if not (env_factory or module or own_classes):
         for what, name in named_parts(config):
             does(f"importing {name}")
             found(name, what)
     runner = config.env_runner
-    if runner.gateway or runner.env.startswith(SCHEME):  # its environments are on other hosts
+    # The environments of simulators are on other hosts: spaces are known only of a resumed run.
+    if runner.gateway or runner.env.startswith(SCHEME):
         if before is not None:
             learners = learners_of(config, groups_before(config, before), {}, own, does)
             must_continue(config, learners, (), before)
         return []
-    does(
-        f"reading the data set {runner.dataset}"
-        if runner.dataset
-        else f"making the environment {runner.env}"
-    )
-    try:
-        groups, critic_spaces, env = _made(config, env_factory)
-    except EnvironmentFailed as error:
-        if runner.env_kwargs and "kwargs" not in error.reason:  # Gymnasium's error may show them
-            error.reason += f" (env_kwargs = {runner.env_kwargs})"
-        raise
+    groups, critic_spaces, env = _made(config, env_factory, does)
     agents_here = [
         FoundGroup(group.agents, _message(group.observation_space), _message(group.action_space))
         for group in groups
     ]
-    if config.driver.evaluation_video:
-        does(f"rendering the environment {runner.env}")
-        _must_render(config, env_factory)
+    # Tables and spaces first: their errors are the clearest.
     config = with_agents(config, agents_here)
     must_fit(config, trial.frozen, agents_here)
     group_of = {agent: group for group in groups for agent in group.agents}
@@ -187,31 +174,68 @@ def _rehearse(
     else:
         does("loading the first weights of modules")
         begin(config, learners, (trial.origins or FirstCheckpoints.of(config)).beginning(config)[0])
+    # Only now, with all parts, the environment is played and learned from.
     _build_frozen(config, groups, trial.frozen, own, does)
     _try_line_ups(config, groups, own_classes, does)
-
-    def stage(env: Envs, steps: int) -> Stage:
-        return stage_of(config, env, trial.frozen, own, steps)
-
-    is_whole = True
-    if not runner.dataset:
-        does(f"making a few steps of the environment {runner.env}")
-        is_whole = try_steps(config, stage, env, warn)
-        if not is_whole and any(_is_own(config.of(module_id)) for module_id in learners):
-            warn(f"no update was tried: the first steps took longer than {_STEP_SECONDS:g} s")
-    if is_whole and try_updates(config, stage, env, learners, does, warn):
-        does(f"closing the environment {runner.env}")
-        env.close()
+    _play(config, env, learners, partial(stage_of, config, trial.frozen, own), does, warn)
     return agents_here
 
 
-# -- the environment ------------------------------------------------------------------------------
+def _devices_of(config: RunConfig) -> list[str]:
+    """Return the device of each learner process, which must be here."""
+    here, driver = devices_here(), config.driver
+    return [device_for(driver.device_name(index), index, here) for index in range(driver.learners)]
+
+
+def _play(
+    config: RunConfig,
+    env: Envs,
+    learners: Mapping[str, Learner],
+    stage: Callable[[Envs, int], Stage],
+    does: Report,
+    warn: Report,
+) -> None:
+    """Try some steps and updates, and close the environment."""
+    name, is_whole = config.env_runner.env, True
+    if not config.env_runner.dataset:
+        does(f"making a few steps of the environment {name}")
+        is_whole = try_steps(config, stage, env, warn)
+        if not is_whole and any(_is_own(config.of(module_id)) for module_id in learners):
+            warn(f"no update was tried: the first steps took longer than {_STEP_SECONDS:g} s")
+    # An interrupted environment may be in any state, and is not touched again.
+    if is_whole and try_updates(config, stage, env, learners, does, warn):
+        does(f"closing the environment {name}")
+        env.close()
 
 
 def _made(
-    config: RunConfig, env_factory: Any
+    config: RunConfig, env_factory: Any, does: Report
 ) -> tuple[list[AgentGroup], Mapping[str, Space[Any]], Envs]:
     """Make an environment; return agents, critics' spaces and the environment."""
+    runner = config.env_runner
+    does(
+        f"reading the data set {runner.dataset}"
+        if runner.dataset
+        else f"making the environment {runner.env}"
+    )
+    try:
+        made = _environment(config, env_factory)
+    except EnvironmentFailed as error:
+        if runner.env_kwargs and "kwargs" not in error.reason:  # Gymnasium's error may show them
+            error.reason += f" (env_kwargs = {runner.env_kwargs})"
+        raise
+    # Now, because the first video may be due only hours later.
+    if config.driver.evaluation_video:
+        does(f"rendering the environment {runner.env}")
+        filmed = replace(runner, envs_per_runner=1, dataset="")
+        several = has_several_agents(filmed, env_factory)
+        record_videos(filmed, env_factory, [], several_agents=several)
+    return made
+
+
+def _environment(
+    config: RunConfig, env_factory: Any
+) -> tuple[list[AgentGroup], Mapping[str, Space[Any]], Envs]:
     runner = config.env_runner
     if runner.dataset:
         recorded = RecordedEnvs.of(replace(runner, envs_per_runner=1))
@@ -219,24 +243,16 @@ def _made(
             played = make_vector_env(replace(runner, dataset=""), env_factory, just_one=True)
             recorded.dataset.must_have_the_spaces_of(runner.env, played)
             played.close()
-        return [_alone_in(recorded)], {}, recorded
-    if has_several_agents(runner, env_factory):
+        env: VectorEnvironment = recorded
+    elif has_several_agents(runner, env_factory):
         seen = config.critics_see
         envs = make_multi_agent_envs(runner, env_factory, just_one=True, critics_see=seen)
         return list(envs.groups), envs.critic_spaces, envs
-    env = make_vector_env(runner, env_factory, just_one=True)
-    return [_alone_in(env)], {}, env
-
-
-def _alone_in(env: VectorEnvironment) -> AgentGroup:
-    return AgentGroup((), env.single_observation_space, env.single_action_space)
-
-
-def _must_render(config: RunConfig, env_factory: Any) -> None:
-    """Check that videos of the environment can be recorded."""
-    runner = replace(config.env_runner, envs_per_runner=1, dataset="")
-    several = has_several_agents(runner, env_factory)
-    record_videos(runner, env_factory, [], several_agents=several)
+    else:
+        env = make_vector_env(runner, env_factory, just_one=True)
+    # A single agent has no name.
+    alone = AgentGroup((), env.single_observation_space, env.single_action_space)
+    return [alone], {}, env
 
 
 def _message(space: Space[Any]) -> spaces_pb2.Space | None:
@@ -369,9 +385,6 @@ def _beyond_boxes(space: Space[Any], observations: Tree) -> Iterator[tuple[int, 
             yield row, f"{where}, and the bounds are {low[at]:g} and {high[at]:g}"
 
 
-# -- modules and learners -------------------------------------------------------------------------
-
-
 def learners_of(
     config: RunConfig,
     group_of: Mapping[str, AgentGroup],
@@ -394,10 +407,7 @@ def learners_of(
 
 
 def learner_of(
-    config: RunConfig,
-    group: AgentGroup,
-    critic_space: Space[Any] | None,
-    own: UserCode,
+    config: RunConfig, group: AgentGroup, critic_space: Space[Any] | None, own: UserCode
 ) -> Learner:
     """Build a learner like its process."""
     env_to_module, module_to_env = build_runner_pipelines(
@@ -435,6 +445,7 @@ def _try_connectors(pipeline: EnvToModule, space: Space[Any]) -> None:
     observations = tree_map(lambda *each: np.stack(each), *samples)  # [2, ...]
     if holds_masks(space):
         observations[ACTION_MASK] = tree_map(np.ones_like, observations[ACTION_MASK])
+    # EnvRunners give views of their columns, which must not change.
     for connector in pipeline.stored:
         given = tree_map(np.copy, observations)
         result = connector(observations)
@@ -490,9 +501,6 @@ def _failures_of(module_id: str) -> Iterator[None]:
         raise
 
 
-# -- a run that is resumed ------------------------------------------------------------------------
-
-
 def groups_before(config: RunConfig, before: Checkpoint) -> dict[str, AgentGroup]:
     """Return modules' spaces from a checkpoint."""
     known = {}
@@ -536,6 +544,7 @@ def _misfit(learner: Learner, module_id: str, group: FoundGroup, before: Checkpo
         return f"its state is of {was!r}, and this configuration needs {now!r}"
     if weights is None:
         return ""  # the module came later, or its core has no parameters by name
+    # Weights come first, because their errors say most.
     try:
         learner.core.with_weights(learner.state, weights, 0, whole=True)
     except StateMismatch as error:
@@ -545,6 +554,7 @@ def _misfit(learner: Learner, module_id: str, group: FoundGroup, before: Checkpo
         return str(error)
     except ValueError:
         return ""  # a user's core that loads no weights, but restores its state
+    # The optimizer and the algorithm have further state.
     try:
         learner.must_fit(learner_state(module_id, before))
     except StateMismatch as error:
@@ -555,11 +565,8 @@ def _misfit(learner: Learner, module_id: str, group: FoundGroup, before: Checkpo
     return ""
 
 
-# -- steps and updates ----------------------------------------------------------------------------
-
-
 def stage_of(
-    config: RunConfig, env: Envs, frozen: Mapping[str, FrozenModule], own: UserCode, steps: int
+    config: RunConfig, frozen: Mapping[str, FrozenModule], own: UserCode, env: Envs, steps: int
 ) -> Stage:
     """Set up environment and modules like an EnvRunner."""
     # Rows end after each round, including the rows of agents that rarely act.
@@ -607,11 +614,9 @@ def in_time(work: Callable[[], None], seconds: float) -> bool:
 def try_steps(
     config: RunConfig, stage: Callable[[Envs, int], Stage], env: Envs, warn: Report
 ) -> bool:
-    """Reset an environment and make a few steps, like an EnvRunner.
+    """Return whether an EnvRunner's first steps were possible in time.
 
-    Returns:
-        Whether the time was enough. If not, the environment was interrupted in the middle of a
-        call.
+    Otherwise the environment was interrupted in the middle of a call.
 
     Raises:
         EnvironmentFailed: the environment failed, gave a number that is not finite, or an
@@ -679,11 +684,9 @@ def try_updates(
     does: Report,
     warn: Report,
 ) -> bool:
-    """Update each trained module that has a user's code.
+    """Update modules with own code; return whether time was enough.
 
-    Returns:
-        Whether the time was enough, which is limited if all algorithms ship. If not, the
-        environment may have been interrupted in the middle of a call.
+    The time is limited if all algorithms ship. See `try_steps` for an interrupted environment.
     """
     own = [module_id for module_id in learners if _is_own(config.of(module_id))]
     if not own:
@@ -694,6 +697,7 @@ def try_updates(
             does(f"sampling for an update of {listed(own)}")
         rounds = _rounds(config, stage(env, config.env_runner.fragment_steps))
         batches = next(rounds)
+        # The environment continues from module to module, without a reset.
         for module_id in own:
             of_module, which = config.of(module_id), module_id if config.played_by else ""
             if module_id not in batches:  # none of its agents has acted
@@ -740,9 +744,8 @@ def try_update(
 
     Args:
         batch: to learn from. Its numbers are finite, as in all batches.
-        more: batches of further rounds; None: the module did not act in that round. A loss may be
-            finite only with several rows, for example if it divides by a deviation over rows. So
-            if the first update is not finite and more rows arrive in time, another one is made.
+        more: batches of further rounds, for a second update if the first one is not finite; None:
+            the module did not act in that round.
 
     Raises:
         ValueError: the gradient of the loss is not finite, even with several batches.
@@ -754,6 +757,7 @@ def try_update(
     algorithm = config.learner.algorithm
     learner.data.try_out()
     made = updated([batch])
+    # A deviation over one row is 0: more rows decide.
     if _not_finite(made):
         batches = [batch, *_further(batch.live_steps, config.learner.batch_size, more)]
         if len(batches) == 1:
@@ -766,6 +770,7 @@ def try_update(
                 f"are finite, {odd}. Updates with this loss change nothing: look for a "
                 "logarithm or a root of 0, or a division by 0"
             )
+    # A replay that is still filling makes no update.
     if made is not None or learner.data.books().get("replay_rows") != 0:
         return ""
     return (

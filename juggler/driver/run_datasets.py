@@ -38,6 +38,7 @@ def with_dataset(
         )
     if not name or not is_here:
         return config
+    # A data set may state in which environment it was recorded.
     try:
         stated = environment_of(name)
     except DatasetError as error:

@@ -11,15 +11,18 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from juggler.driver.callbacks import Callback, Callbacks, Run
-from juggler.driver.changed_values import ChangedValues
-from juggler.driver.checkpoint.driver_state import core_of, metrics_of, restores
-from juggler.driver.checkpoint.first_weights import FirstWeights
-from juggler.driver.checkpoint.frozen_modules import FrozenModule
-from juggler.driver.checkpoint.snapshots import Checkpointing, SnapshotWriter
+from juggler.driver.agent_tables import trained_now
+from juggler.driver.callbacks import Callback, Callbacks, ChangedValues, Run
+from juggler.driver.checkpoint.first_weights import FirstWeights, FrozenModule
+from juggler.driver.checkpoint.snapshots import (
+    Checkpointing,
+    SnapshotWriter,
+    core_of,
+    metrics_of,
+    restores,
+)
 from juggler.driver.config import RunConfig
 from juggler.driver.core.events import Command, Event
-from juggler.driver.league_players import trained_now
 from juggler.driver.record.wording import Progress
 from juggler.driver.result import RunClock, RunEnd
 from juggler.driver.workers.command_sender import CommandSender, ConnectorState
@@ -161,6 +164,7 @@ class RunParts:
         self.metrics = metrics_of(resume)
         run = Run(run_dir, config.flat(), self.core, progress, stop, self.values, self.metrics)
         self.callbacks = Callbacks(run, self.end, progress, callbacks)
+        # The other parts look up workers here.
         most_learners = config.driver.most_learners(dialled=not only_local)
         self.registry = WorkerRegistry(
             config,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from juggler.driver.core.ledger import Counters
 from juggler.driver.record.progress import Journal
@@ -23,7 +22,6 @@ class StatusReader:
     """Assembles a run's status from its parts, in the driver's thread."""
 
     run_id: str
-    run_dir: Path
     parts: RunParts
     journal: Journal
 
@@ -32,7 +30,7 @@ class StatusReader:
         rates = records.rates()
         status = status_pb2.RunStatus(
             run_id=self.run_id,
-            run_dir=str(self.run_dir.resolve()),
+            run_dir=str(parts.run_dir.resolve()),
             env=parts.config.env_runner.env,
             algorithm=parts.config.learner.algorithm,
             phase=parts.end.reason or "training",
@@ -43,6 +41,7 @@ class StatusReader:
             steps_per_second=parts.metrics.rate.per_second(),
             steps=_steps(parts.core.counters()),
             queues=self._queues(),
+            # Modules and agents are listed only if there are several.
             modules=self._modules(),
             agents=self._agents(),
             league=self._league(),
@@ -54,6 +53,7 @@ class StatusReader:
                 cpu_seconds=time.process_time(), resident_bytes=resident_bytes()
             ),
         )
+        # Workers that are gone stay, with their last error.
         vitals = parts.hub.vitals()
         for name, record in records.by_id.items():
             worker = self._worker(record, rates.get(name, 0.0), vitals.get(name))
@@ -137,6 +137,7 @@ class StatusReader:
             seconds=record.total_seconds(),
             counts=record.total_counts(),
         )
+        # An unset field is unknown, as opposed to 0.
         if record.simulators is not None:
             status.simulators.CopyFrom(record.simulators)
         if record.version is not None:

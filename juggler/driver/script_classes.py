@@ -9,7 +9,7 @@ from typing import Any
 import cloudpickle
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.league.find_builder import register_builder
+from juggler.driver.league.builders import register_builder
 from juggler.envrunner.environments.find_environment import registered_in_script
 from juggler.learner.algorithms.registry import register_algorithm
 from juggler.runtime.connectors.config import own_connectors
@@ -62,6 +62,7 @@ def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
         own[keys["algorithm"]] = algorithm
         if isinstance(brought := getattr(algorithm, "module", None), type):
             own[str(import_by_name.name_of(brought))] = brought
+    # Configurations and messages have names, so each object gets one.
     if callable(mapping := keys.get("mapping")):
         keys["mapping"] = str(import_by_name.name_of(mapping))
         own[keys["mapping"]] = mapping
@@ -75,6 +76,7 @@ def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
         own[keys["league"]["builder"]] = builder
     if isinstance(wrappers := keys.get("env_wrappers"), list | tuple):
         keys["env_wrappers"] = [_wrapper(each) for each in wrappers]
+    # Evaluations elsewhere import the encoder without the script.
     model = keys.get("model")
     if isinstance(model, Mapping) and isinstance(encoder := model.get("encoder"), type):
         name = str(import_by_name.name_of(encoder))
@@ -163,6 +165,7 @@ def pack(
     try:
         packed: bytes = cloudpickle.dumps((*factories, brought))
     except Exception as error:
+        # One by one, to name the value that cannot be pickled.
         named = {"env": factories[0], "module": factories[1], **brought}
         for key, value in named.items():
             if why := _why_unsent(value):

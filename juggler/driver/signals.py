@@ -91,6 +91,7 @@ def signals_become(stop: Callable[[str], None]) -> Iterator[CaughtSignal]:
         caught.number = number
         threading.Thread(target=stop, args=(REASONS[signal.Signals(number)],)).start()
 
+    # The program's own handlers come back at the end.
     numbers = ending_signals()
     before = [signal.signal(number, ProcessHandler(handle)) for number in numbers]
     try:

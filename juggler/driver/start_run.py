@@ -1,34 +1,40 @@
-"""Starts and resumes runs of complete configurations."""
+"""Starts and resumes runs of complete configurations, also alongside a script."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
-from juggler.driver.agent_tables import FoundGroup, needs_environment, with_agents
-from juggler.driver.callbacks import Callback, checked
+from juggler.driver.agent_tables import (
+    FoundGroup,
+    copies_of,
+    needs_environment,
+    players_of,
+    with_agents,
+)
+from juggler.driver.callbacks import Callback, MetricsLine, Run, checked
 from juggler.driver.checkpoint import first_weights as beginnings
-from juggler.driver.checkpoint.driver_state import must_be_sound
 from juggler.driver.checkpoint.first_weights import (
     FirstCheckpoints,
     FirstWeights,
-    shared_parts_must_agree,
-)
-from juggler.driver.checkpoint.frozen_modules import (
     frozen_modules,
     kept_modules,
+    shared_parts_must_agree,
     with_digests,
 )
+from juggler.driver.checkpoint.snapshots import must_be_sound
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_files import load_config_and_keys
 from juggler.driver.defaults import settled, with_models
 from juggler.driver.driver import Driver, StartSettings
 from juggler.driver.driver_config import DriverConfig
-from juggler.driver.league_players import copies_of, players_of
 from juggler.driver.preflight import Trial, check_names, rehearse, without_arrays
 from juggler.driver.record.progress import make_progress
 from juggler.driver.record.run_directory import (
@@ -55,7 +61,7 @@ from juggler.driver.watching.page_server import PageProcess
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.processes import release_forkserver, share_forkserver
 from juggler.runtime.actors.resources import allow_many_open_files
-from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
 from juggler.runtime.checkpoints.weights import FROM, TRAIN
 from juggler.runtime.connectors.config import PLACES, Piece
 from juggler.runtime.importing import must_not_be_imported
@@ -91,6 +97,7 @@ def start_run(
         must_be_resumable(before)
     else:
         must_be_free(path, "train" if listen is None else "driver")
+    # Other processes read these paths from other directories.
     config = with_dataset(config, given, is_here=listen is None, is_new=before is None)
     origins, frozen = FirstCheckpoints.of(config), frozen_modules(config)
     config = with_digests(config, frozen)
@@ -105,6 +112,7 @@ def start_run(
         if texts := dict.fromkeys(first.text for first in beginning.values()):
             messages.append((f"beginning with {', '.join(texts)}", "info"))
         messages += [(warning, "warning") for warning in warnings]
+        # Until here nothing is written: a wrong configuration leaves no directory.
         inherited = InheritedState(None, beginning, frozen)
         if before:
             directory = RunDirectory.open(before, config.flat())
@@ -140,6 +148,7 @@ def resume_run(
             f"from_checkpoint = {config.driver.from_checkpoint!r}: a resumed run continues "
             "with its own weights; to begin with others, start a new run"
         )
+    # Now and again once the agents are known: mistakes in given keys are found at once.
     must_be_of_one_run(config, checkpoint)
     config = with_dataset(config, config.flat(), is_here=how.listen is None, is_new=False)
     progress = make_progress(config.driver.progress)
@@ -148,6 +157,7 @@ def resume_run(
         progress.message(nothing_to_do(run_dir, reached, before, config))
         summary = read_json(run_dir / SUMMARY_FILE)
         return Result(summary, run_dir, checkpoint.path)
+    # The directory is checked after the goal: nothing is written into a run that has ended.
     behind = goals_behind(checkpoint, before, config)
     must_be_resumable(run_dir)
     how = with_callbacks(how, config.driver)
@@ -155,21 +165,18 @@ def resume_run(
     config = with_digests(config, frozen)
     beginning, messages = dict[str, FirstWeights](), list[tuple[str, Level]]()
     messages += [(text, "warning") for text in (*behind, *changes(config, before))]
+    # Copies of a league's players are not in its checkpoints, but beside them.
     if config.agents.league:
-
-        def warn(text: str) -> None:
-            messages.append((text, "warning"))
-
-        frozen |= kept_modules(run_dir, copies_of(checkpoint.counters), warn)
-        try:
-            beginning = beginnings.kept(config, run_dir)
-        except CheckpointError as error:
-            lost = "the first weights of the players are lost, so a reset player begins with new"
-            warn(f"league: {lost} weights: {error}")
+        copies = copies_of(checkpoint.counters)
+        frozen |= kept_modules(run_dir, copies, lambda text: messages.append((text, "warning")))
+        beginning, lost = beginnings.kept(config, run_dir)
+        if lost:
+            messages.append((f"league: {lost}", "warning"))
+    # The trial needs only shapes, and a replay may be large.
     trial = Trial(config, without_arrays(checkpoint), frozen=frozen)
     with _checked(trial, how, progress, messages) as groups:
         config = with_agents(config, groups)
-        must_be_of_one_run(config, checkpoint)  # now that agents are known
+        must_be_of_one_run(config, checkpoint)
         directory = RunDirectory.open(run_dir, config.flat())
         inherited = InheritedState(checkpoint, beginning, frozen)
         return _drive(config, directory, progress, how, inherited, messages)
@@ -196,7 +203,8 @@ def _checked(
         return
     if not how.own_code:
         check_names(config)
-    share_forkserver()  # workers are forked from it, too
+    # Workers are forked from the same forkserver.
+    share_forkserver()
     try:
         try:
             groups = rehearse(
@@ -229,6 +237,7 @@ def _drive(
             module.keep(directory.path)
         if config.agents.league and inherited.beginning:
             beginnings.keep(inherited.beginning, config, directory.path)
+    # From here on, the run needs no other run's files.
     driver = Driver(config, directory, progress, how, inherited, before)
     summary = driver.run()
     newest = summary["checkpoint"]
@@ -366,6 +375,7 @@ def must_be_of_one_run(config: RunConfig, checkpoint: Checkpoint) -> None:
             "run keeps the parts that its modules share"
         )
     shared_parts_must_agree(checkpoint, config.agents.shared)
+    # A module that is not trained has no state to continue from.
     for module_id in has:
         tables = [each.agents.modules.get(module_id, {}) for each in (before, config)]
         if any(tables[0].get(key) != tables[1].get(key) for key in (TRAIN, FROM)):
@@ -389,6 +399,7 @@ def changes(config: RunConfig, before: RunConfig) -> list[str]:
                     "weights were learned with the former"
                     + ("; statistics of new connectors start again" if has else "")
                 )
+        # Rewards are summed when steps enter the replay.
         for key in now.learner.keys_of_kept_steps():
             if key not in was.learner.keys_of_kept_steps():
                 continue
@@ -435,3 +446,220 @@ def _league_must_be_the_same(config: RunConfig, before: RunConfig) -> None:
             f"league: this run began with the players {listed(began_with)}, and now "
             f"has {listed(players)}: a resumed run keeps its players"
         )
+
+
+_MOST_LINES = 1000  # lines that wait for a reader
+
+
+class StartedRun:
+    """A run in a thread, returned by `juggler.start`.
+
+    If the program ends before the run, the run ends normally, with a last checkpoint.
+    """
+
+    def __init__(self, train_with: Callable[[Callback], Result]) -> None:
+        """Start training.
+
+        Args:
+            train_with: trains with one callback, and returns when the run has ended.
+        """
+        must_not_be_imported()  # in this thread, as the run has its own
+        self._train_with = train_with
+        self._follower = _Follower()
+        self._result: Future[Result] = Future()
+        # The forkserver ends with the thread that starts it, and runs share one. The main thread
+        # outlives them all.
+        self._shares = threading.current_thread() is threading.main_thread()
+        if self._shares:
+            share_forkserver()
+        self._thread = threading.Thread(target=self._work, name="juggler run")
+        self._thread.start()
+        try:
+            self._follower.begun.wait()
+        except BaseException:
+            self._follower.stop("interrupted")
+            raise
+        if self._follower.run is None:
+            self._result.result()  # raises errors of the start
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's directory."""
+        assert self._follower.run is not None
+        return self._follower.run.run_dir
+
+    @property
+    def running(self) -> bool:
+        """Whether the run has not ended yet."""
+        return not self._result.done()
+
+    def metrics(self) -> Iterator[MetricsLine]:
+        """Yield the lines of metrics until the run ends.
+
+        The first is the newest. The keys are the same as in callbacks. The newest 1000 lines wait
+        for a reader.
+        """
+        return self._follower.lines()
+
+    def stop(self, reason: str = "stopped") -> None:
+        """End the run normally, with a last checkpoint.
+
+        This does not wait: `result` does.
+
+        Args:
+            reason: the `reason_for_stop` of the summary.
+
+        Raises:
+            ValueError: the reason is empty, or one that only the run itself may give.
+        """
+        self._follower.stop(reason)
+
+    def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
+        """Replace a schedule by a number: see `juggler.Run.set`.
+
+        Args:
+            key: as in `juggler.Run.set`.
+            value: as in `juggler.Run.set`.
+            module_id: as in `juggler.Run.set`.
+
+        Raises:
+            ValueError: as in `juggler.Run.set`; or the run has ended.
+        """
+        if not self.running:
+            raise ValueError("the run has ended")
+        assert self._follower.run is not None
+        self._follower.run.set(key, value, module_id)
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait until the run has ended.
+
+        Args:
+            timeout: in seconds; None: no limit.
+
+        Raises:
+            TimeoutError: the run is still running.
+            Exception: the exception that `juggler.train` would raise.
+        """
+        # Not by Thread.join: if interrupted there, Python 3.11 forgets the thread, and so the run.
+        if not wait([self._result], timeout).done:
+            raise TimeoutError(f"the run in {self.run_dir} is still running after {timeout} s")
+        return self._result.result()
+
+    def __repr__(self) -> str:
+        state = "is running" if self.running else "has ended: see result()"
+        return f"<run in {self.run_dir}, which {state}>"
+
+    def _work(self) -> None:
+        result, failure = None, None
+        try:
+            result = self._train_with(self._follower)
+        except BaseException as error:
+            failure = error
+        try:
+            if self._shares:
+                release_forkserver()
+        finally:
+            if result is None:
+                self._result.set_exception(failure)
+            else:
+                self._result.set_result(result)
+            self._follower.end_lines()
+
+
+class _Follower(Callback):
+    """Passes events of a run to other threads.
+
+    Attributes:
+        begun: the run has its directory, or failed before.
+        run: None before it has begun.
+    """
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.run: Run | None = None
+        self._lock = threading.Lock()
+        self._stop = ""
+        self._over = False
+        self._newest: MetricsLine = {}
+        self._readers: list[SimpleQueue[MetricsLine | None]] = []
+
+    def stop(self, reason: str) -> None:
+        with self._lock:
+            run, self._stop = self.run, reason
+        if run is not None:
+            run.stop(reason)
+
+    def on_start(self, run: Run) -> None:
+        with self._lock:
+            self.run = run
+        if self._stop:  # the caller no longer waits for it
+            run.stop(self._stop)
+        self.begun.set()
+
+    def on_metrics(self, run: Run, metrics: MetricsLine) -> None:
+        with self._lock:
+            self._newest = metrics
+            for reader in self._readers:
+                if reader.qsize() >= _MOST_LINES:
+                    with suppress(Empty):  # the reader just took the line
+                        reader.get_nowait()
+                reader.put(metrics)
+        if not threading.main_thread().is_alive():  # the interpreter waits for this thread
+            run.stop("program_ended")
+
+    def end_lines(self) -> None:
+        """End the lines."""
+        with self._lock:
+            self._over = True
+            for reader in self._readers:
+                reader.put(None)
+        self.begun.set()
+
+    def lines(self) -> Iterator[MetricsLine]:
+        reader: SimpleQueue[MetricsLine | None] = SimpleQueue()
+        with self._lock:
+            if self._newest:
+                reader.put(self._newest)
+            if self._over:
+                reader.put(None)
+            self._readers.append(reader)
+        try:
+            while (line := reader.get()) is not None:
+                yield line
+        finally:
+            with self._lock:
+                self._readers.remove(reader)
+
+
+def start(
+    config: str | Path | RunConfig | None = None,
+    *,
+    env: str | Callable[..., Any] | None = None,
+    module: str | Callable[..., Any] | None = None,
+    callbacks: Iterable[Callback] = (),
+    **keys: Any,
+) -> StartedRun:
+    """Train alongside the caller, like `juggler.train` in a thread.
+
+    It returns when the run has its directory and starts its workers. Ctrl-C and SIGTERM stay with
+    the program; when the program ends, the run ends normally.
+
+    Args:
+        config: as in `train`.
+        env: as in `train`.
+        module: as in `train`.
+        callbacks: as in `train`, but called in the run's thread.
+        keys: of the configuration, as in `train`.
+
+    Returns:
+        A handle to read metrics, to stop the run and to wait for it.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is wrong.
+    """
+    listeners = checked(callbacks)
+    return StartedRun(
+        lambda follower: train(
+            config, env=env, module=module, callbacks=(follower, *listeners), **keys
+        )
+    )

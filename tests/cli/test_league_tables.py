@@ -14,7 +14,7 @@ from juggler.cli.league import roster_lines, win_rate_lines
 from juggler.driver import play_checkpoint
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver_config import AgentsConfig
-from juggler.driver.league.payoffs import Payoffs
+from juggler.driver.league.results import Payoffs
 from juggler.driver.league.roster import Player
 from juggler.driver.play_checkpoint import PlayedMatches, _Seats
 from juggler.policies.matches import PlayedMatch

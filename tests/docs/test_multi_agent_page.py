@@ -18,9 +18,8 @@ from support.pages import ROOT, blocks, script
 from juggler.driver.agent_tables import with_agents
 from juggler.driver.config import RunConfig
 from juggler.driver.config_files import shipped_configs
+from juggler.driver.league.builders import BUILDERS, Rllib
 from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.find_builder import BUILDERS
-from juggler.driver.league.rllib import Rllib
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.dm_env_rpc.options import SimulatorOptions, addresses
 from juggler.envrunner.multi_agent.make_envs import has_several_agents, make_multi_agent_envs

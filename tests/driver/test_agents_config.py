@@ -9,7 +9,7 @@ import pytest
 
 import juggler
 from juggler.driver.agent_tables import FoundGroup, with_agents
-from juggler.driver.checkpoint.driver_state import core_of
+from juggler.driver.checkpoint.snapshots import core_of
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver_config import AgentsConfig, who_plays
 from juggler.driver.module_placement import ModulePlacement

@@ -14,11 +14,11 @@ from typing import Any, cast
 import pytest
 
 import juggler
-from juggler.driver import background_run
-from juggler.driver.background_run import StartedRun
-from juggler.driver.changed_values import ChangedValues
+from juggler.driver import start_run
+from juggler.driver.callbacks import ChangedValues
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.record.wording import Progress
+from juggler.driver.start_run import StartedRun
 
 
 class Trains:
@@ -52,8 +52,8 @@ class Trains:
 
 @pytest.fixture(autouse=True)
 def _no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_run, "share_forkserver", lambda: None)
-    monkeypatch.setattr(background_run, "release_forkserver", lambda: None)
+    monkeypatch.setattr(start_run, "share_forkserver", lambda: None)
+    monkeypatch.setattr(start_run, "release_forkserver", lambda: None)
 
 
 def test_metrics_come_one_by_one_until_the_run_is_over() -> None:
@@ -137,7 +137,7 @@ def test_nobody_waits_for_ever_where_the_end_of_the_processes_fails(
     def fails() -> None:
         raise ChildProcessError("somebody else has waited for the forkserver")
 
-    monkeypatch.setattr(background_run, "release_forkserver", fails)
+    monkeypatch.setattr(start_run, "release_forkserver", fails)
     trains = Trains()
     run = StartedRun(trains)
     trains.over.set()
@@ -152,14 +152,14 @@ def test_an_interrupt_while_it_begins_stops_it(monkeypatch: pytest.MonkeyPatch) 
         def wait(self, timeout: float | None = None) -> bool:
             raise KeyboardInterrupt
 
-    begins: Callable[[], Any] = background_run._Follower
+    begins: Callable[[], Any] = start_run._Follower
 
     def interrupted() -> Any:
         follower = begins()
         follower.begun = Interrupted()
         return follower
 
-    monkeypatch.setattr(background_run, "_Follower", interrupted)
+    monkeypatch.setattr(start_run, "_Follower", interrupted)
     with pytest.raises(KeyboardInterrupt):
         StartedRun(trains)
     assert trains.over.wait(10)

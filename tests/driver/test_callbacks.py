@@ -14,9 +14,8 @@ from support.workers_world import WorkersWorld, answer_the_snapshot, play_a_roun
 
 import juggler
 from juggler.driver import callbacks
-from juggler.driver.callbacks import checked
-from juggler.driver.changed_values import ChangedValues
-from juggler.driver.checkpoint.driver_state import must_be_sound
+from juggler.driver.callbacks import ChangedValues, checked
+from juggler.driver.checkpoint.snapshots import must_be_sound
 from juggler.driver.config import RunConfig
 from juggler.driver.periodic_work import metrics_line
 from juggler.driver.signals import SecondSignal

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import types
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,6 +30,26 @@ from juggler.driver.record.progress import NotebookProgress, make_progress
 from juggler.driver.record.wording import conclude
 from juggler.driver.result import RunClock, goal_reached, goals_behind, nothing_to_do
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.wire.v1 import training_pb2
+
+
+def wind_down(world: WorkersWorld, reason: str, drain: Callable[[], None] = lambda: None) -> None:
+    """End a run whose workers say, while it waits, what `drain` has them say."""
+    supervisor = SimpleNamespace(stop_restarting=lambda: None, of_use=lambda _: None)
+    local = SimpleNamespace(supervisor=supervisor, keep_failing=lambda _: False)
+    world.parts.local = cast(Any, local)
+    loop = SimpleNamespace(drain=lambda seconds, done: drain())
+    upkeep = SimpleNamespace(
+        standstill=SimpleNamespace(hung_runners=lambda _: ""), write_line=lambda: {}
+    )
+    ending = Shutdown(
+        world.parts,
+        cast(Any, loop),
+        cast(Any, upkeep),
+        cast(Any, SimpleNamespace(path=world.parts.run_dir)),
+    )
+    world.parts.end.stop(reason)
+    ending.wind_down()
 
 
 def told_at_the_end(directory: Path, reason: str) -> list[str]:
@@ -36,23 +57,40 @@ def told_at_the_end(directory: Path, reason: str) -> list[str]:
     world = WorkersWorld(directory)
     world.ask_for_a_snapshot()
     world.resident["learner-0"] = 1
-    supervisor = SimpleNamespace(stop_restarting=lambda: None)
-    local = SimpleNamespace(supervisor=supervisor, keep_failing=lambda _: False)
-    world.parts.local = cast(Any, local)
-    nothing_comes = SimpleNamespace(drain=lambda seconds, done: None)
-    upkeep = SimpleNamespace(
-        standstill=SimpleNamespace(hung_runners=lambda _: ""), write_line=lambda: {}
-    )
-    ending = Shutdown(
-        world.parts,
-        cast(Any, nothing_comes),
-        cast(Any, upkeep),
-        world.parts.hub,
-        cast(Any, SimpleNamespace(path=directory)),
-    )
-    world.parts.end.stop(reason)
-    ending.wind_down()
+    wind_down(world, reason)
     return [text for text in world.told.messages if "waiting for the last checkpoint" in text]
+
+
+@pytest.mark.parametrize("hopeless", ["", "module 'default': not finite"])
+@pytest.mark.parametrize("reason", ["stop_steps", "interrupted", "solved"])
+def test_the_last_updates_metrics_are_read_and_fail_a_run_that_cannot_improve(
+    tmp_path: Path, reason: str, hopeless: str
+) -> None:
+    world = WorkersWorld(tmp_path)
+    world.meet()
+    world.sample()
+    ((of_update, update),) = world.asked(world.learner, training_pb2.Update)
+    version = {"generation": update.generation, "update": 1}
+    made = training_pb2.UpdateDone(update_id=update.update_id, version=version)
+    world.reply(world.learner, of_update, made)
+    answered = [of_update]
+
+    def answer() -> None:
+        for command_id, asked in world.asked(world.learner, training_pb2.Update):
+            if command_id not in answered:
+                assert asked.metrics_only
+                answered.append(command_id)
+                done = training_pb2.UpdateDone(version=version, hopeless=hopeless)
+                done.metrics["default"].values["skipped"] = 1.0
+                world.reply(world.learner, command_id, done)
+
+    wind_down(world, reason, answer)
+    assert len(answered) == 2
+    assert world.parts.core.updates == 1
+    assert world.parts.metrics.modules["learner-0", "default"]["default"] == {"skipped": 1.0}
+    failed = "learner-0 cannot improve module 'default'" in world.parts.end.failure
+    assert failed == bool(hopeless and reason != "solved")
+    assert world.parts.end.reason == reason
 
 
 @pytest.mark.parametrize(
@@ -91,7 +129,7 @@ def test_a_run_that_needs_a_script_is_not_said_to_go_on_by_a_command(
     world.parts.core = cast(Any, SimpleNamespace(has_updated=True))
     directory = SimpleNamespace(path=tmp_path, newest_checkpoint=lambda: None)
     nothing = cast(Any, None)
-    ending = Shutdown(world.parts, nothing, nothing, world.parts.hub, cast(Any, directory))
+    ending = Shutdown(world.parts, nothing, nothing, cast(Any, directory))
     ending._newest_update = lambda: 7  # type: ignore[method-assign]
     assert ending.how_to_resume().startswith(f"\nTo resume from update 7: {how}")
 

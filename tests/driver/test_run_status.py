@@ -36,7 +36,7 @@ class Watched:
         self.journal = Journal(Progress(), directory, "run1")
         vitals = {"envrunner-0": Vitals(0.5, 1000, 10, 7.5)}
         self.world.parts.hub = cast(Any, SimpleNamespace(vitals=lambda: vitals))
-        self._reader = StatusReader("run1", directory, self.world.parts, self.journal)
+        self._reader = StatusReader("run1", self.world.parts, self.journal)
 
     def read(self) -> status_pb2.RunStatus:
         return self._reader.read()

@@ -16,7 +16,7 @@ from support.small_games import Tag
 from juggler.driver import module_placement as learners_here
 from juggler.driver import rehearsal
 from juggler.driver.agent_tables import FoundGroup
-from juggler.driver.checkpoint.driver_state import checkpoint_tree
+from juggler.driver.checkpoint.snapshots import checkpoint_tree
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.module_placement import must_fit_together
 from juggler.driver.preflight import PreflightError, without_arrays

@@ -27,7 +27,7 @@ from support.gateway_world import (
 )
 
 from juggler.client import connect
-from juggler.driver.checkpoint.driver_state import restores
+from juggler.driver.checkpoint.snapshots import restores
 from juggler.envrunner.evaluation import Goal
 from juggler.gateway import gateway_worker
 from juggler.gateway.episode_log import EpisodeLog

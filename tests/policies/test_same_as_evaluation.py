@@ -13,7 +13,7 @@ import pytest
 from support import worlds
 
 import juggler
-from juggler.driver.checkpoint.driver_state import restores
+from juggler.driver.checkpoint.snapshots import restores
 from juggler.driver.config import RunConfig
 from juggler.envrunner import envrunner_worker
 from juggler.envrunner.environments.seeding import environment_seeds

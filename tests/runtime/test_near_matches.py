@@ -17,7 +17,7 @@ import pytest
 from gymnasium import spaces
 
 from juggler.driver.callbacks import checked
-from juggler.driver.league.find_builder import register_builder
+from juggler.driver.league.builders import register_builder
 from juggler.envrunner.environments.vector import _makes_several
 from juggler.learner.algorithms.registry import _without_type
 from juggler.learner.optim.config import Scheduled

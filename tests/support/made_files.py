@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from juggler.driver.league.payoffs import Payoffs
+from juggler.driver.league.results import Payoffs
 from juggler.driver.league.roster import Player
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 

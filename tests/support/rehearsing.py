@@ -33,4 +33,4 @@ def stage_of(config: RunConfig) -> Callable[[Any, int], Any]:
     from juggler.driver import rehearsal
     from juggler.envrunner.stage import UserCode
 
-    return lambda env, steps: rehearsal.stage_of(config, env, {}, UserCode(None, {}), steps)
+    return lambda env, steps: rehearsal.stage_of(config, {}, UserCode(None, {}), env, steps)

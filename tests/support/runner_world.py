@@ -16,7 +16,7 @@ import numpy as np
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
-from juggler.driver.checkpoint.driver_state import restores
+from juggler.driver.checkpoint.snapshots import restores
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.envrunner_worker import EnvRunner
 from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup, may_play

@@ -13,12 +13,11 @@ import numpy as np
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
-from juggler.driver.checkpoint.first_weights import FirstWeights
-from juggler.driver.checkpoint.frozen_modules import FrozenModule
+from juggler.driver.checkpoint.first_weights import FirstWeights, FrozenModule
 from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.driver.config import RunConfig
 from juggler.driver.league.builder import LeagueBuilder
-from juggler.driver.league.find_builder import register_builder
+from juggler.driver.league.builders import register_builder
 from juggler.driver.loop import Loop
 from juggler.driver.periodic_work import PeriodicWork
 from juggler.driver.record.wording import Level, Progress
@@ -261,6 +260,13 @@ class WorkersWorld:
         }
         self.reply(self.runner, command_id, training_pb2.Receipt(**receipt))
 
+    def meet(self, module_id: str = DEFAULT_MODULE) -> None:
+        """The first learner of a module has its group."""
+        groups = self.asked(self.learner, training_pb2.Group)
+        command_id, group = [each for each in groups if each[1].module_id == module_id][-1]
+        formed = {"module_id": module_id, "generation": group.generation, "state_hash": 1}
+        self.reply(self.learner, command_id, training_pb2.GroupFormed(**formed))
+
     def silences(self) -> dict[str, float]:
         """After which workers are lost, by role, where it has changed."""
         return self._hub.silences
@@ -403,20 +409,13 @@ class World(WorkersWorld):
         table = {"builder": register_builder(Asked), "evaluation_probability": 0.0}
         agents = {"row": ["main-0"], "column": ["main-0"]}
         super().__init__(directory, agents=agents, league=table, **keys)
-        self.meet()
+        self.meet("main-0")
 
     @property
     def league(self) -> LeagueRun:
         found = self.parts.league
         assert found is not None
         return found
-
-    def meet(self, module_id: str = "main-0") -> None:
-        """The learner of a module has its group."""
-        groups = self.asked(self.learner, training_pb2.Group)
-        command_id, group = [each for each in groups if each[1].module_id == module_id][-1]
-        formed = {"module_id": module_id, "generation": group.generation, "state_hash": 1}
-        self.reply(self.learner, command_id, training_pb2.GroupFormed(**formed))
 
     def want(self, *commands: Any) -> None:
         """The builder is asked, once the main was trained."""

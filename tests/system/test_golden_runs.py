@@ -22,7 +22,7 @@ import pytest
 from support.league_world import AGENTS, begun, finished, line_up, ready
 from support.place import REPOSITORY, Place, metrics
 
-from juggler.driver.league.alphastar import AlphaStar
+from juggler.driver.league.builders import AlphaStar
 from juggler.driver.league.config import LeagueConfig
 from juggler.runtime.checkpoints.checkpoint import read
 

@@ -1,17 +1,19 @@
-"""Weights and connectors' state that a new run starts with."""
+"""Weights from other checkpoints, for learning modules and for opponents."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from juggler.driver.agent_tables import FoundGroup
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.envrunner.setup import ActingSetup
 from juggler.runtime.checkpoints.checkpoint import (
     CONNECTORS,
     Checkpoint,
@@ -20,6 +22,8 @@ from juggler.runtime.checkpoints.checkpoint import (
     write,
 )
 from juggler.runtime.checkpoints.weights import (
+    DIGEST,
+    DIRECTORY,
     FROM,
     WEIGHTS,
     NoSuchWeights,
@@ -28,11 +32,24 @@ from juggler.runtime.checkpoints.weights import (
     is_named,
     playing_tree,
     read_module,
+    tree_digest,
     weights_of,
 )
 from juggler.runtime.connectors.config import ConnectorsConfig, Piece, Place
 from juggler.runtime.connectors.mergeable_state import State, connector_branch, connector_state
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.modules.import_by_name import given_or_named
 from juggler.runtime.near_matches import listed
+from juggler.runtime.wire.trees import Tree
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+
+    from juggler.runtime.connectors.pipelines import EnvToModule, ModuleToEnv
+    from juggler.runtime.modules.rl_module import RLModule
+
+    Parts: TypeAlias = tuple[RLModule, EnvToModule, ModuleToEnv]
+
 
 #: Directory within a league's run directory: the weights that its players began with.
 INITIAL: Final = "initial"
@@ -103,6 +120,7 @@ class FirstCheckpoints:
             if driver.from_checkpoint is not None:
                 checkpoint = read(Path(driver.from_checkpoint))
                 other = checkpoint, weights_of(checkpoint, driver.from_parameters)
+            # A table's `from` has precedence over `from_checkpoint`.
             own = {}
             for module_id, table in config.agents.modules.items():
                 if table.get(FROM) and not is_frozen(table):
@@ -129,6 +147,7 @@ class FirstCheckpoints:
             changed = [
                 place for place in _PLAYING if each.pieces(place) != list(pipelines.pipeline(place))
             ]
+            # Statistics belong to the connectors that gathered them.
             keeps = each.first.whole and "env_to_module" not in changed
             found[module_id] = replace(each.first, learned=each.learned() if keeps else {})
             alone = each.first.selectable and len(origins) == 1
@@ -138,6 +157,7 @@ class FirstCheckpoints:
                     f"the weights{which} of {each.checkpoint.path} were trained with other "
                     f"connectors: connectors.{place} differs there"
                 ] = None
+        # Shared parts begin with one value, so one warning is enough.
         weights = {module_id: each.weights for module_id, each in found.items()}
         for name, one, two in islice(different_parts(weights, config.agents.shared), 1):
             warnings[
@@ -163,6 +183,7 @@ class FirstCheckpoints:
             whole = not config.driver.from_parameters
             parts = "the weights" if whole else "weights"
             text = f"{parts} of update {checkpoint.version[1]} in {checkpoint.path}"
+            # A checkpoint's only module suits modules of any name.
             for module_id in [each for each in config.module_ids if each not in self.own]:
                 there = next(iter(weights)) if len(weights) == 1 else module_id
                 if there not in weights:
@@ -173,6 +194,7 @@ class FirstCheckpoints:
                     )
                 first = FirstWeights(weights[there], whole, text, given, selectable=True)
                 found[module_id] = _Origin(checkpoint, there, first)
+        # From its table, a module takes the weights with which the other one acts.
         for module_id, (checkpoint, there) in self.own.items():
             where = _own(config, module_id)
             try:
@@ -204,23 +226,35 @@ def keep(beginning: Mapping[str, FirstWeights], config: RunConfig, run_dir: Path
     write(run_dir / INITIAL, Checkpoint((0, 0), tree, modules, {}, config.flat(), {}), keep=1)
 
 
-def kept(config: RunConfig, run_dir: Path) -> dict[str, FirstWeights]:
-    """Read what `keep` has written; {}: the run began with new weights."""
+def kept(config: RunConfig, run_dir: Path) -> tuple[dict[str, FirstWeights], str]:
+    """Read what `keep` has written; {}: the run began with new weights.
+
+    Returns:
+        The weights by module id, and a warning if they are lost; "": they are not.
+    """
     tables = config.agents.modules
     named = any(tables.get(module_id, {}).get(FROM) for module_id in config.module_ids)
     if config.driver.from_checkpoint is None and not named:
-        return {}
-    saved, text = read(run_dir / INITIAL), "the weights that the run began with"
-    return {
-        module_id: FirstWeights(
-            weights,
-            bool(saved.modules[module_id]["extra"].get(_WHOLE)),
-            text,
-            text,
-            learned=connector_state(saved, module_id),
-        )
-        for module_id, weights in weights_of(saved).items()
-    }
+        return {}, ""
+    # From elsewhere, so `keep` has written them.
+    text = "the weights that the run began with"
+    try:
+        saved = read(run_dir / INITIAL)
+        first = {
+            module_id: FirstWeights(
+                weights,
+                bool(saved.modules[module_id]["extra"].get(_WHOLE)),
+                text,
+                text,
+                learned=connector_state(saved, module_id),
+            )
+            for module_id, weights in weights_of(saved).items()
+        }
+    # They are needed only for later resets, so the run continues.
+    except CheckpointError as error:
+        lost = "the first weights of the players are lost, so a reset player begins with new"
+        return {}, f"{lost} weights: {error}"
+    return first, ""
 
 
 def different_parts(
@@ -252,3 +286,212 @@ def shared_parts_must_agree(checkpoint: Checkpoint, shared: Mapping[str, Sequenc
             f"has different values of {name!r} for modules {one!r} and {other!r}, which share it: "
             "resume from an earlier checkpoint",
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrozenModule:
+    """A module that is not trained."""
+
+    module_id: str  # in this run
+    checkpoint: Checkpoint  # of it alone
+    source: str  # its id there
+    config: RunConfig  # as it was there
+    tree: Mapping[str, Tree]  # weights and connectors' state
+    digest: str
+
+    def acting_setup(self) -> ActingSetup:
+        """What an EnvRunner builds it from."""
+        return ActingSetup(
+            module=self.config.module,
+            connectors=self.config.connectors.connectors,
+            algorithm="",
+            off_policy=False,
+            row_age=0,
+            digest=self.digest,
+        )
+
+    def parts(self, observed: Space[Any], acted: Space[Any], factory: Any, own: Any) -> Parts:
+        """Build the parts of this module: see `parts_in`."""
+        return parts_in(self.checkpoint, self.source, self.config, observed, acted, factory, own)
+
+    @classmethod
+    def copied(
+        cls,
+        copy_id: str,
+        player_id: str,
+        config: RunConfig,
+        spaces: Mapping[str, Any],
+        weights: Mapping[str, Tree],
+        learned: State,
+        version: Version,
+        settings_of: str,
+    ) -> FrozenModule:
+        """Return a copy of a module of this run.
+
+        Args:
+            settings_of: the module of the configuration whose settings the player has.
+        """
+        flat = config.flat()
+        made = _checkpoint_of(player_id, weights, learned, version, spaces, flat, settings_of)
+        playing: dict[str, Tree] = {WEIGHTS: dict(weights), CONNECTORS: made.learned_of(player_id)}
+        return cls(copy_id, made, player_id, config.of(settings_of), playing, tree_digest(playing))
+
+    def keep(self, run_dir: Path) -> None:
+        """Write its checkpoint into the directory of a run."""
+        write(run_dir / DIRECTORY / self.module_id, self.checkpoint, keep=1)
+
+    def must_fit(self, agent: str, group: FoundGroup) -> None:
+        """Check that the module knows the spaces of an agent."""
+        other = group.other_space(self.checkpoint.spaces_of(self.source))
+        if other is not None:
+            side, needs, has = other
+            where = f"module {self.source!r} of {self.checkpoint.path}"
+            raise ConfigError(
+                f"modules.{self.module_id}: {where} cannot play agent {agent!r}: its {side} "
+                f"space is {needs}, and the agent's is {has}"
+            )
+
+
+def frozen_modules(config: RunConfig, run_dir: Path | None = None) -> dict[str, FrozenModule]:
+    """The modules of a configuration that are not trained, by id.
+
+    Args:
+        run_dir: of a resumed run, which has kept their checkpoints.
+
+    Raises:
+        ConfigError: the weights are missing, or have changed.
+    """
+    tables = config.agents.modules
+    return {
+        module_id: _frozen_module(module_id, tables[module_id], run_dir)
+        for module_id in tables
+        if is_frozen(tables[module_id])
+    }
+
+
+def kept_modules(
+    run_dir: Path, copies: Mapping[str, str], lost: Callable[[str], None]
+) -> dict[str, FrozenModule]:
+    """Read the copies of players that a run has kept, by id.
+
+    Args:
+        copies: by id, the digest of its weights and connectors; "": unknown.
+        lost: called with the reason when a copy is missing, damaged or different; it is left out.
+    """
+    found = {}
+    for copy_id, digest in copies.items():
+        kept = run_dir / DIRECTORY / copy_id
+        try:
+            module = _frozen_module(copy_id, {FROM: str(kept)}, run_dir)
+            if digest not in ("", module.digest):
+                raise ConfigError(f"{kept} has other weights than were copied")
+            found[copy_id] = module
+        except ConfigError as error:
+            why = error.__cause__ or error
+            lost(f"league: the copy {copy_id} is missing, so it does not play: {why}")
+    return found
+
+
+def with_digests(config: RunConfig, frozen: Mapping[str, FrozenModule]) -> RunConfig:
+    """Add the digests of its frozen modules to a configuration."""
+    if not frozen:
+        return config
+    tables = dict(config.agents.modules)
+    for module_id, module in frozen.items():
+        tables[module_id] = {**tables[module_id], DIGEST: module.digest}
+    return replace(config, agents=replace(config.agents, modules=tables))
+
+
+def must_fit(
+    config: RunConfig, frozen: Mapping[str, FrozenModule], groups: Sequence[FoundGroup]
+) -> None:
+    """Check that modules know the spaces of their agents.
+
+    Args:
+        config: `with_agents` has made it.
+        groups: the agents of the environment and their spaces; (): unknown here.
+    """
+    for group in groups:
+        for agent in group.agents:
+            for module_id in config.played_by[agent]:
+                if module_id in frozen:
+                    frozen[module_id].must_fit(agent, group)
+
+
+def parts_in(
+    checkpoint: Checkpoint,
+    module_id: str,
+    config: RunConfig,
+    observation_space: Space[Any],
+    action_space: Space[Any],
+    factory: Callable[..., Any] | None,
+    own: Mapping[str, type[Any]],
+) -> Parts:
+    """Build a checkpoint's module and its connectors.
+
+    Args:
+        factory: the value of the key `module`, if a script passed a class.
+        own: other classes of a script, by their names in the configuration.
+
+    Raises:
+        CheckpointError: the weights are another module's.
+        ValueError: a part cannot be built; names it.
+    """
+    from juggler.policies.policy import PolicyConfig, restore_parts  # imports torch
+
+    given = given_or_named(config.module.module, factory, own)
+    made_by = given if callable(given) else None
+    policy = PolicyConfig(config.module, config.connectors.parsed(), made_by, own)
+    return restore_parts(checkpoint, policy, observation_space, action_space, module_id)
+
+
+def _frozen_module(module_id: str, table: Mapping[str, Any], run_dir: Path | None) -> FrozenModule:
+    kept = None if run_dir is None else run_dir / DIRECTORY / module_id
+    source = str(kept) if kept is not None and kept.is_dir() else table[FROM]
+    where = f"modules.{module_id}: from = {source!r}"
+    try:
+        checkpoint, own_id = read_module(source)
+        tree = playing_tree(checkpoint, own_id)
+        learned = connector_state(checkpoint, own_id)
+        config = RunConfig.to_act(checkpoint.config, where=str(checkpoint.path))
+        config = config.of(checkpoint.settings_of(own_id))
+    except (CheckpointError, ConfigError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+    digest = tree_digest(tree)
+    # The weights at a path may change, so a digest can fix them.
+    if digest != table.get(DIGEST, digest):
+        raise ConfigError(
+            f"{where}: its weights have the digest {digest}, and digest = {table[DIGEST]!r}: "
+            "other weights were meant"
+        )
+    # A run keeps its own copy, so that it can resume without the other run.
+    alone = _checkpoint_of(
+        own_id,
+        tree[WEIGHTS],
+        learned,
+        checkpoint.version_of(own_id),
+        checkpoint.spaces_of(own_id),
+        checkpoint.config,
+        checkpoint.settings_of(own_id),
+    )
+    alone = replace(alone, path=checkpoint.path)
+    return FrozenModule(module_id, alone, own_id, config, tree, digest)
+
+
+def _checkpoint_of(
+    module_id: str,
+    weights: Tree,
+    learned: State,
+    version: tuple[int, int],
+    spaces: Mapping[str, Any],
+    config: dict[str, Any],
+    settings_of: str,
+) -> Checkpoint:
+    """Make a checkpoint of a single module's weights and connectors."""
+    tree: dict[str, Tree] = {module_id: {"parameters": weights, "buffers": {}}}
+    if learned:
+        tree[CONNECTORS] = connector_branch({module_id: learned})
+    module: dict[str, Any] = {"version": version, "extra": {}, "spaces": dict(spaces)}
+    if settings_of != module_id:
+        module["settings_of"] = settings_of
+    return Checkpoint(version, tree, {module_id: module}, {}, config, dict(spaces))

@@ -59,6 +59,7 @@ class DriverCore:
             self._admission = Synchronous(self._states, self._runners, shared.num_runners, together)
         else:
             self._admission = Asynchronous(self._states, self._runners, self._steps_left)
+        # Late reports name incarnations and modules that are gone.
         self._learners: dict[str, WorkerKey] = {}  # the current incarnation, by id
         self._gone: set[WorkerKey] = set()  # learners that are gone, or were asked to leave
         self._forgotten: set[str] = set()  # modules
@@ -130,6 +131,7 @@ class DriverCore:
                 return []
             case events.LearnerJoined():
                 return self._learner_joined(event)
+            # A process may host several modules, and a run ends for all of them.
             case events.LearnerLeaves() | events.LearnerLeft():
                 self._gone.add(WorkerKey(event.learner, event.incarnation))
                 return self._book_everywhere(event)

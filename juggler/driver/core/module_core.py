@@ -126,6 +126,7 @@ class ModuleCore:
                 self._unreported_update(event)
             case events.LearnerJoined():
                 self._group.join(WorkerKey(event.learner, event.incarnation))
+            # The first group waits for more learners, up to a limit.
             case events.StartWithFewer():
                 self._group.begin_with_fewer()
             case events.LearnerLeaves():
@@ -140,6 +141,7 @@ class ModuleCore:
                 self._unanswered.clear()  # the group continues without their learners
             case events.RebuildGroup():
                 self._announce(self._group.renew(event.generation))
+            # What begins and ends requests and updates.
             case events.StartNextTurn():
                 self._state.between_turns = False
             case events.StopRequested() | events.TrainingEnds():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, get_args, get_type_hints
 
 from juggler.driver.league.builder import LeagueBuilder
-from juggler.driver.league.find_builder import find_builder, make_builder, must_be_keys, of_type
+from juggler.driver.league.builders import find_builder, make_builder, must_be_keys, of_type
 from juggler.runtime.near_matches import nearest
 
 #: Larger leagues would not fit in a receipt, and acting with more copies would be slow.
@@ -76,6 +76,7 @@ class LeagueConfig:
         share = self.evaluation_probability
         if not (_is_number(share) and 0 <= share <= 0.5):
             raise ValueError(f"evaluation_probability = {share!r}: must be from 0 to 0.5")
+        # In Python, a bool is an int.
         for key in ("min_games", "max_historical", "max_learning"):
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -88,6 +89,7 @@ class LeagueConfig:
                 f"recycled = {self.recycled!r} is not known"
                 f"{nearest(self.recycled, get_args(Recycled))}"
             )
+        # A return belongs to one side.
         agents = [agent for team in self.teams for agent in team]
         if not all(self.teams) or len(set(agents)) < len(agents):
             raise ValueError(f"teams = {self.teams}: each needs agents, and no agent may be in two")

@@ -14,8 +14,7 @@ import msgspec
 
 from juggler.driver.league.builder import LeagueBuilder, Pairing
 from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.payoffs import Means, Pair, Payoffs
-from juggler.driver.league.results import LeagueResults
+from juggler.driver.league.results import LeagueResults, Means, Pair, Payoffs
 from juggler.driver.league.roster import (
     FIXED,
     HISTORICAL,
@@ -209,6 +208,7 @@ class League:
             sums[self._side_of[agent]] += value
         seated = match.line_up.players
         players = [self.roster.players[seated[agents[0]]] for agents in self._sides]
+        # A player that was reset since is another policy.
         counts = [player.life == life for player, life in zip(players, match.lives, strict=True)]
         for side, player in enumerate(players):
             if counts[side]:
@@ -254,6 +254,7 @@ class League:
             )
             home = random.choice(results.players(learning=True))
             pairing = Pairing(home, {home: 1.0}, "self-play")
+        # The sides of a game may differ, so the home player's is drawn.
         players = random.choices(
             list(pairing.opponents), list(pairing.opponents.values()), k=len(self._sides)
         )
@@ -275,6 +276,7 @@ class League:
             for opponent, weight in pairing.opponents.items():
                 if not (isinstance(weight, int | float) and 0 <= weight < math.inf):
                     raise ValueError(f"the weight of {opponent!r} is {weight!r}: at least 0")
+            # Players may have left since the builder chose them.
             able = {
                 opponent: float(weight)
                 for opponent, weight in pairing.opponents.items()
@@ -352,6 +354,7 @@ class League:
             asked = list(itertools.islice(self._builder.build(results), _MOST_COMMANDS))
         except Exception as error:  # users' builders may raise anything
             wrong.append(f"{name} failed: {described(error)}. Nothing changes until it works")
+        # One impossible command does not cost the others.
         commands: list[Command] = []
         for command in asked:
             try:
@@ -377,6 +380,7 @@ class League:
                 return [command]
             case FreezePlayer():
                 return [self.roster.freeze(command), *self._recycle()]
+            # Results of earlier weights say nothing about new ones.
             case ResetPlayer():
                 self.roster.reset(command, self.must_fit)
                 self.payoffs.forget(command.player_id)

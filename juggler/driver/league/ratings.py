@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.driver.league.payoffs import Payoffs
+from juggler.driver.league.results import Payoffs
 
 _Array = NDArray[np.float64]
 _POINTS = 400 / np.log(10)  # of Elo for each unit of log odds
@@ -35,6 +35,7 @@ def elo(payoffs: Payoffs, players: Sequence[str]) -> dict[str, float]:
             row, column = place[pair.first], place[pair.second]
             wins[row, column] = pair.wins + pair.draws / 2
             wins[column, row] = pair.losses + pair.draws / 2
+    # The draw keeps the ratings of undefeated players finite.
     games = wins + wins.T  # [P, P]
     points = wins.sum(1) + 0.5  # [P], with the draw
 
@@ -47,6 +48,7 @@ def elo(payoffs: Payoffs, players: Sequence[str]) -> dict[str, float]:
         gradient = points - (games * expected).sum(1) - alone  # [P]
         return gradient, np.diag(curved.sum(1) + alone * (1 - alone)) - curved
 
+    # Newton's method: the log-likelihood is concave. Long steps are cut.
     strengths = np.zeros(count)  # [P], log odds
     for _ in range(_ROUNDS):
         gradient, hessian = slopes(strengths)
@@ -58,28 +60,17 @@ def elo(payoffs: Payoffs, players: Sequence[str]) -> dict[str, float]:
     return dict(zip(players, (strengths * _POINTS).tolist(), strict=True))
 
 
-def nash_averaging(
-    payoffs: Payoffs, players: Sequence[str]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the Nash equilibrium over players, and each player's rating against it.
+def nash_averaging(payoffs: Payoffs, players: Sequence[str]) -> dict[str, float]:
+    """Return each player's weight in the Nash equilibrium over players.
 
     A game is 2 · win rate - 1 to the player. Of several equilibria, it is the one with the highest
-    entropy. Copying a player changes no rating if the equilibrium without the copy is unique: the
-    copies share its weight.
+    entropy. Copies of a player share its weight, if the equilibrium without them is unique.
 
     D. Balduzzi et al., Re-evaluating evaluation, 2018.
-
-    Returns:
-        By player its weight in the equilibrium, and its rating, from -1 to 0: the mean result
-        against a player drawn from the equilibrium. No player beats it on average.
     """
     table = [[payoffs.win_rate(player, other) for other in players] for player in players]
     matrix = 2 * np.array(table).reshape(len(players), len(players)) - 1  # [P, P]
-    weights = nash_equilibrium(matrix)
-    return (
-        dict(zip(players, weights.tolist(), strict=True)),
-        dict(zip(players, (matrix @ weights).tolist(), strict=True)),
-    )
+    return dict(zip(players, nash_equilibrium(matrix).tolist(), strict=True))
 
 
 def nash_equilibrium(matrix: _Array) -> _Array:
@@ -101,6 +92,7 @@ def nash_equilibrium(matrix: _Array) -> _Array:
     target = np.append(np.zeros(len(inner)), 1.0)  # [S + 1]
     inside = weights[support]  # [S]
     inside = inside + np.linalg.lstsq(equations, target - equations @ inside, rcond=1e-9)[0]
+    # A direction that changes no payoff leads to other equilibria.
     _, scales, basis = np.linalg.svd(equations)
     free = basis[(scales > 1e-9 * scales[0]).sum() :].T  # [S, F]: directions to other equilibria
     found = [weights]
@@ -162,6 +154,7 @@ def _highest_entropy(inside: _Array, free: _Array, outer: _Array) -> _Array:
             return float("inf")
         return float(point @ np.log(point) - barrier * np.log(left).sum())
 
+    # At the edge, logarithms are infinite.
     if not free.size or (bounds(inside) <= 0).any():
         return inside
     slopes = np.vstack([free, -(outer @ free)])  # [P, F], of the bounds
@@ -172,6 +165,7 @@ def _highest_entropy(inside: _Array, free: _Array, outer: _Array) -> _Array:
             hessian = free.T @ (free / inside[:, None]) + barrier * pulled.T @ pulled  # [F, F]
             if not np.isfinite(hessian).all():  # at the edge
                 break
+            # A Newton step, halved until it gains.
             step = -_solved(hessian, gradient)  # [F]
             if -(gradient @ step) < 1e-15:  # possible gain of a step
                 break

@@ -201,6 +201,7 @@ class Roster:
             raise ValueError(f"the league has had a player {command.player_id!r}: use a new id")
         if command.role == HISTORICAL or not command.role:
             raise ValueError(f"role = {command.role!r}: give {command.player_id} another one")
+        # A copy on its way has no weights yet.
         source = self.players.get(command.source)
         if command.learning:
             self._must_be_weights(command.source)
@@ -214,6 +215,7 @@ class Roster:
                     f"at most max_learning = {self._max_learning} players learn at once, and  "
                     "all places are taken"
                 )
+        # Only FreezePlayer copies players, because it keeps their lineage.
         elif source is not None and (source.learning or source.parent):
             raise ValueError(
                 f"{command.player_id} does not learn, so it cannot begin as {source.player_id}: "
@@ -230,6 +232,7 @@ class Roster:
             raise ValueError(
                 f"{player.player_id} has not been trained since it was last copied or reset"
             )
+        # An id has at most 64 letters, and is never used again.
         copy_id = f"{player.player_id[:_LONGEST_PARENT]}-v{player.copies}"
         while copy_id in self.players:
             copy_id += "x"
@@ -242,6 +245,7 @@ class Roster:
             origin=player.role,
             born_at=player.steps,
         )
+        # A new phase of the player begins with its copy.
         self._begin(copy)
         player.copies += 1
         player.frozen_at = player.steps
@@ -261,6 +265,7 @@ class Roster:
                 f"{player.player_id} cannot be reset while it cannot play: ask again once "
                 "`results.players()` names it"
             )
+        # A source that learns would change before its weights are sent.
         source = None if command.source == INITIAL else self[command.source]
         if source is not None and source.learning:
             raise ValueError(
@@ -273,6 +278,7 @@ class Roster:
                 f"{player.player_id} cannot be reset to {source.player_id}, which cannot play yet: "
                 "ask again once `results.players()` names it"
             )
+        # Otherwise resets could loop.
         if player.steps <= player.reset_at:
             raise ValueError(f"{player.player_id} has not been trained since it was last reset")
         must_fit(player.player_id, command.source)

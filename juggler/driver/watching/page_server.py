@@ -25,12 +25,12 @@ from urllib.parse import parse_qs
 import grpc
 import msgspec
 
+from juggler.driver.agent_tables import LEAGUE
 from juggler.driver.callbacks import Callback, MetricsLine, Run
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import LeagueState
-from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.ratings import elo
-from juggler.driver.league_players import LEAGUE
+from juggler.driver.league.results import Payoffs
 from juggler.driver.monitoring import ask_status, to_plain
 from juggler.driver.record.http_server import HttpServer
 from juggler.driver.record.progress import EVENTS_FILE

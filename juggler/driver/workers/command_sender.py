@@ -89,6 +89,7 @@ class CommandSender:
                         values=values,
                     )
                     self.send_to(share.learner, update)
+            # Learners meet at the points that they reported when ready.
             case events.FormGroup():
                 self._form_group(command)
             case events.ReleaseLearner():
@@ -110,9 +111,8 @@ class CommandSender:
             generation=command.generation,
             at_least=command.at_least.message(),
             connector_state=self._connectors[command.module_id].news_for(worker),
-            seed=self._restart_seeds.pop(
-                worker, None
-            ),  # sent once, in the first request of a round
+            # Only the first request of a round has the seed.
+            seed=self._restart_seeds.pop(worker, None),
             round=command.round,
             requests_in_round=command.requests_in_round,
             line_ups=league.matches.line_ups(worker, command.round) if league else (),

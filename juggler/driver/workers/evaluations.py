@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from juggler.driver.callbacks import Evaluation
-from juggler.driver.checkpoint.driver_state import restores
-from juggler.driver.checkpoint.snapshots import SnapshotWritten
+from juggler.driver.checkpoint.snapshots import SnapshotWritten, restores
 from juggler.driver.config import RunConfig
 from juggler.driver.record.episode_returns import EPISODE, ReturnGoals, ReturnStatistics
 from juggler.driver.record.wording import named_returns, named_spreads
@@ -109,6 +108,7 @@ class Evaluators:
                 video="" if place else video,
                 **what,
             )
+            # On other hosts, evaluators cannot read the checkpoint.
             if cut is None or self.only_local:
                 self._parts.commands.send(evaluator, command)
                 continue
@@ -208,17 +208,13 @@ class Evaluations:
         self._wanted = False
         self._discard()
 
-    def is_of_it(self, command: training_pb2.Evaluate) -> bool:
-        """Return whether a command is for the current evaluation."""
-        return not command.checkpoint or Path(command.checkpoint).parent.name == EVALUATED
-
     def answered(
         self, worker: Worker, command: training_pb2.Evaluate, done: training_pb2.Evaluation
-    ) -> None:
-        """Add the results of an evaluator."""
+    ) -> bool:
+        """Add an evaluator's results; return whether they are of this evaluation."""
         playing = self._playing
         if playing is None or playing.waits_for.get(worker) != command:
-            return  # the evaluation was abandoned
+            return False
         del playing.waits_for[worker]
         if not done.episode_returns and not self._no_episode_was_reported:
             self._no_episode_was_reported = True
@@ -227,6 +223,7 @@ class Evaluations:
         playing.add(command, done)
         if not playing.waits_for:
             self._finish(playing)
+        return True
 
     def _finish(self, playing: _Playing) -> None:
         """Finish the evaluation: all evaluators have answered or left."""
@@ -238,6 +235,7 @@ class Evaluations:
         if is_best and playing.path and (problem := self.best.keep(playing.path, returns, trained)):
             self._progress.message(problem, "error")
             is_best = False
+        # The checkpoint is moved first, so `is_best` is true only if that worked.
         evaluation = Evaluation(
             returns, playing.lengths, playing.agent_returns, **trained, is_best=is_best
         )
@@ -407,6 +405,7 @@ class Confirmation:
         if not evaluation.episode_returns:
             self.impossible(_NO_SIMULATOR)
             return False
+        # An evaluator stops early if the goal is out of reach.
         episodes = len(evaluation.episode_returns)
         played = self._goals.played(
             evaluation.episode_returns, from_messages(evaluation.agent_returns)
@@ -419,6 +418,7 @@ class Confirmation:
             )
             self.give_up()
             return False
+        # The next candidate then waits longer.
         if not is_reached:
             early = "the first " if episodes < command.episodes else ""
             self._progress.message(
@@ -429,6 +429,7 @@ class Confirmation:
             self._metrics.candidates.refuse(candidate.episodes)
             self._discard()
             return False
+        # These weights become the newest checkpoint, and the run ends.
         self.kept, given = candidate.cut.path, self._goals.as_given
         self.outcome = {
             "confirmed": True,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from juggler.driver.checkpoint.first_weights import FirstWeights
-from juggler.driver.checkpoint.frozen_modules import FrozenModule
+from juggler.driver.agent_tables import COPIES, LEAGUE, RESETS, league_of, module_of
+from juggler.driver.checkpoint.first_weights import FirstWeights, FrozenModule
 from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
@@ -28,7 +28,6 @@ from juggler.driver.league.roster import (
     ResetPlayer,
     RetirePlayer,
 )
-from juggler.driver.league_players import COPIES, LEAGUE, RESETS, league_of, module_of
 from juggler.driver.workers.module_setups import spaces_of_environment
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.actors.worker import worker_seed
@@ -164,6 +163,7 @@ class LeagueLearners:
             and each.parent
             and self._roster.modelled_on(each.parent, self._first) == model
         )
+        # Without a copy, the shapes are unknown here.
         if (copy := next(copies, None)) is None:
             return ""
         own, given = _shapes(copy.tree[WEIGHTS]), _shapes(first.weights)
@@ -355,12 +355,13 @@ class LeagueRun:
         self.standings = LeagueStandings(self.league)
         self.matches = LeagueMatches(
             self.league,
-            self._request_match,
+            partial(self._do, "match", self.league.request_match),
             config.agent_names,
             config.env_runner.envs_per_runner,
             lambda player_id: module_of(roster.players[player_id]),
         )
         self.weights = LeagueWeights(parts)
+        # Learners are made from the roster, which must be complete.
         begun = self.league.begin() if state is None else []
         self.learners = LeagueLearners(parts, self, resume, beginning)
         self.league.must_fit = self.learners.must_fit
@@ -383,8 +384,7 @@ class LeagueRun:
             if can_play and not player.ready:
                 self.league.ready(player_id)
             elif player.ready and not can_play:
-                unready = partial(self.league.unready, player_id)
-                self._carry_out(self._timed("match", unready))
+                self._do("match", self.league.unready, player_id)
         self.weights.check()
 
     def received(self, worker: Worker, module_id: str) -> None:
@@ -398,12 +398,12 @@ class LeagueRun:
         if not steps:
             return
         self.league.trained(module_id, steps)
-        self._carry_out(self._timed("build", self.league.build))
+        self._do("build", self.league.build)
 
     def left(self, worker: Worker) -> None:
         """Handle a lost worker."""
         for match_id in self.matches.left(worker):
-            self._carry_out(self._timed("match", partial(self.league.lose_match, match_id)))
+            self._do("match", self.league.lose_match, match_id)
         self.check()
 
     # State for checkpoints and people.
@@ -420,13 +420,10 @@ class LeagueRun:
 
     # Commands of the league.
 
-    def _request_match(self) -> None:
-        self._carry_out(self._timed("match", self.league.request_match))
-
-    def _timed(self, call: str, work: Callable[[], list[Command]]) -> list[Command]:
-        """Return the builder's commands, and warn if it is slow."""
+    def _do(self, call: str, work: Callable[..., list[Command]], *arguments: Any) -> None:
+        """Carry out the builder's commands, and warn if it is slow."""
         before = time.monotonic()
-        commands = work()
+        commands = work(*arguments)
         seconds = time.monotonic() - before
         if seconds > _SLOW_SECONDS and call not in self._slow:
             self._slow.add(call)
@@ -435,7 +432,7 @@ class LeagueRun:
                 "do nothing else: make it faster",
                 "warning",
             )
-        return commands
+        self._carry_out(commands)
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -446,6 +443,7 @@ class LeagueRun:
                     self._copy(command.player_id, command.copy_id)
                 case ResetPlayer():
                     self.learners.reset(command.player_id, command.source)
+                # A retired copy may still wait for its weights.
                 case RetirePlayer():
                     self.weights.cancel(command.player_id)
                     if self._registry.frozen.pop(command.player_id, None) is not None:
@@ -514,7 +512,7 @@ class LeagueRun:
 
     def removed(self, player_id: str) -> None:
         """Remove a player that can no longer play or learn."""
-        self._carry_out(self._timed("match", partial(self.league.remove, player_id)))
+        self._do("match", self.league.remove, player_id)
 
 
 _FEWEST_AHEAD = 8
@@ -556,6 +554,7 @@ class LeagueMatches:
         has = self._open.setdefault(worker, {})
         ahead = min(_MOST_AHEAD, max(_FEWEST_AHEAD, 2 * self._finished.get(worker, 0)))
         given = []
+        # Matches of lost EnvRunners wait to be played again.
         while len(has) < self._environments + ahead:
             if not self._waiting:
                 self._request()
@@ -660,7 +659,7 @@ class LeagueStandings:
         payoffs = self._league.payoffs
         self._ratings, self._equilibrium = elo(payoffs, playing), {}
         if len(playing) <= _MOST_IN_EQUILIBRIA:
-            self._equilibrium, _ = nash_averaging(payoffs, playing)
+            self._equilibrium = nash_averaging(payoffs, playing)
         after = time.monotonic()
         self._next = after + (after - before) / _SHARE
 

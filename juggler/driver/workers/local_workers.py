@@ -184,6 +184,7 @@ class LocalWorkers:
             socket_dir=str(self._directory.path),
             timeout=self._timeout,
         )
+        # By name, because the driver imports no environments or algorithms.
         program: EnvRunnerProgram | LearnerProgram
         if role == LEARNER:
             target = "juggler.learner.process.learner_worker:main"

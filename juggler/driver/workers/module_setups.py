@@ -196,6 +196,7 @@ class LearnerSpec:
             for name in ("module", "model", "distribution", "connectors"):
                 keys[name] = getattr(self, name)
             config = RunConfig.from_flat(keys, "learner")
+            # A whole configuration has keys that a learner ignores.
             known = [each.name for each in fields(config.learner)]
             for key in self.learner:
                 if key not in known:

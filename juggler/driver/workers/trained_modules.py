@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
-from juggler.driver.checkpoint.driver_state import (
+from juggler.driver.checkpoint.first_weights import FirstWeights
+from juggler.driver.checkpoint.snapshots import (
     begin_commands,
     connectors_of,
     is_without,
     restore_commands,
     settings_for,
 )
-from juggler.driver.checkpoint.first_weights import FirstWeights
 from juggler.driver.core.core_state import ModuleStart
 from juggler.driver.core.events import (
     PeersMet,
@@ -236,14 +236,14 @@ class ModuleLearners:
         self._several = (
             registry.processes_of(core.module_id) > 1
         )  # there are or were several learners
+        # Messages name the module only if there are several.
         several = len(config.module_ids) > 1 or bool(config.agents.league)
         self._of_module = f" of module {core.module_id}" if several else ""
         self._patience = config.driver.worker_timeout_seconds
         self._waited_since: float | None = None  # start of the wait for the first learners
         self._core, self._registry = core, registry
         self._snapshots, self._progress = parts.snapshots, parts.progress
-        without = resume is not None and is_without(resume, core.module_id)
-        self._resume = None if without else resume
+        self._resume = resume
         self.first = first
         self.last_reset: ModuleReset | None = None
 
@@ -312,6 +312,7 @@ class ModuleLearners:
             for done in ready.last_updates:
                 version, used = Version.of(done.version), used_batches(done)
                 yield UnreportedUpdate(learner.worker_id, version, used, self._core.module_id)
+            # The caller has booked these updates by now.
             trained = self._core.ledger.trained - before
             self._steps[learner.worker_id].update(trained=trained, dropped=0)
             weights = f"its weights{self._of_module} of update {ready.handed_over.update}"
@@ -335,6 +336,7 @@ class ModuleLearners:
             late = _counted(missing) + self._of_module
             text = f"waiting for {late}, for up to {self._patience:.0f} s"
             self._progress.message(text, "info")
+        # Fewer learners train, too, only slower.
         if now - self._waited_since < self._patience:
             return None
         late = _counted(missing) + self._of_module
@@ -357,6 +359,7 @@ class ModuleLearners:
         if generation == formed.generation and state_hash != formed.state_hash:
             raise ValueError("another state than the other learners of its group")
         self._agreed = (formed.generation, formed.state_hash)
+        # The first member's answer stands for the group.
         if worker.worker_id != self._core.members[0]:
             return None
         self._several = self._several or len(self._core.members) > 1

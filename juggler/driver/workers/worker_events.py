@@ -102,6 +102,7 @@ class RunnerEvents:
         connectors.add_delta(worker.worker_id, receipt.batch_id, receipt.connector_delta)
         if not self._synchronous:
             connectors.merge_waiting()
+        # Before anything is counted: an invalid receipt raises here.
         parts.happened(
             events.SampleReceived(
                 receipt.batch_id,
@@ -117,6 +118,7 @@ class RunnerEvents:
         )
         if parts.league:
             parts.league.matches.finished(worker, receipt.matches)
+        # Dropped steps were sampled, too.
         parts.metrics.workers.sampled(worker.worker_id, receipt.live_steps, version)
         for played in receipt.played:
             parts.metrics.of(played.module_id).played += played.steps
@@ -153,6 +155,7 @@ class RunnerEvents:
             self._unreached.pop((worker, learner), None)
         if receipt.dropped != "learner_lost":
             return
+        # The driver may learn of a lost learner later than its EnvRunners.
         generation, now = self._parts.core.modules[receipt.module_id].generation, time.monotonic()
         before, since, shown = self._unreached.get((worker, learner), (-1, now, False))
         if before != generation:
@@ -216,11 +219,13 @@ class RunnerEvents:
             and each.command_id not in event.unanswered
         )
         parts, worker = self._parts, event.worker
+        # Its successor is another process, perhaps on another host.
         for stale_runners in parts.stale_runners.values():
             stale_runners.left(worker.worker_id)
         self._unreached = {
             pair: each for pair, each in self._unreached.items() if worker not in pair
         }
+        # Other EnvRunners play its matches again.
         if parts.league:
             parts.league.left(worker)
         key = worker.worker_id, worker.incarnation
@@ -276,6 +281,7 @@ class LearnerEvents:
         version = Version.of(done.version)
         if done.peer_lost:  # a new member may have none of the group's updates
             version = parts.core.modules[module_id].weights_version
+        # A checkpoint of this update has what connectors learned before it.
         for connectors in parts.connectors.values():
             connectors.merge_waiting()
         parts.stale_runners[module_id].answered(used, parts.core.modules[module_id].ledger.updating)
@@ -285,6 +291,7 @@ class LearnerEvents:
         self._made(finished, metrics)
         parts.local.supervisor.of_use(worker_id)
         parts.learners[module_id].updated(worker, done)
+        # After the booking, which raises if the answer is invalid.
         trained = [batch for batch in used if not batch.dropped]
         for batch in trained:
             parts.metrics.batch_consumed(module_id, batch.staleness)
@@ -303,13 +310,17 @@ class LearnerEvents:
 
         The state of the learner is good, so it writes the last checkpoint when the run ends.
         """
-        modules = self._parts.core.modules
+        modules, end = self._parts.core.modules, self._parts.end
+        failure = f"{worker.worker_id} cannot improve {why}"
         others = {name for each in modules.values() for name in each.members}
-        if others - set(modules[module_id].members):
+        if end.reached:
+            if end.reason != "solved":  # those weights are good
+                end.failed_at(failure)
+        elif others - set(modules[module_id].members):
             # A dismissed worker may come back with the same state, and fail in every update.
             self._parts.commands.send(worker, attach_pb2.Stop(failure=why))
         else:
-            self._parts.end.fail(f"{worker.worker_id} cannot improve {why}", "learner_lost")
+            end.fail(failure, "learner_lost")
 
     def _made(
         self,
@@ -402,25 +413,18 @@ class WorkerEvents:
                 assert parts.league is not None
                 number = completed.command_id
                 return parts.league.weights.receive(number, body.value, completed.last)
-            module_id = request.module_id
-            spaces = parts.registry.spaces[module_id]
-            learned = parts.connectors[module_id].merged
-            state = module_id, body.value, completed.last
-            return parts.snapshots.add_chunk(
-                *state, parts.core, parts.metrics, spaces, learned, parts.more_counters
-            )
+            state = request.module_id, body.value, completed.last
+            return parts.snapshots.add_chunk(*state, parts)
+        # States apart, each request has one answer.
         match request:
             case training_pb2.SampleRequest():
                 self._runners.sampled(worker, read(body, training_pb2.Receipt()))
             case training_pb2.Update():
-                done = read(body, training_pb2.UpdateDone())
-                self._must_not_be_ahead(request.module_id, Version.of(done.version))
-                self._learners.updated(worker, done)
+                self._learners.updated(worker, read(body, training_pb2.UpdateDone()))
                 self._runners.count_episodes()
             case training_pb2.Group():
-                formed = read(body, training_pb2.GroupFormed())
-                self._must_not_be_ahead(request.module_id, Version(0, formed.update))
-                self._learners.formed(worker, formed)
+                self._learners.formed(worker, read(body, training_pb2.GroupFormed()))
+            # Parts are sent one by one: each answer lets the next one go.
             case training_pb2.Restore() | training_pb2.RemovePlayer() if worker.role != LEARNER:
                 parts.frozen_parts.send_next(worker)
             case training_pb2.Setup() if worker.role != LEARNER:
@@ -432,25 +436,15 @@ class WorkerEvents:
                 parts.frozen_parts.send_next(worker)
             case training_pb2.AddModule():
                 self._learners.ready(worker, read(body, training_pb2.ModuleReady()))
+            # Candidates and evaluations share the evaluators.
             case training_pb2.Evaluate():
                 parts.local.supervisor.of_use(worker.worker_id)
                 evaluation = read(body, training_pb2.Evaluation())
-                if parts.evaluations.is_of_it(request):
-                    parts.evaluations.answered(worker, request, evaluation)
-                elif parts.confirmation.evaluated(request, evaluation):
+                is_known = parts.evaluations.answered(worker, request, evaluation)
+                if not is_known and parts.confirmation.evaluated(request, evaluation):
                     parts.end.stop("solved")
                 if request.HasField("version"):
                     parts.frozen_parts.send_next(worker)
-
-    def _must_not_be_ahead(self, module_id: str, version: Version) -> None:
-        """Reject a version that no weights can have.
-
-        Requests would wait for it forever.
-        """
-        module = self._parts.core.module(module_id)
-        newest = Version(module.generation, module.weights_version.update)
-        if version.generation > newest.generation or version.update > newest.update + 1:
-            raise ValueError(f"weights of {version}, but the newest can be one after {newest}")
 
     def _failed(self, completed: Completed, reason: str) -> None:
         """Handle a failed request; its worker usually leaves."""
@@ -462,6 +456,7 @@ class WorkerEvents:
             case training_pb2.Update():
                 failed = events.UpdateAborted(request.update_id, *key, reason, request.module_id)
                 parts.happened(failed)
+            # Another learner may be asked, or a later checkpoint made.
             case training_pb2.Snapshot():
                 if request.whole:
                     assert parts.league is not None

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from juggler.driver.checkpoint.frozen_modules import FrozenModule
+from juggler.driver.checkpoint.first_weights import FrozenModule
 from juggler.driver.config import RunConfig
 from juggler.driver.module_placement import ModulePlacement
 from juggler.driver.workers.module_setups import (
@@ -337,6 +337,7 @@ class Departures:
         if event.restart_in is not None:
             text = f"{event.worker_id} (pid {event.pid}) ended: {event.how}. Starting it again"
             return self._progress.message(text, "warning")
+        # From here on, the process stays down.
         self._local.gave_up_on(event.worker_id)
         none_left = self._parts.only_local and not self._local.any_up(role)
         if role == LEARNER and none_left:
@@ -346,6 +347,7 @@ class Departures:
             env = self._parts.config.env_runner.env
             text = f"no EnvRunner is left to step {env}: {text}. {self.last_failure}"
             return self._end.fail(text.rstrip(), "no_envrunner")
+        # The run may continue without this process.
         if role == EVALUATOR and none_left:
             self._parts.confirmation.impossible(f"{event.worker_id} keeps ending")
         if role == LEARNER and (orphans := self._without_learners(event.worker_id)):

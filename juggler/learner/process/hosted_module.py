@@ -310,6 +310,12 @@ class HostedModule:
         seconds["publish"] += time.perf_counter() - updated
         return done
 
+    def last_metrics(self, seconds: Mapping[str, float]) -> training_pb2.UpdateDone:
+        """Report all metrics so far, at the end of a run."""
+        done = training_pb2.UpdateDone(module_id=self.module_id)
+        self._complete(done, self._metrics.collect_all(self.learner.updates), seconds)
+        return done
+
     def _complete(
         self,
         done: training_pb2.UpdateDone,

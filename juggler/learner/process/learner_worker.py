@@ -240,6 +240,8 @@ class LearnerWorker:
         self._seconds["waiting"] += time.perf_counter() - self._idle_since
         self._seconds["receive"] = self._receiver.seconds  # in other threads
         module_id = update.module_id
+        if update.metrics_only:
+            return self._module(module_id).last_metrics(self._seconds)
         waits = self._settings.synchronous and bool(self._shared.partners(module_id))
         done = self._module(module_id).update(update, self._seconds, publishes=not waits)
         self._shared.broadcast(module_id)

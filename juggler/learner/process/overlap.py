@@ -295,14 +295,12 @@ class PendingMetrics:
         self._module_id, self._every_update = module_id, every_update
         self._pending: list[Mapping[str, Tensor]] = []
         self._skipped_in_a_row = 0  # updates
-        self._added = 0  # updates
         self._read_at = 0.0
         self._in_transit: _InTransit | None = None
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
         """Add the metrics of an update, [] each."""
         self._pending.append(metrics)
-        self._added += 1
 
     def collect(self, update: int) -> dict[str, float]:
         """Return means since the last result; {}: not due or in transit.
@@ -310,20 +308,32 @@ class PendingMetrics:
         Args:
             update: number of the newest update.
         """
-        now = perf_counter()
-        # The first updates are all read, so that a loss that is never finite ends a short run too.
-        due = now - self._read_at >= _METRICS_SECONDS or self._added <= 2 * _HOPELESS
-        due = due or self._every_update
-        if self._in_transit is None and self._pending and due:
-            self._read_at = now
-            pending, self._pending = self._pending, []
-            self._in_transit = _sent_to_host(pending, update)
-        found = self._in_transit
-        if found is not None and self._every_update:
-            found.there.synchronize()
-        if found is None or not found.there.query():
+        if self._every_update:
+            return self.collect_all(update)
+        is_due = perf_counter() - self._read_at >= _METRICS_SECONDS
+        if self._in_transit is None and self._pending and is_due:
+            self._send(update)
+        there = self._in_transit is not None and self._in_transit.there.query()
+        return self._received() if there else {}
+
+    def collect_all(self, update: int) -> dict[str, float]:
+        """Return means since the last result, and wait for them."""
+        in_transit = self._received()
+        self._send(update)
+        return {**in_transit, **self._received()}
+
+    def _send(self, update: int) -> None:
+        """Begin to copy what is pending to the host."""
+        self._read_at = perf_counter()
+        pending, self._pending = self._pending, []
+        self._in_transit = _sent_to_host(pending, update) if pending else None
+
+    def _received(self) -> dict[str, float]:
+        """Wait for the copies in transit, and count skipped updates."""
+        found, self._in_transit = self._in_transit, None
+        if found is None:
             return {}
-        self._in_transit = None
+        found.there.synchronize()
         self._count_skips(found.skipped.tolist(), found.newest)
         return dict(zip(found.names, found.means.tolist(), strict=True))
 

@@ -17,7 +17,7 @@ from support.workers_world import (
     synchronous,
 )
 
-from juggler.driver.checkpoint.driver_state import connectors_of
+from juggler.driver.checkpoint.snapshots import connectors_of
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.worker_registry import WorkerRegistry
 from juggler.runtime.checkpoints.checkpoint import read

@@ -12,8 +12,8 @@ from support.beginnings import beginning_of
 from support.workers_world import WorkersWorld
 
 import juggler
-from juggler.driver.checkpoint.driver_state import core_of, counters_of
 from juggler.driver.checkpoint.first_weights import FirstCheckpoints
+from juggler.driver.checkpoint.snapshots import core_of, counters_of
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.result import Times

@@ -13,8 +13,8 @@ from google.protobuf.json_format import MessageToDict
 from gymnasium import spaces
 
 from juggler.driver.agent_tables import FoundGroup, with_agents
-from juggler.driver.checkpoint.first_weights import FirstCheckpoints
-from juggler.driver.checkpoint.frozen_modules import (
+from juggler.driver.checkpoint.first_weights import (
+    FirstCheckpoints,
     FrozenModule,
     frozen_modules,
     must_fit,

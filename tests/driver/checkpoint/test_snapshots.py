@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
-from juggler.driver.checkpoint.driver_state import (
+from juggler.driver.checkpoint.first_weights import FirstCheckpoints
+from juggler.driver.checkpoint.snapshots import (
+    SnapshotWriter,
+    SnapshotWritten,
     begin_commands,
     connectors_of,
     core_of,
     must_be_sound,
+    state_reader,
 )
-from juggler.driver.checkpoint.first_weights import FirstCheckpoints
-from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten, state_reader
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.result import RunClock
+from juggler.driver.run_parts import RunParts
 from juggler.driver.workers.module_setups import spaces_of_environment
 from juggler.runtime.actors.hub import Mailbox
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
@@ -71,8 +76,14 @@ class World:
     def take(self, chunks: list[bytes], whole: bool = True, module_id: str = "default") -> None:
         for index, chunk in enumerate(chunks):
             last = whole and index == len(chunks) - 1
-            books = self.core, self.metrics, SPACES, self.connectors
-            self.writer.add_chunk(module_id, chunk, last, *books)
+            parts = SimpleNamespace(
+                core=self.core,
+                metrics=self.metrics,
+                registry=SimpleNamespace(spaces=defaultdict(lambda: SPACES)),
+                connectors=defaultdict(lambda: SimpleNamespace(merged=self.connectors)),
+                more_counters=dict,
+            )
+            self.writer.add_chunk(module_id, chunk, last, cast(RunParts, parts))
 
     def written(self) -> SnapshotWritten:
         """What the thread reports; the driver hears of it."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.made_files import append, checkpoint, league_state, line, made
 
-from juggler.driver.league.payoffs import Payoffs
+from juggler.driver.league.results import Payoffs
 from juggler.driver.league.roster import Player
 from juggler.driver.record.run_directory import read_metrics
 from juggler.driver.watching.page_server import MOST_POINTS, Curves, league_matrix

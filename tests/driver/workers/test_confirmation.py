@@ -19,8 +19,7 @@ from support.workers_world import (
     synchronous,
 )
 
-from juggler.driver.checkpoint.driver_state import metrics_of
-from juggler.driver.checkpoint.snapshots import SnapshotWritten
+from juggler.driver.checkpoint.snapshots import SnapshotWritten, metrics_of
 from juggler.driver.record.episode_returns import ReturnGoals
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.actors.supervisor import Exited

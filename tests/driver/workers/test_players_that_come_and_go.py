@@ -11,9 +11,9 @@ import pytest
 from google.protobuf import any_pb2
 from support.workers_world import Asked, Changing, resumed
 
-from juggler.driver.checkpoint.frozen_modules import kept_modules
+from juggler.driver.agent_tables import copies_of
+from juggler.driver.checkpoint.first_weights import kept_modules
 from juggler.driver.league.roster import AddPlayer, FreezePlayer, ResetPlayer, RetirePlayer
-from juggler.driver.league_players import copies_of
 from juggler.driver.workers import league_run
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.checkpoints.checkpoint import read
@@ -253,7 +253,7 @@ def test_a_player_that_was_reset_plays_again_once_envrunners_get_its_new_weights
     world.want(ResetPlayer("main-0"))
     assert world.told_in_order(world.learner) == ["Group", "Reset", "Group"]
     assert not world.plays("main-0"), "EnvRunners would play with its old weights"
-    world.meet()
+    world.meet("main-0")
     assert world.plays("main-0")
     assert world.core.weights_version.generation == before.generation + 1
     world.play()
@@ -267,7 +267,7 @@ def test_the_next_learner_resets_a_player_again_that_was_reset_behind_the_checkp
 ) -> None:
     world.checkpoint()
     world.want(ResetPlayer("main-0"))
-    world.meet()
+    world.meet("main-0")
     ((_, reset),) = world.asked(world.learner, training_pb2.Reset)
 
     learner = next_learner(world)
@@ -276,7 +276,7 @@ def test_the_next_learner_resets_a_player_again_that_was_reset_behind_the_checkp
     ((_, again),) = world.asked(learner, training_pb2.Reset)
     assert again == reset, "it begins anew with the same weights"
     assert not world.plays("main-0")
-    world.meet()
+    world.meet("main-0")
     assert world.plays("main-0")
     lost = "the learners' weights of module main-0 are lost: learner-0 continues from "
     assert not any(text.startswith(lost + "update") for text in world.told.messages)
@@ -293,7 +293,7 @@ def test_a_learner_that_kept_its_weights_while_it_was_lost_is_not_reset_again(
 ) -> None:
     world.want(ResetPlayer("main-0"))
     if has_met:
-        world.meet()
+        world.meet("main-0")
     generation = world.core.generation
     learner = next_learner(world)
     ((command_id, module),) = world.asked(learner, training_pb2.AddModule)
@@ -310,7 +310,7 @@ def test_there_is_no_copy_of_a_life_whose_last_learner_died_before_it_had_sent_i
     world.want(FreezePlayer("main-0"), ResetPlayer("main-0"))
     assert len(world.copies_asked_for()) == 1
     world.get_ready(next_learner(world))
-    world.meet()
+    world.meet("main-0")
     assert world.copies_asked_for() == [], "it would be a copy of the new life"
     why = "league: there is no copy main-0-v0: its learner sent no weights, and other learners have"
     assert any(text.startswith(why) for text in world.told.messages)

@@ -10,10 +10,15 @@ import numpy as np
 import pytest
 from support.workers_world import Asked, Changing, World
 
-from juggler.driver.checkpoint.driver_state import must_be_sound
-from juggler.driver.checkpoint.first_weights import FirstWeights, keep, kept
-from juggler.driver.checkpoint.frozen_modules import FrozenModule, kept_modules
-from juggler.driver.checkpoint.snapshots import state_reader
+from juggler.driver.agent_tables import copies_of
+from juggler.driver.checkpoint.first_weights import (
+    FirstWeights,
+    FrozenModule,
+    keep,
+    kept,
+    kept_modules,
+)
+from juggler.driver.checkpoint.snapshots import must_be_sound, state_reader
 from juggler.driver.config import RunConfig
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
@@ -24,7 +29,6 @@ from juggler.driver.league.roster import (
     ResetPlayer,
     RetirePlayer,
 )
-from juggler.driver.league_players import copies_of
 from juggler.driver.record.prometheus import families
 from juggler.driver.workers.league_run import LeagueMatches, LeagueStandings
 from juggler.runtime.actors.hub import Worker
@@ -66,7 +70,7 @@ def test_a_copy_waits_for_the_next_learner_if_its_learner_dies(world: World) -> 
     world.leave(world.learner)
     assert not world.plays("main-0")
     world.learner = world.joined("learner")
-    world.meet()
+    world.meet("main-0")
     (asked,) = world.copies_asked_for()
     world.send_weights(asked)
     world.take_parts()
@@ -91,7 +95,7 @@ def test_a_copy_that_the_disk_refuses_is_told_and_the_league_goes_on(
     def refuses(path: Path, *_: Any, **__: Any) -> None:
         raise CheckpointError(path, "No space left on device")
 
-    monkeypatch.setattr("juggler.driver.checkpoint.frozen_modules.write", refuses)
+    monkeypatch.setattr("juggler.driver.checkpoint.first_weights.write", refuses)
     world.want(FreezePlayer("main-0"))
     (asked,) = world.copies_asked_for()
     world.send_weights(asked)
@@ -99,7 +103,7 @@ def test_a_copy_that_the_disk_refuses_is_told_and_the_league_goes_on(
     assert len(told) == 1
     assert "No space left on device" in told[0]
     assert not world.why_dismissed(world.learner), "it did nothing wrong"
-    monkeypatch.setattr("juggler.driver.checkpoint.frozen_modules.write", checkpoints.write)
+    monkeypatch.setattr("juggler.driver.checkpoint.first_weights.write", checkpoints.write)
     world.want(FreezePlayer("main-0"))
     world.send_weights(world.copies_asked_for()[-1])
     world.take_parts()
@@ -133,7 +137,8 @@ def test_a_reset_gives_a_player_what_the_run_began_with(
     saved = began.checkpoint() if resumes else None
     config = RunConfig.from_flat({"from_checkpoint": "runs/other"})
     keep(beginning(whole), config, tmp_path)
-    found = kept(config, tmp_path)
+    found, lost = kept(config, tmp_path)
+    assert not lost
     np.testing.assert_array_equal(found["main-0"].weights["scale"], np.full(3, 7.0))
     world = World(tmp_path / "again", resume=saved, beginning=found) if resumes else began
     world.league.league.roster.players["main-0"].steps += 1

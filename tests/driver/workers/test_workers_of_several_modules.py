@@ -12,8 +12,8 @@ from google.protobuf import any_pb2
 from google.protobuf.json_format import MessageToDict
 from support.workers_world import ROWS, SPACE, STEPS, WorkersWorld, ready_message
 
-from juggler.driver.checkpoint.driver_state import counters_of, metrics_of
-from juggler.driver.checkpoint.frozen_modules import frozen_modules
+from juggler.driver.checkpoint.first_weights import frozen_modules
+from juggler.driver.checkpoint.snapshots import counters_of, metrics_of
 from juggler.driver.config import RunConfig
 from juggler.driver.periodic_work import metrics_line
 from juggler.driver.record.prometheus import families
@@ -208,7 +208,7 @@ def _samples(status: status_pb2.RunStatus) -> dict[tuple[str, ...], float]:
 
 def _status(world: WorkersWorld) -> status_pb2.RunStatus:
     journal = cast(Any, SimpleNamespace(newest=[]))
-    return StatusReader("run", Path("run"), world.parts, journal).read()
+    return StatusReader("run", world.parts, journal).read()
 
 
 def checkpoint_of(world: WorkersWorld) -> Checkpoint:

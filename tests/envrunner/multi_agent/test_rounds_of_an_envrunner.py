@@ -13,7 +13,7 @@ from support.runner_world import PATIENCE, PLAYED_BY, RunnerWorld
 from support.scripted_agents import FOUR, THREE, ScriptedAgents, by_slot, in_turn
 from support.sharing import soon
 
-from juggler.driver.checkpoint.driver_state import restores
+from juggler.driver.checkpoint.snapshots import restores
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.envrunner.multi_agent.turns import Turn

@@ -21,7 +21,7 @@ from support.batches import MakeBatch
 from support.worker_world import BEGIN, GENERATION, MAX_STALENESS, World, overlap_on_cpu
 from torch import nn
 
-from juggler.driver.checkpoint.driver_state import restores
+from juggler.driver.checkpoint.snapshots import restores
 from juggler.learner.algorithms.dqn import DqnConfig
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.process import hosted_module as state_handover
@@ -174,6 +174,26 @@ def test_gradients_that_stay_not_finite_are_told_with_the_module_and_the_update(
     world.send(6, update=16)
     said = world.update(6).hopeless
     assert re.search(r"module 'default': .* 5 updates in a row.* update 17", said)
+
+
+def test_metrics_that_no_answer_has_had_are_told_when_the_driver_asks_for_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overlap, "_METRICS_SECONDS", math.inf)
+    learner = world.module.learner
+    monkeypatch.setattr(learner, "after_gradients", lambda grads, aux: (grads * math.nan, aux))
+    for update in range(5):
+        world.send(update, update=10 + update)
+        done = world.update(update)
+        assert not done.metrics
+        assert done.hopeless == ""
+    last = training_pb2.Update(module_id="default", metrics_only=True)
+    done = world.driver.ask(last, training_pb2.UpdateDone())
+    assert done.metrics["default"].values["skipped"] == 1.0
+    assert re.search(r"5 updates in a row.* update 15", done.hopeless)
+    assert _version(done).update == 15
+    again = world.driver.ask(last, training_pb2.UpdateDone())
+    assert not again.metrics, "they are told once"
 
 
 # What a LearnerWorker gives out of its weights: which versions, and in how many bits.

@@ -169,8 +169,8 @@ def test_means_are_of_all_updates_since_the_last_ones() -> None:
     for update, values in enumerate([(1.0, 5.0, 6.0), (10.0, 30.0)]):
         for value in values:
             metrics.add(of_update(loss=value))
-        assert metrics.collect(update) == {"loss": [4.0, 20.0][update], "skipped": 0.0}
-        assert metrics.collect(update) == {}
+        assert metrics.collect_all(update) == {"loss": [4.0, 20.0][update], "skipped": 0.0}
+        assert metrics.collect_all(update) == {}
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [1, 0, 2], [2, 1, 0]])
@@ -190,7 +190,7 @@ def test_a_core_need_not_say_whether_it_skips_steps() -> None:
     metrics = PendingMetrics("default")
     for update in range(1, 7):
         metrics.add({"loss": torch.tensor(float(update))})  # []
-        assert metrics.collect(update) == {"loss": float(update)}
+        assert metrics.collect_all(update) == {"loss": float(update)}
 
 
 def test_synchronous_runs_have_the_metrics_of_every_update() -> None:
@@ -204,9 +204,9 @@ def test_a_core_may_have_no_metrics_at_all() -> None:
     metrics = PendingMetrics("default")
     for update in range(1, 7):
         metrics.add({})
-        assert metrics.collect(update) == {}
+        assert metrics.collect_all(update) == {}
     metrics.add({"loss": torch.tensor(2.0)})  # []
-    assert metrics.collect(7) == {"loss": 2.0}
+    assert metrics.collect_all(7) == {"loss": 2.0}
     assert fetch_metrics({}) == {}, "an update was made"
     assert fetch_metrics({}) == {}
 
@@ -237,7 +237,7 @@ def test_updates_in_which_some_step_is_finite_do_not_end_a_run(share: float) -> 
     metrics = PendingMetrics("default")
     for update in range(1, 20):
         metrics.add(of_update(skipped=1.0 if update % 5 else share))
-        metrics.collect(update)
+        metrics.collect_all(update)
         assert metrics.hopeless == ""
 
 
@@ -245,10 +245,10 @@ def test_five_updates_in_a_row_without_a_finite_step_end_a_run() -> None:
     metrics = PendingMetrics("default")
     for update, share in enumerate([1.0, 0.5, 1.0, 1.0, 1.0, 1.0], start=1):
         metrics.add(of_update(skipped=share))
-        assert metrics.collect(update) == {"skipped": share}
+        assert metrics.collect_all(update) == {"skipped": share}
         assert metrics.hopeless == ""
     metrics.add(of_update(skipped=1.0))
-    metrics.collect(7)
+    metrics.collect_all(7)
     assert re.search("in any step of 5 updates in a row.* update 7", metrics.hopeless)
 
 

@@ -300,7 +300,7 @@ class Note(_message.Message):
     def __init__(self, text: _Optional[str] = ..., warning: bool = ..., simulators: _Optional[_Union[Simulators, _Mapping]] = ...) -> None: ...
 
 class Update(_message.Message):
-    __slots__ = ("module_id", "update_id", "generation", "batch_ids", "minibatch_size", "num_epochs", "exact", "values")
+    __slots__ = ("module_id", "update_id", "generation", "batch_ids", "minibatch_size", "num_epochs", "exact", "values", "metrics_only")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -316,6 +316,7 @@ class Update(_message.Message):
     NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     EXACT_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ONLY_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     update_id: int
     generation: int
@@ -324,7 +325,8 @@ class Update(_message.Message):
     num_epochs: int
     exact: bool
     values: _containers.ScalarMap[str, float]
-    def __init__(self, module_id: _Optional[str] = ..., update_id: _Optional[int] = ..., generation: _Optional[int] = ..., batch_ids: _Optional[_Iterable[int]] = ..., minibatch_size: _Optional[int] = ..., num_epochs: _Optional[int] = ..., exact: bool = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    metrics_only: bool
+    def __init__(self, module_id: _Optional[str] = ..., update_id: _Optional[int] = ..., generation: _Optional[int] = ..., batch_ids: _Optional[_Iterable[int]] = ..., minibatch_size: _Optional[int] = ..., num_epochs: _Optional[int] = ..., exact: bool = ..., values: _Optional[_Mapping[str, float]] = ..., metrics_only: bool = ...) -> None: ...
 
 class UpdateDone(_message.Message):
     __slots__ = ("module_id", "update_id", "version", "batches", "metrics", "seconds", "steps_trained", "steps_dropped", "peer_lost", "replay", "hopeless")

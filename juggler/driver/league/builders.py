@@ -1,29 +1,39 @@
-"""AlphaStar's league: mains, and exploiters that look for their flaws.
-
-O. Vinyals et al., Grandmaster level in StarCraft II using multi-agent reinforcement learning, 2019.
-The rules follow the pseudocode published with the paper.
-"""
+"""The builders of leagues that ship, and builders of users, by name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from types import NoneType
+from typing import Any, Final, get_args, get_type_hints
+
+import msgspec
 
 from juggler.driver.league.builder import LeagueBuilder, Pairing, exploiters
 from juggler.driver.league.pfsp import Weighting, find_weighting
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import (
+    FIXED,
     HISTORICAL,
     LEAGUE_EXPLOITER,
     MAIN,
     MAIN_EXPLOITER,
+    RANDOM,
+    AddPlayer,
     BuilderCommand,
     FreezePlayer,
     ResetPlayer,
     RetirePlayer,
 )
+from juggler.driver.league.self_play import Fictitious, SelfPlay, SelfPlayWindow
+from juggler.runtime.annotations import typed_by
+from juggler.runtime.modules.import_by_name import NamedClasses
+from juggler.runtime.near_matches import nearest
+from juggler.runtime.wrong_value import misfit
 
 
+# O. Vinyals et al., Grandmaster level in StarCraft II using multi-agent reinforcement learning,
+# 2019. The rules follow the pseudocode published with the paper.
 @dataclass(kw_only=True)
 class AlphaStar(LeagueBuilder):
     """Mains, main exploiters and league exploiters.
@@ -98,6 +108,7 @@ class AlphaStar(LeagueBuilder):
         self.check_at_least("max_phase_steps", max(self.min_phase_steps, 1))
         if self.last_copy_steps is not None:
             self.check_at_least("last_copy_steps", 0)
+        # Probabilities, and limits of win rates.
         self.check_fractions(
             "pfsp_probability",
             "verification_probability",
@@ -210,3 +221,192 @@ def _frozen(results: LeagueResults) -> list[str]:
     """Return copies and fixed players, without mains that do not learn."""
     frozen = results.players(learning=False)
     return [player for player in frozen if results.player(player).role != MAIN]
+
+
+@dataclass(kw_only=True)
+class Rllib(LeagueBuilder):
+    """One main, exploiters and random players; frequent winners are copied.
+
+    With the probabilities below, a match is for a league exploiter, for a main exploiter, or for a
+    main against itself. A league exploiter plays against any frozen player. A main exploiter plays
+    against a main or against copies of mains. No player is reset.
+
+    Differences from RLlib: one draw decides both sides of a match; a draw counts as half a win,
+    and win rates forget slowly; a player is copied only after `min_matches` games and some
+    training since its last copy; exploiters play from the start, before any main is copied.
+    """
+
+    random_players: int = 2
+    """Number of players that act at random."""
+
+    main_exploiters: int = 4
+    """Number of players that look for flaws of the main."""
+
+    league_exploiters: int = 4
+    """Number of players that look for flaws of the whole league."""
+
+    snapshot_at: float = 0.9
+    """Win rate over all opponents from which on a player is copied."""
+
+    keep_training_probability: float = 0.0
+    """Probability that a new copy of an exploiter continues to learn as its own player."""
+
+    league_exploiter_probability: float = 0.33
+    """Probability that a match is for a league exploiter."""
+
+    main_exploiter_probability: float = 0.33
+    """Probability that a match is for a main exploiter."""
+
+    learning_main_probability: float = 0.5
+    """Probability that a main exploiter plays against a learning main instead of a copy."""
+
+    min_matches: int = 100
+    """Number of games against other players before a player is copied, and between copies."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("random_players", "main_exploiters", "league_exploiters"):
+            self.check_at_least(key, 0)
+        self.check_at_least("min_matches", 1)
+        self.check_fractions(
+            "snapshot_at",
+            "keep_training_probability",
+            "league_exploiter_probability",
+            "main_exploiter_probability",
+            "learning_main_probability",
+        )
+        self._check_sum("league_exploiter_probability", "main_exploiter_probability")
+
+    def initial(self) -> Iterable[BuilderCommand]:
+        yield from super().initial()
+        yield from exploiters(self.main_exploiters, self.league_exploiters)
+        for number in range(self.random_players):
+            yield AddPlayer(f"random-{number}", FIXED, learning=False, source=RANDOM)
+
+    def build(self, results: LeagueResults) -> Iterable[BuilderCommand]:
+        for player_id in results.players(learning=True):
+            player = results.player(player_id)
+            if player.phase_games < self.min_matches or player.phase_steps == 0:
+                continue
+            rate = results.overall_win_rate(player_id, self.min_matches)
+            if rate is None or rate < self.snapshot_at:
+                continue
+            continues = results.random.random() < self.keep_training_probability
+            if continues and player.role != MAIN:
+                yield AddPlayer(f"{player_id}-{player.copies}", player.role, source=player_id)
+            yield FreezePlayer(player_id)
+
+    def match(self, results: LeagueResults) -> Pairing:
+        exploiters = (
+            (LEAGUE_EXPLOITER, self.league_exploiter_probability),
+            (MAIN_EXPLOITER, self.main_exploiter_probability),
+        )
+        coin = results.random.random()
+        for role, probability in exploiters:
+            if coin < probability and (homes := results.players(role, learning=True)):
+                return self._match_of_exploiter(results.random.choice(homes), role, results)
+            coin -= probability
+            if coin < 0:
+                break
+        home = results.random.choice(results.mains() or results.players(learning=True))
+        return Pairing(home, {home: 1.0}, "self-play")
+
+    def _match_of_exploiter(self, home: str, role: str, results: LeagueResults) -> Pairing:
+        mains = results.players(MAIN, learning=True) or [home]
+        if role == LEAGUE_EXPLOITER:
+            opponents = results.players(learning=False)
+        elif results.random.random() < self.learning_main_probability:
+            opponents = mains
+        else:
+            opponents = results.players("historical", origin=MAIN)
+        return Pairing(home, dict.fromkeys(opponents or mains, 1.0), role)
+
+
+#: The builder that begins with learning players, and changes nothing.
+NO_BUILDER: Final = "none"
+
+#: The builders that ship.
+BUILDERS: Final[dict[str, type[LeagueBuilder]]] = {
+    "alphastar": AlphaStar,
+    "fictitious": Fictitious,
+    NO_BUILDER: LeagueBuilder,
+    "rllib": Rllib,
+    "self_play": SelfPlay,
+    "self_play_window": SelfPlayWindow,
+}
+
+#: Types of keys whose values are checked: a user's builder may have keys of other types.
+_PLAIN: Final = (int, float, str, bool, int | None, float | None, str | None, bool | None)
+
+
+def _checked(name: str, kind: object) -> type[LeagueBuilder]:
+    """Check that this is a builder class with types for its keys."""
+    if not (isinstance(kind, type) and issubclass(kind, LeagueBuilder)):
+        raise ValueError(
+            f"builder {name!r} must be a class derived from juggler.LeagueBuilder, not {kind!r}"
+        )
+    own = [key for key in typed_by(kind) if not key.startswith("_")]
+    if own and "__dataclass_fields__" not in vars(kind):
+        raise ValueError(
+            f"builder {name!r} has its own keys, such as {own[0]!r}: write "
+            "@dataclass(kw_only=True) above the class"
+        )
+    assert is_dataclass(kind)
+    return kind
+
+
+_classes = NamedClasses("builder", BUILDERS, _checked, "league={{'builder': {}, ...}}")
+find_builder = _classes.find
+register_builder = _classes.register
+
+
+def make_builder(name: object, options: Mapping[str, Any]) -> LeagueBuilder:
+    """
+    Args:
+        name: as `find_builder` takes it.
+        options: the builder's keys.
+
+    Raises:
+        ValueError: there is no such builder, or it has no such key, or a value is wrong.
+    """
+    kind = find_builder(name)
+    must_be_keys(options, kind, "options")
+    try:
+        hints = get_type_hints(kind)
+    except NameError:  # the types are imported only for a type checker
+        hints = {}
+    try:
+        values = {
+            key: of_type(key, value, hints[key]) if hints.get(key) in _PLAIN else value
+            for key, value in options.items()
+        }
+        return kind(**values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"options: {error}") from None
+
+
+def must_be_keys(table: Mapping[str, Any], kind: type[Any], name: str) -> None:
+    """Check that a dataclass has all keys of a table.
+
+    Raises:
+        ValueError: the table has an unknown key; names the nearest one.
+    """
+    known = [each.name for each in fields(kind)]
+    for key in table:
+        if key not in known:
+            raise ValueError(f"{name} has no key {key!r}{nearest(key, known)}")
+
+
+def of_type(key: str, value: object, hint: Any) -> Any:
+    """Convert a key's value from a file or a script.
+
+    Raises:
+        ValueError: it has another type than its key.
+    """
+    if NoneType in get_args(hint) and isinstance(value, str) and value == "none":
+        value = None  # TOML has no None
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        raise ValueError(f"{key}: {misfit(hint, value)}") from None
+    return value
