@@ -26,6 +26,7 @@ from juggler.driver.record.run_directory import (
     read_metrics,
 )
 from juggler.driver.result import Result
+from juggler.driver.watching.overview import names_of
 from juggler.experiments.seeds import mean_curve, members
 
 if TYPE_CHECKING:
@@ -128,15 +129,13 @@ def plot(
         raise PlotError(f"--smooth {smooth}: give a number of lines, at least 1")
     if metrics and by != "auto":
         raise PlotError(f"a metric has a curve for each module or agent: leave out --by {by}")
-    names = [path.resolve().name for path in run_dirs]
-    unique = len(set(names)) == len(names)
     found: list[tuple[Path, str, str]] = []  # directory, name and group of each run
-    for path, own in zip(run_dirs, names, strict=True):
-        name = own if unique else str(path)
+    for path, name in zip(run_dirs, names_of(run_dirs), strict=True):
         seeds = members(path)
         found += [(each, f"{name}/{each.name}", name) for each in seeds] or [(path, name, "")]
     if together:
         found = [(path, name, f"{len(found)} runs") for path, name, _ in found]
+    # A group is drawn as its mean, which needs one curve of each run.
     grouped = any(group for *_, group in found)
     if by == "auto" and (metrics or len(found) > 1 or grouped):
         by = "run"
@@ -162,7 +161,8 @@ def save(run_dirs: Sequence[Path], output: Path | None = None, **how: Any) -> Pa
     try:
         figure.savefig(output)
     except (OSError, ValueError) as error:
-        raise PlotError(f"cannot write {output}: {error}") from error
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise PlotError(f"cannot write {output}: {why}") from error
     return output
 
 
@@ -317,6 +317,7 @@ def _figure(
     from matplotlib.lines import Line2D
 
     longest = max(float(run.column(TIME)[-1]) for run in runs)
+    # The longest run decides the unit, since all share the axis.
     unit, seconds = next((u for u in _TIME_UNITS if longest >= 2 * u[1]), _TIME_UNITS[-1])
     abscissae = ((STEPS, 1.0, "environment steps"), (TIME, seconds, unit))
     panels = _panels(runs, by, metrics)
@@ -386,10 +387,12 @@ def _panels(runs: list[RunCurves], by: By, metrics: Sequence[str]) -> dict[str, 
     owners: dict[str, list[RunCurves]] = {}  # runs by group, or by their own name
     for run in runs:
         owners.setdefault(run.group or run.name, []).append(run)
+    # A module keeps its look in all panels, so that one legend serves them.
     panels: dict[str, list[_Curve]] = {}
     for panel, metric in (dict(zip(metrics, metrics, strict=True)) or _USUAL).items():
         panels[panel] = curves = []
         label, points = (None if metrics else _LABELS.get(metric)) or (panel, ("", "", ""))
+        # With one run, the names of modules say enough; with several, its own name comes first.
         for owner, of in owners.items():
             for part, (key, having) in _keys(of, by, metric, is_usual=not metrics).items():
                 parts = [owner] * (len(owners) > 1 or not part) + [part] * bool(part)

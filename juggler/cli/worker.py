@@ -154,6 +154,7 @@ def _is_back(contact: Contact) -> bool:
     driver, log = contact.address, contact.log or WorkerLog("worker")
     for number in handled_signals():  # nothing is left to finish
         signal.signal(number, _end)
+    # Only a connection is tried: the driver may be a minute from accepting workers.
     logged = time.monotonic()
     log.info(f"waiting up to {contact.reattach_seconds:.0f} s for a driver at {driver}")
     for _ in attempts(contact.reattach_seconds):

@@ -78,8 +78,9 @@ def evaluate(
     videos: int = 1,
     watch: Callable[[int, int], None] | None = None,
     recording: Recording | None = None,
+    explore: bool = False,
 ) -> Evaluated:
-    """Play whole episodes with the policy in a checkpoint, without exploration.
+    """Play whole episodes with the policy in a checkpoint.
 
     With several agents, each is played by its module. A warning is shown if episodes do not end.
 
@@ -97,10 +98,11 @@ def evaluate(
         watch: called after each step of all environments, with the number of finished episodes and
             of steps so far.
         recording: makes a recorder of every step, as for `juggler.record`; None: no recording.
+        explore: draw actions as in training, instead of taking the most likely ones.
 
     Raises:
-        ConfigError: `episodes` is below 1, the run needs objects of its script again, or a run
-            with several agents cannot be recorded.
+        ConfigError: `episodes` is below 1, `seed` is negative, the run needs objects of its script
+            again, or a run with several agents cannot be recorded or explore.
         CheckpointError: there is no checkpoint, it is damaged, or it is of another module.
         EnvironmentFailed: an environment failed.
         ValueError: the environment cannot be recorded, or a package for videos is missing.
@@ -112,7 +114,7 @@ def evaluate(
     from juggler.runtime.acting.actor import Actor
 
     watch = warns_of_endless(watch)
-    _must_be_at_least_1(episodes=episodes, videos=videos)
+    _must_be_possible(seed, episodes=episodes, videos=videos)
     filmed = min(videos, episodes)
     found = read_or_warn(checkpoint)
     where = found.path or Path(checkpoint)
@@ -139,6 +141,11 @@ def evaluate(
             f"the environment {config.env_runner.env} has several agents, and a Minari data set "
             "has the steps of one: this run cannot be recorded"
         )
+    if config.played_by and explore:
+        raise ConfigError(
+            f"the environment {config.env_runner.env} has several agents: for them, explore is for "
+            "matches between named players"
+        )
     if video is not None:
         shares = shares_of(Path(video), config.env_runner.envs_per_runner, filmed)
         films = [path for share in shares for path in share]
@@ -159,13 +166,15 @@ def evaluate(
         with (
             recording(config, where, environments) if recording else nullcontext(environments)
         ) as playing:
-            played = play(playing, policy, episodes, seed, watch)
+            played = play(playing, policy, episodes, seed, watch, explore=explore)
     finally:
         environments.close()
     return Evaluated(where, played.returns, played.lengths, films)
 
 
-def _must_be_at_least_1(**numbers: int) -> None:
+def _must_be_possible(seed: int, **numbers: int) -> None:
+    if seed < 0:
+        raise ConfigError(f"seed = {seed}: must be at least 0")
     for key, number in numbers.items():
         if number < 1:
             raise ConfigError(f"{key} = {number}: must be at least 1")
@@ -197,7 +206,7 @@ def evaluate_with_simulators(
     """
     from juggler.gateway.standalone_gateway import evaluate_with_copies
 
-    _must_be_at_least_1(episodes=episodes)
+    _must_be_possible(seed, episodes=episodes)
     found = read_or_warn(checkpoint)
     where = found.path or Path(checkpoint)
     config = RunConfig.to_act({**found.config, "simulator": simulator}, where=str(where))
@@ -365,7 +374,7 @@ def play_matches(
     from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
     from juggler.policies import matches
 
-    _must_be_at_least_1(episodes=episodes, videos=videos)
+    _must_be_possible(seed, episodes=episodes, videos=videos)
     found = read_or_warn(checkpoint)
     where = found.path or Path(checkpoint)
     named = {"env": env} if isinstance(env, str) else {}
@@ -492,7 +501,7 @@ DEMONSTRATIONS: Final = "demonstrations"
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations(Evaluated):
-    """A data set of episodes that a checkpoint's policy played deterministically.
+    """A data set of episodes that a checkpoint's policy played.
 
     Attributes:
         dataset: its directory.
@@ -511,6 +520,7 @@ def record(
     module: str | Callable[..., Any] | None = None,
     connectors: Mapping[str, Any] | None = None,
     watch: Callable[[int, int], None] | None = None,
+    explore: bool = False,
 ) -> Demonstrations:
     """Record whole episodes of a policy as a Minari data set.
 
@@ -529,6 +539,8 @@ def record(
         module: the class that the run trained, if it cannot be imported by name.
         connectors: the run's connectors again.
         watch: as in `evaluate`.
+        explore: draw actions as in training, instead of taking the most likely ones. The data set
+            then has other actions than the best ones, as algorithms for data sets need.
 
     Raises:
         ConfigError: as `evaluate`, or the run has several agents.
@@ -553,8 +565,8 @@ def record(
         place = Path(to).expanduser() if to is not None else run_of(where) / DEMONSTRATIONS
         about = {
             "algorithm_name": "juggler",
-            "description": f"{episodes} episodes of the policy in {where.name}, which took its "
-            "most likely actions",
+            "description": f"{episodes} episodes of the policy in {where.name}, which "
+            + ("drew its actions" if explore else "took its most likely actions"),
         }
         spaces = envs.single_observation_space, envs.single_action_space
         spec = spec_of(config.env_runner, env if callable(env) else None)
@@ -572,6 +584,7 @@ def record(
         connectors=connectors,
         watch=watch,
         recording=recording,
+        explore=explore,
     )
     return Demonstrations(
         played.checkpoint, played.returns, played.lengths, [], {}, dataset=places[0]

@@ -149,6 +149,7 @@ class SeedsResult:
             elif count > 1:
                 of += f"; an interval needs {FEWEST}"
             lines.append(f"{name:<13} {number(interval.mean)}  ({of})")
+        # Failed runs count here: a seed that fails is no solved one.
         if solved := sum(run["solved"] for run in self.runs):
             lines.append(f"{'solved':<13} {solved} of {count + len(self.failed)}")
         if self.failed:

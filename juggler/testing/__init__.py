@@ -34,6 +34,18 @@ from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.modules.rl_module import RLModule
 
+__all__ = [
+    "AnythingEnv",
+    "MakeCore",
+    "MakeLearner",
+    "assert_same",
+    "check_core",
+    "check_learner",
+    "copied",
+    "differ",
+    "sample_for",
+]
+
 
 def sample_for(module: RLModule, rows: int = 4, steps: int = 8, seed: int = 0) -> Columns:
     """Sample random observations with a module, in episodes of 2-12 steps.

@@ -69,6 +69,7 @@ def must_be_free(path: Path | None, command: str = "train", resume_command: str 
     except OSError as error:
         why = error.strerror or error
         raise RunDirectoryError(f"cannot make the run directory {path or RUNS}: {why}") from error
+    # From here on the message depends on what the directory has.
     if is_there and not path.is_dir():
         raise RunDirectoryError(f"{path} is a file; name another run directory")
     if not is_taken:
@@ -78,6 +79,7 @@ def must_be_free(path: Path | None, command: str = "train", resume_command: str 
         raise RunDirectoryError(
             f"a run may still be writing in {path}; name another directory, or end that run first"
         )
+    # Directories of several runs have no metrics and checkpoints of their own.
     if not resume_command and not has_checkpoint(path):
         what = ", or delete this one" if (path / CONFIG_FILE).is_file() else ""
         raise RunDirectoryError(
@@ -199,12 +201,14 @@ class RunDirectory:
         others = RunDirectoryError(
             f"{lost} another run has taken it: metrics and checkpoints of this run are lost"
         )
-        if self.taken and file.exists():  # even after the end of that run
+        # Even after the end of that run: its files are not this run's.
+        if self.taken and file.exists():
             raise others
         try:
             (self.path / DIRECTORY).mkdir(parents=True, exist_ok=True)
             with contextlib.ExitStack() as until_it_is_ours:
                 metrics = until_it_is_ours.enter_context(file.open("a+b", buffering=0))
+                # Another driver may have created the directory in the meantime.
                 self.taken = not lock(metrics)
                 if self.taken:
                     raise others
@@ -494,6 +498,7 @@ def find_driver_from_elsewhere(
                 )
             waits = True
             time.sleep(_LOOK_SECONDS)
+    # The first address is the driver's Unix socket, which only its host can dial.
     if len(addresses) < 2:
         raise RunDirectoryError(
             f"the driver of {run_dir} accepts no workers of other hosts: start it with `juggler "
