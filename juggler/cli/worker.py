@@ -95,8 +95,7 @@ def _sample(given: EnvRunnerArguments) -> int:
         from juggler.envrunner.envrunner_worker import main
     contact = given.contact("envrunner")
     program = EnvRunnerProgram(contact, gateway=gateway)
-    work(contact, lambda: main(program))
-    return 0
+    return work(contact, lambda: main(program))
 
 
 def _learn(given: LearnerArguments) -> int:
@@ -108,8 +107,7 @@ def _learn(given: LearnerArguments) -> int:
     if not advertise and split_address(given.bind)[0] in ("0.0.0.0", "::"):
         advertise = f"{socket.gethostname()}:0"
     program = LearnerProgram(contact, given.bind, advertise, given.insecure, given.reflection)
-    work(contact, lambda: main(program))
-    return 0
+    return work(contact, lambda: main(program))
 
 
 def _play(given: EvaluatorArguments) -> int:
@@ -118,8 +116,7 @@ def _play(given: EvaluatorArguments) -> int:
 
     contact = given.contact(EVALUATOR)
     program = EnvRunnerProgram(contact, EVALUATOR)
-    work(contact, lambda: main(program))
-    return 0
+    return work(contact, lambda: main(program))
 
 
 _ROLES: Final = {
@@ -129,8 +126,8 @@ _ROLES: Final = {
 }
 
 
-def work(contact: Contact, main: Callable[[], None]) -> None:
-    """Work until the run has ended; restart if the driver is lost.
+def work(contact: Contact, main: Callable[[], None]) -> int:
+    """Work until the run has ended, and return 0; restart if the driver is lost.
 
     The new program inherits only a learner's state.
 
@@ -139,6 +136,7 @@ def work(contact: Contact, main: Callable[[], None]) -> None:
     """
     try:
         main()
+        return 0
     except DriverLost as lost:
         if not contact.reattach_seconds or not _is_back(contact):
             raise

@@ -120,7 +120,6 @@ class RunProcess:
         """Return the lines of metrics since the last call, flat."""
         found: list[MetricsLine] = []
         with suppress(OSError):  # no lines yet
-            self._metrics.was_replaced()
             lines = map(parse_line, self._metrics.new_lines())
             found = [flat(line) for line in lines if line]
         if found:

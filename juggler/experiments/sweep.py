@@ -164,9 +164,9 @@ def sweep(
         trials=trials,
     )
     # The plan is all that a resumed sweep reads.
-    path, content = Path(run_dir) if run_dir else None, to_toml(asdict(plan))
-    env = final.env_runner.env
-    made = make_directory(path, "sweep", env, PLAN_FILE, content, "juggler sweep --resume")
+    of_plan = "sweep", final.env_runner.env, PLAN_FILE, to_toml(asdict(plan))
+    path = Path(run_dir) if run_dir else None
+    made = make_directory(path, *of_plan, "juggler sweep --resume")
     return _sweep(made, plan, axes, jobs)
 
 

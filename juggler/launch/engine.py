@@ -101,15 +101,15 @@ class Launch:
 
     # -- commands -------------------------------------------------------------------------------
 
-    def driver(self, bind: str, juggler: Sequence[str], learners: int) -> list[str]:
-        """Return the driver's command.
+    def driver(self, bind: str, learners: int) -> list[str]:
+        """Return the command of a driver here.
 
         Args:
             bind: address to listen at, HOST:PORT.
         """
         insecure = ["--insecure"] if self.insecure else ["--tls", str(self.tls)]
         words = self.driver_there(str(self.run_dir), self.config, learners, *insecure, bind=bind)
-        return [*juggler, *words]
+        return [*JUGGLER, *words]
 
     def driver_there(
         self, run_dir: str, config: str, learners: int, *more: str, bind: str = "0.0.0.0:5005"

@@ -96,6 +96,7 @@ class KubernetesRun(EngineRun):
         services = [("", "driver"), ("*.", LEARNER)]
         services += [("", _GATEWAY)] if self._launch.gateway else []
         names = [f"{pod}{self._launch.name(of)}.{self._namespace}.svc" for pod, of in services]
+        # Written before it is applied, so that the plan of a failed submission can be read.
         with self.submitting(names, f"kubernetes {self._namespace}"):
             written = self._write(self._launch.directory)
             _ask("kubectl", "apply", "-k", str(written))

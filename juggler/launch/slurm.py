@@ -180,7 +180,7 @@ class SlurmRun(EngineRun):
         keep = ([names[role], counts[role], str(self._path(role))] for role in ROLES)
         drop = (f"  scancel --me --name={shlex.quote(name)}" for name in names.values())
         # Workers find its port in the run directory: several runs may share a node.
-        driver = launch.driver("0.0.0.0:0", JUGGLER, self._numbers[LEARNER])
+        driver = launch.driver("0.0.0.0:0", self._numbers[LEARNER])
         found = {
             self._path("driver"): DRIVER_SCRIPT.format(
                 options=self._options("driver", ()),

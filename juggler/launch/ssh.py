@@ -26,7 +26,6 @@ import msgspec
 from juggler.driver.record.wording import plain
 from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR
 from juggler.launch.engine import (
-    JUGGLER,
     ROLES,
     DriverState,
     EngineRun,
@@ -302,7 +301,7 @@ class SshRun(EngineRun):
     # -- commands -------------------------------------------------------------------------------
 
     def _driver(self) -> list[str]:
-        return self._launch.driver(self._hosts.driver, JUGGLER, self._numbers[LEARNER])
+        return self._launch.driver(self._hosts.driver, self._numbers[LEARNER])
 
     def _start_driver(self) -> None:
         self._began = time.monotonic()

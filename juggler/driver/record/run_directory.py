@@ -550,27 +550,24 @@ class LineFile:
         self._place: tuple[int, int] | None = None  # (device, inode)
         self._offset = 0
 
-    def was_replaced(self) -> bool:
-        """Return whether the file was cut or replaced; lines then start again.
+    def new_lines(self, restart: Callable[[], object] = lambda: None) -> Iterator[bytes]:
+        """Yield the whole lines since the last call.
+
+        Args:
+            restart: called first if the file was cut or replaced; its lines then start again.
 
         Raises:
             OSError: it cannot be read. FileNotFoundError: it does not exist.
         """
-        found = os.lstat(self.path)
-        place = (found.st_dev, found.st_ino)
-        if place == self._place and found.st_size >= self._offset:
-            return False
-        had_lines = self._offset > 0
-        self._place, self._offset = place, 0
-        return had_lines
-
-    def new_lines(self) -> Iterator[bytes]:
-        """Yield the whole lines since the last call; call `was_replaced` first."""
         with open_plain(self.path) as file:
             found = os.fstat(file.fileno())
-            if (found.st_dev, found.st_ino) != self._place:
-                return  # it was just replaced
+            place = (found.st_dev, found.st_ino)
+            if place != self._place or found.st_size < self._offset:
+                if self._offset:
+                    restart()
+                self._place, self._offset = place, 0
             while part := os.pread(file.fileno(), _PART, self._offset):
+                # Without a line break, a whole part is a line that no run has written.
                 end = part.rfind(b"\n") + 1 or (len(part) if len(part) == _PART else 0)
                 if not end:
                     return  # no whole line
@@ -608,7 +605,6 @@ def read_metrics(run_dir: Path) -> MetricsCourse:
     file = LineFile(run_dir / METRICS_FILE)
     course = MetricsCourse()
     try:
-        file.was_replaced()
         for text in file.new_lines():
             if (line := parse_line(text)) is None:
                 course.broken += 1

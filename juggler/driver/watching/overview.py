@@ -127,15 +127,16 @@ class RunReader:
     def _read(self) -> str:
         """Read new lines, and return a problem or ""."""
         try:
-            if self._metrics.was_replaced():
-                self._last, self._best = None, None
-            for text in self._metrics.new_lines():
+            for text in self._metrics.new_lines(self._restart):
                 self._take(text)
         except FileNotFoundError:
             return f"there is no {METRICS_FILE}"
         except OSError as error:
             return f"cannot read {METRICS_FILE}: {error.strerror}"
         return ""
+
+    def _restart(self) -> None:
+        self._last, self._best = None, None
 
     def _take(self, text: bytes) -> None:
         try:

@@ -191,9 +191,7 @@ class Curves:
 
     def read(self) -> None:
         """Read new lines."""
-        if self._file.was_replaced():
-            self._restart()
-        for text in self._file.new_lines():
+        for text in self._file.new_lines(self._restart):
             if (line := parse_line(text)) is None:
                 self._course.broken += bool(text.strip())
                 continue
@@ -374,9 +372,7 @@ class WatchedRun:
 
     def _read_events(self) -> None:
         with suppress(OSError):  # the run has no messages yet
-            if self._events_file.was_replaced():
-                self._events.clear()
-            for text in self._events_file.new_lines():
+            for text in self._events_file.new_lines(self._events.clear):
                 self._take_event(text)
 
     def _take_event(self, text: bytes) -> None:
