@@ -237,6 +237,9 @@ class WorkerArguments(AccessArguments):
             RunDirectoryError: the run in the directory has no driver.
             ValueError: the token or the directory for TLS cannot be used.
         """
+        # Also false for NaN, with which gRPC would fail much later.
+        if not (self.timeout >= 0 and self.reattach_seconds >= 0):
+            raise ValueError("--timeout and --reattach-seconds must be at least 0")
         address = self.driver
         log = WorkerLog(role, self.log_format)
         # A run that has not started yet has no directory.

@@ -245,6 +245,8 @@ def _run_of(given: LaunchArguments, options: Sequence[str]) -> Launch:
 
     config = given.config or ""
     run_dir = launch_directory(given.run_dir, config).absolute()
+    if run_dir.is_file():
+        raise LaunchError(f"{given.run_dir} is a file; name another run directory")
     checked = [*([config] if config else []), "--run-dir", str(run_dir), "--go-on"]
     runner = read_arguments([*checked, *options]).arguments.run.env_runner
     gateway = runner.gateway

@@ -102,6 +102,8 @@ def _learn(given: LearnerArguments) -> int:
     from juggler.learner.process.learner_program import LearnerProgram
     from juggler.learner.process.learner_worker import main
 
+    if given.advertise:
+        split_address(given.advertise)
     contact = given.contact("learner")
     advertise = given.advertise
     if not advertise and split_address(given.bind)[0] in ("0.0.0.0", "::"):
