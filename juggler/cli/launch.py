@@ -247,6 +247,7 @@ def _run_of(given: LaunchArguments, options: Sequence[str]) -> Launch:
     run_dir = launch_directory(given.run_dir, config).absolute()
     if run_dir.is_file():
         raise LaunchError(f"{given.run_dir} is a file; name another run directory")
+    # The driver's own checks, before certificates are made or jobs are queued.
     checked = [*([config] if config else []), "--run-dir", str(run_dir), "--go-on"]
     runner = read_arguments([*checked, *options]).arguments.run.env_runner
     gateway = runner.gateway

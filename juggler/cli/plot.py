@@ -195,8 +195,7 @@ class RunCurves:
     """A run's metrics."""
 
     name: str
-    lines: list[dict[str, Any]]  # nested
-    flat: list[dict[str, Any]]  # the same lines, flat
+    lines: list[dict[str, Any]]  # flat
     group: str = ""  # runs of a group are drawn as one curve; "": this run has its own curve
     smooth: int = 1  # number of lines to average over
     columns: dict[str, Column] = field(default_factory=dict)  # known columns by key, [lines]
@@ -204,7 +203,7 @@ class RunCurves:
     def column(self, key: str) -> Column:
         """Return a metric, [lines]; NaN if a line has no number."""
         if key not in self.columns:
-            column = np.array([number(line.get(key)) for line in self.flat], dtype=np.float64)
+            column = np.array([number(line.get(key)) for line in self.lines], dtype=np.float64)
             is_raw = key in (STEPS, TIME) or key.endswith(_EVALUATION)
             self.columns[key] = column if is_raw else smoothed(column, self.smooth)
         return self.columns[key]
@@ -216,7 +215,7 @@ class RunCurves:
             metric: a key, or the end of several keys. For example, "modules/default/policy_loss"
                 ends in "policy_loss".
         """
-        whole = dict.fromkeys(key for line in self.flat for key in line)
+        whole = dict.fromkeys(key for line in self.lines for key in line)
         ends = (key for key in whole if key.endswith(f"/{metric}"))
         keys = [metric] if metric in whole else ends
         return [key for key in keys if np.isfinite(self.column(key)).any()][:_MOST_NAMES]
@@ -224,10 +223,13 @@ class RunCurves:
     def keys_by(self, by: By) -> list[str]:
         """Return the keys of mean returns, per run, module or agent."""
         for kind in {"auto": ("module", "agent"), "run": ()}.get(by, (by,)):
-            tables = (line.get(f"by_{kind}") or {} for line in self.lines)
-            names = list(dict.fromkeys(name for table in tables for name in table))
-            if len(names) > 1 or (names and by != "auto"):
-                return [f"by_{kind}/{name}/{_RETURN}" for name in names[:_MOST_NAMES]]
+            found = [
+                key
+                for key in dict.fromkeys(key for line in self.lines for key in line)
+                if key.startswith(f"by_{kind}/") and key.endswith(f"/{_RETURN}")
+            ]
+            if len(found) > 1 or (found and by != "auto"):
+                return found[:_MOST_NAMES]
             if by != "auto":
                 raise PlotError(
                     f"{self.name}: it has no metrics by {by}, not having several {by}s: leave out "
@@ -253,7 +255,7 @@ def read_run(path: Path, name: str, group: str = "", smooth: int = 1) -> RunCurv
     if found.broken:
         count = "1 line" if found.broken == 1 else f"{found.broken} lines"
         print(f"left out {count} of {file}: not metrics", file=sys.stderr)
-    return RunCurves(name, found.lines, list(map(flat, found.lines)), group, smooth)
+    return RunCurves(name, list(map(flat, found.lines)), group, smooth)
 
 
 def smoothed(column: Column, lines: int) -> Column:

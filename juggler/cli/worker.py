@@ -129,9 +129,9 @@ _ROLES: Final = {
 
 
 def work(contact: Contact, main: Callable[[], None]) -> int:
-    """Work until the run has ended, and return 0; restart if the driver is lost.
+    """Work until the run ends, or restart if the driver is lost.
 
-    The new program inherits only a learner's state.
+    The new program inherits only a learner's state. Returns 0, a command's status.
 
     Raises:
         DriverLost: no driver came back.

@@ -339,7 +339,8 @@ def make_directory(
     return path
 
 
-def must_have(directory: Path, file: str) -> None:
-    """Check that `make_directory` made this directory."""
+def must_have(directory: Path, file: str, what: str) -> Path:
+    """Check that `make_directory` made this directory, and return its file."""
     if not (directory / file).is_file():
-        raise RunDirectoryError(f"{directory} has no {file}: give a directory made for this")
+        raise RunDirectoryError(f"{directory} has no {file}: give the directory of {what}")
+    return directory / file

@@ -208,7 +208,7 @@ def run_seeds(directory: Path, seeds: int, jobs: int | None = None) -> SeedsResu
     from juggler.driver.driver import RunFailed
 
     must_be_some("seeds", seeds)
-    must_have(directory, CONFIG_FILE)
+    must_have(directory, CONFIG_FILE, "runs with several seeds")
     runs = _Seeds(directory, seeds, jobs)
     with runs.held():
         runs.run_all(f"{seeds} seeds")

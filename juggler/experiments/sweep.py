@@ -24,7 +24,7 @@ from juggler.driver.config_files import differing, read_toml
 from juggler.driver.core.ledger import Counters
 from juggler.driver.driver_config import instead
 from juggler.driver.record.metrics import Metrics
-from juggler.driver.record.run_directory import RunDirectoryError, to_toml
+from juggler.driver.record.run_directory import to_toml
 from juggler.driver.record.wording import here, number
 from juggler.experiments.runs import (
     RunExit,
@@ -33,6 +33,7 @@ from juggler.experiments.runs import (
     configured,
     make_directory,
     must_be_some,
+    must_have,
     must_not_record,
 )
 from juggler.experiments.space import Axis, Value, configurations, parse_space, placed, settings_in
@@ -120,9 +121,8 @@ def sweep(
     """Look for good settings with many short runs.
 
     Optuna chooses settings, and `juggler train` runs each trial in its own process, so give
-    classes of a script by name: "my_file:MyEnv".
-
-    Ctrl-C ends the trials normally; `resume_sweep` resumes them.
+    classes of a script by name: "my_file:MyEnv". Ctrl-C ends the trials normally; `resume_sweep`
+    resumes them.
 
     Args:
         config: as in `juggler.train`.
@@ -202,9 +202,7 @@ def resume_sweep(
         KeyboardInterrupt: on Ctrl-C.
     """
     _must_be_possible(trials, jobs)
-    file = Path(sweep_dir) / PLAN_FILE
-    if not file.is_file():
-        raise RunDirectoryError(f"{sweep_dir} has no {PLAN_FILE}: give the directory of a sweep")
+    file = must_have(Path(sweep_dir), PLAN_FILE, "a sweep")
     try:
         plan = msgspec.convert(read_toml(file), SweepPlan)
     except msgspec.ValidationError as error:
