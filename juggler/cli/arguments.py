@@ -48,67 +48,60 @@ def registry_of_values(*, checked: bool = True) -> tyro.constructors.Constructor
     """
     registry = tyro.constructors.ConstructorRegistry()
 
-    def rule(
-        metavar: str,
-        read: Callable[[list[str]], Any],
-        show: Callable[[Any], list[str]] = lambda value: [str(value)],
-        count: Literal[1, "*"] = 1,
-    ) -> Any:
+    @registry.primitive_rule
+    def values(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+        if (rule := _rule_for(info.type)) is None:
+            return None
+        # The options are parsed twice; only the second time are their defaults known.
+        metavar, read, show = rule
+
         def leniently(given: list[str]) -> Any:
             with suppress(ValueError):
                 return read(given)
 
         return tyro.constructors.PrimitiveConstructorSpec(
-            nargs=count,
+            nargs="*" if read is _schedule else 1,
             metavar=metavar,
             instance_from_str=read if checked else leniently,
             is_instance=lambda value: True,  # configurations are checked elsewhere
             str_from_instance=show,
         )
 
-    @registry.primitive_rule
-    def values(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
-        kind, words = info.type, get_args(info.type)
-        kinds = [each for each in words if each is not NoneType]
-        if get_origin(kind) is Literal:  # an error names the nearest word
-            return rule(f"{{{','.join(words)}}}", lambda given: _word(given[0], kind))
-        if kind is dict or get_origin(kind) is dict:
-            return rule("JSON", _from_json, lambda value: [json.dumps(value)])
-        if set(kinds) == {float, dict[str, float]}:
-            return rule(
-                "FLOAT|JSON",
-                _number_or_table,
-                lambda value: [json.dumps(value) if type(value) is dict else _none(value, None)],
-            )
-        if kind == Scheduled:  # a number, or the pairs of a schedule, one after the other
-            return rule(
-                "FLOAT|STEP FLOAT STEP FLOAT ...",
-                _schedule,
-                lambda value: (
-                    [str(each) for pair in value for each in pair]
-                    if isinstance(value, list)
-                    else [str(value)]
-                ),
-                "*",
-            )
-        if kind in (int, float):
-            return rule(kind.__name__.upper(), lambda given: _number(given[0], kind))
-        # As in files, "none" means None, and also an empty text, which is shown that way.
-        optional = len(kinds) == 1 and NoneType in words
-        one, nothing = (kinds[0], None) if optional else (kind, "")
-        if one not in ((str, int, float) if optional else (str,)):
-            return None
-        return rule(
-            one.__name__.upper(),
-            lambda given: nothing if given[0] == "none" else _number(given[0], one),
-            lambda value: [_none(value, nothing)],
-        )
-
     return registry
 
 
-def _none(value: Any, nothing: Any) -> str:
-    return "none" if value == nothing else str(value)
+def _rule_for(
+    kind: Any,
+) -> tuple[str, Callable[[list[str]], Any], Callable[[Any], list[str]]] | None:
+    """Return a type's metavar, parser and formatter; None: tyro's own."""
+    words = get_args(kind)
+    kinds = [each for each in words if each is not NoneType]
+    if get_origin(kind) is Literal:  # an error names the nearest word
+        return f"{{{','.join(words)}}}", lambda given: _word(given[0], kind), _shown
+    if kind is dict or get_origin(kind) is dict:
+        return "JSON", _from_json, _shown
+    if set(kinds) == {float, dict[str, float]}:
+        return "FLOAT|JSON", _number_or_table, _shown
+    if kind == Scheduled:  # a number, or the pairs of a schedule, one after the other
+        return "FLOAT|STEP FLOAT STEP FLOAT ...", _schedule, _shown
+    if kind in (int, float):
+        return kind.__name__.upper(), lambda given: _number(given[0], kind), _shown
+    # As in files, "none" means None, and also an empty text, which is shown that way.
+    optional = len(kinds) == 1 and NoneType in words
+    one, nothing = (kinds[0], None) if optional else (kind, "")
+    if one not in ((str, int, float) if optional else (str,)):
+        return None
+    parse = lambda given: nothing if given[0] == "none" else _number(given[0], one)  # noqa: E731
+    return one.__name__.upper(), parse, _shown
+
+
+def _shown(value: Any) -> list[str]:
+    """Return the words of an option for a value."""
+    if isinstance(value, dict):
+        return [json.dumps(value)]
+    if isinstance(value, list):  # a schedule
+        return [str(each) for pair in value for each in pair]
+    return ["none" if value in (None, "") else str(value)]
 
 
 def _word(given: str, kind: Any) -> str:
@@ -130,13 +123,10 @@ def _number(given: str, kind: type[T]) -> T:
 
 
 def _schedule(given: list[str]) -> float | list[tuple[float, float]]:
-    if len(given) == 1:
-        try:
-            return float(given[0])
-        except ValueError:
-            pass
     try:
         numbers = [float(each) for each in given]
+        if len(numbers) == 1:
+            return numbers[0]
         return list(zip(numbers[::2], numbers[1::2], strict=True))
     except ValueError:
         hint = "; other arguments go before the options" if len(given) > 1 else ""
@@ -247,6 +237,9 @@ class WorkerArguments(AccessArguments):
             RunDirectoryError: the run in the directory has no driver.
             ValueError: the token or the directory for TLS cannot be used.
         """
+        # Also false for NaN, with which gRPC would fail much later.
+        if not (self.timeout >= 0 and self.reattach_seconds >= 0):
+            raise ValueError("--timeout and --reattach-seconds must be at least 0")
         address = self.driver
         log = WorkerLog(role, self.log_format)
         # A run that has not started yet has no directory.
@@ -255,9 +248,9 @@ class WorkerArguments(AccessArguments):
         split_address(address)
         shared_directory()
         tls = read_tls(self.tls)
-        health = None
-        if self.health_bind:
-            health = Health()
+        # Served before the driver is dialed: a probe may ask while this worker waits for it.
+        health = Health() if self.health_bind else None
+        if health is not None:
             health.serve(self.health_bind)
         return Contact(
             address=address,
@@ -448,6 +441,7 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
     try:
         return work()
     except ConfigError as error:
+        # User code that raised while its configuration was checked.
         traceback = getattr(error, "traceback", "") or getattr(error.__cause__, "traceback", "")
         if traceback:
             print(traceback, file=sys.stderr)
@@ -457,8 +451,9 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
     except (*expected, EndpointError, PlotError, SweepFailed, LaunchError) as error:
         print(f"juggler {command}: {error}", file=sys.stderr)
         return 1
+    # Its reader has closed stdout, which `main` handles.
     except BrokenPipeError:
-        raise  # stdout was closed by its reader
+        raise
     except Exception as error:
         if not explains_itself(error):  # from user code, such as a callback
             print(traceback_of(error), end="", file=sys.stderr)

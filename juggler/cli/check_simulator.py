@@ -14,7 +14,7 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from juggler.cli.arguments import Flag, command
-from juggler.cli.findings import Finding, State, print_finding, status_of
+from juggler.cli.findings import Finding, judged, print_finding, status_of
 from juggler.driver.config import ConfigError
 from juggler.driver.signals import as_exception, signals_become
 from juggler.envrunner.config import ADDRESS, check_points, words_of
@@ -95,6 +95,8 @@ def check(given: Arguments, report: Callable[[str], None]) -> list[Finding]:
         EndpointError: the gateway cannot listen there.
         KeyboardInterrupt: Ctrl-C ended the check, and the command.
     """
+    if given.steps < 1 or not given.seconds > 0:
+        raise ConfigError("--steps must be at least 1, and --seconds above 0")
     is_command = ADDRESS in given.simulator or " " in given.simulator
     try:
         words = words_of(given.simulator) if is_command else []
@@ -103,6 +105,39 @@ def check(given: Arguments, report: Callable[[str], None]) -> list[Finding]:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     work, process, ended = Check(given.steps, report), None, True
+    address = _serve(work, given, "127.0.0.1:0" if words else given.simulator)
+    # A command in its own session would outlive a check that a signal ends.
+    with signals_become(lambda why: work.over.set()) as caught:
+        try:
+            report(f"takes simulators at {address}")
+            # Started once the gateway listens, so that its first attempt succeeds.
+            if words:
+                process = _started([word.replace(ADDRESS, address) for word in words])
+            _wait(work, process, given.seconds)
+            if process is not None and work.guests.why_left and not work.failed_sessions:
+                process.join(_END_SECONDS)  # it said goodbye, so its status is its own
+            status = None if process is None else process.exitcode
+        finally:
+            caught.no_more()
+            work.server.close("the check has ended")
+            if process is not None:
+                ended = _end(process, 0.0 if caught.number else _END_SECONDS)
+    # A signal or an error of the gateway leaves findings that mean nothing.
+    if caught.number:
+        raise as_exception(caught.number)
+    if work.failure is not None:
+        raise work.failure
+    found = [*work.findings()]
+    if status and not work.was_cut:
+        found.append(Finding("command", "problem", f"it ended by itself, with status {status}"))
+    elif not ended:
+        text = f"it ran for {_END_SECONDS:.0f} s after the check, and was killed"
+        found.append(Finding("command", "warning", text, "end it after the error ENDED"))
+    return found
+
+
+def _serve(work: Check, given: Arguments, address: str) -> str:
+    """Start a check's gateway, and return its address."""
     # Random actions are cheap, so each message is answered at once.
     settings = GatewaySettings(
         1 << 12,
@@ -115,37 +150,9 @@ def check(given: Arguments, report: Callable[[str], None]) -> list[Finding]:
     )
     tls = read_tls(None)
     work.server = GatewayServer(Transport(read_token(None, tls)), work, settings, work.failed)
-    work.guests = work.server.manager.guests = Guests(
-        work.server.manager.sessions, work.report_line
-    )
-    address = "127.0.0.1:0" if words else given.simulator
-    address = work.server.start(address, tls, given.insecure)
-    # A command in its own session would outlive a check that a signal ends.
-    with signals_become(lambda why: work.over.set()) as caught:
-        try:
-            report(f"takes simulators at {address}")
-            if words:
-                process = _started([word.replace(ADDRESS, address) for word in words])
-            _wait(work, process, given.seconds)
-            if process is not None and work.guests.why_left and not work.failed_sessions:
-                process.join(_END_SECONDS)  # it said goodbye, so its status is its own
-            status = None if process is None else process.exitcode
-        finally:
-            caught.no_more()
-            work.server.close("the check has ended")
-            if process is not None:
-                ended = _end(process, 0.0 if caught.number else _END_SECONDS)
-    if caught.number:
-        raise as_exception(caught.number)
-    if work.failure is not None:
-        raise work.failure
-    found = [*work.findings()]
-    if status and not work.was_cut:
-        found.append(Finding("command", "problem", f"it ended by itself, with status {status}"))
-    elif not ended:
-        text = f"it ran for {_END_SECONDS:.0f} s after the check, and was killed"
-        found.append(Finding("command", "warning", text, "end it after the error ENDED"))
-    return found
+    manager = work.server.manager
+    work.guests = manager.guests = Guests(manager.sessions, work.report_line)
+    return work.server.start(address, tls, given.insecure)
 
 
 def _started(words: list[str]) -> CommandProcess:
@@ -228,6 +235,7 @@ class Watched(ModulePlayer):
             self._changed[path] = changed | (array != first).any(0)
             if (box := self._boxes.get(path)) is None:
                 continue
+            # In the type of the numbers that came: a bound in float64 may round to another one.
             low, high = box.low.astype(array.dtype), box.high.astype(array.dtype)
             wrong = (array < low) | (array > high)  # [R, ...]
             self._many_outside += int(wrong.reshape(len(array), -1).any(1).sum())
@@ -340,12 +348,14 @@ class Check(StandaloneGateway):
     def _is_over(self, counts: dict[str, float], now: float) -> bool:
         """Cut the connection after enough steps; return whether the check has ended."""
         if self.was_cut:
+            # Resuming alone proves little: it also has to continue its steps.
             new = {name: counts[name] - self._before[name] for name in counts}
             if new.get("sessions_begun"):
                 self._afterwards = "it began a new session: the episodes of the old one were cut"
             elif new.get("sessions_resumed") and new["steps"] >= _FEW_STEPS:
                 self._afterwards = "resumed"
             return bool(self._afterwards) or now > self._cut_at + _RESUME_SECONDS
+        # An episode of a game may last for minutes, so a few are waited for only a while.
         enough = counts["episodes"] >= _FEW or now > self._began + _FEW_SECONDS
         if counts["steps"] >= self._wanted and enough:
             session = next(each.session for each in self._players if each.session)
@@ -375,6 +385,7 @@ class Check(StandaloneGateway):
             yield Finding("protocol", "problem", self._rule)
         elif self._counts["steps"]:
             yield Finding("protocol", "ok", "no rule was broken")
+        # Only a connection that this check did not cut itself says something of the simulator.
         if self.guests.why_left == LOST and not self.was_cut:
             text = f"it broke, and the simulator did not come back within {_RESUME_SECONDS:.0f} s"
             yield Finding("connection", "problem", text, "send a Goodbye at the end")
@@ -407,11 +418,11 @@ class Check(StandaloneGateway):
         share = 100 * terminated / (terminated + truncated)
         ends = f"{share:.0f} % terminated, {100 - share:.0f} % truncated"
         yield Finding("episodes", "ok", f"{len(lengths):,} of {_spread(lengths)} steps; {ends}")
+        # Returns of 0 usually mean that the simulator does not send its rewards.
         for name, (returns, _) in of_agents.items():
             if returns:
-                advice = "" if any(returns) else "nothing is learned from rewards of 0"
-                state: State = "warning" if advice else "ok"
-                yield Finding("returns", state, f"{name}: {_spread(returns)}", advice)
+                text, advice = f"{name}: {_spread(returns)}", "nothing is learned from rewards of 0"
+                yield judged("returns", any(returns), text, advice)
 
 
 def _spread(numbers: Sequence[float]) -> str:

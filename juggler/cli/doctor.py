@@ -22,7 +22,7 @@ from typing import Any, Final
 import tyro
 
 from juggler.cli.arguments import Flag, command
-from juggler.cli.findings import MARKS, Finding, State, print_finding, status_of
+from juggler.cli.findings import Finding, judged, print_finding, status_of
 from juggler.driver.record.wording import quantity
 from juggler.runtime.actors.resources import usable_cores, usable_memory
 from juggler.runtime.install_commands import installing
@@ -46,11 +46,6 @@ for i in range(torch.cuda.device_count()):
 """
 
 
-def _judged(name: str, is_good: bool, text: str, advice: str, state: State = "warning") -> Finding:
-    """Make a finding; the advice counts only if it is not good."""
-    return Finding(name, "ok", text) if is_good else Finding(name, state, text, advice)
-
-
 def findings() -> Iterator[Finding]:
     """Run all checks; an exception is reported as a problem."""
     for check in CHECKS:
@@ -65,7 +60,7 @@ def _python() -> Iterator[Finding]:
     where = f"{platform.python_version()}, {sys.executable}"
     is_good = sys.version_info >= (3, 11) and sys.maxsize > 1 << 32
     advice = "install Python 3.11 or newer, of 64 bits"
-    yield _judged("python", is_good, where, advice, "problem")
+    yield judged("python", is_good, where, advice, "problem")
 
 
 def _juggler() -> Iterator[Finding]:
@@ -84,6 +79,7 @@ def _torch() -> Iterator[Finding]:
         yield Finding("torch", "problem", text, "check its disk, and the GPU")
         return
     seconds = time.monotonic() - began
+    # Of a traceback, the last line has the reason; a crash leaves only its status.
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         yield Finding("torch", "problem", last, f"{sys.executable} -m pip install torch")
@@ -93,7 +89,7 @@ def _torch() -> Iterator[Finding]:
     yield Finding("torch", "ok", f"{version}, built for {f'CUDA {build}' if build else 'the CPU'}")
     yield from _gpus(gpus, build)
     advice = "every run starts with it: move the environment to a local disk"
-    yield _judged("import torch", seconds <= _SLOW_TORCH_SECONDS, f"{seconds:.1f} s", advice)
+    yield judged("import torch", seconds <= _SLOW_TORCH_SECONDS, f"{seconds:.1f} s", advice)
 
 
 def _gpus(seen: list[str], build: str) -> Iterator[Finding]:
@@ -114,7 +110,7 @@ def _cores() -> Iterator[Finding]:
     cores, there = usable_cores(), os.cpu_count() or 1
     of = "" if cores == there else f" of {there}"
     text = f"{cores:g}{of}, for EnvRunners and learners"
-    yield _judged("cores", cores >= 2, text, "a run needs at least two to be fast")
+    yield judged("cores", cores >= 2, text, "a run needs at least two to be fast")
 
 
 def _memory() -> Iterator[Finding]:
@@ -123,7 +119,7 @@ def _memory() -> Iterator[Finding]:
         yield Finding("memory", "absent", "the free memory is unknown on this system")
         return
     advice = "each process of a run takes some 300 MiB"
-    yield _judged("memory", free >= 2 * _GIB, f"{free / _GIB:.1f} GiB free", advice)
+    yield judged("memory", free >= 2 * _GIB, f"{free / _GIB:.1f} GiB free", advice)
 
 
 def _shared_memory() -> Iterator[Finding]:
@@ -142,7 +138,7 @@ def _shared_memory() -> Iterator[Finding]:
     free = shutil.disk_usage(place).free
     is_good = free >= 32 * _MIB and os.access(place, os.W_OK)
     advice = "environments with vectorize = async need it: in docker, --shm-size=1g"
-    yield _judged("shared memory", is_good, f"/dev/shm has {free / _MIB:.0f} MiB free", advice)
+    yield judged("shared memory", is_good, f"/dev/shm has {free / _MIB:.0f} MiB free", advice)
 
 
 def _open_files() -> Iterator[Finding]:
@@ -150,7 +146,7 @@ def _open_files() -> Iterator[Finding]:
     unlimited = hard == resource.RLIM_INFINITY
     text = "without limit" if unlimited else f"{hard} at once"
     advice = "enough for some hundred EnvRunners; for more, raise the limit (ulimit -Hn)"
-    yield _judged("open files", unlimited or hard >= _FEW_FILES, text, advice)
+    yield judged("open files", unlimited or hard >= _FEW_FILES, text, advice)
 
 
 def _processes() -> Iterator[Finding]:
@@ -163,8 +159,7 @@ def _processes() -> Iterator[Finding]:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limit = "" if soft == resource.RLIM_INFINITY else f"; one user may have {soft} of them"
-    text = f"processes of a run end together{limit}"
-    yield Finding("processes", "ok", text)
+    yield Finding("processes", "ok", f"processes of a run end together{limit}")
 
 
 def _sockets() -> Iterator[Finding]:
@@ -181,6 +176,7 @@ def _sockets() -> Iterator[Finding]:
         with socket.socket(socket.AF_UNIX) as local:
             local.bind(str(directory.path / "socket"))
             local.listen()
+    # Some network file systems hold files, and no sockets.
     except OSError as error:
         advice = "set TMPDIR to a local disk, where Unix sockets can be made"
         yield Finding("sockets", "problem", f"{directory.path}: {error}", advice)
@@ -201,6 +197,7 @@ def _gRPC() -> Iterator[Finding]:
     server = make_server(1)
     server.add_generic_rpc_handlers((handler,))
     message = os.urandom(_MIB)
+    # From here on a proxy or a firewall may interfere, also on loopback.
     began = time.monotonic()
     try:
         port = server.add_insecure_port("127.0.0.1:0")
@@ -209,6 +206,7 @@ def _gRPC() -> Iterator[Finding]:
             call: Any = channel.stream_stream("/juggler.Doctor/Echo")
             back = next(iter(call(iter([message]), timeout=_GRPC_SECONDS, wait_for_ready=True)))
     except (grpc.RpcError, RuntimeError) as error:
+        # gRPC's own text is long, and names its source files.
         code = error.code().name if isinstance(error, grpc.Call) else str(error)
         advice = "look for a firewall or a proxy on loopback: unset http_proxy, set no_proxy=*"
         yield Finding("gRPC", "problem", f"no stream over 127.0.0.1: {code}", advice)
@@ -216,10 +214,8 @@ def _gRPC() -> Iterator[Finding]:
     finally:
         server.stop(None)
     assert back == message
-    milliseconds = 1e3 * (time.monotonic() - began)
-    yield Finding(
-        "gRPC", "ok", f"{grpc.__version__}, 1 MiB there and back in {milliseconds:.0f} ms"
-    )
+    took = f"{1e3 * (time.monotonic() - began):.0f} ms"
+    yield Finding("gRPC", "ok", f"{grpc.__version__}, 1 MiB there and back in {took}")
 
 
 def _ports() -> Iterator[Finding]:
@@ -246,14 +242,14 @@ def _disk() -> Iterator[Finding]:
     free = shutil.disk_usage(here).free
     text = f"{quantity(free / _GIB)} GiB free in {here}"
     advice = "checkpoints with a replay are large: give --run-dir elsewhere"
-    yield _judged("disk", free >= _GIB, text, advice)
+    yield judged("disk", free >= _GIB, text, advice)
 
 
 def _compiler() -> Iterator[Finding]:
     found = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), "")
     text = f"{found}, for compile = true" if found else "no C++ compiler"
     advice = "for compile = true: apt-get install g++"
-    yield _judged("compiler", bool(found), text, advice, "absent")
+    yield judged("compiler", bool(found), text, advice, "absent")
 
 
 def _extras() -> Iterator[Finding]:
@@ -271,7 +267,7 @@ def _extras() -> Iterator[Finding]:
         missing = [name for name in packages if not versions[name]]
         there = ", ".join(f"{name} {version}" for name, version in versions.items())
         text = f"without {', '.join(missing)}" if missing else there
-        yield _judged(f"extra {extra}", not missing, text, installing(extra), "absent")
+        yield judged(f"extra {extra}", not missing, text, installing(extra), "absent")
 
 
 def _is_for_this_python(marker: str) -> bool:
@@ -350,13 +346,11 @@ def _diagnose(given: Arguments) -> int:
     if given.json:
         print(json.dumps([asdict(each) for each in found], indent=2))
         return status_of(found)
-    counts = {state: sum(each.state == state for each in found) for state in MARKS}
-    print()
-    if not counts["problem"]:
-        text = "To start: juggler train cartpole"
-        print(text if not counts["warning"] else f"{text} (see the warnings above)")
-    else:
-        print("Runs may not work here: see the problems above.")
+    states = {each.state for each in found}
+    warned = " (see the warnings above)" if "warning" in states else ""
+    start = f"To start: juggler train cartpole{warned}"
+    problem = "Runs may not work here: see the problems above."
+    print(f"\n{problem if 'problem' in states else start}")
     return status_of(found)
 
 
@@ -365,6 +359,8 @@ def _check_health(given: HealthArguments) -> int:
     from juggler.runtime.actors.health import check_health
     from juggler.runtime.actors.tls import read_tls
 
+    if not given.timeout > 0:
+        raise ValueError(f"--timeout {given.timeout:g}: must be above 0")
     if not given.address.startswith("unix:"):
         split_address(given.address)
     problem = check_health(given.address, given.service, read_tls(given.tls), given.timeout)

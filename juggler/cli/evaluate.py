@@ -66,7 +66,7 @@ class Arguments(PlayedArguments):
     such as player_*. PLAYER is a module of the run, "random", or the path of another run or
     checkpoint, followed by :MODULE if it has several. Wins, draws and losses are counted."""
 
-    explore: bool = False
+    explore: Flag = False
     """With --play: draw actions as in training."""
 
     json: Flag = False
@@ -77,7 +77,7 @@ class Arguments(PlayedArguments):
 class RecordArguments(PlayedArguments):
     """Record whole episodes of a policy as a Minari data set.
 
-    The policy takes its most likely actions. `juggler train --dataset` learns from the data set.
+    `juggler train --dataset` learns from the data set.
     """
 
     episodes: int = 100
@@ -86,6 +86,9 @@ class RecordArguments(PlayedArguments):
     to: str | None = None
     """Directory of the data set, which must not exist; none: demonstrations, in the run's
     directory."""
+
+    explore: Flag = False
+    """Draw actions as in training, instead of taking the most likely ones."""
 
 
 def _evaluate(given: Arguments) -> int:
@@ -99,6 +102,7 @@ def _evaluate(given: Arguments) -> int:
         return _play(given)
     if given.explore:
         raise ConfigError("--explore: only for matches; name players with --play")
+    # The environment may print, too.
     with warnings_printed("evaluate"), stdout_kept(given.json):
         if given.simulator is not None:
             watch = EvaluationProgress(given.episodes)
@@ -112,10 +116,9 @@ def _evaluate(given: Arguments) -> int:
             {"agent": agent, "module": module_id, "returns": returns}
             for (agent, module_id), returns in played.agent_returns.items()
         ]
-        of_returns = {"mean": played.mean, "deviation": played.deviation}
-        _print(
-            {**asdict(played), **of_returns, "interval": played.interval, "agent_returns": agents}
-        )
+        # JSON has no pairs as keys, and properties are no fields.
+        statistics = {key: getattr(played, key) for key in ("mean", "deviation", "interval")}
+        _print({**asdict(played), **statistics, "agent_returns": agents})
         return 0
     print(f"checkpoint: {played.checkpoint}")
     print(f"{in_words(played)}, mean length {sum(played.lengths) / len(played.lengths):.1f}")
@@ -138,6 +141,7 @@ def _play(given: Arguments) -> int:
         if not (agent and equals and player):
             raise ConfigError(f"--play {pair}: expected AGENT=PLAYER, such as player_0=random")
         players[agent] = player
+    # Games may print, too.
     with warnings_printed("evaluate"), stdout_kept(given.json):
         how = {"explore": given.explore, **_how(given)}
         played = play_matches(given.checkpoint, players, given.episodes, given.seed, **how)
@@ -168,14 +172,9 @@ def _record(given: RecordArguments) -> int:
     from juggler.driver.play_checkpoint import record
 
     with warnings_printed("record"):
-        made = record(
-            given.checkpoint,
-            given.episodes,
-            given.seed,
-            to=given.to,
-            env=given.env,
-            watch=EvaluationProgress(given.episodes),
-        )
+        watch = EvaluationProgress(given.episodes)
+        how: dict[str, Any] = {"to": given.to, "env": given.env, "watch": watch}
+        made = record(given.checkpoint, given.episodes, given.seed, **how, explore=given.explore)
     print(f"checkpoint: {made.checkpoint}")
     print(f"{in_words(made)}, {sum(made.lengths)} steps")
     print(f"data set: {made.dataset}")

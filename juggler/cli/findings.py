@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["ok", "absent", "warning", "problem"]
-MARKS = {"ok": "ok", "absent": "-", "warning": "warning", "problem": "problem"}
 _COLOURS = {"ok": "32", "absent": "2", "warning": "33", "problem": "31"}
 
 
@@ -23,6 +22,11 @@ class Finding:
     advice: str = ""  # what to do, or ""
 
 
+def judged(name: str, is_good: bool, said: str, advice: str, state: State = "warning") -> Finding:
+    """Make a finding; the advice counts only if it is not good."""
+    return Finding(name, "ok", said) if is_good else Finding(name, state, said, advice)
+
+
 def status_of(found: Sequence[Finding]) -> int:
     """Return the exit status for these findings."""
     return 1 if any(each.state == "problem" for each in found) else 0
@@ -30,7 +34,7 @@ def status_of(found: Sequence[Finding]) -> int:
 
 def print_finding(found: Finding) -> None:
     """Print a finding and its advice."""
-    mark = f"{MARKS[found.state]:<8}"
+    mark = f"{'-' if found.state == 'absent' else found.state:<8}"
     if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
         mark = f"\x1b[{_COLOURS[found.state]}m{mark}\x1b[0m"
     print(f"{mark} {found.name:<16} {found.said}", flush=True)

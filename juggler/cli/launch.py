@@ -225,6 +225,7 @@ def _engine_run(given: LaunchArguments, options: Sequence[str]) -> EngineRun:
             own = given.sbatch_learner, given.sbatch_envrunner
             launch = _run_of(given, options)
             return SlurmRun(launch, given.numbers, _say, [*of_all, *given.sbatch], *own)
+        # These two run Juggler from an image, so hosts need neither TLS files nor Juggler.
         case SwarmArguments():
             from juggler.launch.swarm import SwarmRun
 
@@ -244,6 +245,9 @@ def _run_of(given: LaunchArguments, options: Sequence[str]) -> Launch:
 
     config = given.config or ""
     run_dir = launch_directory(given.run_dir, config).absolute()
+    if run_dir.is_file():
+        raise LaunchError(f"{given.run_dir} is a file; name another run directory")
+    # The driver's own checks, before certificates are made or jobs are queued.
     checked = [*([config] if config else []), "--run-dir", str(run_dir), "--go-on"]
     runner = read_arguments([*checked, *options]).arguments.run.env_runner
     gateway = runner.gateway
@@ -268,8 +272,8 @@ def _make(given: CertsArguments) -> int:
     try:
         files = new_certificates(Path(given.directory), given.host, given.days)
     except OSError as error:
-        print(f"juggler certs: {error}", file=sys.stderr)
-        return 1
+        why = f"cannot make certificates in {given.directory}: {error.strerror}"
+        raise LaunchError(why) from error
     for file in files:
         print(file)
     print(

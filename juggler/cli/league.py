@@ -20,6 +20,7 @@ from juggler.cli.plot import STYLES, read_run
 from juggler.driver.agent_tables import LEAGUE, league_of, module_of
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.league import League
 from juggler.driver.league.ratings import elo, nash_averaging
 from juggler.driver.league.results import Payoffs
 from juggler.driver.league.roster import Player
@@ -45,6 +46,7 @@ def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
     role_width = max(map(len, ["role", *(player.role for player in players)]))
     names = f"{'player':<{width}}  {'role':<{role_width}}"
     lines = [f"{'#':>3}  {names}  {'steps':>9}  {'games':>7}  {'Elo':>6}  {'Nash':>5}  comes from"]
+    # A copy learns nothing more: its steps are those at which it was frozen.
     for number, player in enumerate(players, 1):
         name = player.player_id
         steps = player.steps if player.learning else player.born_at
@@ -79,29 +81,30 @@ def win_rate_lines(
     shown = [player.player_id for player in players if player not in left_out]
     learners = [player.player_id for player in players if player.learning]
     names = [row.player_id for row in rows] if rows is not None else learners or shown
+    # Columns are numbers, since names of frozen players are long.
     table = [["wins of", *(f"#{numbers[other]}" for other in shown)]]
-    few = False
     for row in names:
-        cells = []
-        for other in shown:
-            points, played = payoffs.points(row, [other] if other != row else [])
-            text = "-"
-            if played:
-                unsure = payoffs.games(row, other) < payoffs.min_games
-                few = few or unsure
-                low, high = payoffs.interval(row, other)
-                text = f"{'~' if unsure else ''}{points / played:.0%}±{50 * (high - low):.0f}"
-            cells.append(text)
+        cells = [_win_rate(payoffs, row, other) for other in shown]
         table.append([f"{numbers[row]:>3}  {row}", *cells])
     lines = _in_parts(table, columns)
     lines.append("#: the player of that number; ±: half the width of the 95 % interval")
-    if few:
+    if any(cell.startswith("~") for cells in table for cell in cells):
         lines.append(f"~: of fewer than {payoffs.min_games} games")
     if left_out:
         lines.append(
             f"{len(left_out)} older frozen players have a column only in the picture (--picture)"
         )
     return lines
+
+
+def _win_rate(payoffs: Payoffs, player: str, other: str) -> str:
+    """Describe how often a player beats another one: "~53%±8"; "-" without games."""
+    points, played = payoffs.points(player, [other] if other != player else [])
+    if not played:
+        return "-"
+    unsure = "~" if payoffs.games(player, other) < payoffs.min_games else ""
+    low, high = payoffs.interval(player, other)
+    return f"{unsure}{points / played:.0%}±{50 * (high - low):.0f}"
 
 
 def _in_parts(table: Sequence[Sequence[str]], columns: float) -> list[str]:
@@ -115,6 +118,7 @@ def _in_parts(table: Sequence[Sequence[str]], columns: float) -> list[str]:
             parts.append([])
             width = first + 2 + cell
         parts[-1].append(number)
+    # The first column says whose rows these are, so each part repeats it.
     lines = [
         [
             "  ".join([f"{row[0]:<{first}}", *(f"{row[n]:>{others[n - 1]}}" for n in part)])
@@ -174,18 +178,11 @@ def _league(given: Arguments) -> int:
             f"--tournament {given.tournament}: every pair of players plays at least "
             f"{_LEAST_MATCHES} matches"
         )
-    checkpoint = read_or_warn(given.run)
-    where = checkpoint.path or Path(given.run)
-    config = RunConfig.to_act(checkpoint.config, where=str(where))
-    state = checkpoint.counters.get(LEAGUE)
-    if not config.agents.league or state is None:
-        raise ConfigError(f"{where}: this run has no league: its configuration has no such table")
-    try:
-        league = league_of(config, state)
-    except ValueError as error:
-        raise CheckpointError(where, str(error)) from error
+    checkpoint, config, league = _read(given.run)
+    where = _place_of(checkpoint)
     if given.exploitability and not (env := config.env_runner.env).startswith(SCHEME):
         raise ConfigError(f"--exploitability: {env} is not a game of OpenSpiel")
+    # A tournament replaces the results of training, and has rows for frozen players too.
     payoffs, rows = league.payoffs, None
     players = [player for player in league.roster.present() if player.plays]
     if given.tournament is not None:
@@ -196,14 +193,13 @@ def _league(given: Arguments) -> int:
     print("\n".join(roster_lines(players, payoffs)))
     print()
     columns = shutil.get_terminal_size().columns
-    print("\n".join(win_rate_lines(players, payoffs, rows, columns)))
+    parts = [win_rate_lines(players, payoffs, rows, columns)]
     if payoffs.kinds:
-        print()
-        print("\n".join(kind_lines(payoffs)))
+        parts.append(kind_lines(payoffs))
+    # Players whose weights were deleted have results, and cannot play.
     if given.exploitability:
-        here = _available(players, checkpoint)
-        print()
-        print("\n".join(_exploitability_lines(here, checkpoint, config)))
+        parts.append(_exploitability_lines(_available(players, checkpoint), checkpoint, config))
+    print("\n\n".join("\n".join(lines) for lines in parts))
     if given.picture:
         try:
             print(f"picture: {_draw(players, payoffs, run_of(where), Path(given.picture))}")
@@ -213,10 +209,28 @@ def _league(given: Arguments) -> int:
     return 0
 
 
+def _read(run: str) -> tuple[Checkpoint, RunConfig, League]:
+    """Read a checkpoint, its configuration and its league."""
+    checkpoint = read_or_warn(run)
+    where = _place_of(checkpoint)
+    config = RunConfig.to_act(checkpoint.config, where=str(where))
+    state = checkpoint.counters.get(LEAGUE)
+    if not config.agents.league or state is None:
+        raise ConfigError(f"{where}: this run has no league: its configuration has no such table")
+    try:
+        return checkpoint, config, league_of(config, state)
+    except ValueError as error:
+        raise CheckpointError(where, str(error)) from error
+
+
+def _place_of(checkpoint: Checkpoint) -> Path:
+    assert checkpoint.path is not None, "it was read from a directory"
+    return checkpoint.path
+
+
 def _available(players: Sequence[Player], checkpoint: Checkpoint) -> list[Player]:
     """Return players whose weights are available."""
-    assert checkpoint.path is not None
-    kept, found = run_of(checkpoint.path) / DIRECTORY, []
+    kept, found = run_of(_place_of(checkpoint)) / DIRECTORY, []
     for player in players:
         try:
             if player.learning:  # it may just have been added
@@ -237,18 +251,17 @@ def _exploitability_lines(
     from juggler.policies.matches import exploitability
     from juggler.policies.policy import load_policy
 
-    assert checkpoint.path is not None
-    kept = run_of(checkpoint.path) / DIRECTORY
+    where, runner = _place_of(checkpoint), config.env_runner
     lines = []
     for player in players:
         if (module_id := module_of(player)) == RANDOM:
             continue
+        # A copy has its own directory of weights; a checkpoint has the learning modules.
         try:
             if player.parent:
-                policy = load_policy(kept / module_id)
+                policy = load_policy(run_of(where) / DIRECTORY / module_id)
             else:
-                policy = load_policy(checkpoint.path, module_id=module_id)
-            runner = config.env_runner
+                policy = load_policy(where, module_id=module_id)
             found = exploitability(policy, runner.env, runner.env_kwargs)
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -269,8 +282,9 @@ def _tournament(
             f"--tournament: matches are between two agents or teams, but here they have "
             f"{len(sides)} sides"
         )
-    assert checkpoint.path is not None
-    kept = run_of(checkpoint.path) / DIRECTORY
+    where = _place_of(checkpoint)
+    kept = run_of(where) / DIRECTORY
+    # All results count alike: these players do not change any more.
     payoffs = Payoffs(1.0, 1, [], [], [])
     pairs = list(combinations(players, 2))
     half = -(-matches // 2)
@@ -285,8 +299,9 @@ def _tournament(
             seated |= {agent: _named(other, kept) for agent in others}
             # Different draws: with equal ones, equal policies would win once each.
             seed = 2 * number + half_number
-            played = play_matches(checkpoint.path, seated, half, seed, explore=True, watch=watch)
+            played = play_matches(where, seated, half, seed, explore=True, watch=watch)
             over += half
+            # A side may be a team, whose returns add up.
             for match in played.matches:
                 score, against = (
                     sum(match.returns.get(agent, 0.0) for agent in side) for side in (own, others)
@@ -321,6 +336,7 @@ def _draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Pa
         for column, other in enumerate(ids):
             if one != other and payoffs.games(one, other):
                 rates[row, column] = payoffs.win_rate(one, other)
+    # Without pyplot it needs no window system.
     figure = Figure(figsize=(12, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
     image = left.imshow(rates, cmap="RdBu", vmin=0, vmax=1)
@@ -328,6 +344,7 @@ def _draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Pa
     left.set_yticks(range(len(ids)), ids, fontsize=7)
     left.set_title("win rate of the row against the column")
     figure.colorbar(image, ax=left)
+    # A checkpoint that was moved elsewhere has no metrics beside it.
     runs = [read_run(run_dir, run_dir.name)] if (run_dir / METRICS_FILE).is_file() else []
     for run in runs:
         for place, key in enumerate(run.keys_of("elo")):

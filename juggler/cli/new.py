@@ -49,6 +49,7 @@ def _write(given: Arguments) -> int:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise RunDirectoryError(f"{directory} already exists, and is not overwritten")
         _must_be_a_name(name)
+        # Nothing is written before all of this was checked.
         for path in _copy(resources.files("juggler") / "templates" / "project", directory, name):
             print(path)
     except OSError as error:

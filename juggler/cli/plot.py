@@ -26,6 +26,7 @@ from juggler.driver.record.run_directory import (
 )
 from juggler.driver.result import Result
 from juggler.driver.start_run import StartedRun
+from juggler.driver.watching.overview import names_of
 from juggler.experiments.seeds import mean_curve, members
 
 if TYPE_CHECKING:
@@ -128,15 +129,13 @@ def plot(
         raise PlotError(f"--smooth {smooth}: give a number of lines, at least 1")
     if metrics and by != "auto":
         raise PlotError(f"a metric has a curve for each module or agent: leave out --by {by}")
-    names = [path.resolve().name for path in run_dirs]
-    unique = len(set(names)) == len(names)
     found: list[tuple[Path, str, str]] = []  # directory, name and group of each run
-    for path, own in zip(run_dirs, names, strict=True):
-        name = own if unique else str(path)
+    for path, name in zip(run_dirs, names_of(run_dirs), strict=True):
         seeds = members(path)
         found += [(each, f"{name}/{each.name}", name) for each in seeds] or [(path, name, "")]
     if together:
         found = [(path, name, f"{len(found)} runs") for path, name, _ in found]
+    # A group is drawn as its mean, which needs one curve of each run.
     grouped = any(group for *_, group in found)
     if by == "auto" and (metrics or len(found) > 1 or grouped):
         by = "run"
@@ -162,7 +161,8 @@ def save(run_dirs: Sequence[Path], output: Path | None = None, **how: Any) -> Pa
     try:
         figure.savefig(output)
     except (OSError, ValueError) as error:
-        raise PlotError(f"cannot write {output}: {error}") from error
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise PlotError(f"cannot write {output}: {why}") from error
     return output
 
 
@@ -195,8 +195,7 @@ class RunCurves:
     """A run's metrics."""
 
     name: str
-    lines: list[dict[str, Any]]  # nested
-    flat: list[dict[str, Any]]  # the same lines, flat
+    lines: list[dict[str, Any]]  # flat
     group: str = ""  # runs of a group are drawn as one curve; "": this run has its own curve
     smooth: int = 1  # number of lines to average over
     columns: dict[str, Column] = field(default_factory=dict)  # known columns by key, [lines]
@@ -204,7 +203,7 @@ class RunCurves:
     def column(self, key: str) -> Column:
         """Return a metric, [lines]; NaN if a line has no number."""
         if key not in self.columns:
-            column = np.array([number(line.get(key)) for line in self.flat], dtype=np.float64)
+            column = np.array([number(line.get(key)) for line in self.lines], dtype=np.float64)
             is_raw = key in (STEPS, TIME) or key.endswith(_EVALUATION)
             self.columns[key] = column if is_raw else smoothed(column, self.smooth)
         return self.columns[key]
@@ -216,7 +215,7 @@ class RunCurves:
             metric: a key, or the end of several keys. For example, "modules/default/policy_loss"
                 ends in "policy_loss".
         """
-        whole = dict.fromkeys(key for line in self.flat for key in line)
+        whole = dict.fromkeys(key for line in self.lines for key in line)
         ends = (key for key in whole if key.endswith(f"/{metric}"))
         keys = [metric] if metric in whole else ends
         return [key for key in keys if np.isfinite(self.column(key)).any()][:_MOST_NAMES]
@@ -224,10 +223,13 @@ class RunCurves:
     def keys_by(self, by: By) -> list[str]:
         """Return the keys of mean returns, per run, module or agent."""
         for kind in {"auto": ("module", "agent"), "run": ()}.get(by, (by,)):
-            tables = (line.get(f"by_{kind}") or {} for line in self.lines)
-            names = list(dict.fromkeys(name for table in tables for name in table))
-            if len(names) > 1 or (names and by != "auto"):
-                return [f"by_{kind}/{name}/{_RETURN}" for name in names[:_MOST_NAMES]]
+            found = [
+                key
+                for key in dict.fromkeys(key for line in self.lines for key in line)
+                if key.startswith(f"by_{kind}/") and key.endswith(f"/{_RETURN}")
+            ]
+            if len(found) > 1 or (found and by != "auto"):
+                return found[:_MOST_NAMES]
             if by != "auto":
                 raise PlotError(
                     f"{self.name}: it has no metrics by {by}, not having several {by}s: leave out "
@@ -253,7 +255,7 @@ def read_run(path: Path, name: str, group: str = "", smooth: int = 1) -> RunCurv
     if found.broken:
         count = "1 line" if found.broken == 1 else f"{found.broken} lines"
         print(f"left out {count} of {file}: not metrics", file=sys.stderr)
-    return RunCurves(name, found.lines, list(map(flat, found.lines)), group, smooth)
+    return RunCurves(name, list(map(flat, found.lines)), group, smooth)
 
 
 def smoothed(column: Column, lines: int) -> Column:
@@ -317,6 +319,7 @@ def _figure(
     from matplotlib.lines import Line2D
 
     longest = max(float(run.column(TIME)[-1]) for run in runs)
+    # The longest run decides the unit, since all share the axis.
     unit, seconds = next((u for u in _TIME_UNITS if longest >= 2 * u[1]), _TIME_UNITS[-1])
     abscissae = ((STEPS, 1.0, "environment steps"), (TIME, seconds, unit))
     panels = _panels(runs, by, metrics)
@@ -386,10 +389,12 @@ def _panels(runs: list[RunCurves], by: By, metrics: Sequence[str]) -> dict[str, 
     owners: dict[str, list[RunCurves]] = {}  # runs by group, or by their own name
     for run in runs:
         owners.setdefault(run.group or run.name, []).append(run)
+    # A module keeps its look in all panels, so that one legend serves them.
     panels: dict[str, list[_Curve]] = {}
     for panel, metric in (dict(zip(metrics, metrics, strict=True)) or _USUAL).items():
         panels[panel] = curves = []
         label, points = (None if metrics else _LABELS.get(metric)) or (panel, ("", "", ""))
+        # With one run, the names of modules say enough; with several, its own name comes first.
         for owner, of in owners.items():
             for part, (key, having) in _keys(of, by, metric, is_usual=not metrics).items():
                 parts = [owner] * (len(owners) > 1 or not part) + [part] * bool(part)

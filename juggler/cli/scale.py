@@ -43,6 +43,7 @@ def _scale(given: Arguments) -> int:
         raise LaunchError("give a number: --env-runners N, --learners N or --evaluators N")
     must_allow(wanted)
     run_dir = Path(given.run).absolute()
+    # A launched run has files with its numbers; the driver itself cannot start workers elsewhere.
     launched = Launch(run_dir)
     if launched.is_abandoned:
         raise LaunchError(
@@ -54,6 +55,7 @@ def _scale(given: Arguments) -> int:
             if number is not None:
                 print(launched.scale(role, number))
         return 0
+    # A run of `juggler train` starts its own workers, and is asked for more.
     address = find_driver(run_dir)
     if given.evaluators is not None:
         raise LaunchError(
@@ -81,6 +83,7 @@ def _ask(run_dir: Path, address: str, env_runners: int, learners: int) -> tuple[
     with dial(address) as channel:
         ask: Any = channel.unary_unary(SCALE_METHOD)
         wanted = status_pb2.ScaleRequest(env_runners=env_runners, learners=learners)
+        # A driver that ended without deleting its address is no fault of this command.
         try:
             answered = ask(wanted.SerializeToString(), timeout=_ANSWER_SECONDS)
         except grpc.RpcError as error:

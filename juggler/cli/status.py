@@ -142,18 +142,17 @@ def _statuses(given: Arguments) -> Iterator[Any]:
     )
     from juggler.runtime.actors.tls import read_tls
 
+    # A directory may have a colon in its name, so it is looked for first.
     run_dir = Path(given.where)
     if not run_dir.is_dir() and ":" not in given.where:
         raise RunDirectoryError(f"{given.where} is neither a directory nor an address HOST:PORT")
-    if run_dir.is_dir():
-        address = find_driver(run_dir)
-    else:
-        address = given.where
+    address = find_driver(run_dir) if run_dir.is_dir() else given.where
+    if not run_dir.is_dir():
         split_address(address)
     tls = read_tls(given.tls)
+    # One channel for all requests: a connection each second would cost a TLS handshake.
     with dial(address, tls) as channel:
-        token = read_token(given.token_file, tls)
-        answered = False
+        token, answered = read_token(given.token_file, tls), False
         while True:
             try:
                 status = ask_status(channel, _ANSWER_SECONDS, token)
@@ -162,6 +161,7 @@ def _statuses(given: Arguments) -> Iterator[Any]:
                 gone = answer.code() == grpc.StatusCode.UNAVAILABLE
                 if gone and answered:
                     return print("the driver has ended", file=sys.stderr)
+                # Its address is still in the directory if it was killed.
                 if gone and run_dir.is_dir():
                     raise RunDirectoryError(not_running(run_dir)) from None
                 if answer.code() == grpc.StatusCode.UNIMPLEMENTED:
@@ -209,6 +209,7 @@ def _books(status: status_pb2.RunStatus) -> Table:
     dropped = ", ".join(f"{quantity(n)} {reason}" for reason, n in sorted(steps.dropped.items()))
     has_return = episodes.HasField("return_mean")
     lost = f", {quantity(steps.lost_unreported)} lost unreported" if steps.lost_unreported else ""
+    # The steps balance: what was sampled is the sum of what follows it.
     rows = {
         "return": f"{number(episodes.return_mean if has_return else None)} over the last 100 of "
         f"{episodes.ended:,} episodes",
@@ -224,7 +225,9 @@ def _books(status: status_pb2.RunStatus) -> Table:
         f"{number(staleness.sum / consumed if consumed else None)} on average",
         "queues": f"{queues.requests_in_flight} requests and {queues.updates_in_flight} updates in "
         f"flight, {queues.queued_batches} batches ({quantity(queues.queued_steps)} steps) queued",
+        # Present only where simulators dial in.
         **_simulators(status),
+        # The driver is one process with one loop: near one core, it holds up the run.
         "driver": f"{clock(status.driver.cpu_seconds)} of CPU, "
         f"{_memory(status.driver.resident_bytes)}; {status.restarts} restarts",
     }
@@ -285,6 +288,7 @@ def _workers(status: status_pb2.RunStatus, left_out: Sequence[str]) -> Table:
 def _cells(worker: status_pb2.WorkerStatus) -> dict[str, Text | str]:
     """Return the cells of a worker by title, from left to right."""
     version, resources = worker.version, worker.resources
+    # A worker that has left is silent for good.
     silent = worker.state in ("ready", "starting") and worker.seconds_silent > _SILENT_SECONDS
     on_device = f" + {_memory(resources.device_bytes)}" if resources.device_bytes else ""
     return {
@@ -294,6 +298,7 @@ def _cells(worker: status_pb2.WorkerStatus) -> dict[str, Text | str]:
         "pid": str(worker.pid or "-"),
         "incarnation": plain(worker.incarnation)[:8],
         "device": plain(worker.device) or "-",
+        # As the driver writes versions in its messages.
         "version": f"{version.generation}.{version.update}" if worker.HasField("version") else "-",
         "steps/s": quantity(worker.steps_per_second),
         "silent": Text(clock(worker.seconds_silent), style="yellow" if silent else ""),
@@ -338,17 +343,13 @@ def _memory(size: int) -> str:
 def _list(given: RunsArguments) -> int:
     import msgspec
 
-    from juggler.driver.watching.overview import RunReader, find_runs, names_of
+    from juggler.driver.watching.overview import RunReader, names_of
 
     directory = Path(given.directory)
-    is_there = (
-        given.directory != DEFAULT or directory.exists()
-    )  # otherwise no run was trained here yet
-    run_dirs = find_runs([directory]) if is_there else []
-    found = [
-        RunReader(run_dir, name).read()
-        for run_dir, name in zip(run_dirs, names_of(run_dirs), strict=True)
-    ]
+    run_dirs = _found([directory])
+    names = names_of(run_dirs)
+    found = [RunReader(*each).read() for each in zip(run_dirs, names, strict=True)]
+    # One line each, which scripts read one by one.
     if given.json:
         for each in found:
             print(json.dumps(msgspec.to_builtins(each)))
@@ -362,13 +363,29 @@ def _list(given: RunsArguments) -> int:
     return 0
 
 
-def _show_runs(found: list[Overview], console: Console) -> None:
+def _found(directories: list[Path]) -> list[Path]:
+    """Return the runs in directories; the default one need not exist yet."""
+    from juggler.driver.watching.overview import find_runs
+
+    is_default = directories == [Path(DEFAULT)]
+    return [] if is_default and not directories[0].exists() else find_runs(directories)
+
+
+def _table(words: Sequence[str], numbers: Sequence[str]) -> Table:
+    """Make a table: columns of words, of numbers, and a time."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("name", "environment", "algorithm", "state"):
+    for name in words:
         table.add_column(name, overflow="fold", min_width=7)
-    for name in ("return", "best", "steps", "time", "checkpoints"):
+    for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("written", no_wrap=True)
+    return table
+
+
+def _show_runs(found: list[Overview], console: Console) -> None:
+    words = "name", "environment", "algorithm", "state"
+    table = _table(words, ("return", "best", "steps", "time", "checkpoints"))
+    # As `Text`, since a name may look like markup of rich.
     for each in found:
         table.add_row(
             Text(each.name),
@@ -383,6 +400,7 @@ def _show_runs(found: list[Overview], console: Console) -> None:
             _ago(each.written),
         )
     console.print(table)
+    # On stderr, so that the table can be piped.
     for each in found:
         if each.problem:
             print(f"{each.directory}: {each.problem}", file=sys.stderr)
@@ -390,15 +408,10 @@ def _show_runs(found: list[Overview], console: Console) -> None:
 
 def _show_checkpoints(run_dir: Path, console: Console) -> None:
     """Show the newest checkpoints and the best one, for use in commands."""
-
     from juggler.driver.watching.overview import text_of
     from juggler.runtime.checkpoints.checkpoint import read_record
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("checkpoint", overflow="fold")
-    for name in ("return", "steps"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("written", no_wrap=True)
+    table = _table(("checkpoint",), ("return", "steps"))
     for path in _checkpoints(run_dir):
         try:
             counters = read_record(path)["counters"]
@@ -427,17 +440,13 @@ def _ago(then: float) -> str:
 
 
 def _watch(given: WatchArguments) -> int:
-
-    from juggler.driver.watching.overview import find_runs
     from juggler.driver.watching.page_server import serve_page
     from juggler.runtime.actors.credentials import read_token
     from juggler.runtime.actors.tls import read_tls
 
     directories = [Path(each) for each in given.runs]
-    is_default = given.runs == (DEFAULT,)
-    # A user may start watching before there is a run.
-    found = [] if is_default and not directories[0].exists() else find_runs(directories)
-    tls = read_tls(given.tls)
+    found, tls = _found(directories), read_tls(given.tls)
+    # The page starts with the runs that are named, but not with all of one directory.
     with serve_page(
         directories,
         given.bind,
@@ -448,6 +457,7 @@ def _watch(given: WatchArguments) -> int:
     ) as address:
         count = "1 run" if len(found) == 1 else f"{len(found)} runs"
         asks = ", which asks for the token" if token else ""
+        # Until a signal: the server has its own threads.
         print(f"watching {count} at {address}{asks} (Ctrl-C ends this)", flush=True)
         try:
             while True:

@@ -70,6 +70,7 @@ def _sweep(arguments: Sequence[str]) -> int:
         must_not_be_combined(first.config, arguments, resumed, ("trials", "jobs"))
         result = resume_sweep(first.resume, trials=first.trials, jobs=first.jobs)
         return 0 if result else 1
+    # Once more, now with the configuration's values as defaults.
     base, _ = load_config_and_keys(first.config, algorithm)
     given = parse_rest(Arguments, arguments, "sweep", base)
     result = sweep(

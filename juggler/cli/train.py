@@ -64,6 +64,7 @@ def _train(arguments: Sequence[str]) -> int:
         from juggler.experiments.seeds import run_seeds
 
         return _show(run_seeds(Path(first.resume), first.seeds, first.jobs))
+    # Once more, now with the configuration's values as defaults.
     read_first = read_given(Arguments, arguments, "train", first, algorithm)
     given, checkpoint = read_first.arguments, read_first.checkpoint
     if given.seeds is not None:
@@ -91,6 +92,7 @@ def _must_go_together(first: Arguments) -> None:
         raise ConfigError(
             f"{first.resume} has runs with several seeds: add --seeds and their number"
         )
+    # Several runs on one host cannot share an address.
     of_one = {
         "--metrics-bind": first.metrics_bind,
         "--health-bind": first.health_bind,

@@ -85,6 +85,7 @@ def _tune(arguments: Sequence[str]) -> int:
     given = parse_rest(Arguments, arguments, "tune", base)
     if not given.seconds >= _MIN_SECONDS:
         raise ConfigError(f"--seconds must be at least {_MIN_SECONDS:g}, not {given.seconds}")
+    # Given keys are written even if they have their defaults' values.
     keys = in_file | keys_given(arguments)
     with _new_file(given.write) as file:
         now, best = search(given.run, keys, given.seconds)
@@ -124,6 +125,7 @@ def search(config: RunConfig, given: Collection[str], seconds: float) -> tuple[T
         now = best = time_run(config, given, seconds / _PROBES)
         if not now.rate:
             raise ConfigError("the first run made no update in time: give more --seconds")
+        # Each key is tuned with the best values of those before it.
         config = now.config  # with the sizes that it chose
         for key in _TRIED:
             for values in _sizes(best.config, key):
@@ -131,6 +133,7 @@ def search(config: RunConfig, given: Collection[str], seconds: float) -> tuple[T
                     _print(f"there was no time for other {key}: give more --seconds")
                     break
                 try:
+                    # More than this host's memory or limits allow ends the search for this key.
                     other = RunConfig.from_flat({**best.config.flat(), **values})
                     timed = time_run(other, config.flat(), seconds / _PROBES)
                 except (ConfigError, RunFailed) as error:
@@ -165,6 +168,7 @@ def time_run(config: RunConfig, given: Collection[str], seconds: float) -> Timed
     from juggler.driver.start_run import start_run
 
     with tempfile.TemporaryDirectory(prefix="juggler-tune-") as directory:
+        # Only its time ends it, and nothing else takes any of the cores.
         changed: dict[str, object] = {
             "run_dir": f"{directory}/run",
             "stop_return": None,
@@ -179,6 +183,7 @@ def time_run(config: RunConfig, given: Collection[str], seconds: float) -> Timed
         result = start_run(own, {*given, *changed}, StartSettings(time.monotonic()))
         lines = [line for line in result.metrics() if line["env_steps_trained"]]
         chose = RunConfig.from_flat(read_toml(result.run_dir / CONFIG_FILE))
+    # The sizes that the run chose, without what was changed here.
     flat = config.flat()
     unchanged = {key: flat[key] for key in changed}
     timed = Timed(RunConfig.from_flat({**chose.flat(), **unchanged}), 0.0, 0.0)

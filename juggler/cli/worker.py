@@ -95,21 +95,21 @@ def _sample(given: EnvRunnerArguments) -> int:
         from juggler.envrunner.envrunner_worker import main
     contact = given.contact("envrunner")
     program = EnvRunnerProgram(contact, gateway=gateway)
-    work(contact, lambda: main(program))
-    return 0
+    return work(contact, lambda: main(program))
 
 
 def _learn(given: LearnerArguments) -> int:
     from juggler.learner.process.learner_program import LearnerProgram
     from juggler.learner.process.learner_worker import main
 
+    if given.advertise:
+        split_address(given.advertise)
     contact = given.contact("learner")
     advertise = given.advertise
     if not advertise and split_address(given.bind)[0] in ("0.0.0.0", "::"):
         advertise = f"{socket.gethostname()}:0"
     program = LearnerProgram(contact, given.bind, advertise, given.insecure, given.reflection)
-    work(contact, lambda: main(program))
-    return 0
+    return work(contact, lambda: main(program))
 
 
 def _play(given: EvaluatorArguments) -> int:
@@ -118,8 +118,7 @@ def _play(given: EvaluatorArguments) -> int:
 
     contact = given.contact(EVALUATOR)
     program = EnvRunnerProgram(contact, EVALUATOR)
-    work(contact, lambda: main(program))
-    return 0
+    return work(contact, lambda: main(program))
 
 
 _ROLES: Final = {
@@ -129,16 +128,17 @@ _ROLES: Final = {
 }
 
 
-def work(contact: Contact, main: Callable[[], None]) -> None:
-    """Work until the run has ended; restart if the driver is lost.
+def work(contact: Contact, main: Callable[[], None]) -> int:
+    """Work until the run ends, or restart if the driver is lost.
 
-    The new program inherits only a learner's state.
+    The new program inherits only a learner's state. Returns 0, a command's status.
 
     Raises:
         DriverLost: no driver came back.
     """
     try:
         main()
+        return 0
     except DriverLost as lost:
         if not contact.reattach_seconds or not _is_back(contact):
             raise
@@ -154,6 +154,7 @@ def _is_back(contact: Contact) -> bool:
     driver, log = contact.address, contact.log or WorkerLog("worker")
     for number in handled_signals():  # nothing is left to finish
         signal.signal(number, _end)
+    # Only a connection is tried: the driver may be a minute from accepting workers.
     logged = time.monotonic()
     log.info(f"waiting up to {contact.reattach_seconds:.0f} s for a driver at {driver}")
     for _ in attempts(contact.reattach_seconds):

@@ -140,6 +140,7 @@ class MonitoringServices:
         if not context.peer().startswith("unix:"):
             reason = "a run is scaled from the driver's own host"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+        # A stream, for the same reason as of the status.
         wanted = status_pb2.ScaleRequest()
         async for content in requests:
             wanted.MergeFromString(content)
@@ -148,6 +149,7 @@ class MonitoringServices:
             numbers = f"{wanted.env_runners} EnvRunners and {wanted.learners} learners"
             reason = f"{numbers}: must be from 1 to {MOST_WORKERS}, or 0 to keep it"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        # Only the driver's loop knows which numbers its workers allow.
         try:
             asked = ScaleAsked(wanted.env_runners, wanted.learners, Future())
             self._ask(asked)

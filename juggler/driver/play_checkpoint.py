@@ -48,7 +48,7 @@ _MANY_STEPS: Final = 10_000  # longer than most episodes
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(WithReturns):
-    """Episodes that a checkpoint's policy played deterministically.
+    """Episodes that a checkpoint's policy played.
 
     Attributes:
         checkpoint: path of the policy's checkpoint.
@@ -80,8 +80,9 @@ def evaluate(
     videos: int = 1,
     watch: Callable[[int, int], None] | None = None,
     recording: Recording | None = None,
+    explore: bool = False,
 ) -> Evaluated:
-    """Play whole episodes with the policy in a checkpoint, without exploration.
+    """Play whole episodes with the policy in a checkpoint.
 
     With several agents, each is played by its module. A warning is shown if episodes do not end.
 
@@ -99,16 +100,17 @@ def evaluate(
         watch: called after each step of all environments, with the number of finished episodes and
             of steps so far.
         recording: makes a recorder of every step, as for `juggler.record`; None: no recording.
+        explore: draw actions as in training, instead of taking the most likely ones.
 
     Raises:
-        ConfigError: `episodes` is below 1, the run needs objects of its script again, or a run
-            with several agents cannot be recorded.
+        ConfigError: `episodes` is below 1, `seed` is negative, the run needs objects of its script
+            again, or a run with several agents cannot be recorded or explore.
         CheckpointError: there is no checkpoint, it is damaged, or it is of another module.
         EnvironmentFailed: an environment failed.
         ValueError: the environment cannot be recorded, or a package for videos is missing.
     """
     watch = warns_of_endless(watch)
-    _must_be_at_least_1(episodes=episodes, videos=videos)
+    _must_be_possible(seed, episodes=episodes, videos=videos)
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
     own: dict[str, Any] = own_connectors(keys)
     if mapping is not None:
@@ -124,6 +126,11 @@ def evaluate(
         raise ConfigError(
             f"the environment {config.env_runner.env} has several agents, and a Minari data set "
             "has the steps of one: this run cannot be recorded"
+        )
+    if config.played_by and explore:
+        raise ConfigError(
+            f"the environment {config.env_runner.env} has several agents: for them, explore is for "
+            "matches between named players"
         )
     films: list[Path] = []
     if video is not None:
@@ -143,7 +150,8 @@ def evaluate(
         frozen = frozen_modules(config, run_of(where))
         played = _play_together(config, factory, parts, frozen, given, own, episodes, seed, watch)
     else:
-        played = _play_alone(config, factory, parts, where, episodes, seed, watch, recording)
+        playing = partial(_play_alone, config, factory, parts, where, recording)
+        played = playing(episodes, seed, watch, explore=explore)
     return Evaluated(where, played.returns, played.lengths, films, played.agent_returns)
 
 
@@ -174,10 +182,12 @@ def _play_alone(
     factory: Callable[..., Any] | None,
     parts: Callable[[str, Space[Any], Space[Any]], Any],
     where: Path,
+    recording: Recording | None,
     episodes: int,
     seed: int,
     watch: Callable[[int, int], None],
-    recording: Recording | None,
+    *,
+    explore: bool,
 ) -> PlayedEpisodes:
     """Play episodes of an environment with one agent."""
     from juggler.envrunner.environments.vector import make_vector_env
@@ -190,12 +200,14 @@ def _play_alone(
         built, env_to_module, module_to_env = parts(DEFAULT_MODULE, *spaces)
         policy = Actor(built, envs.num_envs, 1, seed, module_to_env, env_to_module)
         with recording(config, where, envs) if recording else nullcontext(envs) as playing:
-            return play(playing, policy, episodes, seed, watch)
+            return play(playing, policy, episodes, seed, watch, explore=explore)
     finally:
         envs.close()
 
 
-def _must_be_at_least_1(**numbers: int) -> None:
+def _must_be_possible(seed: int, **numbers: int) -> None:
+    if seed < 0:
+        raise ConfigError(f"seed = {seed}: must be at least 0")
     for key, number in numbers.items():
         if number < 1:
             raise ConfigError(f"{key} = {number}: must be at least 1")
@@ -227,7 +239,7 @@ def evaluate_with_simulators(
     """
     from juggler.gateway.standalone_gateway import evaluate_with_copies
 
-    _must_be_at_least_1(episodes=episodes)
+    _must_be_possible(seed, episodes=episodes)
     found, where, config = _opened(checkpoint, simulator=simulator)
     if config.agents.league:
         raise ConfigError(f"{where}: a league has no line-up to evaluate: name players with --play")
@@ -396,7 +408,7 @@ def play_matches(
     from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
     from juggler.policies import matches
 
-    _must_be_at_least_1(episodes=episodes, videos=videos)
+    _must_be_possible(seed, episodes=episodes, videos=videos)
     # Players are given here.
     found, where, config = _opened(checkpoint, env, mapping="")
     if not config.played_by:
@@ -539,6 +551,7 @@ def record(
     module: str | Callable[..., Any] | None = None,
     connectors: Mapping[str, Any] | None = None,
     watch: Callable[[int, int], None] | None = None,
+    explore: bool = False,
 ) -> Demonstrations:
     """Record whole episodes of a policy as a Minari data set.
 
@@ -557,6 +570,8 @@ def record(
         module: the class that the run trained, if it cannot be imported by name.
         connectors: the run's connectors again.
         watch: as in `evaluate`.
+        explore: draw actions as in training, instead of taking the most likely ones. The data set
+            then has other actions than the best ones, as algorithms for data sets need.
 
     Raises:
         ConfigError: as `evaluate`, or the run has several agents.
@@ -573,7 +588,8 @@ def record(
         module=module,
         connectors=connectors,
         watch=watch,
-        recording=partial(_recording, to, env if callable(env) else None, episodes),
+        recording=partial(_recording, to, env if callable(env) else None, episodes, explore),
+        explore=explore,
     )
     place = _place_of(to, played.checkpoint)
     return Demonstrations(played.checkpoint, played.returns, played.lengths, [], {}, dataset=place)
@@ -588,6 +604,7 @@ def _recording(
     to: str | Path | None,
     factory: Callable[..., Any] | None,
     episodes: int,
+    explore: bool,
     config: RunConfig,
     where: Path,
     envs: VectorEnv[Any, Any, Any],
@@ -598,8 +615,8 @@ def _recording(
 
     about = {
         "algorithm_name": "juggler",
-        "description": f"{episodes} episodes of the policy in {where.name}, which took its most "
-        "likely actions",
+        "description": f"{episodes} episodes of the policy in {where.name}, which "
+        + ("drew its actions" if explore else "took its most likely actions"),
     }
     spaces = envs.single_observation_space, envs.single_action_space
     spec = writers.spec_of(config.env_runner, factory)

@@ -166,6 +166,7 @@ class MlflowTracker(Tracker):
             run_name=run_dir.resolve().name,
             tags={"run_dir": str(run_dir.resolve())},
         )
+        # One long or odd parameter would make MLflow reject all of them.
         self._run_id = run.info.run_id
         values = {mlflow_name(key): value for key, value in flat(config).items()}
         parameters = [
@@ -345,6 +346,7 @@ class Tracking(Callback):
                 with suppress(Exception):
                     tracker.finish()
             raise
+        # Written only now: a run that did not start has no names to resume.
         if any(names.values()):
             write_synced(file, json.dumps(names).encode() + b"\n")
         self._copies = run.run_dir / _COPY_DIRECTORY
@@ -376,6 +378,7 @@ class Tracking(Callback):
             found = self._found.get(name)
             if last and (found is None or found.name != Path(last).name):
                 self._found[name] = Path(last)
+        # The thread sends what is left once it sees the summary.
         self._summary = summary
         while self._jobs.full():  # the end needs room in the queue
             with suppress(Empty):

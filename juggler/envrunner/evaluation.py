@@ -242,14 +242,16 @@ def evaluate(
     *,
     most_steps: int = 0,
     goal: Goal | None = None,
+    explore: bool = False,
 ) -> PlayedEpisodes:
-    """Play episodes of environments with one agent deterministically, as `whole_episodes` does.
+    """Play episodes of environments with one agent, as `whole_episodes` does.
 
     Args:
         env: with any autoreset mode. A sampler that uses it must be reset afterwards.
         policy: has as many rows as `env`; its connectors learn nothing here.
         episodes, seed, watch, most_steps: as in `whole_episodes`.
         goal: stop as soon as it is out of reach.
+        explore: draw actions as in training, instead of taking the most likely ones.
 
         Raises:
         EnvironmentFailed: as `whole_episodes`.
@@ -273,7 +275,7 @@ def evaluate(
         choices.require(tree, place)
         if legal is not None:
             legal.require(tree[ACTION_MASK], step, over=group.idle)
-        return [policy.act(tree, first=group.first, explore=False, keep=False).sent]
+        return [policy.act(tree, first=group.first, explore=explore, keep=False).sent]
 
     envs = GymnasiumTurns(env)
     ended = whole_episodes(envs, act, episodes, seed, watch, most_steps=most_steps)

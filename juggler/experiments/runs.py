@@ -120,7 +120,6 @@ class RunProcess:
         """Return the lines of metrics since the last call, flat."""
         found: list[MetricsLine] = []
         with suppress(OSError):  # no lines yet
-            self._metrics.was_replaced()
             lines = map(parse_line, self._metrics.new_lines())
             found = [flat(line) for line in lines if line]
         if found:
@@ -144,9 +143,8 @@ class RunProcess:
         summary: dict[str, Any] = {}
         with suppress(OSError, ValueError):  # no summary: it was killed
             summary = flat(read_json(self.run_dir / SUMMARY_FILE))
-        number = (
-            -status if status < 0 else max(0, status - 128)
-        )  # number of the signal that ended it
+        # The number of the signal that ended it: a command may report it as 128 and its number.
+        number = -status if status < 0 else max(0, status - 128)
         if number == signal.SIGINT and self._stopped:
             return RunExit(summary, interrupted=True, problem="")
         if number in signal.valid_signals():
@@ -245,6 +243,7 @@ class Runs(ABC):
         stopping = threading.Event()
         at_once = f", {self._jobs} at once" if self._jobs > 1 else ""
         self.report(f"{what}{at_once}, in {here(self.directory)}")
+        # Runs that still live at the end have no driver that could save them.
         try:
             with self._live or nullcontext(), signals_become(lambda _: stopping.set()) as caught:
                 while True:
@@ -271,6 +270,7 @@ class Runs(ABC):
                 self.over(run, run.end())
             elif stopping.is_set():
                 run.stop()
+        # Without a terminal, a table each minute shows that the runs are alive.
         if self._live is not None:
             ending = ", running ones are ending (Ctrl-C again kills them)"
             self._live.update(self.table(running, ending * stopping.is_set()), refresh=True)
@@ -339,7 +339,8 @@ def make_directory(
     return path
 
 
-def must_have(directory: Path, file: str) -> None:
-    """Check that `make_directory` made this directory."""
+def must_have(directory: Path, file: str, what: str) -> Path:
+    """Check that `make_directory` made this directory, and return its file."""
     if not (directory / file).is_file():
-        raise RunDirectoryError(f"{directory} has no {file}: give a directory made for this")
+        raise RunDirectoryError(f"{directory} has no {file}: give the directory of {what}")
+    return directory / file

@@ -149,6 +149,7 @@ class SeedsResult:
             elif count > 1:
                 of += f"; an interval needs {FEWEST}"
             lines.append(f"{name:<13} {number(interval.mean)}  ({of})")
+        # Failed runs count here: a seed that fails is no solved one.
         if solved := sum(run["solved"] for run in self.runs):
             lines.append(f"{'solved':<13} {solved} of {count + len(self.failed)}")
         if self.failed:
@@ -207,7 +208,7 @@ def run_seeds(directory: Path, seeds: int, jobs: int | None = None) -> SeedsResu
     from juggler.driver.driver import RunFailed
 
     must_be_some("seeds", seeds)
-    must_have(directory, CONFIG_FILE)
+    must_have(directory, CONFIG_FILE, "runs with several seeds")
     runs = _Seeds(directory, seeds, jobs)
     with runs.held():
         runs.run_all(f"{seeds} seeds")

@@ -156,6 +156,7 @@ def _range(key: str, match: re.Match[str], where: str, run: Mapping[str, Any]) -
     how = (match[3] or "").strip()
     if not low < high:
         raise ConfigError(f"{where}: the first bound has to be below the second")
+    # In decimals: 0.1..0.3:0.1 reaches 0.3, which binary numbers miss.
     log, step = how == "log", None
     if how and not log:
         first, span = Decimal(match[1]), Decimal(match[2]) - Decimal(match[1])

@@ -24,7 +24,7 @@ from juggler.driver.config_files import differing, read_toml
 from juggler.driver.core.ledger import Counters
 from juggler.driver.driver_config import instead
 from juggler.driver.record.metrics import Metrics
-from juggler.driver.record.run_directory import RunDirectoryError, to_toml
+from juggler.driver.record.run_directory import to_toml
 from juggler.driver.record.wording import here, number
 from juggler.experiments.runs import (
     RunExit,
@@ -33,6 +33,7 @@ from juggler.experiments.runs import (
     configured,
     make_directory,
     must_be_some,
+    must_have,
     must_not_record,
 )
 from juggler.experiments.space import Axis, Value, configurations, parse_space, placed, settings_in
@@ -120,9 +121,8 @@ def sweep(
     """Look for good settings with many short runs.
 
     Optuna chooses settings, and `juggler train` runs each trial in its own process, so give
-    classes of a script by name: "my_file:MyEnv".
-
-    Ctrl-C ends the trials normally; `resume_sweep` resumes them.
+    classes of a script by name: "my_file:MyEnv". Ctrl-C ends the trials normally; `resume_sweep`
+    resumes them.
 
     Args:
         config: as in `juggler.train`.
@@ -146,44 +146,43 @@ def sweep(
         KeyboardInterrupt: on Ctrl-C.
     """
     base, final, given = configured(config, keys)
-    flat, before, run_dir = final.flat(), base.flat(), final.driver.run_dir
+    flat, run_dir = final.flat(), final.driver.run_dir
+    plain = _comparable(space, flat)
+    _must_be_possible(trials, jobs)
     run = {key: flat[key] for key in flat if key in given and key != "run_dir"}
     # Trials that reach it earlier would be compared at another number of steps.
     run["stop_return"] = flat["stop_return"] if "stop_return" in keys else "none"
-    if not space:
-        raise ConfigError("a sweep needs a space, such as --space lr=1e-4..1e-2:log")
-    if flat["stop_steps"] is None and flat["stop_seconds"] is None:
-        raise ConfigError(
-            "trials are compared at equal lengths: give their length, such as "
-            "--stop-steps 50000 or --stop-seconds 30"
-        )
-    must_be_some("trials", trials)
-    own = {key: before[key] for key in _STOPS if before[key] is not None}
-    stops = own or {key: flat[key] for key in _STOPS if flat[key] is not None}
-    plain = _plain(space)
-    axes = parse_space(plain, run)  # before anything is made
-    for each in configurations(axes, run):
-        must_not_record(each)
-        must_be_a_metric(metric, each)
-    for key in _STOPS:
-        if key in plain:
-            raise ConfigError(f"--space {key}: trials are compared at equal lengths; leave it out")
+    axes = _checked_axes(plain, run, metric)  # before anything is made
     run = {key: "none" if value is None else value for key, value in run.items()}
     plan = SweepPlan(
         run=run,
-        stops=stops,
+        stops=_stops(base.flat()) or _stops(flat),
         space=plain,
         metric=metric,
         minimize=minimize,
         prune=prune,
         trials=trials,
     )
-    _must_have_optuna()
-    must_be_some("jobs", jobs)
-    path, content = Path(run_dir) if run_dir else None, to_toml(asdict(plan))
-    env = str(run.get("env", ""))
-    made = make_directory(path, "sweep", env, PLAN_FILE, content, "juggler sweep --resume")
+    # The plan is all that a resumed sweep reads.
+    of_plan = "sweep", final.env_runner.env, PLAN_FILE, to_toml(asdict(plan))
+    path = Path(run_dir) if run_dir else None
+    made = make_directory(path, *of_plan, "juggler sweep --resume")
     return _sweep(made, plan, axes, jobs)
+
+
+def _checked_axes(
+    space: Mapping[str, str | list[Any]], run: Mapping[str, Any], metric: str
+) -> list[Axis]:
+    """Parse a space whose runs can be compared by a metric."""
+    axes = parse_space(space, run)
+    for each in configurations(axes, run):
+        must_not_record(each)
+        must_be_a_metric(metric, each)
+    return axes
+
+
+def _stops(flat: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: flat[key] for key in _STOPS if flat[key] is not None}
 
 
 def resume_sweep(
@@ -202,18 +201,30 @@ def resume_sweep(
         SweepFailed: as for `sweep`.
         KeyboardInterrupt: on Ctrl-C.
     """
-    _must_have_optuna()
-    must_be_some("jobs", jobs)
-    must_be_some("trials", trials)
-    file = Path(sweep_dir) / PLAN_FILE
-    if not file.is_file():
-        raise RunDirectoryError(f"{sweep_dir} has no {PLAN_FILE}: give the directory of a sweep")
+    _must_be_possible(trials, jobs)
+    file = must_have(Path(sweep_dir), PLAN_FILE, "a sweep")
     try:
         plan = msgspec.convert(read_toml(file), SweepPlan)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{file}: {error}") from error
     plan = dataclasses.replace(plan, trials=trials or plan.trials)
     return _sweep(file.parent, plan, parse_space(plan.space, plan.run), jobs)
+
+
+def _comparable(space: object, flat: Mapping[str, Any]) -> dict[str, str | list[Any]]:
+    """Check that trials can be compared; return a space as in files."""
+    if not space:
+        raise ConfigError("a sweep needs a space, such as --space lr=1e-4..1e-2:log")
+    if flat["stop_steps"] is None and flat["stop_seconds"] is None:
+        raise ConfigError(
+            "trials are compared at equal lengths: give their length, such as "
+            "--stop-steps 50000 or --stop-seconds 30"
+        )
+    plain = _plain(space)
+    for key in _STOPS:
+        if key in plain:
+            raise ConfigError(f"--space {key}: trials are compared at equal lengths; leave it out")
+    return plain
 
 
 def _plain(space: object) -> dict[str, str | list[Any]]:
@@ -258,6 +269,7 @@ def must_be_a_metric(name: str, config: RunConfig) -> None:
             f"{where}a run evaluates only with evaluation_seconds: set it to less than a trial "
             "takes"
         )
+    # Every line has these; what a table has depends on the run.
     if name in plain_metrics():
         return
     if not rest or table not in _TABLES:
@@ -281,6 +293,7 @@ def must_be_a_metric(name: str, config: RunConfig) -> None:
             raise ConfigError(
                 f"{where}there is no {which} {module_id!r}{instead(module_id, known)}"
             )
+    # Infos, callbacks and workers decide the numbers of all other tables.
     if table == "modules":
         is_known = module_id in {*config.module_ids, *agents.modules}
         learner = (config.of(module_id) if is_known else config).learner
@@ -297,8 +310,10 @@ def _meant(name: str, known: Collection[str]) -> str:
     return f" (did you mean {near!r}?)" if near else ""
 
 
-def _must_have_optuna() -> None:
-    """Check that Optuna is installed."""
+def _must_be_possible(trials: int | None, jobs: int | None) -> None:
+    """Check both numbers, and that Optuna is installed."""
+    must_be_some("trials", trials)
+    must_be_some("jobs", jobs)
     try:
         import optuna  # noqa: F401
     except ModuleNotFoundError as error:
@@ -425,6 +440,7 @@ class Sweep(Runs):
             tried = {tuple(each.get(axis.key) for axis in self._axes) for each in had}
             every = itertools.product(*(axis.names() for axis in self._axes))
             untried = [each for each in every if each not in tried]
+        # Optuna's sampler may propose a setting again, which a run of the same seed would repeat.
         space = {axis.key: axis.distribution() for axis in self._axes}
         while True:
             trial = self._study.ask(space)
@@ -465,17 +481,16 @@ class Sweep(Runs):
             why, state, value = f"failed: {problem}", TrialState.FAIL, None
         else:
             why, state = "", TrialState.COMPLETE
+        # Optuna's own states do not say why, and a resumed sweep shows this trial again.
         known.trial.set_user_attr(_ENDED, why)
         self._study.tell(known.trial, value if state == TrialState.COMPLETE else None, state)
         failed = state == TrialState.FAIL
         self._failed += failed
         self._last_failure = why or self._last_failure
         self._one_was_good |= not failed
-        measured = "" if value is None else f"  {metric} {number(value)}"
-        how = f"  {why}" if why else ""
-        settings = _words(known.trial.params)
-        line = f"trial {known.number:>3}{measured}  {settings}{how}"
-        self.report(line, "red" if failed else "")
+        measured = "" if value is None else f"{metric} {number(value)}"
+        parts = f"trial {known.number:>3}", measured, _words(known.trial.params), why
+        self.report("  ".join(filter(None, parts)), "red" if failed else "")
 
     def table(self, running: Sequence[RunProcess], title: str) -> Table:
         over = self._over()
@@ -491,6 +506,7 @@ class Sweep(Runs):
             bar = ProgressBar(total=1.0, completed=share, width=16)
             value, settings = _measured(line, self._plan.metric), _words(known.trial.params)
             table.add_row(f"{known.number}", bar, number(value), settings)
+        # Pruned and failed trials are behind all complete ones.
         if over and over[0].complete:
             best = over[0]
             table.add_row(
@@ -534,20 +550,7 @@ class Sweep(Runs):
         over, plan = self._over(), self._plan
         if not over:
             return None
-        rows = [
-            {
-                "trial": each.number,
-                plan.metric: each.value,
-                **{key: each.settings.get(key) for key in plan.space},
-                "ended": each.why_incomplete or "complete",
-            }
-            for each in sorted(over, key=lambda each: each.number)
-        ]
-        table = self.directory / "trials.csv"
-        with table.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        table, rows = self._write_table(over)
         pruned = sum(each.why_incomplete.startswith("pruned") for each in over)
         complete = sum(each.complete for each in over)
         failed = len(over) - complete - pruned
@@ -556,6 +559,7 @@ class Sweep(Runs):
         best = over[0]
         if not best.complete or best.value is None:
             return None
+        # The file is for a run by itself, so it stops as the configuration said.
         chosen = {axis.key: axis.meant(best.settings[axis.key]) for axis in self._axes}
         values = {key: value for key, value in plan.run.items() if key not in _STOPS}
         about = f"# The best of {len(over)} trials, {best.number}: {plan.metric} "
@@ -569,6 +573,24 @@ class Sweep(Runs):
             f"best settings: {here(config)}; to train with them: juggler train {here(config)}"
         )
         return SweepResult(self.directory, chosen, best.value, config, rows)
+
+    def _write_table(self, over: Sequence[TrialOver]) -> tuple[Path, list[dict[str, Any]]]:
+        """Write a row for each trial; return file and rows."""
+        rows = [
+            {
+                "trial": each.number,
+                self._plan.metric: each.value,
+                **{key: each.settings.get(key) for key in self._plan.space},
+                "ended": each.why_incomplete or "complete",
+            }
+            for each in sorted(over, key=lambda each: each.number)
+        ]
+        table = self.directory / "trials.csv"
+        with table.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        return table, rows
 
 
 def _open_study(file: Path, plan: SweepPlan) -> Study:

@@ -101,15 +101,15 @@ class Launch:
 
     # -- commands -------------------------------------------------------------------------------
 
-    def driver(self, bind: str, juggler: Sequence[str], learners: int) -> list[str]:
-        """Return the driver's command.
+    def driver(self, bind: str, learners: int) -> list[str]:
+        """Return the command of a driver here.
 
         Args:
             bind: address to listen at, HOST:PORT.
         """
         insecure = ["--insecure"] if self.insecure else ["--tls", str(self.tls)]
         words = self.driver_there(str(self.run_dir), self.config, learners, *insecure, bind=bind)
-        return [*juggler, *words]
+        return [*JUGGLER, *words]
 
     def driver_there(
         self, run_dir: str, config: str, learners: int, *more: str, bind: str = "0.0.0.0:5005"
@@ -214,12 +214,12 @@ class Launch:
             file = os.fdopen(os.open(self._reader_file, flags, 0o666), "w")
         except OSError as error:
             raise LaunchError(f"cannot write {self._reader_file}: {error.strerror}") from error
+        # The kernel unlocks it if this process is killed, by which `juggler scale` knows it.
         with file:
             if try_lock(file) is False:
-                problem = (
+                raise LaunchError(
                     f"another `juggler launch` has already started the run of {self.directory}"
                 )
-                raise LaunchError(problem)
             try:
                 yield
             finally:
@@ -339,6 +339,7 @@ def ask(*command: str, advice: str) -> str:
             check=False,
             start_new_session=True,  # Ctrl-C is for the run
         )
+    # An engine may be busy for a while, but a missing command stays missing.
     except FileNotFoundError:
         raise LaunchError(f"the command `{command[0]}` is not installed here: {advice}") from None
     except subprocess.TimeoutExpired:
@@ -453,6 +454,26 @@ class EngineRun(ABC):
             self._tail.close()
 
     @contextmanager
+    def submitting(self, hosts: Sequence[str], engine: str = "") -> Iterator[None]:
+        """Make certificates and counts; take the run down if the rest fails.
+
+        Args:
+            hosts: names at which the driver and the learners are dialed.
+            engine: as for `Launch.begin_counts`.
+
+        Raises:
+            LaunchError: a file cannot be written.
+        """
+        self._launch.make_certificates(hosts)
+        try:
+            self._launch.directory.mkdir(parents=True, exist_ok=True)
+            self._launch.begin_counts(self._numbers, engine)
+            with self.torn_down():
+                yield
+        except OSError as error:
+            raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from error
+
+    @contextmanager
     def torn_down(self) -> Iterator[None]:
         """Take the run down if something goes wrong within, such as Ctrl-C."""
         try:
@@ -506,6 +527,7 @@ def _follow(run: EngineRun, report: Report) -> int:
                 return state.status if state.status >= 0 else 128 + first
             if state.text and state.text != before.text:
                 report(f"the driver: {state.text}")
+        # A driver that is not running has nothing to save.
         if asked_to_end:
             first, handled = run.signals[0], len(run.signals)
             if not state.running:
@@ -535,8 +557,6 @@ def wait_until_removed(there: Callable[[], object], advice: str) -> None:
         except NoAnswer as error:
             why = f" ({error})"
         if time.monotonic() > end:
-            problem = (
-                f"the launched processes were not removed within {_REMOVED_SECONDS:.0f} s{why}"
-            )
-            raise LaunchError(f"{problem}: see {advice}")
+            late = f"were not removed within {_REMOVED_SECONDS:.0f} s{why}: see {advice}"
+            raise LaunchError(f"the launched processes {late}")
         time.sleep(_LOOK_SECONDS)

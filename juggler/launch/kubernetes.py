@@ -92,20 +92,13 @@ class KubernetesRun(EngineRun):
                 f"{self._launch.run_dir} is already in the cluster ({', '.join(there)}): end it "
                 f"with `kubectl -n {self._namespace} delete {_KINDS} -l {self._label}`"
             )
-        where = f"{self._namespace}.svc"
-        names = [
-            f"{self._launch.name('driver')}.{where}",
-            f"*.{self._launch.name('learner')}.{where}",
-        ]
-        if self._launch.gateway:
-            names.append(f"{self._launch.name(_GATEWAY)}.{where}")
-        self._launch.make_certificates(names)
-        try:
+        # Each learner has its own name below that of its service.
+        services = [("", "driver"), ("*.", LEARNER)]
+        services += [("", _GATEWAY)] if self._launch.gateway else []
+        names = [f"{pod}{self._launch.name(of)}.{self._namespace}.svc" for pod, of in services]
+        # Written before it is applied, so that the plan of a failed submission can be read.
+        with self.submitting(names, f"kubernetes {self._namespace}"):
             written = self._write(self._launch.directory)
-        except OSError as error:
-            raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from error
-        self._launch.begin_counts(self._numbers, f"kubernetes {self._namespace}")
-        with self.torn_down():
             _ask("kubectl", "apply", "-k", str(written))
         self._report(
             f"applied the manifests in {written}: `kubectl -n {self._namespace} get pods "
@@ -126,6 +119,7 @@ class KubernetesRun(EngineRun):
         pods = [each for each in found if each["kind"] == "Pod"]
         pods.sort(key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
         self._show(pods)
+        # A suspended Job deletes its pods, and is neither complete nor failed.
         if ending and all(_ended(pod) for pod in pods):
             return DriverState(status=-1)
         for condition in jobs[0].get("status", {}).get("conditions", []):
@@ -134,6 +128,7 @@ class KubernetesRun(EngineRun):
                 own = [each for each in statuses if 0 < each < SIGNALLED]
                 status = 0 if condition["type"] == "Complete" else (own or [1])[-1]
                 return DriverState(status=status)
+        # Its Job replaces a pod that a drained node or a full disk took.
         newest = pods[-1] if pods else None
         if newest is None or _ended(newest):
             how = f"ended with status {_exit_status(newest)}" if newest else "was removed"
@@ -182,13 +177,14 @@ class KubernetesRun(EngineRun):
             # Of an autoscaler, if there is one: kustomize does not rename the service here.
             (
                 "HorizontalPodAutoscaler",
-                {"op": "replace", "path": service, "value": self._launch.name("driver")},
+                {"op": "replace", "path": service, "value": launch.name("driver")},
             ),
         ]
         patches += [
             ("StatefulSet", {"op": "add", "path": f"{args}/-", "value": option})
             for option in launch.of_learners
         ]
+        # Names are of the shipped manifests: kustomize gives them the prefix.
         return {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",
@@ -199,21 +195,20 @@ class KubernetesRun(EngineRun):
             "components": list(parts),
             "images": [_image(self._image)],
             "replicas": [{"name": role, "count": count} for role, count in self._numbers.items()],
+            # With a hash, `tear_down` and an autoscaler would not know the names.
             "generatorOptions": {"disableNameSuffixHash": True},
             "secretGenerator": [
-                {
-                    "name": "juggler-tls",
-                    "files": [f"tls/{each}" for each in FILES],
-                }
+                {"name": "juggler-tls", "files": [f"tls/{each}" for each in FILES]}
             ],
+            # "run" is of the base, whose names of services have no prefix.
             "configMapGenerator": [
                 {"name": "config", "files": ["run.toml"]},
                 {
                     "name": "run",
                     "behavior": "merge",
                     "literals": [
-                        f"DRIVER={self._launch.name('driver')}",
-                        f"LEARNERS={self._launch.name('learner')}",
+                        f"DRIVER={launch.name('driver')}",
+                        f"LEARNERS={launch.name('learner')}",
                     ],
                 },
             ],
@@ -222,8 +217,7 @@ class KubernetesRun(EngineRun):
             ],
         }
 
-    # -- state of the cluster
-    # --------------------------------------------------------------------------
+    # -- state of the cluster -------------------------------------------------------------
 
     def _get(self, kinds: str, label: str) -> list[dict[str, Any]]:
         output = _ask("kubectl", "get", "-n", self._namespace, kinds, "-l", label, "-o", "json")
@@ -242,13 +236,12 @@ class KubernetesRun(EngineRun):
         name = str(begun[-1]["metadata"]["name"])
         if name in self._shown[:-1]:
             return  # the pod after it was removed
-        again = name in self._shown
-        if self._tail is not None:
-            if again and not self._tail.ended:
-                return
-            self._tail.close()
-        if again and _ended(begun[-1]):
+        # The connection to a pod's output may break; what was shown is not shown again.
+        again, shows = name in self._shown, self._tail is not None and not self._tail.ended
+        if again and (shows or _ended(begun[-1])):
             return
+        if self._tail is not None:
+            self._tail.close()
         if not again:
             self._shown.append(name)
         more = ["--tail=0"] if again else []

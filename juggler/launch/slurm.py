@@ -23,8 +23,13 @@ from juggler.launch.engine import (
 from juggler.learner.process.learner_program import LEARNER
 from juggler.runtime.actors.tls import TLS_VARIABLE
 
-#: Runs a command in the background and waits for it, so that the shell can pass signals on.
-_RUN = """\
+#: Begins a job, and runs a command in the background, so that the shell can pass signals on.
+#: Fields: options, work.
+_BEGIN = """\
+#!/bin/bash
+{options}
+cd {work} || exit 1
+export OMP_NUM_THREADS=1
 child=
 stopped=
 again=
@@ -59,13 +64,7 @@ queue_again() {{
 
 #: Fields: options, work, every (seconds), keep, drop, status, counts, command.
 DRIVER_SCRIPT = (
-    """\
-#!/bin/bash
-{options}
-cd {work} || exit 1
-export OMP_NUM_THREADS=1
-"""
-    + _RUN
+    _BEGIN
     + """\
 # Keeps the wanted number of workers in the queue: after an interruption, the driver released them.
 keep() {{
@@ -111,15 +110,9 @@ exit "$status"
 
 #: Fields: options, work, tls, command, driver (the name of the driver's job).
 WORKER_SCRIPT = (
-    """\
-#!/bin/bash
-{options}
-cd {work} || exit 1
-export OMP_NUM_THREADS=1
-{tls}
-"""
-    + _RUN
+    _BEGIN
     + """\
+{tls}
 while :; do
   run {command} --reattach-seconds 0
   # 0: the driver released it.
@@ -133,12 +126,10 @@ exit "$status"
 """
 )
 
-
 _GONE_SECONDS = 20.0
 _KEEP_SECONDS = 10  # between two checks of the number of workers in the queue
+_NOTICE_SECONDS = 120  # between Slurm's signal and the time limit
 _ask = partial(ask, advice="launch from a host of a Slurm cluster")
-#: Slurm sends a signal this long before the time limit.
-_NOTICE_SECONDS = 120
 
 
 class SlurmRun(EngineRun):
@@ -178,8 +169,7 @@ class SlurmRun(EngineRun):
         scripts = self.scripts()
         for role, number in self._numbers.items():
             if not number:
-                idle = "# Not submitted now: it is for `juggler scale`.\n"
-                scripts[self._path(role)] = idle
+                scripts[self._path(role)] = "# Not submitted now: it is for `juggler scale`.\n"
         return "\n".join(f"# {path}\n{script}" for path, script in scripts.items())
 
     def scripts(self) -> dict[Path, str]:
@@ -189,7 +179,8 @@ class SlurmRun(EngineRun):
         counts = {role: str(launch.count_file(role)) for role in ROLES}
         keep = ([names[role], counts[role], str(self._path(role))] for role in ROLES)
         drop = (f"  scancel --me --name={shlex.quote(name)}" for name in names.values())
-        driver = launch.driver("0.0.0.0:0", JUGGLER, self._numbers[LEARNER])
+        # Workers find its port in the run directory: several runs may share a node.
+        driver = launch.driver("0.0.0.0:0", self._numbers[LEARNER])
         found = {
             self._path("driver"): DRIVER_SCRIPT.format(
                 options=self._options("driver", ()),
@@ -202,6 +193,7 @@ class SlurmRun(EngineRun):
                 command=shlex.join(driver),
             )
         }
+        # The driver has --tls in its command; scripts of workers only name the directory.
         tls = "" if launch.insecure else f"export {TLS_VARIABLE}={shlex.quote(str(launch.tls))}"
         for role in ROLES:
             found[self._path(role)] = WORKER_SCRIPT.format(
@@ -230,8 +222,8 @@ class SlurmRun(EngineRun):
                 f"follow them in {directory / 'logs'}, or end them with scancel"
             )
         nodes = _ask("sinfo", "--noheader", "--Node", "--format=%N %n %o").split()
-        self._launch.make_certificates(sorted(set(nodes)))
-        try:
+        counts = {role: count for role, count in self._numbers.items() if count}
+        with self.submitting(sorted(set(nodes))):
             self._log.parent.mkdir(parents=True, exist_ok=True)
             self._log.touch()
             # Output that an earlier launch has shown is not shown again.
@@ -239,11 +231,6 @@ class SlurmRun(EngineRun):
             (directory / "status").unlink(missing_ok=True)
             for path, script in self.scripts().items():
                 path.write_text(script)
-        except OSError as error:
-            raise LaunchError(f"cannot write {directory}: {error}") from error
-        self._launch.begin_counts(self._numbers)
-        counts = {role: count for role, count in self._numbers.items() if count}
-        with self.torn_down():
             _ask("sbatch", "--parsable", str(self._path("driver")))
             for role, count in counts.items():
                 _ask("sbatch", "--parsable", f"--array=0-{count - 1}", str(self._path(role)))
@@ -258,6 +245,7 @@ class SlurmRun(EngineRun):
             self._gone = float("inf")
             running = answer.startswith("RUNNING")
             return DriverState("" if running else f"its job is {answer.splitlines()[0]}", running)
+        # The driver's script writes its status, since Slurm forgets jobs.
         self._gone = min(self._gone, time.monotonic())
         try:
             return DriverState(status=int((self._launch.directory / "status").read_text()))
@@ -300,8 +288,8 @@ class SlurmRun(EngineRun):
         name = "driver.log" if role == "driver" else f"{role}-%a.log"
         log = f"{self._log.parent}/".replace("%", "%%") + name  # Slurm replaces patterns with %
         found = [f"--job-name={self._launch.name(role)}", f"--output={shlex.quote(log)}"]
-        found += ["--open-mode=append"]
-        found += ["--requeue", f"--signal=B:USR1@{_NOTICE_SECONDS}", "--ntasks=1"]
+        signal = f"--signal=B:USR1@{_NOTICE_SECONDS}"
+        found += ["--open-mode=append", "--requeue", signal, "--ntasks=1"]
         return "\n".join(f"#SBATCH {_one_line(option)}" for option in [*found, *self._all, *own])
 
 

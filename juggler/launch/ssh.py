@@ -26,7 +26,6 @@ import msgspec
 from juggler.driver.record.wording import plain
 from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR
 from juggler.launch.engine import (
-    JUGGLER,
     ROLES,
     DriverState,
     EngineRun,
@@ -111,6 +110,7 @@ def read_hosts(path: Path) -> Hosts:
         raise LaunchError(f"{path} is not valid TOML: {error}") from error
     except msgspec.ValidationError as error:
         raise LaunchError(f"{path}: {error}; see docs/clusters.md") from error
+    # A wrong address would show only on the hosts, once their workers cannot connect.
     if not _can_be_dialed(hosts.driver):
         raise LaunchError(
             f"{path}: driver = {hosts.driver!r} cannot be dialed: give the address and the port at "
@@ -243,6 +243,7 @@ class SshRun(EngineRun):
                 wanted = self._launch.count(role)
             except LaunchError:
                 continue  # the file was removed, or is being changed
+            # The newest workers of a host leave first, so that numbers stay low.
             shares = shared_out(wanted, self._weights(role))
             for host, number in zip(self._hosts.hosts, shares, strict=True):
                 here = sorted(index for index, at in kept.items() if at is host)
@@ -300,7 +301,7 @@ class SshRun(EngineRun):
     # -- commands -------------------------------------------------------------------------------
 
     def _driver(self) -> list[str]:
-        return self._launch.driver(self._hosts.driver, JUGGLER, self._numbers[LEARNER])
+        return self._launch.driver(self._hosts.driver, self._numbers[LEARNER])
 
     def _start_driver(self) -> None:
         self._began = time.monotonic()
@@ -332,6 +333,7 @@ class SshRun(EngineRun):
             return f"{host.name} has {output!r}, and this host {here!r}: install the same version"
         if self._launch.insecure:
             return ""
+        # By standard input, since names of files and secrets in a command are seen by all users.
         content = io.BytesIO()
         with tarfile.open(fileobj=content, mode="w") as archive:
             for path in sorted(self._launch.tls.iterdir()):
@@ -378,6 +380,7 @@ def _asked(host: Host, command: str, given: bytes = b"") -> tuple[int, str]:
             timeout=_ANSWER_SECONDS,
             check=False,
         )
+    # Without ssh here, the other hosts need not be asked.
     except FileNotFoundError:
         output = "the command `ssh` is not installed here: install it (Debian: openssh-client)"
         raise LaunchError(output) from None

@@ -104,17 +104,12 @@ class SwarmRun(EngineRun):
                 f"{self._launch.run_dir} already has a stack: end it with "
                 f"`docker stack rm {self._launch.label}`"
             )
-        self._launch.make_certificates(["driver", "*.learner.internal"])
-        try:
+        deploy = ["docker", "stack", "deploy", "--with-registry-auth", "-c", str(self._file)]
+        with self.submitting(["driver", "*.learner.internal"], "swarm"):
+            # Docker would make the directory of a mount for root.
             self._launch.run_dir.mkdir(parents=True, exist_ok=True)
-            self._launch.directory.mkdir(parents=True, exist_ok=True)
             self._file.write_text(self.plan())
             self._config.write_text(self._launch.config_there())
-        except OSError as error:
-            raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from error
-        self._launch.begin_counts(self._numbers, "swarm")
-        deploy = ["docker", "stack", "deploy", "--with-registry-auth", "-c", str(self._file)]
-        with self.torn_down():
             _ask(*deploy, *self._more, self._launch.label)
         self._report(
             f"deployed the stack {self._launch.label}: `docker stack ps {self._launch.label}` "
@@ -129,12 +124,14 @@ class SwarmRun(EngineRun):
             if self._there():
                 raise
             raise LaunchError("the stack was removed") from None
+        # Docker keeps the last tasks of a service, and each restart makes another one.
         tasks = sorted(filled, key=lambda task: str(task["CreatedAt"]), reverse=True)
         states = [task["Status"] for task in tasks]
         self._seen |= any(each["State"] == "running" for each in states)
         if ending:
             over = not any(each["State"] in _RUNNING for each in states)
             return DriverState(status=-1) if over else DriverState(running=True)
+        # Above 127, a signal ended it, and Docker starts it again.
         for each in states:
             status = int(each.get("ContainerStatus", {}).get("ExitCode", 0))
             if each["State"] == "complete" or (

@@ -307,6 +307,12 @@ def test_parameters_are_numbers_or_schedules(number: Any) -> None:
         check(Arguments(simulator="./game {address}", parameters={"wind": number}), print)
 
 
+@pytest.mark.parametrize("given", [{"steps": 0}, {"seconds": -1.0}, {"seconds": float("nan")}])
+def test_a_check_needs_steps_and_time(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="--steps"):
+        check(Arguments(simulator="127.0.0.1:0", **given), print)
+
+
 def test_a_signal_ends_the_check_and_its_command_at_once(tmp_path: Path) -> None:
     written = tmp_path / "pid"
 

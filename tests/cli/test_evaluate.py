@@ -24,7 +24,7 @@ from juggler.driver import play_checkpoint
 from juggler.driver.config import RunConfig
 from juggler.driver.config_files import load_config_and_keys
 from juggler.driver.driver import RunFailed
-from juggler.driver.play_checkpoint import Evaluated
+from juggler.driver.play_checkpoint import Demonstrations, Evaluated
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,27 @@ def test_simulators_are_not_filmed_and_play_no_matches(
 ) -> None:
     assert status_of("evaluate", "run", "--simulator", "./game {address}", *option.split()) == 2
     assert "--simulator: cannot be combined" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("explore", [False, True])
+def test_demonstrations_may_be_drawn(
+    explore: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def record(*_: Any, **how: Any) -> Demonstrations:
+        asked.update(how)
+        return Demonstrations(tmp_path, [1.0], [1], [], dataset=tmp_path)
+
+    monkeypatch.setattr(play_checkpoint, "record", record)
+    assert status_of("record", "run", *["--explore"] * explore) == 0
+    assert asked["explore"] is explore
+
+
+@pytest.mark.parametrize("command", ["evaluate", "record"])
+def test_seeds_are_not_negative(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(command, "run", "--seed", "-1") == 2
+    assert "seed = -1: must be at least 0" in capsys.readouterr().err
 
 
 def test_json_is_alone_on_stdout(

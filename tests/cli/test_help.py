@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import types
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from support.place import status_of
@@ -148,3 +149,23 @@ def test_a_command_that_starts_no_workers_starts_no_forkserver(
     with pytest.raises(KeyError, match="somebody's mistake"):
         cli.main(arguments)
     assert happened == ["is imported", "runs"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("learner --driver 127.0.0.1:1 --timeout nan", "--timeout and --reattach-seconds"),
+        ("learner --driver 127.0.0.1:1 --advertise foo", "'foo' is not an address"),
+        ("healthcheck 127.0.0.1:1 --timeout -1", "--timeout -1"),
+        ("launch swarm cartpole --run-dir FILE --dry-run", "is a file"),
+        ("certs FILE", "cannot make certificates in"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    words: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert status_of(*words.replace("FILE", str(file)).split())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line

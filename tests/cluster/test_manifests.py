@@ -33,7 +33,8 @@ def _resources() -> list[dict[str, Any]]:
     named = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
     assert {*named, "kustomization.yaml"} == {each.name for each in BASE.iterdir()}
     files = [*(BASE / name for name in named), MANIFESTS / "namespace.yaml"]
-    return [each for file in files for each in yaml.safe_load_all(file.read_text())]
+    found = [each for file in files for each in yaml.safe_load_all(file.read_text())]
+    return [item for each in found for item in each.get("items", [each])]
 
 
 def _kustomized(directory: Path) -> list[dict[str, Any]]:

@@ -62,6 +62,14 @@ def reference(script, seed: int, episodes: int, kind=LinearPolicy) -> list[tuple
     return played
 
 
+def test_actions_are_drawn_as_in_training_if_asked_for() -> None:
+    greedy, drawn, again = (
+        evaluate(vector_of(KINDS[0], MODES[0]), policy_of(3), 8, 2, explore=explore).returns
+        for explore in (False, True, True)
+    )
+    assert greedy != drawn == again
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("module", [LinearPolicy, Summing])

@@ -25,7 +25,7 @@ from juggler.learner.learner import Episodes, Learner
 from juggler.runtime.checkpoints.checkpoint import REPLAY
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.acting_part import strip_to_acting
-from juggler.testing.rules import assert_same
+from juggler.testing import assert_same
 
 
 def make_learner(

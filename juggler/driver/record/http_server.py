@@ -94,6 +94,7 @@ class HttpServer(ThreadingMixIn, WSGIServer):
                 "http://localhost, or start the command with a token\n"
             )
             return [why.encode(errors="replace")]
+        # The page itself asks for the token, so its files are served without it.
         if environ.get("PATH_INFO") in self._open_paths:
             return self._application(environ, start_response)
         shown = (("authorization", str(environ.get("HTTP_AUTHORIZATION", ""))),)

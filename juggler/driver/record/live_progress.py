@@ -111,6 +111,7 @@ class LiveProgress(Progress):
         shown: list[RenderableType] = [waits]  # shown instead of rows of zeros
         if not self._waits_for or self._ended:
             shown = [self._goals(options.max_width >= _NARROW), self._details(), self._incidents()]
+        # Drawn four times a second: nothing here may take long.
         yield Panel(
             Group(*(row for row in (*shown, last) if row)),
             title=Text.assemble(("juggler", "bold"), f" {env} ", (algorithm, "dim")),

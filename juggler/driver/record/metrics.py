@@ -295,6 +295,7 @@ class Metrics(Episodes):
         self._trained_last = (training_time, steps_trained)
         if self.episodes != self._episodes_last:
             self._episodes_last, self._ended_last = self.episodes, self._trained_last
+        # Tables that most runs have no use for are left out: lines are written every second.
         return {
             **self._staleness_lately.collect(),
             "episodes": self.episodes,

@@ -98,7 +98,7 @@ class PlainProgress(Progress):
         return due
 
     def _print(self, text: str) -> None:
-        self._write(text)
+        self.message(text)
 
     def _write(self, text: str) -> None:
         encoding = self._stream.encoding or "utf-8"
@@ -118,9 +118,6 @@ class JsonProgress(PlainProgress):
 
     def message(self, text: str, level: Level = "info") -> None:
         self._write(json.dumps(log_record(plain(text), level, self.ids)))
-
-    def _print(self, text: str) -> None:
-        self.message(text)
 
 
 class NotebookProgress(PlainProgress):

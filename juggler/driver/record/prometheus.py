@@ -54,6 +54,7 @@ def serve_metrics(
             f"{missing}. Give `juggler driver` --tls and a token; or pass --insecure on a network "
             "that you trust; or bind to 127.0.0.1"
         )
+    # Its own registry: a script may serve metrics of its own from the global one.
     registry = CollectorRegistry()
     registry.register(_RunCollector(read))
     ProcessCollector(registry=registry)  # the driver's CPU time, memory and descriptors
@@ -175,17 +176,16 @@ def families(status: status_pb2.RunStatus) -> Iterator[Metric]:
     run = _GAUGE("juggler_run", "Environment and algorithm; always 1", labels=labels)
     run.add_metric((status.env, status.algorithm, status.run_id), 1)
     yield run
-    yield from _metrics(_RUN, [((), status)])
-    modules = [((each.module_id,), each) for each in status.modules]
-    trained = [each for each in modules if not each[1].HasField("steps_played")]
-    yield from _metrics(_MODULE, modules, "module")
-    yield from _metrics(_TRAINED_MODULE, trained, "module")
-    agents = [((each.agent,), each) for each in status.agents]
-    yield from _metrics(_AGENT, agents, "agent")
+    yield from _metrics(_RUN, [status])
+    # A frozen player is played and never trained, so these counters would stay 0.
+    trained = [each for each in status.modules if not each.HasField("steps_played")]
+    yield from _metrics(_MODULE, status.modules, "module", "module_id")
+    yield from _metrics(_TRAINED_MODULE, trained, "module", "module_id")
+    yield from _metrics(_AGENT, status.agents, "agent", "agent")
     if status.HasField("league"):
-        players = [((each.player_id,), each) for each in status.league.learning]
-        yield from _metrics(_LEAGUE, [((), status.league)])
-        yield from _metrics(_PLAYER, players, "player")
+        yield from _metrics(_LEAGUE, [status.league])
+        yield from _metrics(_PLAYER, status.league.learning, "player", "player_id")
+    # Prometheus wants the counts up to each bound, and messages have those between bounds.
     for field, (name, text) in _HISTOGRAMS.items():
         histogram = getattr(status, field)
         bounds = [*map(str, histogram.bounds), "+Inf"]
@@ -193,6 +193,7 @@ def families(status: status_pb2.RunStatus) -> Iterator[Metric]:
         family = HistogramMetricFamily(f"juggler_{name}", text)
         family.add_metric((), buckets, histogram.sum)
         yield family
+    # By role and state: the sum over a role's states counts its worker ids.
     states = Counter((each.role, each.state) for each in status.workers)
     of_state = _GAUGE("juggler_workers", "Worker ids so far", labels=("role", "state"))
     ready = _GAUGE("juggler_workers_ready", "Workers that are ready", labels=("role",))
@@ -201,21 +202,22 @@ def families(status: status_pb2.RunStatus) -> Iterator[Metric]:
     for role in dict.fromkeys(role for role, _ in states):
         ready.add_metric((role,), states[role, "ready"])
     yield from (of_state, ready)
-    workers = [((each.worker_id,), each) for each in status.workers]
-    here = [each for each in workers if each[1].state not in GONE]
-    yield from _metrics(_WORKER, workers, "worker")
-    yield from _metrics(_WORKER_HERE, here, "worker")
-    gateways = [each for each in here if each[1].HasField("simulators")]
-    yield from _metrics(_GATEWAY, gateways, "worker")
+    # Totals stay when a worker leaves, or they would go down; what a process has now does not.
+    here = [each for each in status.workers if each.state not in GONE]
+    gateways = [each for each in here if each.HasField("simulators")]
+    for table, workers in ((_WORKER, status.workers), (_WORKER_HERE, here), (_GATEWAY, gateways)):
+        yield from _metrics(table, workers, "worker", "worker_id")
 
 
 def _metrics(
-    table: _Table, messages: Sequence[tuple[tuple[str, ...], Any]], *labels: str
+    table: _Table, messages: Sequence[Any], label: str = "", field: str = ""
 ) -> Iterator[Metric]:
-    """Yield the metrics of messages, each with the values of its labels."""
+    """Yield the metrics of messages, labelled by a field."""
+    labels = (label,) if label else ()
     for kind, name, text, path, *of_map in table if messages else ():
         family = kind(f"juggler_{name}", text, labels=(*labels, *of_map))
-        for own, message in messages:
+        for message in messages:
+            own = (getattr(message, field),) if field else ()
             value = _value(message, path)
             if of_map:
                 for entry, number in value.items():

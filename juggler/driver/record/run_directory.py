@@ -69,6 +69,7 @@ def must_be_free(path: Path | None, command: str = "train", resume_command: str 
     except OSError as error:
         why = error.strerror or error
         raise RunDirectoryError(f"cannot make the run directory {path or RUNS}: {why}") from error
+    # From here on the message depends on what the directory has.
     if is_there and not path.is_dir():
         raise RunDirectoryError(f"{path} is a file; name another run directory")
     if not is_taken:
@@ -78,6 +79,7 @@ def must_be_free(path: Path | None, command: str = "train", resume_command: str 
         raise RunDirectoryError(
             f"a run may still be writing in {path}; name another directory, or end that run first"
         )
+    # Directories of several runs have no metrics and checkpoints of their own.
     if not resume_command and not has_checkpoint(path):
         what = ", or delete this one" if (path / CONFIG_FILE).is_file() else ""
         raise RunDirectoryError(
@@ -199,12 +201,14 @@ class RunDirectory:
         others = RunDirectoryError(
             f"{lost} another run has taken it: metrics and checkpoints of this run are lost"
         )
-        if self.taken and file.exists():  # even after the end of that run
+        # Even after the end of that run: its files are not this run's.
+        if self.taken and file.exists():
             raise others
         try:
             (self.path / DIRECTORY).mkdir(parents=True, exist_ok=True)
             with contextlib.ExitStack() as until_it_is_ours:
                 metrics = until_it_is_ours.enter_context(file.open("a+b", buffering=0))
+                # Another driver may have created the directory in the meantime.
                 self.taken = not lock(metrics)
                 if self.taken:
                     raise others
@@ -494,6 +498,7 @@ def find_driver_from_elsewhere(
                 )
             waits = True
             time.sleep(_LOOK_SECONDS)
+    # The first address is the driver's Unix socket, which only its host can dial.
     if len(addresses) < 2:
         raise RunDirectoryError(
             f"the driver of {run_dir} accepts no workers of other hosts: start it with `juggler "
@@ -545,27 +550,24 @@ class LineFile:
         self._place: tuple[int, int] | None = None  # (device, inode)
         self._offset = 0
 
-    def was_replaced(self) -> bool:
-        """Return whether the file was cut or replaced; lines then start again.
+    def new_lines(self, restart: Callable[[], object] = lambda: None) -> Iterator[bytes]:
+        """Yield the whole lines since the last call.
+
+        Args:
+            restart: called first if the file was cut or replaced; its lines then start again.
 
         Raises:
             OSError: it cannot be read. FileNotFoundError: it does not exist.
         """
-        found = os.lstat(self.path)
-        place = (found.st_dev, found.st_ino)
-        if place == self._place and found.st_size >= self._offset:
-            return False
-        had_lines = self._offset > 0
-        self._place, self._offset = place, 0
-        return had_lines
-
-    def new_lines(self) -> Iterator[bytes]:
-        """Yield the whole lines since the last call; call `was_replaced` first."""
         with open_plain(self.path) as file:
             found = os.fstat(file.fileno())
-            if (found.st_dev, found.st_ino) != self._place:
-                return  # it was just replaced
+            place = (found.st_dev, found.st_ino)
+            if place != self._place or found.st_size < self._offset:
+                if self._offset:
+                    restart()
+                self._place, self._offset = place, 0
             while part := os.pread(file.fileno(), _PART, self._offset):
+                # Without a line break, a whole part is a line that no run has written.
                 end = part.rfind(b"\n") + 1 or (len(part) if len(part) == _PART else 0)
                 if not end:
                     return  # no whole line
@@ -603,7 +605,6 @@ def read_metrics(run_dir: Path) -> MetricsCourse:
     file = LineFile(run_dir / METRICS_FILE)
     course = MetricsCourse()
     try:
-        file.was_replaced()
         for text in file.new_lines():
             if (line := parse_line(text)) is None:
                 course.broken += 1

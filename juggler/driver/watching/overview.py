@@ -104,6 +104,7 @@ class RunReader:
     def _overview_of(
         self, config: dict[str, Any], summary: dict[str, Any], *problems: str
     ) -> Overview:
+        # Any file may be damaged or of another program, so every value is checked.
         last = self._last or _Line(0.0, 0.0)
         return Overview(
             name=text_of(self._name),
@@ -113,6 +114,7 @@ class RunReader:
             goal=_number(config.get("stop_return")),
             state=state_of(self._run_dir, summary),
             reason=text_of(summary.get("reason_for_stop") or ""),
+            # The summary also has what happened after the last line.
             return_last=_number(summary.get("episode_return_mean"), last.episode_return_mean),
             return_best=_number(self._best, last.episode_return_mean),
             env_steps=int(_number(summary.get(_STEPS), last.env_steps_trained) or 0),
@@ -125,15 +127,16 @@ class RunReader:
     def _read(self) -> str:
         """Read new lines, and return a problem or ""."""
         try:
-            if self._metrics.was_replaced():
-                self._last, self._best = None, None
-            for text in self._metrics.new_lines():
+            for text in self._metrics.new_lines(self._restart):
                 self._take(text)
         except FileNotFoundError:
             return f"there is no {METRICS_FILE}"
         except OSError as error:
             return f"cannot read {METRICS_FILE}: {error.strerror}"
         return ""
+
+    def _restart(self) -> None:
+        self._last, self._best = None, None
 
     def _take(self, text: bytes) -> None:
         try:

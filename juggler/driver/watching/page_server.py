@@ -125,12 +125,14 @@ def league_matrix(checkpoint: Path, table: Mapping[str, Any]) -> dict[str, Any]:
     learning = [each for each in players if each.learning][:_MOST_PLAYERS]
     room = max(0, _MOST_PLAYERS - len(learning))
     shown = [*learning, *others[len(others) - min(room, len(others)) :]]
+    # Ratings are of all players, also of players without room in the matrix.
     payoffs = Payoffs(1.0, 1, league.pairs, league.kinds, league.means)
     ratings = elo(payoffs, [each.player_id for each in players])
     ids = [each.player_id for each in shown]
     return {
         "checkpoint": checkpoint.name,
         "min_games": table.get("min_games", LeagueConfig.min_games),
+        # The matrix is cut, and the page says by how much.
         "left_out": len(players) - len(shown),
         "players": [
             {
@@ -189,9 +191,7 @@ class Curves:
 
     def read(self) -> None:
         """Read new lines."""
-        if self._file.was_replaced():
-            self._restart()
-        for text in self._file.new_lines():
+        for text in self._file.new_lines(self._restart):
             if (line := parse_line(text)) is None:
                 self._course.broken += bool(text.strip())
                 continue
@@ -263,6 +263,7 @@ def _points(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         ("by_agent", "episode_return_mean", _MOST_NAMES),
         ("info", "mean", _MOST_NUMBERS),
     ):
+        # A run may have thousands of names, and each is a column of every point.
         for name, values in list(_table(line, table).items())[:most]:
             for key, value in _numbers(values).items():
                 if wanted in (None, key):
@@ -335,6 +336,7 @@ class WatchedRun:
             summary, _ = last_summary(self._run_dir)
             state = state_of(self._run_dir, summary)
             config, _ = read_config(self._run_dir)
+            # These take a walk through the directory and a checkpoint's record.
             if time.monotonic() - self._looked >= _LOOK_SECONDS:
                 self._looked = time.monotonic()
                 self._videos = tuple(find_videos(self._run_dir))
@@ -370,9 +372,7 @@ class WatchedRun:
 
     def _read_events(self) -> None:
         with suppress(OSError):  # the run has no messages yet
-            if self._events_file.was_replaced():
-                self._events.clear()
-            for text in self._events_file.new_lines():
+            for text in self._events_file.new_lines(self._events.clear):
                 self._take_event(text)
 
     def _take_event(self, text: bytes) -> None:
@@ -503,6 +503,7 @@ class PageApplication:
         """Return content type, size and content."""
         if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
             raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are allowed")
+        # Only these names are served: no path of a request reaches the disk.
         path = str(environ.get("PATH_INFO", ""))
         if path in self._files:
             kind, content = self._files[path]
@@ -513,6 +514,7 @@ class PageApplication:
             query = {key: values[0] for key, values in parse_qs(text, max_num_fields=8).items()}
         except ValueError:
             raise HttpError(HTTPStatus.BAD_REQUEST, "the query has too many fields") from None
+        # A page of another version may send further fields, which are ignored.
         match path:
             case "/api/runs":
                 return _as_json(self._runs())
@@ -538,6 +540,7 @@ class PageApplication:
             except RunDirectoryError as error:
                 problems.append(str(error))
         self._run_dirs = {_id_of(each): each for each in run_dirs}
+        # Readers are kept: each reads only what its run has written since.
         names = dict(zip(self._run_dirs, names_of(run_dirs), strict=True))
         self._overseers = {
             run_id: self._overseers.get(run_id) or RunReader(run_dir, names[run_id])
@@ -650,6 +653,7 @@ def serve_page(
             "on a network that you trust; or bind to 127.0.0.1, and view it from elsewhere through "
             f"`ssh -L {port or 7070}:127.0.0.1:{port or 7070} HOST`"
         )
+    # With port 0 at the end: there is always a free one.
     application = PageApplication(directories, named=named)
     ports = [port] if bind else [*range(port, port + _MORE_PORTS), 0]
     server = _bound(host, ports, application, token, tls)
@@ -663,17 +667,10 @@ def _bound(
 ) -> HttpServer:
     """Bind the first of these ports that is free."""
     for port in ports:
+        # Browsers have no certificate of the run, and a token is what admits them.
+        how: dict[str, Any] = {"mutual": False, "open_paths": OPEN_PATHS, "any_host": bool(token)}
         try:
-            return HttpServer(
-                host,
-                port,
-                application,
-                token,
-                tls,
-                mutual=False,
-                open_paths=OPEN_PATHS,
-                any_host=bool(token),
-            )
+            return HttpServer(host, port, application, token, tls, **how)
         except OSError as error:
             if error.errno != EADDRINUSE or port == ports[-1]:
                 raise EndpointError(

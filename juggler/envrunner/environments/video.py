@@ -84,7 +84,11 @@ def record_videos(
         if callable(close := getattr(env, "close", None)):
             close()
     for path in (path for share in shares for path in share):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            why = f"cannot make the directory of videos {path.parent}: {error.strerror}"
+            raise ValueError(why) from error
     paths = cycle(shares)
     wrap = VideoGame if several_agents else VideoEnvironment
 

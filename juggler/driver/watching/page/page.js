@@ -136,7 +136,7 @@ function showCharts() {
   const scaled = (points) => (over.scale === 1 ? points : points.map(([x, y]) => [x / over.scale, y]));
   const rounds = Math.floor(Math.max(0, ...shown.map(({ place }) => place)) / 7) + 1; // of the colours
   const draw = (group, title, makeSeries, options = {}) => {
-    const series = shown.flatMap(({ run, curves: of, place }) => makeSeries(of, axis).map((each, part) => ({
+    const series = shown.flatMap(({ run, curves: of, place }) => makeSeries(of).map((each, part) => ({
       ...each, points: scaled(each.points), name: alone ? each.name : `${run.name}${each.name === title ? "" : ` ${each.name}`}`,
       colour: colour(alone ? (each.part ?? part) : place), dash: dash(alone ? Math.floor((each.part ?? part) / 7) + (each.dashed ?? 0) : (each.part ?? each.dashed ?? 0) * rounds + Math.floor(place / 7)) })));
     chart(group, title, { help: options.help, height: group ? 150 : 210 }).show(series, { xName: over.name, ...options });
@@ -151,37 +151,40 @@ function showCharts() {
     }
     return charts.get(name);
   };
-  if (shown.length) {
-    draw("", "Mean return", (of) => [
-      { name: "training", points: of.points(axis, "episode_return_mean") },
-      { name: "evaluation", part: 1, dots: true, points: of.changes(axis, "evaluation_return_mean") },
-    ], { goal: goal(shown), help: "of the last 100 episodes" });
-    draw("", "Throughput in steps/s", (of) => [
-      { name: "trained", points: of.rate(axis, "env_steps_trained") },
-      { name: "sampled", part: 1, dashed: 1, points: of.rate(axis, STEPS) },
-    ], { fromZero: true });
-    draw("", "Staleness in updates", (of) => [
-      { name: "mean", points: of.points(axis, "staleness_mean") },
-      { name: "max", part: 1, dashed: 2, points: of.points(axis, "staleness_max") },
-    ], { fromZero: true, help: "of the batches that were trained on" });
-    for (const [kind, title] of [["by_module", "Return of each module"], ["by_agent", "Return of each agent"]])
-      if (shown.some((each) => Object.keys(each.curves.tables(kind)).length > 1))
-        draw("", title, (of) => parts(of, axis, kind, "episode_return_mean"));
-    if (shown.some((each) => Object.keys(each.curves.tables("league")).length))
-      draw("", "Elo of the players that learn", (of) => parts(of, axis, "league", "elo"));
-    for (const key of keysOf(shown, "modules")) draw("Losses and updates", words(key), (of) => parts(of, axis, "modules", key, words(key)));
-    const infos = new Set(shown.flatMap((each) => each.curves.numbers().map(({ title }) => title)));
-    for (const title of infos) draw("Numbers of the environment", title, (of) => of.numbers()
-      .filter((each) => each.title === title)
-      .map(({ key, agent, part }) => ({ name: agent ?? title, part, points: of.points(axis, `info/${key}/mean`) })));
-    const recorded = new Set(shown.flatMap((each) => each.curves.keys.filter((key) => key.startsWith("custom/"))));
-    for (const key of recorded) {
-      const title = key.slice("custom/".length);
-      draw("Numbers of callbacks", title, (of) => [{ name: title, points: of.points(axis, key) }]);
-    }
-  }
+  if (shown.length) drawAll(draw, shown, axis);
   for (const [name, { element }] of charts) element.hidden = !wanted.has(name);
   for (const group of at("charts").children) group.hidden = [...group.querySelectorAll(".chart")].every((each) => each.hidden);
+}
+
+// Which charts there are: some only of runs with several modules, agents or players.
+function drawAll(draw, shown, axis) {
+  draw("", "Mean return", (of) => [
+    { name: "training", points: of.points(axis, "episode_return_mean") },
+    { name: "evaluation", part: 1, dots: true, points: of.changes(axis, "evaluation_return_mean") },
+  ], { goal: goal(shown), help: "of the last 100 episodes" });
+  draw("", "Throughput in steps/s", (of) => [
+    { name: "trained", points: of.rate(axis, "env_steps_trained") },
+    { name: "sampled", part: 1, dashed: 1, points: of.rate(axis, STEPS) },
+  ], { fromZero: true });
+  draw("", "Staleness in updates", (of) => [
+    { name: "mean", points: of.points(axis, "staleness_mean") },
+    { name: "max", part: 1, dashed: 2, points: of.points(axis, "staleness_max") },
+  ], { fromZero: true, help: "of the batches that were trained on" });
+  for (const [kind, title] of [["by_module", "Return of each module"], ["by_agent", "Return of each agent"]])
+    if (shown.some((each) => Object.keys(each.curves.tables(kind)).length > 1))
+      draw("", title, (of) => parts(of, axis, kind, "episode_return_mean"));
+  if (shown.some((each) => Object.keys(each.curves.tables("league")).length))
+    draw("", "Elo of the players that learn", (of) => parts(of, axis, "league", "elo"));
+  for (const key of keysOf(shown, "modules")) draw("Losses and updates", words(key), (of) => parts(of, axis, "modules", key, words(key)));
+  const infos = new Set(shown.flatMap((each) => each.curves.numbers().map(({ title }) => title)));
+  for (const title of infos) draw("Numbers of the environment", title, (of) => of.numbers()
+    .filter((each) => each.title === title)
+    .map(({ key, agent, part }) => ({ name: agent ?? title, part, points: of.points(axis, `info/${key}/mean`) })));
+  const recorded = new Set(shown.flatMap((each) => each.curves.keys.filter((key) => key.startsWith("custom/"))));
+  for (const key of recorded) {
+    const title = key.slice("custom/".length);
+    draw("Numbers of callbacks", title, (of) => [{ name: title, points: of.points(axis, key) }]);
+  }
 }
 
 function groupOf(name) {
