@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
@@ -20,6 +20,31 @@ from torch import Tensor
 from juggler.learner.optim.config import OptimizerSpec
 from juggler.learner.optim.flat_module import FlatModule, Moments
 from juggler.runtime.near_matches import all_of
+from juggler.runtime.wrong_value import points_of
+
+
+class Schedule:
+    """Piecewise linear function of steps, constant outside of its points.
+
+    It is computed on the device of the step counter, so no update waits for a device.
+
+    Args:
+        points: (step, value) pairs by rising step, or one value for all steps.
+
+    Raises:
+        ValueError: as for `points_of`.
+    """
+
+    def __init__(self, points: float | Sequence[tuple[float, float]]) -> None:
+        self.points = points_of(points)
+
+    def __call__(self, steps: Tensor) -> Tensor:
+        """Return the value after this many steps (0-d) -> 0-d, float64."""
+        value = torch.full_like(steps, self.points[0][1], dtype=torch.float64)  # []
+        for (start, low), (stop, high) in pairwise(self.points):
+            share = ((steps.double() - start) / (stop - start)).clamp(0, 1)  # []
+            value = value + share * (high - low)  # []
+        return value
 
 
 class Step(NamedTuple):
@@ -71,14 +96,17 @@ class Adam:
         """Step in one pass over memory, grouping neighbours with equal step counts."""
         updates = moments["updates"]  # [], or [P] if parameters do not always move together
         sizes = step.sizes if step.moved.ndim or updates.ndim else [len(parameters)]
+        # The host reads which neighbours move alike: they share one call of the kernel.
         starts = list(accumulate(sizes[:-1], initial=0))
         counts = updates[starts] if updates.ndim else updates.expand(len(starts))  # [K]
         each = zip(step.moved.expand(len(starts)).tolist(), counts.tolist(), sizes, strict=True)
         stop, vectors = 0, (parameters, gradient, moments["mean"], moments["mean_square"])
         for (moves, count), own in groupby(each, key=itemgetter(0, 1)):
             start, stop = stop, stop + sum(size for _, _, size in own)
+            # Their moments keep their age, too.
             if not moves:
                 continue
+            # Views, through which the kernel writes into the vectors themselves.
             x, slope, mean, mean_square = ([vector[start:stop]] for vector in vectors)  # [p] each
             torch._fused_adam_(
                 x,
@@ -86,6 +114,7 @@ class Adam:
                 mean,
                 mean_square,
                 [],
+                # torch has a tensor for each counter.
                 [torch.tensor(count + 1)],  # []
                 lr=float(step.lr),
                 beta1=self.betas[0],
@@ -188,6 +217,7 @@ class Optimizers:
             if spec.training_only:
                 rest.update(dict.fromkeys(flat.training_only(), place))
         places = {name: _place(name, specs, rest[name]) for name in flat.sizes}
+        # With its parameters side by side, each optimizer's part of a vector is a view.
         flat.arrange(sorted(places, key=lambda name: places[name]))
         own = [
             [flat.sizes[name] for name in flat.sizes if places[name] == place]
@@ -246,6 +276,7 @@ class Optimizers:
         changes = torch.split(moved, counts) if moved.ndim else [moved] * len(gradients)
         updated = []
         for place, (part, x) in enumerate(self._split(parameters)):
+            # Counters are shared, so every optimizer gets the same ones.
             own = {
                 name: vectors[name][place] if name in vectors else moment
                 for name, moment in moments.items()
