@@ -39,7 +39,6 @@ from juggler.learner.core.sequences import with_recurring_shapes
 from juggler.learner.core.state_trees import (
     StateMismatch,
     arrays_like,
-    as_sent,
     tensors_like,
     to_device,
 )
@@ -248,8 +247,9 @@ class GradientCore(LearnerCore[TrainState], ABC):
         return self._beginning(*self.flat.flatten(self._made(seed)), seed)
 
     def get_params(self, state: TrainState) -> Params:
-        sent = as_sent(self.acting_parameters(state), self.config.weights_dtype)  # [P]
-        return self.flat.acting(sent, state["buffers"])
+        sent = self.acting_parameters(state)  # [P]
+        rounded = self.config.weights_dtype == "bfloat16" and sent.dtype == torch.float32
+        return self.flat.acting(sent.bfloat16() if rounded else sent.clone(), state["buffers"])
 
     def with_weights(
         self, state: TrainState, weights: Mapping[str, Tree], seed: int, *, whole: bool = False

@@ -256,14 +256,14 @@ def _checked(core: GradientCore, key: str, numbers: Sequence[float]) -> list[flo
         ValueError: they are not numbers, members cannot differ in this key, or a value is out of
             range.
     """
-    keys, why = [*core.schedules, *core.config.numbers_of_losses()], ""
+    if getattr(core.config, key, key) is None:
+        raise ValueError(
+            f"hyperparameters: {key!r} is none in the config of {core.name}; set it there to a "
+            "number, so that members may have others"
+        )
+    keys = [*core.schedules, *core.config.numbers_of_losses()]
     if key not in keys:
         why = f"members of {core.name} cannot differ in {key!r}{nearest(key, keys)}"
-        if getattr(core.config, key, key) is None:
-            why = (
-                f"{key!r} is none in the config of {core.name}; set it there to a number, so that "
-                "members may have others"
-            )
         raise ValueError(f"hyperparameters: {why}")
     # Anything that float() takes will do: it becomes a number of a tensor.
     try:

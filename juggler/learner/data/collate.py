@@ -70,7 +70,7 @@ def collate(batches: Sequence[EpisodeBatch], *, pin_memory: bool = False) -> dic
     sample: dict[str, Any] = {}
     for names in (c.OBSERVED, c.OBSERVED_BY_CRITIC)[: 1 + batches[0].has_critic]:
         before, last, final = ([getattr(batch, name) for batch in batches] for name in names)
-        after = [tree_map(_as_step, each) for each in last]
+        after = [tree_map(lambda x: x[:, None], each) for each in last]  # [N, 1, ...]
         sample[names[0]] = tree_map(copies.steps, *before, *after)
         sample[names[1]] = tree_map(copies.joined, *last)
         sample[names[2]] = tree_map(copies.joined, *final)
@@ -78,7 +78,7 @@ def collate(batches: Sequence[EpisodeBatch], *, pin_memory: bool = False) -> dic
     sample[c.ACTIONS] = tree_map(
         copies.steps,
         *(b.actions for b in batches),
-        *(tree_map(_last_step, b.actions) for b in batches),
+        *(tree_map(lambda x: x[:, -1:], b.actions) for b in batches),  # [N, 1, ...]
     )
     for name in _ZERO_FILLED:
         arrays = [getattr(batch, name) for batch in batches]
@@ -143,14 +143,6 @@ def _copiers() -> ThreadPoolExecutor:
 @cache
 def _in_torch(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
-
-
-def _as_step(observations: NDArray[Any]) -> NDArray[Any]:
-    return observations[:, None]  # [N, 1, ...]
-
-
-def _last_step(actions: NDArray[Any]) -> NDArray[Any]:
-    return actions[:, -1:]  # [N, 1, ...]
 
 
 def _check_alike(name: str, trees: Sequence[Tree], dimensions: int) -> None:

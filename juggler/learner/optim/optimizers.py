@@ -212,23 +212,21 @@ class Optimizers:
             ValueError: a pattern matches no parameter, or several optimizers match the same one.
         """
         _check_patterns(flat.sizes, specs)
-        rest = dict.fromkeys(flat.sizes, 0)
-        for place, spec in enumerate(specs):
-            if spec.training_only:
-                rest.update(dict.fromkeys(flat.training_only(), place))
-        places = {name: _place(name, specs, rest[name]) for name in flat.sizes}
+        training_only = flat.training_only()
+        members: list[list[str]] = [[] for _ in specs]
+        for name in flat.sizes:
+            members[_place(name, specs, name in training_only)].append(name)
         # With its parameters side by side, each optimizer's part of a vector is a view.
-        flat.arrange(sorted(places, key=lambda name: places[name]))
-        own = [
-            [flat.sizes[name] for name in flat.sizes if places[name] == place]
-            for place in range(len(specs))
-        ]
-        there = [(spec, sizes) for spec, sizes in zip(specs, own, strict=True) if sizes]
-        self._parts = [_ParameterRange(spec, sizes) for spec, sizes in there]
-        self._ranges = [sum(sizes) for _, sizes in there]
-        number = {place: index for index, place in enumerate(sorted(set(places.values())))}
-        self._part_of = {name: number[place] for name, place in places.items()}
-        self.lr_keys = tuple(dict.fromkeys(spec.lr_key for spec, _ in there))
+        flat.arrange([name for own in members for name in own])
+        self._parts: list[_ParameterRange] = []
+        self._part_of: dict[str, _ParameterRange] = {}
+        for spec, own in zip(specs, members, strict=True):
+            if own:
+                part = _ParameterRange(spec, [flat.sizes[name] for name in own])
+                self._parts.append(part)
+                self._part_of.update(dict.fromkeys(own, part))
+        self._ranges = [sum(part.sizes) for part in self._parts]
+        self.lr_keys = tuple(dict.fromkeys(part.lr_key for part in self._parts))
 
     def optimizer_of(self, name: str) -> Optimizer:
         """Return the optimizer of a parameter.
@@ -236,7 +234,7 @@ class Optimizers:
         Raises:
             KeyError: the module has no such parameter.
         """
-        return self._parts[self._part_of[name]].optimizer
+        return self._part_of[name].optimizer
 
     def init(self, parameters: Tensor) -> Moments:
         """Return the moments before the first update of parameters [P]."""
@@ -311,14 +309,14 @@ class _ParameterRange:
     """An optimizer for one range of the vector, with parameter sizes."""
 
     def __init__(self, spec: OptimizerSpec, sizes: list[int]) -> None:
-        self._spec, self.sizes = spec, sizes
+        self._spec, self.sizes, self.lr_key = spec, sizes, spec.lr_key
         config = spec.config
         self.optimizer: Optimizer = RMSProp(config.rmsprop_decay, config.optimizer_epsilon)
         if config.optimizer == "adam":
             self.optimizer = Adam(config.adam_betas, config.optimizer_epsilon)
 
     def step(self, lrs: Mapping[str, Tensor], moved: Tensor, in_place: bool) -> Step:
-        lr = lrs[self._spec.lr_key] * self._spec.lr_scale  # []
+        lr = lrs[self.lr_key] * self._spec.lr_scale  # []
         return Step(lr, moved, self.sizes, in_place)
 
     def clipped(self, gradient: Tensor, norm: Tensor) -> Tensor:
@@ -347,8 +345,8 @@ def _check_patterns(names: Collection[str], specs: Sequence[OptimizerSpec]) -> N
                 )
 
 
-def _place(name: str, specs: Sequence[OptimizerSpec], rest: int) -> int:
-    """Return the index of the optimizer whose patterns match, else `rest`."""
+def _place(name: str, specs: Sequence[OptimizerSpec], training_only: bool) -> int:
+    """Return the index of a parameter's optimizer, the main one by default."""
     named = [
         place
         for place, spec in enumerate(specs)
@@ -357,4 +355,5 @@ def _place(name: str, specs: Sequence[OptimizerSpec], rest: int) -> int:
     if len(named) > 1:
         both = all_of(f"optimizers.{specs[place].name}" for place in named)
         raise ValueError(f"{both} both name {name!r}: a parameter has one optimizer")
-    return named[0] if named else rest
+    for_training = [k for k, spec in enumerate(specs) if spec.training_only and training_only]
+    return (named or for_training or [0])[0]

@@ -243,7 +243,8 @@ class DemonstratedSteps(NamedTuple):
         ends = np.cumsum([len(episode) for episode in episodes]) - 1  # [episodes]
         terminated[ends] = [episode.terminated for episode in episodes]
         return cls(
-            tree_map(_joined, *(tree_map(_before, each.observations) for each in episodes)),
+            # An episode's last observation led to no action.
+            tree_map(_joined, *(tree_map(lambda x: x[:-1], e.observations) for e in episodes)),
             tree_map(_joined, *(each.actions for each in episodes)),
             torch.from_numpy(terminated),
         )
@@ -254,11 +255,6 @@ class DemonstratedSteps(NamedTuple):
     def drawn(self, places: Tensor) -> DemonstratedSteps:
         """Select demonstrated steps by indices [B]."""
         return DemonstratedSteps(*(tree_map(lambda x: x[places], each) for each in self))
-
-
-def _before(observations: Any) -> Any:
-    """Drop the last of observations [L + 1, ...]."""
-    return observations[:-1]
 
 
 def _joined(*parts: Any) -> Tensor:
