@@ -151,9 +151,10 @@ def _check_core(where: str, core: Any) -> None:
 
 
 def _shipped(name: str) -> type[Algorithm]:
-    """Import the class of a built-in algorithm."""
-    folder = import_module(f"juggler.learner.algorithms.{name}")
-    found: type[Algorithm] = getattr(folder, f"{name.capitalize()}Algorithm")
+    """Import the class of a built-in algorithm, and name its core."""
+    folder, class_name = f"juggler.learner.algorithms.{name}", name.capitalize()
+    found: type[Algorithm] = getattr(import_module(folder), f"{class_name}Algorithm")
+    found.core = f"{folder}.core:{class_name}"
     return found
 
 

@@ -359,7 +359,7 @@ class Actor:
                 chosen, inputs = made, its_inputs
         if self._contexts.connectors:
             self.memory.set(CHOSEN, places, chosen)
-        # Rows that act together fill whole columns; others keep their inputs.
+        # Rows at their own pace keep their inputs beyond this step, so they get a copy.
         if places is not None and inputs is not None:
             inputs = np.array(inputs, np.float32)
         sent = self.for_environments(chosen) if given is None else given
