@@ -62,7 +62,7 @@ WEIGHTS, EPISODES = "runtime/streams/weights.py", "runtime/streams/episodes.py"
 RETURNS, TREES = "learner/core/returns.py", "learner/data/replay/table.py"
 COLLATE, STORE = "learner/data/collate.py", "learner/data/batch_store.py"
 IMPALA, DQN = "learner/algorithms/impala/core.py", "learner/algorithms/dqn/core.py"
-SCHEDULES, PFSP = "learner/optim/schedules.py", "driver/league/pfsp.py"
+SCHEDULES, PFSP = "learner/optim/optimizers.py", "driver/league/pfsp.py"
 
 FAULTS = [
     # The books of steps.

@@ -119,9 +119,9 @@ if TYPE_CHECKING:
     from juggler.learner.core.state_trees import arrays_like as arrays_like
     from juggler.learner.core.state_trees import tensors_like as tensors_like
     from juggler.learner.data.collate import collate as collate
+    from juggler.learner.data.collate import shard as shard
     from juggler.learner.data.replay.replay import MixInReplay as MixInReplay
     from juggler.learner.data.replay.replay import Replay as Replay
-    from juggler.learner.data.sharding import shard as shard
     from juggler.learner.data.sources import CircularBuffer as CircularBuffer
     from juggler.learner.data.sources import Columns as Columns
     from juggler.learner.data.sources import DataSource as DataSource
@@ -129,7 +129,7 @@ if TYPE_CHECKING:
     from juggler.learner.learner import Learner as Learner
     from juggler.learner.optim.config import Scheduled as Scheduled
     from juggler.learner.optim.flat_module import TrainState as TrainState
-    from juggler.learner.optim.schedules import Schedule as Schedule
+    from juggler.learner.optim.optimizers import Schedule as Schedule
     from juggler.learner.shared_parts import SharedParts as SharedParts
     from juggler.policies.policy import Policy as Policy
     from juggler.policies.policy import load_policy as load_policy
@@ -146,25 +146,25 @@ if TYPE_CHECKING:
     from juggler.runtime.connectors.row_times import first_observations as first_observations
     from juggler.runtime.modules.acting_part import acting_names as acting_names
     from juggler.runtime.modules.acting_part import strip_to_acting as strip_to_acting
-    from juggler.runtime.modules.actor_critics import (
-        DeterministicActorCritic as DeterministicActorCritic,
-    )
-    from juggler.runtime.modules.actor_critics import (
-        ImplicitActorCritic as ImplicitActorCritic,
-    )
-    from juggler.runtime.modules.actor_critics import SoftActorCritic as SoftActorCritic
     from juggler.runtime.modules.config import ModelConfig as ModelConfig
-    from juggler.runtime.modules.distributions import ActionDistribution as ActionDistribution
-    from juggler.runtime.modules.distributions import Categorical as Categorical
-    from juggler.runtime.modules.distributions import CategoricalSpec as CategoricalSpec
-    from juggler.runtime.modules.distributions import DistributionSpec as DistributionSpec
+    from juggler.runtime.modules.distributions.base import ActionDistribution as ActionDistribution
+    from juggler.runtime.modules.distributions.base import DistributionSpec as DistributionSpec
+    from juggler.runtime.modules.distributions.for_space import Categorical as Categorical
+    from juggler.runtime.modules.distributions.for_space import CategoricalSpec as CategoricalSpec
     from juggler.runtime.modules.models import ActorCritic as ActorCritic
     from juggler.runtime.modules.models import Catalog as Catalog
+    from juggler.runtime.modules.models import (
+        DeterministicActorCritic as DeterministicActorCritic,
+    )
+    from juggler.runtime.modules.models import (
+        ImplicitActorCritic as ImplicitActorCritic,
+    )
+    from juggler.runtime.modules.models import QNetwork as QNetwork
+    from juggler.runtime.modules.models import SoftActorCritic as SoftActorCritic
     from juggler.runtime.modules.module_specs import MultiRLModule as MultiRLModule
     from juggler.runtime.modules.module_specs import MultiRLModuleSpec as MultiRLModuleSpec
     from juggler.runtime.modules.module_specs import RLModuleSpec as RLModuleSpec
     from juggler.runtime.modules.module_specs import build_module as build_module
-    from juggler.runtime.modules.q_network import QNetwork as QNetwork
     from juggler.runtime.modules.rl_module import AnyOf as AnyOf
     from juggler.runtime.modules.rl_module import Maybe as Maybe
     from juggler.runtime.modules.rl_module import RLModule as RLModule

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 from torch import nn
 
-from juggler.runtime.modules.q_network import QNetwork
+from juggler.runtime.modules.models import QNetwork
 
 
 class PlainQNetwork(QNetwork):

@@ -19,8 +19,8 @@ from juggler.runtime.connectors.pipelines import EnvToModule, ModuleToEnv, build
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.acting_part import strip_to_acting
 from juggler.runtime.modules.import_by_name import given_or_named
+from juggler.runtime.modules.models import exploration_of, with_own_exploration
 from juggler.runtime.modules.module_specs import build_module
-from juggler.runtime.modules.q_network import exploration_of, with_own_exploration
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.spaces import space_to_message

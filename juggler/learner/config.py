@@ -203,6 +203,7 @@ class LearnerConfig(OptimizerConfig):
         self.validate_optimizer()
         with wrong_where("optimizers"):
             self.optimizer_specs()
+        # Errors in a table name the table and its key.
         if self.intrinsic:
             with wrong_where("intrinsic"):
                 IntrinsicConfig.parse(self.intrinsic)
@@ -217,6 +218,7 @@ class LearnerConfig(OptimizerConfig):
         self.check_within("gamma", self.gamma, 0, 1)
         self.check_one_of("precision", ("float32", "bfloat16"))
         self.check_one_of("weights_dtype", ("float32", "bfloat16"))
+        # Contradictions come after the keys by themselves.
         if self.intrinsic and self.imitation:
             raise ValueError(
                 "intrinsic with imitation: rewards are either for what is new or for what was "

@@ -32,7 +32,7 @@ from juggler.learner.group.peers import (
     state_hash,
     take_over_newest,
 )
-from juggler.learner.optim.schedules import Schedule
+from juggler.learner.optim.optimizers import Schedule
 from juggler.runtime.checkpoints.checkpoint import PIPELINES, REPLAY
 from juggler.runtime.connectors.pipelines import LearnerPipeline
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -133,6 +133,7 @@ class Learner:
             sample = next(self.source)
         must_be_columns(sample)
         sample = self.before_gradients(to_device(sample, self.device))
+        # Samples from elsewhere may have whole stacks, which stay as they are.
         stacks = self.pipeline is not None and self.pipeline.leaves_stacks_out(sample)
         metrics = []
         for drawn in self._due(sample):
@@ -147,6 +148,7 @@ class Learner:
                 must_have_column(due, error, self.core.name)
                 raise
             self.state = output.state
+            # The source needs the priorities of this step before it draws again.
             self.data.update_priorities(output.priorities)
             self.progresses()
             metrics.append(with_numbers(output.metrics, self.data.metrics(), self.device))

@@ -49,6 +49,7 @@ class _SharingModule:
         buffers = {
             to: theirs["buffers"][name] for to, name in names.items() if to in own["buffers"]
         }
+        # Counts, and the algorithm's own state such as a target network, stay apart.
         self.learner.state = TrainState(
             parameters=joined(own["parameters"], theirs["parameters"]),
             buffers={**own["buffers"], **buffers},
@@ -100,6 +101,7 @@ class SharedParts:
             )
         member = _SharingModule(module_id, learner, core, _matched(module_id, core.flat, patterns))
         links = {each.module_id: _links(each, member) for each in self._members.values()}
+        # Nothing has changed before: a module that cannot share leaves the others as they were.
         learner.wait()
         learner.state = core.shares_parts(learner.state)
         for other_id, names in links.items():
@@ -151,6 +153,7 @@ def _matched(module_id: str, flat: FlatModule, patterns: Sequence[str]) -> dict[
                 f"{nearest(pattern, known)}"
             )
         for name in names:
+            # A tensor with several names is one: see `FlatModule.names`.
             if taken.setdefault(known[name], pattern) != pattern:
                 raise ValueError(
                     f"shared: {taken[known[name]]!r} and {pattern!r} both match {name!r} of module "
@@ -195,6 +198,7 @@ def _must_be_alike(
         )
     if mine.dtype != its.dtype:
         raise ValueError(f"{both} has the dtypes {mine.dtype} and {its.dtype}: must be the same")
+    # One value has one optimizer, and so the same rule in both modules.
     trained = ours in one.core.flat.sizes, theirs in other.core.flat.sizes
     if trained[0] != trained[1]:
         frozen = (other if trained[0] else one).module_id

@@ -256,6 +256,7 @@ def exploitability(policy: Policy, env: str, env_kwargs: Mapping[str, Any] | Non
             f"exploitability: {env} has no tensor of a player's whole information, so its policies "
             "cannot be measured"
         )
+    # The policy acts by information states, so a table of these is all of it.
     keys, seen, masks = _information_states(env, game)
     chances = policy.probabilities({"observation": seen, "action_mask": masks})  # [S, A]
     chances = chances.astype(np.float64) * masks
@@ -285,6 +286,7 @@ def _information_states(env: str, game: Any) -> tuple[list[str], Any, Any]:
                 f"exploitability: {env} has more than {_MOST_HISTORIES:,} histories: too many for "
                 "an exact result"
             )
+        # All outcomes of dice and cards are followed, instead of a sample.
         if state.is_chance_node():
             left += [state.child(action) for action, _ in state.chance_outcomes()]
             continue

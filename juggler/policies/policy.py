@@ -231,6 +231,7 @@ class Policy:
             )
         if first is None:
             return np.full(rows, state is None)
+        # A single episode begins with state=None, and takes no mask.
         begins = np.array(first, np.bool_)
         if begins.shape != (batch,):
             raise ValueError(
@@ -299,6 +300,7 @@ class Observed:
             observation = self._with_mask(observation, mask)
         found: dict[TreePath, tuple[int, ...]] = {}  # the leading dimension of each leaf, if any
         tree = _read(self._space, observation, (), found)
+        # All parts of an observation must agree whether it is a batch.
         leading = set(found.values())
         if len(leading) > 1:
             raise ValueError(
@@ -326,6 +328,7 @@ class Observed:
         found: dict[TreePath, tuple[int, ...]] = {}
         _read(plain, children, (), found)
         shape = next(iter(found.values()))
+        # Infos of a vector have one mask for each environment.
         given, rows = (mask, shape[0]) if shape else ([mask], 1)
         _require_rows(given, rows)
         try:
@@ -378,9 +381,11 @@ def _read(space: Space, value: Any, path: TreePath, found: dict[TreePath, tuple[
             "the observation is a pair with a dict, such as the (observation, info) of reset: pass "
             "only the observation"
         )
+    # Gymnasium's own check names neither the key nor a remedy.
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping):
             raise ValueError(f"the observation{where} must be a Dict, as {space}, not {value!r}")
+        # A missing mask has a remedy of its own.
         if value.keys() != space.spaces.keys():
             hint = ""
             if ACTION_MASK in space.spaces and ACTION_MASK not in value:
@@ -396,6 +401,7 @@ def _read(space: Space, value: Any, path: TreePath, found: dict[TreePath, tuple[
                 f"the observation{where} must be a tuple of {len(space.spaces)} parts, as {space}, "
                 f"not {value!r}"
             )
+        # Trees have the keys "0", "1", … for a Tuple.
         parts = [(str(i), child, value[i]) for i, child in enumerate(space.spaces)]
     else:
         array = _leaf(space, value, path)
@@ -416,6 +422,7 @@ def _leaf(space: Space, value: Any, path: TreePath) -> NDArray[Any]:
         array = np.asarray(value)
     except ValueError as error:
         raise ValueError(f"the observation{where} is not an array: {error}") from error
+    # One more dimension in front is a batch of environments.
     extra = array.ndim - len(shape)
     if extra not in (0, 1) or array.shape[extra:] != shape or 0 in array.shape[:extra]:
         raise ValueError(
@@ -426,6 +433,7 @@ def _leaf(space: Space, value: Any, path: TreePath) -> NDArray[Any]:
         raise ValueError(f"the observation{where} is {array.dtype}: expected {dtype}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(f"the observation{where} has numbers that are not finite")
+    # Masks are checked elsewhere, with messages of their own.
     for choice in choices_of([(path, space)]) if path[:1] != (ACTION_MASK,) else ():
         if (found := choice.outside(array)) is not None:
             raise ValueError(f"the observation{choice.describe(array[found])}")
@@ -483,6 +491,7 @@ def load_policy(
             f"this id, pass module_id={module!r}"
         )
     saved, module_id = module_in(saved, module_id)
+    # Classes of a script cannot be imported here by their names in the configuration.
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
     own = own_connectors(keys)
     config = {**saved.config_of(module_id), **keys}
@@ -495,6 +504,7 @@ def load_policy(
         module if callable(module) else None,
         own,
     )
+    # A checkpoint has only spaces that can be encoded.
     if (spaces := _spaces_of(saved, module_id)) is None:
         raise CheckpointError(
             saved.path or Path(),
@@ -533,7 +543,6 @@ def restore_parts(
         CheckpointError: the checkpoint belongs to another module.
         ValueError: a part cannot be built; names it.
     """
-    where = saved.path or Path("in memory")
     config = policy_config.module
     must_be_given_again("module", config.module, policy_config.factory)
     policy_config.connectors.must_be_given_again(
@@ -542,6 +551,7 @@ def restore_parts(
     env_to_module, module_to_env = build_runner_pipelines(
         policy_config.connectors, observation_space, action_space, policy_config.own
     )
+    # The module sees observations after the connectors, as in training.
     module = build_module(
         policy_config.factory or config.module,
         env_to_module.module_observation_space,
@@ -550,16 +560,41 @@ def restore_parts(
         distribution=config.distribution,
         check_specs=config.check_specs,
     )
+    # Weights only fit the same module, so its errors come first.
+    private_critic = config.critic_sees != "observation"
+    here = observation_space, action_space
+    _restore_weights(saved, module_id, module, here, private_critic=private_critic)
+    try:
+        if learned := connector_state(saved, module_id):
+            env_to_module.set_state(learned)
+    except ValueError as error:
+        raise CheckpointError(saved.path or Path("in memory"), str(error)) from error
+    return module, env_to_module, module_to_env
+
+
+def _restore_weights(
+    saved: Checkpoint,
+    module_id: str,
+    module: RLModule,
+    here: tuple[Space, Space],
+    *,
+    private_critic: bool,
+) -> None:
+    """Load the weights for acting into a module for these spaces.
+
+    Raises:
+        CheckpointError: the checkpoint belongs to another module.
+    """
     try:
         state: Any = saved.tree[module_id]
         weights = acting_arrays(state)
-        if config.critic_sees != "observation":
+        if private_critic:
             # Its value function has inputs that acting does not have.
             strip_to_acting(module)
             weights = {name: weights[name] for name in acting_names(module)}
         load_weights(weights_of(module), weights)
     except (KeyError, TypeError, ValueError) as error:
-        here = observation_space, action_space
+        where = saved.path or Path("in memory")
         if (there := _spaces_of(saved, module_id)) is not None and there != here:
             raise CheckpointError(
                 where,
@@ -568,12 +603,6 @@ def restore_parts(
             ) from error
         fit = "does not fit this environment and configuration"
         raise CheckpointError(where, f"{fit}: {error}") from error
-    try:
-        if learned := connector_state(saved, module_id):
-            env_to_module.set_state(learned)
-    except ValueError as error:
-        raise CheckpointError(where, str(error)) from error
-    return module, env_to_module, module_to_env
 
 
 def _spaces_of(

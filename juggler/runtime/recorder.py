@@ -79,6 +79,11 @@ class Recordings:
 
     The first calls after a recording are made both ways. If their results differ in a single
     number, or on a GPU by more than rounding, recording stops, with a message in the log.
+
+    Args:
+        often: calls with the same shapes before one is recorded.
+        slow: seconds above which a call is not recorded, as in `SLOW`; inf: no limit.
+        graphs: captures calls, by kind of device; None: CUDA graphs.
     """
 
     def __init__(
@@ -87,19 +92,11 @@ class Recordings:
         slow: float = SLOW,
         graphs: Mapping[str, DeviceGraphs] | None = None,
     ) -> None:
-        """Set the thresholds.
-
-        Args:
-            often: calls with the same shapes before one is recorded.
-            slow: seconds above which a call is not recorded, as in `SLOW`; inf: no limit.
-            graphs: captures calls, by kind of device; None: CUDA graphs.
-        """
         self._often, self._slow = often, slow
         self._graphs = {"cuda": DeviceGraphs()} if graphs is None else graphs
         self._basis: object = None
         self._calls: dict[object, _Call] = {}  # by names, shapes and kinds of inputs
-        self._recorded = 0
-        self._is_off = not can_record()
+        self._recorded, self._is_off = 0, not can_record()
 
     def __call__(
         self,
@@ -124,6 +121,7 @@ class Recordings:
             return function(inputs)
         if self._basis != basis:
             self._calls, self._basis, self._recorded = {}, basis, 0
+        # Strides count too, since an operation may choose its kernel by them.
         described: list[object] = [decided]
         leaves: list[Tensor] = []
         _read(inputs, described, leaves)
@@ -135,6 +133,7 @@ class Recordings:
             call = self._calls[key] = _Call()
         if call.repeat is None:
             return self._counted(call, function, inputs, leaves, decided is not None, before)
+        # A recording is trusted after some calls made both ways.
         if not call.checks_left:
             try:
                 return call.repeat(leaves)
@@ -160,6 +159,7 @@ class Recordings:
         graphs = self._graphs.get(device.type)
         if device.type != "cpu" and graphs is None:
             return function(inputs)
+        # The last calls before a recording show whether it would pay.
         if self._often - _TIMED <= call.count < self._often:
             if graphs:
                 wait = partial(graphs.wait, device)
@@ -168,6 +168,7 @@ class Recordings:
         pays = self._recorded < _MOST_RECORDED and call.pays(self._slow)
         if call.count != self._often or not pays:
             return function(inputs)
+        # A failure must not end training: the code itself still works.
         try:
             if graphs:
                 outputs, call.repeat = graphs.captured(function, inputs, leaves)
@@ -284,9 +285,7 @@ class _Watch(_Mode):  # type: ignore[misc]
     """
 
     def __init__(self, may_read: bool = False) -> None:
-        """Args:
-        may_read: whether the host may read numbers.
-        """
+        """Watch operations; with `may_read`, the host may read numbers."""
         super().__init__()
         self.operations: list[_Operation] = []
         self.is_repeatable = True
@@ -420,6 +419,7 @@ class _Script:
             ):
                 self._same[id(out)] = x
             elif func is _aten.t.default and id(x) in transposed:
+                # Gradients transpose again what the forward pass has transposed.
                 self._same[id(out)] = transposed[id(x)]
             else:
                 distinct.append(each)
@@ -554,9 +554,7 @@ class DeviceGraphs:
     """
 
     def __init__(self, backend: Any = torch.cuda) -> None:
-        """Args:
-        backend: the torch module with graphs and streams of the device.
-        """
+        """Use the torch module with a device's graphs and streams."""
         self._backend = backend
 
     def wait(self, device: torch.device) -> None:
@@ -580,6 +578,7 @@ class DeviceGraphs:
         places = [place for place, x in enumerate(leaves) if id(x) in read]
         if not fits or any(x.device != leaves[0].device for x in [*leaves, *made]):
             return outputs, None
+        # Another thread may have failed while this one waited.
         with _CAPTURING, self._backend.device(leaves[0].device):
             if self._backend in _FAILED:
                 return outputs, None
@@ -791,6 +790,7 @@ def _near(
         return torch.equal(one, other)
     if not (one.ndim or numbers):
         return True
+    # In doubles, so that the comparison itself does not round.
     rounding = _ROUNDINGS * torch.finfo(one.dtype).eps
     one, other = one.double().nan_to_num(), other.double().nan_to_num()
     allowed = tolerance * one.norm()

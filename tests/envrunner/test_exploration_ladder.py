@@ -34,8 +34,7 @@ from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.acting_part import weights_of
-from juggler.runtime.modules.actor_critics import DeterministicActorCritic
-from juggler.runtime.modules.models import ActorCritic
+from juggler.runtime.modules.models import ActorCritic, DeterministicActorCritic
 from juggler.runtime.wire.structures import tree_map
 
 RUNNERS, ENVIRONMENTS, ACTIONS = 2, 4, 5

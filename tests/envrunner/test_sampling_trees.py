@@ -24,7 +24,7 @@ from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.sampler import NonFiniteBatch, Sampler
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.distributions import distribution_for
+from juggler.runtime.modules.distributions.for_space import distribution_for
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import to_tree
 from juggler.runtime.wire.trees import flatten

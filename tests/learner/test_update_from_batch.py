@@ -14,8 +14,7 @@ from support.learner_groups import join, update
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.mean_metrics import fetch_metrics
-from juggler.learner.data.collate import collate
-from juggler.learner.data.sharding import shard
+from juggler.learner.data.collate import collate, shard
 from juggler.learner.learner import Learner
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.wire.structures import tree_map

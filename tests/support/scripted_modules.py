@@ -17,7 +17,7 @@ from juggler.runtime.connectors.connector import (
     LearnerConnector,
     ObservationConnector,
 )
-from juggler.runtime.modules.distributions import DistributionSpec
+from juggler.runtime.modules.distributions.base import DistributionSpec
 from juggler.runtime.modules.rl_module import RLModule
 
 

@@ -58,6 +58,7 @@ def checked_algorithm(name: str, algorithm: Any) -> type[Algorithm]:
     if not (
         isinstance(config, type)
         and issubclass(config, LearnerConfig)
+        # Without the decorator, a derived class has no keys of its own.
         and "__dataclass_fields__" in vars(config)
     ):
         raise ValueError(
@@ -78,6 +79,7 @@ def _check_keys(where: str, config: type[LearnerConfig]) -> None:
             f"{where} has {name} = {value!r} without a type, so it is no key: write "
             f"{name}: {kind} = {value!r}, or {name}: ClassVar[{kind}] = {value!r} if it is none"
         )
+    # Annotations may name types that only a type checker imports.
     try:
         hints = get_type_hints(config)
     except (NameError, TypeError) as error:
@@ -90,6 +92,7 @@ def _check_keys(where: str, config: type[LearnerConfig]) -> None:
                 "option can give: use bool, int, float, str, a Literal, or a list, tuple or dict "
                 "of these; a name as a str can stand for anything else"
             )
+        # A run need not give this key a value.
         if (default := _default(key)) is MISSING:
             raise ValueError(f"{where}: the key {key.name!r} of its config has no default")
         try:
@@ -148,9 +151,10 @@ def _check_core(where: str, core: Any) -> None:
 
 
 def _shipped(name: str) -> type[Algorithm]:
-    """Import the class of a built-in algorithm."""
-    folder = import_module(f"juggler.learner.algorithms.{name}")
-    found: type[Algorithm] = getattr(folder, f"{name.capitalize()}Algorithm")
+    """Import the class of a built-in algorithm, and name its core."""
+    folder, class_name = f"juggler.learner.algorithms.{name}", name.capitalize()
+    found: type[Algorithm] = getattr(import_module(folder), f"{class_name}Algorithm")
+    found.core = f"{folder}.core:{class_name}"
     return found
 
 
@@ -213,23 +217,13 @@ def build_learner(
     from juggler.runtime.connectors.pipelines import build_learner_pipeline
     from juggler.runtime.modules.module_specs import build_module
 
-    if not isinstance(config, LearnerConfig | Mapping):
-        raise ValueError(f"config = {config!r}: give a table, such as {{'algorithm': 'impala'}}")
-    named = config.get("algorithm") if isinstance(config, Mapping) else config.algorithm
-    name = named or LearnerConfig.algorithm
-    algorithm = (own_connectors or {}).get(name) or find_algorithm(name)
-    must_act_in(name, algorithm, action_space)
-    if isinstance(config, Mapping):
-        known = [each.name for each in fields(algorithm.config)]
-        for key in config:
-            if key not in known:
-                raise ValueError(f"{key!r} is no key of {name!r}{nearest(key, known)}")
-        config = algorithm.config(**config)
+    algorithm, config = _parsed(config, action_space, own_connectors or {})
     core = algorithm.core
     make_core = found(core, "core") if isinstance(core, str) else core
     if not isinstance(connectors, ConnectorsConfig):
         connectors = ConnectorsConfig.parse(connectors or {})
     pipeline = build_learner_pipeline(connectors, observation_space, action_space, own_connectors)
+    # The module sees what the pipeline makes of observations.
     make_module = partial(
         build_module,
         module or algorithm.module,
@@ -242,6 +236,31 @@ def build_learner(
     )
     made = make_core(make_module, replace(config, intrinsic={}, imitation={}))
     return Learner(_with_rewards(made, config), seed=seed, device=device, pipeline=pipeline)
+
+
+def _parsed(
+    config: LearnerConfig | Mapping[str, Any],
+    action_space: gymnasium.Space[Any],
+    own: Mapping[str, type[Any]],
+) -> tuple[type[Algorithm], LearnerConfig]:
+    """Return the algorithm that a config names, and the config.
+
+    Raises:
+        ValueError: the algorithm cannot act in this space, or a key is unknown.
+    """
+    if not isinstance(config, LearnerConfig | Mapping):
+        raise ValueError(f"config = {config!r}: give a table, such as {{'algorithm': 'impala'}}")
+    named = config.get("algorithm") if isinstance(config, Mapping) else config.algorithm
+    name = named or LearnerConfig.algorithm
+    algorithm = own.get(name) or find_algorithm(name)
+    must_act_in(name, algorithm, action_space)
+    if isinstance(config, LearnerConfig):
+        return algorithm, config
+    known = [each.name for each in fields(algorithm.config)]
+    for key in config:
+        if key not in known:
+            raise ValueError(f"{key!r} is no key of {name!r}{nearest(key, known)}")
+    return algorithm, algorithm.config(**config)
 
 
 def _with_rewards(core: Any, config: LearnerConfig) -> LearnerCore[Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from juggler.learner.config import ImitationConfig, IntrinsicConfig
 from juggler.learner.core.forward import CHUNK, pieces
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
@@ -29,6 +31,7 @@ from juggler.learner.core.state_trees import arrays_like, tensors_like
 from juggler.learner.data.sources import DataSource
 from juggler.learner.optim.flat_module import TensorSwapper, seeded
 from juggler.learner.optim.optimizers import Adam, Step, on_host
+from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 
@@ -133,37 +136,83 @@ class AroundCore(LearnerCore[AroundState], ABC):
         return AroundState(inner=inner, own=own[self.kind])
 
 
-def must_take_rewards(inner: LearnerCore[Any], table: str, instead: str) -> GradientCore:
-    """Return the core, if it can learn from a wrapper's rewards.
+#: Losses of some of a sample's entries, each as a sum [] and the number [] of its terms. Arguments
+#: are the network's part of a state, indices [B] of the entries, a key [] of the epoch, the number
+#: of the minibatch from 1, and the trained tensors [P].
+Losses = Callable[[dict[str, Any], Tensor, Tensor, int, Tensor], Sequence[tuple[Tensor, Tensor]]]
+
+
+class Rewarded(NamedTuple):
+    """A sample with rewards, and what the network learns from it."""
+
+    own: dict[str, Any]  # with the statistics of this sample
+    columns: Columns
+    metrics: Metrics
+    losses: Losses
+
+
+class RewardingCore(AroundCore, ABC):
+    """An AroundCore whose own network makes the rewards.
 
     Args:
-        inner: the core.
-        table: the wrapper's table of keys.
-        instead: advice if rewards make no difference.
+        inner: learns from these rewards.
+        config: the keys of the wrapper's table.
+        instead: advice for an algorithm to which rewards make no difference.
 
     Raises:
-        ValueError: it does not learn from rewards, or its kept steps or episode ends cannot be
-            distinguished.
+        ValueError: the algorithm does not learn from rewards, or its kept steps or episode ends
+            cannot be distinguished.
     """
-    if not isinstance(inner, GradientCore):
-        raise ValueError(
-            f"{table} is for a GradientCore, and {inner.name} ({type(inner).__name__}) is none"
+
+    inner: GradientCore
+    network: OwnNetwork
+    loss_names: tuple[str, ...]
+    """Metrics of the losses, in order. Losses of one name are added."""
+
+    def __init__(
+        self, inner: LearnerCore[Any], config: IntrinsicConfig | ImitationConfig, instead: str
+    ) -> None:
+        table = config.table
+        if not isinstance(inner, GradientCore):
+            raise ValueError(
+                f"{table} is for a GradientCore, and {inner.name} ({type(inner).__name__}) is none"
+            )
+        if not inner.learns_from_rewards:
+            raise ValueError(
+                f"{table} makes no difference to {inner.name}, which learns nothing from rewards: "
+                f"{instead}"
+            )
+        inner.must_keep_each_step(table)
+        super().__init__(inner)
+        config.validate()
+        self.own = config
+
+    @abstractmethod
+    def rewarded(self, state: AroundState, sample: Columns, seam: Seam) -> Rewarded:
+        """Return the inner core's sample, before the network learns from it."""
+
+    def passes(self) -> tuple[int, int]:
+        """Return the network's minibatches and epochs, equal in a group."""
+        return self.inner.passes()
+
+    def own_state(self, seed: int) -> dict[str, Any]:
+        return self.network.beginning(seed)
+
+    def learned(
+        self, state: AroundState, sample: Columns, seam: Seam
+    ) -> tuple[dict[str, Any], Columns, Metrics]:
+        found = self.rewarded(state, sample, seam)
+        entries = sample[c.LIVE].numel()
+        own, means = self.network.trained(
+            found.own, self.passes(), entries, found.losses, self.own.lr, seam
         )
-    if not inner.learns_from_rewards:
-        raise ValueError(
-            f"{table} makes no difference to {inner.name}, which learns nothing from rewards: "
-            f"{instead}"
-        )
-    inner.must_keep_each_step(table)
-    return inner
+        metrics = dict(found.metrics)
+        for name, mean in zip(self.loss_names, means.unbind(), strict=True):
+            metrics[name] = metrics[name] + mean if name in metrics else mean
+        return own, found.columns, metrics
 
-
-class LossSum(NamedTuple):
-    """A loss of this learner, not yet divided by its steps."""
-
-    gradient: Tensor  # [P]
-    total: Tensor  # []
-    steps: Tensor  # [] of the dtype of the gradient
+    def shown(self, state: AroundState, sample: Columns) -> Columns:
+        return self.rewarded(state, sample, ALONE).columns
 
 
 class OwnNetwork:
@@ -215,65 +264,56 @@ class OwnNetwork:
         parts = [self(own, own["trained"], part, *args) for part in pieces(rows, CHUNK)]
         return torch.cat(parts)  # [B]
 
-    def loss_sum(
-        self, own: Mapping[str, Any], total_of: Callable[[Tensor], Tensor], steps: Tensor
-    ) -> LossSum:
-        """Differentiate a sum of losses.
-
-        Args:
-            own: the network's part of a state.
-            total_of: the trained tensors [P] -> the sum [].
-            steps: number of steps [] in the sum.
-        """
-        trained = own["trained"].detach().requires_grad_()  # [P]
-        with torch.enable_grad():
-            total = total_of(trained)  # []
-            (gradient,) = torch.autograd.grad(total, trained)  # [P]
-        return LossSum(gradient, total.detach(), steps.to(gradient.dtype))
-
-    def nothing(self, own: Mapping[str, Any]) -> LossSum:
-        """Return a loss over no steps."""
-        trained: Tensor = own["trained"]  # [P]
-        zero = trained.new_zeros(())  # []
-        return LossSum(torch.zeros_like(trained), zero, zero)
-
     def stepped(
-        self, own: dict[str, Any], losses: Sequence[LossSum], lr: float, seam: Seam
+        self,
+        own: dict[str, Any],
+        losses_of: Callable[[Tensor], Sequence[tuple[Tensor, Tensor]]],
+        lr: float,
+        seam: Seam,
     ) -> tuple[dict[str, Any], Tensor]:
         """Make an optimizer step; return new state and mean losses [losses].
 
-        Means are over the steps of all learners. `own` is not changed.
+        It minimizes the sum of the means, each over the steps of all learners. `own` is not
+        changed.
+
+        Args:
+            own: the network's part of a state.
+            losses_of: the trained tensors [P] -> sum [] and number of steps [] of each loss.
+            lr: learning rate.
+            seam: connection to the other learners.
         """
-        flat = torch.stack(
-            [torch.cat([x.gradient, x.total.view(1), x.steps.view(1)]) for x in losses]
-        )
-        sums = seam.sums(flat)  # [losses, P + 2]
-        counts = sums[:, -1]  # [losses]
-        means = sums[:, :-1] / counts.clamp(min=1).unsqueeze(1)  # [losses, P + 1]
-        gradient = means[:, :-1].sum(0)  # [P]
+        trained = own["trained"].detach().requires_grad_()  # [P]
+        with torch.enable_grad():
+            sums, steps = map(torch.stack, zip(*losses_of(trained), strict=True))  # [losses] both
+            # Counts of all learners come first: then the sum of the learners' gradients is the
+            # gradient of the sum of means.
+            counts = seam.sums(steps.to(sums.dtype))  # [losses]
+            means = sums / counts.clamp(min=1)  # [losses]
+            (own_gradient,) = torch.autograd.grad(means.sum(), trained)  # [P]
+        flat = seam.sums(torch.cat([own_gradient, means.detach()]))  # [P + losses]
+        gradient, means = flat[: len(trained)], flat[len(trained) :]
+        # Nothing moves without a step anywhere, or with a gradient that is not finite.
         rate = torch.full((), lr, dtype=torch.float64, device=gradient.device)  # []
         moved = gradient.isfinite().all() & (counts > 0).any()  # []
         step = Step(rate, moved, self._sizes, in_place=on_host(gradient))
         begun = tree_map(torch.clone, {name: own[name] for name in ("trained", "moments")})
-        trained, moments = self._adam.update(begun["trained"], gradient, begun["moments"], step)
+        stepped, moments = self._adam.update(begun["trained"], gradient, begun["moments"], step)
         after = {
             **own,
-            "trained": trained,  # [P]
+            "trained": stepped,  # [P]
             "moments": moments,
             "key": torch.where(moved, (own["key"] + 1) % 2**32, own["key"]),  # []
         }
-        return after, means[:, -1]
+        return after, means
 
     def trained(
         self,
         own: dict[str, Any],
         passes: tuple[int, int],
         entries: int,
-        losses_of: Callable[[dict[str, Any], Tensor, Tensor, int], list[LossSum]],
-        count: int,
+        losses: Losses,
         lr: float,
         seam: Seam,
-        apart: Tensor | int = 0,
     ) -> tuple[dict[str, Any], Tensor]:
         """Make optimizer steps on random parts of a sample.
 
@@ -281,26 +321,22 @@ class OwnNetwork:
             own: the network's part of a state.
             passes: minibatches and epochs.
             entries: number of entries in the sample.
-            losses_of: (`own`, indices [B] of entries, a key [] of the epoch, the number of the
-                minibatch from 1) -> losses over these entries.
-            count: number of these losses.
+            losses: losses over some of them.
             lr: learning rate.
             seam: connection to the other learners, which make the same number of steps.
-            apart: [], changes the draws of a learner among others with this state.
 
         Returns:
             The new `own`, and the losses' means [losses] over these steps.
         """
-        minibatches, epochs = passes
-        each = []
+        (minibatches, epochs), each = passes, []
+        # Learners of a group share one state, but draw apart. A user's seam may have no rank.
+        apart = mixed(torch.tensor(getattr(seam, "rank", 0), device=own["key"].device))  # []
         for _ in range(epochs):
             key = mixed(own["key"]) ^ apart  # []
             order = uniform(key, (entries,)).argsort()  # [entries]
+            # With fewer entries than minibatches, some parts are empty.
             for number, part in enumerate(order.tensor_split(minibatches), start=1):
-                losses = [self.nothing(own)] * count  # if there are fewer entries than minibatches
-                if part.numel():
-                    losses = losses_of(own, part, key, number)
-                own, means = self.stepped(own, losses, lr, seam)
+                own, means = self.stepped(own, partial(losses, own, part, key, number), lr, seam)
                 each.append(means)  # [losses]
         return own, torch.stack(each).mean(0)
 

@@ -76,6 +76,7 @@ def checked_loss(
             found = f"{where} returned a Loss whose {field} is {_kind(value)}"
             raise ValueError(f"{found}: return {instead}")
 
+    # Each message says what to return, since this is the first check of a new loss.
     mean = "the mean over live steps, a tensor of shape (), as juggler.LiveMean(live) computes it"
     must(_is_scalar(loss.total), "total", loss.total, mean)
     if not mapped and not loss.total.requires_grad:
@@ -83,6 +84,7 @@ def checked_loss(
             f"{where} returned a Loss whose total takes no gradient: compute it from the outputs "
             "of forward, without detach() or torch.no_grad() on the way"
         )
+    # Learners of a group weight gradients by this count.
     steps = loss.live_steps
     number = "the number of live steps, an integer tensor of shape (), such as live.sum()"
     must(_is_scalar(steps) and not steps.is_floating_point(), "live_steps", steps, number)
@@ -93,17 +95,17 @@ def checked_loss(
         for name, value in numbers.items():
             instead = f"a tensor of shape (), such as {of_steps}"
             must(_is_scalar(value), f"{field}[{name!r}]", value, instead)
+    # All learners reduce the same names in the same order.
     if loss.means.keys() != set(mean_names):
         raise ValueError(
             f"{where} returned a Loss with the means {sorted(loss.means)}, and the mean_names of "
             f"its class are {sorted(mean_names)}: give both the same names"
         )
-    of_rows = columns.get(c.LIVE, columns.get(IMPORTANCE_WEIGHTS))  # [N, ...]
-    if loss.priorities is not None and of_rows is not None:
-        rows, given = len(of_rows), loss.priorities
-        fits = isinstance(given, Tensor) and given.shape == (rows,)
+    rows = len(columns.get(c.LIVE, columns.get(IMPORTANCE_WEIGHTS, ())))
+    if loss.priorities is not None and rows:
+        fits = isinstance(loss.priorities, Tensor) and loss.priorities.shape == (rows,)
         instead = f"a number for each of {rows} rows, a tensor of shape ({rows},), such as the "
-        must(fits, "priorities", given, f"{instead}largest error, errors.abs().amax(1)")
+        must(fits, "priorities", loss.priorities, f"{instead}largest error, errors.abs().amax(1)")
     return loss
 
 

@@ -39,7 +39,6 @@ from juggler.learner.core.sequences import with_recurring_shapes
 from juggler.learner.core.state_trees import (
     StateMismatch,
     arrays_like,
-    as_sent,
     tensors_like,
     to_device,
 )
@@ -48,8 +47,7 @@ from juggler.learner.optim.flat_module import FlatModule as FlatModule
 from juggler.learner.optim.flat_module import MakeModule as MakeModule
 from juggler.learner.optim.flat_module import TrainingPass, seeded
 from juggler.learner.optim.flat_module import TrainState as TrainState
-from juggler.learner.optim.optimizers import Optimizers, chosen, on_host
-from juggler.learner.optim.schedules import Schedule
+from juggler.learner.optim.optimizers import Optimizers, Schedule, chosen, on_host
 from juggler.runtime.checkpoints.weights import ACTING
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
@@ -128,6 +126,7 @@ class GradientCore(LearnerCore[TrainState], ABC):
                 f"{type(self).__name__}: give one function that makes one module, not "
                 f"{make_module!r}; a core trains one module"
             )
+        # Only the structure is used: each state has its own parameters.
         self._make_module = make_module
         self.module: RLModule = self._made(0)
         self._pass = TrainingPass(
@@ -248,8 +247,9 @@ class GradientCore(LearnerCore[TrainState], ABC):
         return self._beginning(*self.flat.flatten(self._made(seed)), seed)
 
     def get_params(self, state: TrainState) -> Params:
-        sent = as_sent(self.acting_parameters(state), self.config.weights_dtype)  # [P]
-        return self.flat.acting(sent, state["buffers"])
+        sent = self.acting_parameters(state)  # [P]
+        rounded = self.config.weights_dtype == "bfloat16" and sent.dtype == torch.float32
+        return self.flat.acting(sent.bfloat16() if rounded else sent.clone(), state["buffers"])
 
     def with_weights(
         self, state: TrainState, weights: Mapping[str, Tree], seed: int, *, whole: bool = False
@@ -263,6 +263,7 @@ class GradientCore(LearnerCore[TrainState], ABC):
                 raise StateMismatch(
                     f"there are no weights {name!r}{nearest(name, self.flat.names)}"
                 )
+            # A tensor may have several names, and then has one value.
             own = self.flat.names[name]
             tensor = _tensor_of(name, array, tensors[own])  # [...]
             if not torch.equal(found.setdefault(own, tensor), tensor):
@@ -320,6 +321,7 @@ class GradientCore(LearnerCore[TrainState], ABC):
             found = {"gradient": gradient, "metrics": loss.metrics, "means": loss.means}
             if len(parts) > 1:  # means over parts become means over the sample
                 found = tree_map(lambda x, steps=loss.live_steps: x * steps, found)
+            # Only one part's graph of gradients is in memory at once.
             total = tree_map(torch.add, total, found) if total else found
             live_steps = live_steps + loss.live_steps  # []
             if loss.priorities is not None:
@@ -327,6 +329,7 @@ class GradientCore(LearnerCore[TrainState], ABC):
             state = TrainState(**{**state, "buffers": buffers})
         if len(parts) > 1:
             total = tree_map(lambda x: x / live_steps.clamp(min=1), total)
+        # Shows whether passes still run compiled code.
         if self.config.compile:
             calls = self._pass.compiled_calls - calls
             total["metrics"]["compiled_calls"] = torch.full_like(live_steps, calls)  # []
@@ -378,6 +381,7 @@ class GradientCore(LearnerCore[TrainState], ABC):
                 each.append(metrics)
                 if found is not None:
                     priorities.append(found)  # [n]
+            # Parts that only others have: this learner adds nothing to their gradients.
             for part in silent:
                 state = super().step(state, part, seam).state
         state["steps"] = before + (state["steps"] - before) // epochs  # []
@@ -390,6 +394,7 @@ class GradientCore(LearnerCore[TrainState], ABC):
         lrs = {key: self.schedules[key](old["steps"]) for key in self.optimizers.lr_keys}  # []
         norm = torch.linalg.vector_norm(gradient)  # []
         finite = norm.isfinite()  # []
+        # Decided on the device, so that the host does not wait.
         moved = finite & self.moving(old, aux.live_steps)  # [] or [K]
         counts = old["moments"].get("updates", moved)  # [], or [P]
         if moved.ndim and not counts.ndim:
@@ -400,6 +405,7 @@ class GradientCore(LearnerCore[TrainState], ABC):
         parameters, moments = self.optimizers.update(
             old["parameters"], gradient, norm, old["moments"], lrs, moved, self.reads(gradient)
         )
+        # Without a step, nothing else changes either.
         stepped = moved.any()  # []
         counted = aux.live_steps if aux.new_steps is None else aux.new_steps  # []
         new = TrainState(
@@ -409,6 +415,7 @@ class GradientCore(LearnerCore[TrainState], ABC):
             extra=old["extra"],
             steps=old["steps"] + stepped * counted,
         )
+        # Last, since the algorithm's state may follow the new parameters.
         if new["extra"]:
             new["extra"] = self.extra_after(new, aux, stepped)
         return {
@@ -536,6 +543,7 @@ def micro_batches(columns: Columns, count: int) -> list[Columns]:
             name: tree_map(lambda x, a=start, b=stop: _some_rows(x, a, b), column)
             for name, column in by_row.items()
         }
+        # Truncations and segments go with their rows, which are numbered from 0 again.
         for rows in _INDEXED.keys() & columns.keys():
             within = (columns[rows] >= start) & (columns[rows] < stop)  # [K] or [S]
             index = within.nonzero().squeeze(1)  # [k] or [s]

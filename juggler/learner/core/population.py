@@ -226,6 +226,7 @@ def _why_not(core: LearnerCore[Any], own_samples: bool) -> str:
             "goes around the population, if it can be around any core; Rnd and Discriminator "
             "cannot"
         )
+    # Limits of torch.func.vmap, which maps one pass over all members.
     if core.config.compile:
         return "compile = true: nothing is compiled under vmap; set it to false"
     if own_samples and core.config.micro_batches > 1:
@@ -233,6 +234,7 @@ def _why_not(core: LearnerCore[Any], own_samples: bool) -> str:
             f"micro_batches = {core.config.micro_batches}: vmap cannot split members' samples; "
             "set it to 1"
         )
+    # Draws of one replay cannot differ between members.
     if own_samples and not isinstance(core.data_source(), Queue | CircularBuffer):
         return (
             f"own_samples with {core.name}, whose source of data may keep steps and draw them "
@@ -254,15 +256,16 @@ def _checked(core: GradientCore, key: str, numbers: Sequence[float]) -> list[flo
         ValueError: they are not numbers, members cannot differ in this key, or a value is out of
             range.
     """
-    keys, why = [*core.schedules, *core.config.numbers_of_losses()], ""
+    if getattr(core.config, key, key) is None:
+        raise ValueError(
+            f"hyperparameters: {key!r} is none in the config of {core.name}; set it there to a "
+            "number, so that members may have others"
+        )
+    keys = [*core.schedules, *core.config.numbers_of_losses()]
     if key not in keys:
         why = f"members of {core.name} cannot differ in {key!r}{nearest(key, keys)}"
-        if getattr(core.config, key, key) is None:
-            why = (
-                f"{key!r} is none in the config of {core.name}; set it there to a number, so that "
-                "members may have others"
-            )
         raise ValueError(f"hyperparameters: {why}")
+    # Anything that float() takes will do: it becomes a number of a tensor.
     try:
         values = [float(value) for value in numbers]
     except (TypeError, ValueError):

@@ -17,6 +17,7 @@ from juggler.learner.core.forward import Forward
 from juggler.learner.core.learner_core import Columns
 from juggler.runtime.connectors.row_times import following
 from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.acting_part import restarted
 from juggler.runtime.modules.rl_module import Batch
 from juggler.runtime.wire.structures import tree_map
 
@@ -282,12 +283,14 @@ def unrolled(forward: Forward, columns: Columns, burn_in: int = 0) -> Unrolled:
     sequences = Sequences.of(columns)
     continued = sequences.offsets > 0  # [S]
     stored = tree_map(lambda x: x[sequences.rows], columns[c.STATES][c.MODULE_STATE])  # [S, ...]
-    states = _where(continued, stored, forward.initial_state())  # [S, ...]
+    begins = ~continued  # [S]
+    initial = tree_map(lambda x: x.to(begins.device), forward.initial_state())  # [...]
+    states = restarted(stored, initial, begins)  # [S, ...]
     if burn_in:
         with torch.no_grad():
             outputs = forward(_batch(observations, sequences.observed(columns, burn_in), states))
         # Segments that begin an episode keep the initial state.
-        states = _where(continued, outputs[c.STATES], states)  # [S, ...]
+        states = restarted(outputs[c.STATES], states, begins)  # [S, ...]
         sequences = sequences.without_first(continued * burn_in)
     index = sequences.observed(columns, max(sequences.longest(), 1) + 1)  # [S, L + 1]
     outputs = forward(_batch(observations, index, states))
@@ -295,15 +298,6 @@ def unrolled(forward: Forward, columns: Columns, burn_in: int = 0) -> Unrolled:
     live = columns[c.LIVE] & (places >= 0)  # [N, T]
     # Steps that are not learned from may have any valid place.
     return Unrolled(outputs, places.clamp(min=0), live)
-
-
-def _where(condition: Tensor, one: Any, other: Any) -> Any:
-    """Select between trees [S, ...] by condition [S]; leaves may be [...]."""
-    return tree_map(
-        lambda x, y: torch.where(condition.view(-1, *[1] * (x.ndim - 1)), x, y.to(x.device)),
-        one,
-        other,
-    )
 
 
 def _batch(observations: dict[str, Any], index: Tensor, states: Any) -> Batch:

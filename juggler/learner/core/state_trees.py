@@ -51,13 +51,6 @@ def _array(tensor: Tensor, copied: bool) -> NDArray[Any]:
     return tensor.numpy()  # [...]
 
 
-def as_sent(parameters: Tensor, weights_dtype: str) -> Tensor:
-    """Copy parameters in the sent dtype; only float32 is rounded."""
-    if weights_dtype == "bfloat16" and parameters.dtype == torch.float32:
-        return parameters.bfloat16()  # [P]
-    return parameters.clone()  # [P]
-
-
 def tensors_like(tree: Tree, like: Mapping[str, Any]) -> dict[str, Any]:
     """Copy arrays into tensors with the structure of another tree.
 

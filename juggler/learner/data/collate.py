@@ -1,10 +1,11 @@
-"""Collation: joins batches of episodes into the columns of one sample."""
+"""Joins batches of episodes into one sample, and splits them into shards."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from juggler.runtime.actors.resources import usable_cores
-from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.batch import EpisodeBatch, batch_of_columns
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Path, Tree, flatten, path_name
@@ -64,11 +65,12 @@ def collate(batches: Sequence[EpisodeBatch], *, pin_memory: bool = False) -> dic
         (c.STATES, 1),
     ):
         _check_alike(name, [getattr(batch, name) for batch in batches], dimensions)
+    # Each array is copied once, straight into its place in the sample.
     copies = _Copies(batches, pin_memory)
     sample: dict[str, Any] = {}
     for names in (c.OBSERVED, c.OBSERVED_BY_CRITIC)[: 1 + batches[0].has_critic]:
         before, last, final = ([getattr(batch, name) for batch in batches] for name in names)
-        after = [tree_map(_as_step, each) for each in last]
+        after = [tree_map(lambda x: x[:, None], each) for each in last]  # [N, 1, ...]
         sample[names[0]] = tree_map(copies.steps, *before, *after)
         sample[names[1]] = tree_map(copies.joined, *last)
         sample[names[2]] = tree_map(copies.joined, *final)
@@ -76,18 +78,13 @@ def collate(batches: Sequence[EpisodeBatch], *, pin_memory: bool = False) -> dic
     sample[c.ACTIONS] = tree_map(
         copies.steps,
         *(b.actions for b in batches),
-        *(tree_map(_last_step, b.actions) for b in batches),
+        *(tree_map(lambda x: x[:, -1:], b.actions) for b in batches),  # [N, 1, ...]
     )
     for name in _ZERO_FILLED:
         arrays = [getattr(batch, name) for batch in batches]
         sample[name] = copies.steps(*arrays, *(np.zeros((), array.dtype) for array in arrays))
     sample[c.STATES] = tree_map(copies.joined, *(batch.states for batch in batches))
-    for name in (*_ROW_INDICES, *_INDICES):
-        indices = [getattr(batch, name).astype(np.int64) for batch in batches]
-        if name in _ROW_INDICES:
-            indices = [rows + start for rows, start in zip(indices, copies.starts, strict=True)]
-        sample[name] = copies.joined(*indices)
-    return sample
+    return sample | {name: copies.indices(name, batches) for name in (*_ROW_INDICES, *_INDICES)}
 
 
 class _Copies:
@@ -119,6 +116,13 @@ class _Copies:
         deque(copied, maxlen=0)
         return tensor
 
+    def indices(self, name: str, batches: Sequence[EpisodeBatch]) -> Tensor:
+        """Join a column of indices -> [K] or [S], int64."""
+        indices = [getattr(batch, name).astype(np.int64) for batch in batches]
+        if name in _ROW_INDICES:
+            indices = [rows + start for rows, start in zip(indices, self.starts, strict=True)]
+        return self.joined(*indices)
+
     def joined(self, *arrays: NDArray[Any]) -> Tensor:
         """Concatenate B arrays [n, ...] -> [N, ...]."""
         length = sum(len(array) for array in arrays)
@@ -141,14 +145,6 @@ def _in_torch(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def _as_step(observations: NDArray[Any]) -> NDArray[Any]:
-    return observations[:, None]  # [N, 1, ...]
-
-
-def _last_step(actions: NDArray[Any]) -> NDArray[Any]:
-    return actions[:, -1:]  # [N, 1, ...]
-
-
 def _check_alike(name: str, trees: Sequence[Tree], dimensions: int) -> None:
     """Raise ValueError if a column's arrays differ beyond leading dimensions."""
     if len(trees) == 1:
@@ -169,3 +165,91 @@ def _kinds(tree: Tree, dimensions: int) -> dict[Path, str]:
     return {
         path: f"{array.dtype} of shape {array.shape[dimensions:]}" for path, array in flatten(tree)
     }
+
+
+#: Columns of a batch with an entry for each row index. A sample has no episodes and versions.
+_INDEXED = {
+    c.FINAL_ROWS: c.FINALS[1:],
+    c.SEGMENT_ROWS: (
+        *c.SEGMENTS[1:],
+        "segment_episodes",
+        "segment_generations",
+        "segment_updates",
+    ),
+}
+
+
+def shard(
+    episodes: Sequence[EpisodeBatch] | Mapping[str, Any], count: int
+) -> list[list[EpisodeBatch]]:
+    """Split batches into shards of consecutive rows.
+
+    Each shard has a live step. Their numbers of live steps differ by less than two rows, unless a
+    shard would otherwise be empty. Rows are views of the given arrays.
+
+    Args:
+        episodes: batches of a module, or columns as for `update_from_batch`.
+        count: number of shards.
+
+    Returns:
+        For each shard, an argument for `update_from_episodes`.
+
+    Raises:
+        ValueError: there are fewer rows with a live step than shards.
+    """
+    if count < 1:
+        raise ValueError(f"{count} shards: there must be at least 1")
+    batches = [batch_of_columns(episodes)] if isinstance(episodes, Mapping) else episodes
+    live_steps = [np.count_nonzero(batch.live, axis=1) for batch in batches]  # [N] each
+    ends = _ends(np.concatenate([np.zeros(0, np.int64), *live_steps]), count)
+    return [_between(batches, *each) for each in zip([0, *ends], ends, strict=False)]
+
+
+def _ends(live_steps: NDArray[np.integer[Any]], count: int) -> list[int]:
+    """Find ends of shards with about equal live steps, at least one.
+
+    Args:
+        live_steps: live steps of each row, [N].
+        count: number of shards.
+    """
+    rows = np.flatnonzero(live_steps)  # [R] rows with a live step
+    if len(rows) < count:
+        raise ValueError(
+            f"{len(rows)} rows with a live step cannot be split among {count} learners"
+        )
+    sums = np.cumsum(live_steps[rows])  # [R]
+    places = np.arange(1, count)
+    wanted = sums[-1] * places / count
+    after = np.searchsorted(sums, wanted)  # the rows that reach these sums
+    before = sums[after] - live_steps[rows[after]]
+    nearest = after + (sums[after] - wanted < wanted - before)
+    # Each shard has a row: later ends are larger, and leave enough rows.
+    found = np.maximum.accumulate(np.maximum(nearest - places, 0))
+    found = np.minimum(found, len(rows) - count) + places
+    return [*rows[found].tolist(), len(live_steps)]
+
+
+def _between(batches: Sequence[EpisodeBatch], start: int, end: int) -> list[EpisodeBatch]:
+    """Select rows of several batches; row numbers count through all batches."""
+    found, before = [], 0
+    for batch in batches:
+        first, last = max(start - before, 0), min(end - before, batch.rows)
+        if first < last:
+            found.append(batch if last - first == batch.rows else _rows(batch, first, last))
+        before += batch.rows
+    return found
+
+
+def _rows(batch: EpisodeBatch, start: int, end: int) -> EpisodeBatch:
+    """Select rows of a batch, as a batch."""
+    columns: dict[str, Any] = {}
+    for rows_name, names in _INDEXED.items():
+        rows = getattr(batch, rows_name)  # [K] or [S]
+        within = (rows >= start) & (rows < end)  # [K] or [S]
+        columns[rows_name] = rows[within] - rows.dtype.type(start)
+        for name in names:
+            columns[name] = tree_map(lambda x, mask=within: x[mask], getattr(batch, name))
+    by_row = batch.to_tree().keys() - columns.keys()
+    for name in by_row:
+        columns[name] = tree_map(lambda x: x[start:end], getattr(batch, name))
+    return replace(batch, **columns)

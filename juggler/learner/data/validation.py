@@ -292,6 +292,7 @@ def _columns(
         c.STATES: tree_map(lambda x: np.asarray(x)[None], states),  # [1, ...]
         c.LIVE: np.ones(shape, np.bool_),
     }
+    # The episode continues after the row, so it has no final observation.
     columns |= {name: np.zeros(shape, np.bool_) for name in (c.TERMINATED, c.TRUNCATED)}
     columns |= {name: np.zeros(shape, np.float32) for name in (c.REWARDS, c.ACTION_LOGP)}
     segment = (0, 0, _STEPS, 0)  # row, start, length, offset

@@ -85,6 +85,7 @@ class Peers(ABC):
                 done.wait(_PROGRESS_SECONDS)
                 all_done = all(each for (each,) in self.gather([int(done.is_set())]))
 
+        # Others ask while this learner works, so another thread answers them.
         with ThreadPoolExecutor(1, "still-working") as pool:
             exchanged = pool.submit(exchange)
             try:
@@ -160,6 +161,7 @@ def take_over_newest(learner: Member, peers: Peers) -> None:
     size, chunks = peers.wait_for_all(lambda: _chunks(learner) if leads else (0, iter(())))
     limits = Limits(payload_bytes=peers.gather([size])[leader][0])
     reader = FrameReader(training_pb2.StateHeader, limits, digests=True)
+    # Only learners that are behind read the state, but all take part in each broadcast.
     behind = states[peers.rank] != states[leader]
     frame = None
     while True:
@@ -222,6 +224,7 @@ def mean_over_learners(
     flat = grads.new_empty(sum(sizes))  # [B]
     for place, part in zip(torch.split(flat, sizes), parts, strict=True):
         torch.mul(part.reshape(-1).to(flat.dtype), aux.live_steps, out=place)
+    # One reduction for everything, since each has a latency of its own.
     gradient, count, *sums = torch.split(total(flat), sizes)  # [P], [1], [...]
     steps = count.squeeze(0)  # []
     divisor = steps.clamp(min=1)  # []

@@ -126,6 +126,7 @@ class RingServer:
         inbox = self._inbox_of(dict(metadata).get(RING_METADATA, b""), context)
         if inbox is None:
             context.abort(grpc.StatusCode.NOT_FOUND, "it does not form this group")
+        # A call that has already ended never calls back.
         if not context.add_callback(inbox.end):
             inbox.end()
         try:
@@ -199,6 +200,7 @@ class RingPeers(Peers):
         self._superseded = superseded
         self._server = access.server
         self._before = _name(group, (rank - 1) % self.size)
+        # Expected before dialling, since the previous learner may be faster.
         self._inbox = access.server.expect(self._before)
         self._unsent: SimpleQueue[bytes | None] = SimpleQueue()
         self._call: grpc.Call | None = None  # to the next learner

@@ -117,6 +117,7 @@ class GlooPeers(Peers):
         options._devices = [_device(host)]
         met = _met(meeting_point, generation, rank, size, superseded)
         store = dist.PrefixStore(str(generation), met)
+        # Connecting fails if a learner leaves after all of them have met.
         try:
             self._group = dist.ProcessGroupGloo(store, rank, size, options)
         except RuntimeError as error:
@@ -188,6 +189,7 @@ def _met(
     problem = "some have not come"
     while not superseded() and time.monotonic() < deadline:
         try:
+            # The learner with the store may be the last one to start.
             if store is None:
                 patience = timedelta(seconds=_STORE_SECONDS)
                 store = dist.TCPStore(host, int(port), timeout=patience, wait_for_workers=False)

@@ -78,6 +78,7 @@ class OptimizerConfig:
             points = points_of(value)
         except ValueError as error:
             raise WrongValue(key, f"{key} = {value}: {error}") from None
+        # A fraction shows that steps and values were confused.
         if fractions := [step for step, _ in points if step % 1]:
             raise WrongValue(
                 key,
@@ -167,6 +168,7 @@ def parse_optimizers(
         if len(plain) < len(table):  # TOML has no null
             given["grad_clip"] = None
         patterns = _patterns(where, given.pop("parameters", None))
+        # Keys that the table leaves out are the run's.
         own = replace(config, **given)
         try:
             own.validate_optimizer()

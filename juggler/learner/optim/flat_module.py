@@ -220,12 +220,16 @@ class TrainingPass:
             return self._outputs(tensors, batch)
         with torch.autocast(next(iter(tensors.values())).device.type, torch.bfloat16):
             outputs = self._outputs(tensors, batch)
-        return {name: tree_map(_float32, x) for name, x in outputs.items()}
+        full: dict[str, Any] = tree_map(
+            lambda x: x.float() if x.dtype is torch.bfloat16 else x, outputs
+        )
+        return full
 
     def _outputs(self, tensors: dict[str, Tensor], batch: Batch) -> dict[str, Any]:
         outputs: dict[str, Any]
         if self._compiled is not None and self._is_checked:
-            tree_map(_any_rows, batch)
+            # Code compiled for these tensors [B, ...] has to accept every B.
+            tree_map(lambda x: torch._dynamo.maybe_mark_dynamic(x, 0), batch)
             outputs = self._compiled(self._module, tensors, (batch,))
         else:
             outputs = self.places.call(self._module, tensors, batch)
@@ -245,15 +249,6 @@ class TrainingPass:
 def _call(module: RLModule, tensors: dict[str, Tensor], arguments: tuple[Batch]) -> Any:
     # torch.compile traces our functions, but not torch's own.
     return functional_call(module, tensors, arguments, tie_weights=False)
-
-
-def _any_rows(x: Tensor) -> None:
-    """Let code compiled for this tensor [B, ...] accept every B."""
-    torch._dynamo.maybe_mark_dynamic(x, 0)
-
-
-def _float32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype is torch.bfloat16 else x
 
 
 def _check_compiler() -> None:

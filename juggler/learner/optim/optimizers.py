@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
@@ -20,6 +20,31 @@ from torch import Tensor
 from juggler.learner.optim.config import OptimizerSpec
 from juggler.learner.optim.flat_module import FlatModule, Moments
 from juggler.runtime.near_matches import all_of
+from juggler.runtime.wrong_value import points_of
+
+
+class Schedule:
+    """Piecewise linear function of steps, constant outside of its points.
+
+    It is computed on the device of the step counter, so no update waits for a device.
+
+    Args:
+        points: (step, value) pairs by rising step, or one value for all steps.
+
+    Raises:
+        ValueError: as for `points_of`.
+    """
+
+    def __init__(self, points: float | Sequence[tuple[float, float]]) -> None:
+        self.points = points_of(points)
+
+    def __call__(self, steps: Tensor) -> Tensor:
+        """Return the value after this many steps (0-d) -> 0-d, float64."""
+        value = torch.full_like(steps, self.points[0][1], dtype=torch.float64)  # []
+        for (start, low), (stop, high) in pairwise(self.points):
+            share = ((steps.double() - start) / (stop - start)).clamp(0, 1)  # []
+            value = value + share * (high - low)  # []
+        return value
 
 
 class Step(NamedTuple):
@@ -71,14 +96,17 @@ class Adam:
         """Step in one pass over memory, grouping neighbours with equal step counts."""
         updates = moments["updates"]  # [], or [P] if parameters do not always move together
         sizes = step.sizes if step.moved.ndim or updates.ndim else [len(parameters)]
+        # The host reads which neighbours move alike: they share one call of the kernel.
         starts = list(accumulate(sizes[:-1], initial=0))
         counts = updates[starts] if updates.ndim else updates.expand(len(starts))  # [K]
         each = zip(step.moved.expand(len(starts)).tolist(), counts.tolist(), sizes, strict=True)
         stop, vectors = 0, (parameters, gradient, moments["mean"], moments["mean_square"])
         for (moves, count), own in groupby(each, key=itemgetter(0, 1)):
             start, stop = stop, stop + sum(size for _, _, size in own)
+            # Their moments keep their age, too.
             if not moves:
                 continue
+            # Views, through which the kernel writes into the vectors themselves.
             x, slope, mean, mean_square = ([vector[start:stop]] for vector in vectors)  # [p] each
             torch._fused_adam_(
                 x,
@@ -86,6 +114,7 @@ class Adam:
                 mean,
                 mean_square,
                 [],
+                # torch has a tensor for each counter.
                 [torch.tensor(count + 1)],  # []
                 lr=float(step.lr),
                 beta1=self.betas[0],
@@ -183,22 +212,21 @@ class Optimizers:
             ValueError: a pattern matches no parameter, or several optimizers match the same one.
         """
         _check_patterns(flat.sizes, specs)
-        rest = dict.fromkeys(flat.sizes, 0)
-        for place, spec in enumerate(specs):
-            if spec.training_only:
-                rest.update(dict.fromkeys(flat.training_only(), place))
-        places = {name: _place(name, specs, rest[name]) for name in flat.sizes}
-        flat.arrange(sorted(places, key=lambda name: places[name]))
-        own = [
-            [flat.sizes[name] for name in flat.sizes if places[name] == place]
-            for place in range(len(specs))
-        ]
-        there = [(spec, sizes) for spec, sizes in zip(specs, own, strict=True) if sizes]
-        self._parts = [_ParameterRange(spec, sizes) for spec, sizes in there]
-        self._ranges = [sum(sizes) for _, sizes in there]
-        number = {place: index for index, place in enumerate(sorted(set(places.values())))}
-        self._part_of = {name: number[place] for name, place in places.items()}
-        self.lr_keys = tuple(dict.fromkeys(spec.lr_key for spec, _ in there))
+        training_only = flat.training_only()
+        members: list[list[str]] = [[] for _ in specs]
+        for name in flat.sizes:
+            members[_place(name, specs, name in training_only)].append(name)
+        # With its parameters side by side, each optimizer's part of a vector is a view.
+        flat.arrange([name for own in members for name in own])
+        self._parts: list[_ParameterRange] = []
+        self._part_of: dict[str, _ParameterRange] = {}
+        for spec, own in zip(specs, members, strict=True):
+            if own:
+                part = _ParameterRange(spec, [flat.sizes[name] for name in own])
+                self._parts.append(part)
+                self._part_of.update(dict.fromkeys(own, part))
+        self._ranges = [sum(part.sizes) for part in self._parts]
+        self.lr_keys = tuple(dict.fromkeys(part.lr_key for part in self._parts))
 
     def optimizer_of(self, name: str) -> Optimizer:
         """Return the optimizer of a parameter.
@@ -206,7 +234,7 @@ class Optimizers:
         Raises:
             KeyError: the module has no such parameter.
         """
-        return self._parts[self._part_of[name]].optimizer
+        return self._part_of[name].optimizer
 
     def init(self, parameters: Tensor) -> Moments:
         """Return the moments before the first update of parameters [P]."""
@@ -246,6 +274,7 @@ class Optimizers:
         changes = torch.split(moved, counts) if moved.ndim else [moved] * len(gradients)
         updated = []
         for place, (part, x) in enumerate(self._split(parameters)):
+            # Counters are shared, so every optimizer gets the same ones.
             own = {
                 name: vectors[name][place] if name in vectors else moment
                 for name, moment in moments.items()
@@ -280,14 +309,14 @@ class _ParameterRange:
     """An optimizer for one range of the vector, with parameter sizes."""
 
     def __init__(self, spec: OptimizerSpec, sizes: list[int]) -> None:
-        self._spec, self.sizes = spec, sizes
+        self._spec, self.sizes, self.lr_key = spec, sizes, spec.lr_key
         config = spec.config
         self.optimizer: Optimizer = RMSProp(config.rmsprop_decay, config.optimizer_epsilon)
         if config.optimizer == "adam":
             self.optimizer = Adam(config.adam_betas, config.optimizer_epsilon)
 
     def step(self, lrs: Mapping[str, Tensor], moved: Tensor, in_place: bool) -> Step:
-        lr = lrs[self._spec.lr_key] * self._spec.lr_scale  # []
+        lr = lrs[self.lr_key] * self._spec.lr_scale  # []
         return Step(lr, moved, self.sizes, in_place)
 
     def clipped(self, gradient: Tensor, norm: Tensor) -> Tensor:
@@ -316,8 +345,8 @@ def _check_patterns(names: Collection[str], specs: Sequence[OptimizerSpec]) -> N
                 )
 
 
-def _place(name: str, specs: Sequence[OptimizerSpec], rest: int) -> int:
-    """Return the index of the optimizer whose patterns match, else `rest`."""
+def _place(name: str, specs: Sequence[OptimizerSpec], training_only: bool) -> int:
+    """Return the index of a parameter's optimizer, the main one by default."""
     named = [
         place
         for place, spec in enumerate(specs)
@@ -326,4 +355,5 @@ def _place(name: str, specs: Sequence[OptimizerSpec], rest: int) -> int:
     if len(named) > 1:
         both = all_of(f"optimizers.{specs[place].name}" for place in named)
         raise ValueError(f"{both} both name {name!r}: a parameter has one optimizer")
-    return named[0] if named else rest
+    for_training = [k for k, spec in enumerate(specs) if spec.training_only and training_only]
+    return (named or for_training or [0])[0]

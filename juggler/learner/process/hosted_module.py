@@ -139,6 +139,7 @@ class HostedModule:
         validator = BatchValidator(self.module_id, observed, acted, states, critic)
         self.store = BatchStore(validator, arrived)
         learner.check_serves("episodes")
+        # On a GPU, the host prepares the next update while the device computes this one.
         self.updating = InTurn(learner, self._send_weights)
         if is_asynchronous(learner.device):
             self.updating = Overlapped(learner, self._send_weights, self._coming)
@@ -183,6 +184,7 @@ class HostedModule:
         if self._has_newer:
             self._has_newer = not part.last
             return
+        # A state is larger than a message, and comes in parts.
         if self._restoring is None:
             limits = Limits(payload_bytes=part.state_bytes)
             self._restoring = FrameReader(training_pb2.StateHeader, limits, digests=True)
@@ -195,6 +197,7 @@ class HostedModule:
         if not part.weights:
             extras = json.loads(frame.header.extra)
             return restore_learner(self.learner, frame.tree, extras, self.module_id)
+        # Weights from elsewhere: the rest of the state is new.
         weights = frame.tree[DEFAULT_MODULE]
         if part.source:
             begin_with(
@@ -274,10 +277,12 @@ class HostedModule:
         started, collated = time.perf_counter(), self.learner.collate_seconds
         batches, missing = self.store.pop(update.batch_ids)
         done = training_pb2.UpdateDone(module_id=self.module_id, update_id=update.update_id)
+        # A script's update uses every batch, or changes nothing.
         if update.exact:
             metrics = self._make_exactly(update, batches, missing, done)
             updated = time.perf_counter()
         else:
+            # Staleness counts from the weights before this update.
             before, taken_in = self.learner.updates, self.learner.data.taken_in()
             share = self._due(batches)
             if share is not None:
@@ -294,6 +299,7 @@ class HostedModule:
             self._book(done, batches, missing, before, is_kept=is_kept)
             updated = time.perf_counter()
             has_learned = share is not None and not done.peer_lost
+            # Without a step, the weights are those already published.
             if (
                 publishes
                 and has_learned
@@ -362,6 +368,7 @@ class HostedModule:
                 "the loss or its gradients were not finite, so this update changed nothing. "
                 "Lower lr, or check the episodes"
             )
+        # Booked only now: a failed update has used none of them.
         for batch in batches:
             done.batches.add(batch_id=batch.batch_id, live_steps=batch.live_steps)
             self._steps_trained += batch.live_steps
@@ -517,6 +524,7 @@ class ClippedActions:
         if not numbers:
             return {}
         share = outside / numbers
+        # The warning comes once; the metric shows what follows.
         if share >= _NEARLY_ALL and not self._suits:
             self._suits = True
             self._warn(
@@ -732,6 +740,7 @@ class Membership:
             if len(group.members) > 1:
                 peers = self._met(group, learner.device, superseded)
                 peers.progresses = self._progresses
+            # The driver compares the hashes of all members.
             formed.state_hash = learner.join(peers) % 2**64
         except PeerLost as error:
             if peers is not None:

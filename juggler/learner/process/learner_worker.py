@@ -103,10 +103,12 @@ class LearnerWorker:
         self._server = server
         self._module_factory = module_factory
         self._own_connectors = own_connectors
+        # States of the program that this one has replaced, when its driver was lost.
         self._received_states = receive()
         self._inbox = inbox
         self._outlives_failures = False
         self._loop = CommandLoop(attachment, inbox)
+        # One handler for each command; `_on` reports their failures.
         self._on(training_pb2.Setup, self._setup)
         self._on(training_pb2.AddModule, self._add_module)
         self._on(training_pb2.RemoveModule, self._remove_module)
@@ -161,6 +163,7 @@ class LearnerWorker:
         self._device = device_for(setup.device, index, devices_here())
         if (why := use_threads(setup.threads)) and self._device == "cpu":
             self._warn(why)
+        # A function, since the memory changes from report to report.
         self._attachment.device_bytes = partial(reserved_bytes, self._device)
         torch.manual_seed(command.seed)  # for modules that draw from it, such as dropout
         self._receiver = EpisodeReceiver(
@@ -173,6 +176,7 @@ class LearnerWorker:
         module_id, setup = command.module_id, self._settings
         if module_id in self.modules:
             raise ValueError(f"module {module_id!r} is here already")
+        # Each module has its own group, since modules may have different learners.
         membership = Membership(
             self._attachment.worker_id,
             peer_host(self._program),
@@ -182,6 +186,7 @@ class LearnerWorker:
         )
         own = self._module_factory, self._own_connectors
         learner = learner_for(command, *own, self._device)
+        # The driver must see that a long update does not hang.
         learner.progresses = self._attachment.progresses
         module = HostedModule(
             command,
@@ -195,6 +200,7 @@ class LearnerWorker:
             setup.updates_in_flight,
             setup.synchronous,
         )
+        # Whether and where others reach this learner decides which groups can form.
         ready = training_pb2.ModuleReady(
             module_id=module_id,
             description=setup.device if setup.device.startswith("fake:") else self._device,
@@ -455,6 +461,7 @@ def _bind(server: grpc.Server, program: LearnerProgram) -> list[str]:
         path = Path(contact.socket_dir) / f"learner-{contact.index}.sock"
         path.unlink(missing_ok=True)  # a killed predecessor leaves its socket behind
         addresses.append(bind(server, f"unix:{path}"))
+    # EnvRunners of other hosts cannot use the socket.
     if program.bind:
         bound = bind(
             server,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -163,14 +162,10 @@ class Publishing:
     """
 
     def __init__(self, publish: Publish, side: SideStream) -> None:
-        self._publish = publish
-        self._side = side
-        self._condition = threading.Condition()
-        self._newest: _Offer | None = None
-        self._closed = False
+        self._publish, self._side = publish, side
+        self._newest = deque[_Offer](maxlen=1)  # a newer version takes the place of a waiting one
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="publishing", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "publishing", initializer=side.enter_thread)
 
     def offer(self, version: Version, params: Params) -> None:
         """Publish weights soon; never waits.
@@ -184,31 +179,22 @@ class Publishing:
         """
         if self._failure is not None:
             raise self._failure
-        made = self._side.mark()
-        with self._condition:
-            self._newest = _Offer(version, params, made)
-            self._condition.notify()
+        self._newest.append(_Offer(version, params, self._side.mark()))
+        self._thread.submit(self._publish_newest)
 
     def close(self) -> None:
         """End the thread. Weights not yet being copied are not published."""
-        with self._condition:
-            self._closed = True
-            self._condition.notify()
-        self._thread.join(timeout=2)
+        self._thread.shutdown(cancel_futures=True)
 
-    def _run(self) -> None:
+    def _publish_newest(self) -> None:
         try:
-            self._side.enter_thread()
-            while (offer := self._next()) is not None:
-                self._copy_and_publish(offer)
+            offer = self._newest.popleft()
+        except IndexError:  # an earlier call has published it
+            return
+        try:
+            self._copy_and_publish(offer)
         except BaseException as error:
             self._failure = error
-
-    def _next(self) -> _Offer | None:
-        with self._condition:
-            self._condition.wait_for(lambda: self._closed or self._newest is not None)
-            offer, self._newest = self._newest, None
-            return None if self._closed else offer
 
     def _copy_and_publish(self, offer: _Offer) -> None:
         with self._side.working(after=offer.made):

@@ -88,6 +88,7 @@ class ActingGraph(nn.Module):
         self._actor = Actor(self._tensors, 1, 1, 0, module_to_env, seen)
         self._observation_space, self._action_space = observation_space, action_space
         self._explores = explores
+        # In the dtypes of batches, since learners get these actions.
         self._as_chosen = LeafFunctions(
             {
                 path: partial(in_dtype, dtype=leaf.dtype)
@@ -109,6 +110,7 @@ class ActingGraph(nn.Module):
             observation = self._env_to_module.with_numbers(observation, numbers)
         else:
             observation = self._env_to_module(observation)
+        # The memory travels through inputs and outputs, since a graph keeps nothing.
         actor, spec = self._actor, self._tensors.distribution
         actor.memory.trees = dict(given.get(_STATE, {}))
         self._tensors.begin()
@@ -121,6 +123,7 @@ class ActingGraph(nn.Module):
         sent, chosen, inputs = actor.act(
             observation, first=first, explore=self._explores, noise=noise, keep=False
         )  # [N, ...]
+        # Outputs are named by their places in trees, as inputs are.
         action = to_tree(self._action_space, sent)
         results = {(_ACTION, *path): leaf for path, leaf in tree_leaves(action)}
         if self._explores:
@@ -159,6 +162,7 @@ class ActingGraph(nn.Module):
         with torch.inference_mode():
             self._actor.act(seen, first=first, explore=False, keep=False)
             state = self._after()
+        # A policy without memory has none of these inputs.
         if state:
             inputs |= {_FIRST: first, _STATE: state}
             if self._uses_rewards:
@@ -209,6 +213,7 @@ def to_onnx(graph: ActingGraph, optimize: bool = True) -> torch.onnx.ONNXProgram
         graph(*inputs.values())
     batch = torch.export.Dim("batch")
     try:
+        # The exporter changes settings of the whole process, and prints to its streams.
         with _EXPORTING, _quiet(), _unchecked():
             program = torch.onnx.export(
                 graph,
@@ -221,6 +226,7 @@ def to_onnx(graph: ActingGraph, optimize: bool = True) -> torch.onnx.ONNXProgram
                 verbose=False,
             )
     except Exception as error:
+        # The exporter wraps errors of the module several times.
         origin = _origin(error)
         raise ValueError(
             f"{type(graph.module).__name__} cannot be exported: {_reason(origin)}"

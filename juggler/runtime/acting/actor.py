@@ -27,7 +27,7 @@ from juggler.runtime.modules.columns import (
     CONNECTOR_STATES,
     MODULE_STATE,
 )
-from juggler.runtime.modules.distributions import distribution_for
+from juggler.runtime.modules.distributions.for_space import distribution_for
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import (
     first_leaf,
@@ -221,6 +221,7 @@ class Actor:
         else:
             self._on_host = module
         self.module_to_env = module_to_env or ModuleToEnv(clips, space, space)
+        # A copy explores on the device; the best actions are chosen on the host.
         self._exploring: ActingModule = self._on_host
         if device is not None:
             assert isinstance(module, RLModule)
@@ -234,6 +235,7 @@ class Actor:
         self._distribution = self._on_host.distribution
         self.knows_log_probabilities = self._distribution is not None
         self.blank_inputs = self._on_host.blank_inputs
+        # Drawing noise for a fragment takes little longer than for one step.
         size = 1 if self._distribution is None else max(1, self._distribution.noise_size)
         self._ahead = rows * steps or max(1, _NOISE_AHEAD // size)  # rows of noise
         self._generator = torch.Generator()
@@ -332,6 +334,7 @@ class Actor:
         if not explore:
             # Actions and states may share their memory, which environments may write to.
             observations = tree_map(_own, observations)  # [B, ...]
+        # Modules see contexts; batches have the plain observations.
         if self._contexts.connectors:
             observations = self._contexts.see(observations, first, places)
         chosen, inputs = given, None
@@ -343,6 +346,7 @@ class Actor:
                     # A copy, because a module may write into its inputs.
                     kept = tree_map(_own, states) if places is None else states  # [B, ...]
                     self.memory.set(_BEFORE, places, kept)
+            # With given actions, the module only moves its state forward.
             if explore:
                 if acting.draws and noise is None:
                     noise = self._next_noise(len(first_leaf(observations)), given is not None)
@@ -355,6 +359,7 @@ class Actor:
                 chosen, inputs = made, its_inputs
         if self._contexts.connectors:
             self.memory.set(CHOSEN, places, chosen)
+        # Rows at their own pace keep their inputs beyond this step, so they get a copy.
         if places is not None and inputs is not None:
             inputs = np.array(inputs, np.float32)
         sent = self.for_environments(chosen) if given is None else given

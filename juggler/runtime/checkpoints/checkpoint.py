@@ -258,6 +258,7 @@ def read(path: str | Path) -> Checkpoint:
             raise CheckpointError(path, f"there is no such file or directory{why}")
         if not path.is_dir():
             raise CheckpointError(path, "is a file; give the directory of the checkpoint or run")
+        # A run directory may itself be named like a checkpoint.
         is_run = (path / DIRECTORY).is_dir()
         if not is_run and (_NAME.fullmatch(path.name) or (path / RECORD_FILE).exists()):
             return _read_one(path)
@@ -306,6 +307,7 @@ def newest_good(directory: Path) -> tuple[Checkpoint, list[str]]:
             directory,
             "holds no checkpoint; give a checkpoint, or the directory of a run that has made one",
         )
+    # There is no other checkpoint, so all problems are listed.
     found = "".join(f"\n  {problem}" for problem in problems)
     raise CheckpointError(directory, f"none of the checkpoints here is good:{found}")
 
@@ -317,6 +319,7 @@ def _why_none(path: Path) -> str:
         return f": it holds several runs: name one, such as {runs[0]}"
     if not (path / _CONFIG).is_file():
         return "; give a checkpoint, or the directory of a run that has made one"
+    # The summary of an ended run has the reason.
     try:
         end = read_json(path / _SUMMARY)
         how = end.get("failure") or f"it ended by {end['reason_for_stop']}"
@@ -353,6 +356,7 @@ def _verified(path: Path) -> Checkpoint:
         empty = [tuple(map(str, keys)) for keys in record["empty_branches"]]
         sound = all(isinstance(fields[name], kind) for name, kind in FIELDS.items())
         sound = sound and all(map(_is_module, fields["modules"].values()))
+        # The size first: a truncated file is not called corrupt.
         state = _read_file(path, STATE_FILE, expected["size"])
         if hashlib.sha256(state).hexdigest() != expected["sha256"]:
             raise CheckpointError(path, f"{STATE_FILE} is corrupt: its SHA-256 differs")
@@ -385,6 +389,7 @@ def read_record(path: Path) -> dict[str, Any]:
                 f"has format {record['format']}, written by Juggler "
                 f"{record.get('juggler_version')}; this Juggler reads formats 1 and {FORMAT}",
             )
+        # The digest is of everything but itself.
         if record.pop("sha256", None) != digest(record):
             raise CheckpointError(path, f"{RECORD_FILE} is corrupt: its SHA-256 differs")
         if record["format"] == 1:
@@ -515,6 +520,7 @@ def write(directory: Path, checkpoint: Checkpoint, keep: int = 3) -> Path:
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(target, f"cannot be written: {error}") from error
     try:
+        # Everything is encoded: only the disk can still fail.
         if not directory.is_dir():
             directory.mkdir(parents=True)
             _sync_directory(directory.parent)
@@ -524,6 +530,7 @@ def write(directory: Path, checkpoint: Checkpoint, keep: int = 3) -> Path:
             write_synced(temporary / STATE_FILE, state)
             write_synced(temporary / RECORD_FILE, record)
             _sync_directory(temporary)
+            # Both files are on the disk before the directory gets its name.
             _rename_over(temporary, target)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -60,6 +60,7 @@ def weights_of(
             raise NoSuchWeights(
                 f"no parameter has a name like {pattern!r}; there are {', '.join(short)}"
             )
+    # Modules without a match are left out, and keep their own weights.
     chosen = {
         module_id: {
             name: array
@@ -187,6 +188,7 @@ def module_in(checkpoint: Checkpoint, wanted: str | None = None) -> tuple[Checkp
     kept = run_of(where) / DIRECTORY / str(wanted)
     if kept.is_dir():
         return read_module(str(kept))
+    # A checkpoint moved away from its run: the weights may still be at their origin.
     try:
         found = read_module(table[FROM])
         if (digest := tree_digest(playing_tree(*found))) != table.get(DIGEST, digest):

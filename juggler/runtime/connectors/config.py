@@ -141,6 +141,7 @@ def _apply(pieces: list[Piece], entry: object) -> None:
     if len(placing) > 1:
         raise ValueError(f"give only one of {', '.join(map(repr, placing))}: {dict(table)}")
     index = len(pieces)
+    # Later entries see the changes of earlier ones.
     match placing:
         case {"remove": where}:
             if rest:
@@ -153,6 +154,7 @@ def _apply(pieces: list[Piece], entry: object) -> None:
             index = _index(pieces, where) + 1
         case {"first": True}:
             index = 0
+    # States go by name, so each name belongs to one piece.
     piece = Piece.of(rest if isinstance(entry, Mapping) else entry)
     if any(piece.name == other.name for other in pieces):
         raise ValueError(
@@ -266,6 +268,7 @@ class ConnectorsConfig:
             pipeline = [Piece.of(name) for name in DEFAULTS[place]]
             for entry in getattr(self, place):
                 _apply(pipeline, entry)
+            # The learner's piece decides the options of its half: two values could differ.
             for half in halves:
                 present = [piece for piece in pipeline if piece.use == half.use]
                 if not present:
@@ -276,6 +279,7 @@ class ConnectorsConfig:
                         f"{dict(half.options)}. Leave it out, and use that piece once"
                     )
             for piece in pipeline:
+                # Own classes are checked when they are imported.
                 home = BUILT_IN[piece.use].place if piece.use in BUILT_IN else place
                 if home != place:
                     raise ValueError(f"{piece.use!r} belongs in connectors.{home}")

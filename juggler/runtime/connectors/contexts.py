@@ -68,6 +68,7 @@ class FrameStack(ContextConnector):
             raise ValueError(
                 f"frame_stack has nothing to stack: observations in {observation_space} hold no Box"
             )
+        # All leaves are stacked alike: the first one tells frames from stacks.
         self._k = k
         self._paths = list(boxes)
         self._channels = {path: _channel_axis(leaf.shape) for path, leaf in boxes.items()}
@@ -121,6 +122,7 @@ class FrameStack(ContextConnector):
             final = at(columns[c.FINAL_OBSERVATIONS], path)  # [K, ...]
             seen = torch.cat([at(context, path), observations, last[:, None]], 1)
             frames[path] = torch.cat([seen.flatten(0, 1), final])  # [N (k - 1 + T + 1) + K, ...]
+        # Final observations are numbered after the frames of all rows.
         behind = index.shape[0] * (index.shape[1] + self._k - 1)  # N (k - 1 + T + 1)
         finals = torch.arange(behind, behind + count, device=index.device)  # [K]
         numbers = {
@@ -288,6 +290,7 @@ class PreviousActionsAndRewards(ContextConnector):
             columns[c.ACTIONS],
             context[PREVIOUS_ACTION],
         )  # [N, T, ...]
+        # Before a row's first step comes what its context holds.
         actions = tree_map(
             lambda a, before, start: _shifted(a, before, torch.from_numpy(start), first),
             chosen,
@@ -296,6 +299,7 @@ class PreviousActionsAndRewards(ContextConnector):
         )  # [N, T, ...]
         rewards = columns[c.REWARDS]  # [N, T]
         before = _shifted(rewards, context[PREVIOUS_REWARD], rewards.new_zeros(1), first)  # [N, T]
+        # After a row or an episode, the previous step is its last one.
         return columns | {
             c.OBSERVATIONS: self._with_previous(columns[c.OBSERVATIONS], actions, before),
             c.LAST_OBSERVATIONS: self._with_previous(

@@ -162,6 +162,7 @@ class OneHot(ObservationConnector):
                 f"one_hot has nothing to do: observations in {observation_space} hold neither "
                 "Discrete nor MultiDiscrete"
             )
+        # Modules see only the vectors, so these replace the spaces of the leaves.
         self._encoders = LeafFunctions(encoders)
         leaves = {
             path: spaces.Box(0, 1, (encoder.size,), np.float32)
@@ -286,6 +287,7 @@ class MeanStdFilter(MergeableConnector):
                 f"mean_std_filter has nothing to filter: observations in {observation_space} hold "
                 "no Box of numbers, only uint8"
             )
+        # Clipping bounds the results for any moments.
         self._functions = LeafFunctions(self._filters)
         leaves = {
             path: spaces.Box(-clip, clip, each.shape, np.float32)

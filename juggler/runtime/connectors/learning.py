@@ -238,20 +238,10 @@ class ReturnsToGo(LearnerConnector):
         return columns | {RETURNS_TO_GO: returns}
 
 
-_SEGMENT: Final = (c.SEGMENT_ROWS, c.SEGMENT_STARTS, c.SEGMENT_LENGTHS, c.SEGMENT_OFFSETS)
-
 #: Columns without the dimensions [N, T], and `live`, which is true at every step of an episode.
-_NOT_STEPS: Final = {
-    *_SEGMENT,
-    c.LIVE,
-    c.STATES,
-    c.LAST_OBSERVATIONS,
-    c.FINAL_OBSERVATIONS,
-    c.LAST_CRITIC_OBSERVATIONS,
-    c.FINAL_CRITIC_OBSERVATIONS,
-    c.FINAL_ROWS,
-    c.FINAL_STEPS,
-}
+_NOT_STEPS: Final = {c.LIVE, c.STATES, *c.SEGMENTS, *c.FINALS}.union(
+    c.OBSERVED[1:], c.OBSERVED_BY_CRITIC[1:]
+)
 
 
 class PerEpisode(LearnerConnector):
@@ -283,7 +273,7 @@ class PerEpisode(LearnerConnector):
     def __call__(self, columns: Columns) -> Columns:
         live = columns[c.LIVE]  # [N, T]
         changed: dict[str, Tensor] = {}
-        stretches = torch.stack([columns[name] for name in _SEGMENT], 1)  # [S, 4]
+        stretches = torch.stack([columns[name] for name in c.SEGMENTS], 1)  # [S, 4]
         for row, start, length, offset in stretches.tolist():
             at = (row, slice(start, start + length))
             steps = {
@@ -296,6 +286,7 @@ class PerEpisode(LearnerConnector):
                         f"{type(self).__name__}.episode returned {name!r} of {len(values)} steps "
                         f"for an episode of {length}"
                     )
+                # Copied at the first change, since the batch belongs to the caller.
                 if name not in changed:
                     changed[name] = _own(columns.get(name), live, values)
                 changed[name][at] = values.to(changed[name].dtype)

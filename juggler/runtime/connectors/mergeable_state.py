@@ -92,6 +92,7 @@ class Moments:
                 raise ValueError(f"{key!r} of moments must be float64, not {array.dtype}")
             if not np.isfinite(array).all():
                 raise ValueError(f"{key!r} of moments is not finite")
+        # Merging would broadcast shapes that do not belong together.
         moments = cls(**arrays)
         if moments.count.shape or moments.mean.shape != moments.m2.shape:
             raise ValueError(

@@ -187,6 +187,7 @@ class ModuleToEnv:
                 if leaf.dtype != acted_dtype(leaf)
             }
         )
+        # For data sets, which hold the environment's actions.
         self._acted = LeafFunctions(
             {
                 path: partial(in_dtype, dtype=acted_dtype(leaf))
@@ -408,6 +409,7 @@ def build_env_to_module(
         cls: type[Any] = _class_of(piece, "env_to_module", own)
         connector = _built(piece, cls, space, action_space)
         space = connector.observation_space
+        # Batches hold observations without context, so nothing may follow these.
         if isinstance(connector, ContextConnector):
             contexts[piece.name] = connector
         elif contexts:
@@ -477,6 +479,7 @@ def _built(piece: Piece, cls: type[C], observation_space: Space, action_space: S
         raise  # the environment's space is unsupported, not the connector
     except ValueError as error:
         raise ValueError(f"connector {piece.name!r}: {error}") from error
+    # A user's class may not call `super().__init__`.
     missing = [name for name in ("observation_space", "action_space") if not hasattr(built, name)]
     if missing:
         raise ValueError(

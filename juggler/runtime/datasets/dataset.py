@@ -156,8 +156,10 @@ class _SingleDataset:
             raise DatasetError(f"{self.data} is damaged: {error}") from error
         self.observation_space: gymnasium.Space[Any] = self._storage.observation_space
         self.action_space: gymnasium.Space[Any] = self._storage.action_space
+        # Computed once, since each episode is checked against them.
         self._observed = space_leaves(self.observation_space)
         self._acted = space_leaves(self.action_space)
+        # The file may have been edited by hand.
         count = metadata["total_episodes"]
         if type(count) is not int or count < 1:
             raise DatasetError(f"data set {name!r} has {count} episodes: nothing to learn from")
@@ -175,6 +177,7 @@ class _SingleDataset:
             actions = to_tree(self.action_space, found["actions"])
         except _DAMAGED as error:
             raise DatasetError(f"{where} is damaged: {error}") from error
+        # Minari does not check what it reads.
         steps = len(rewards)
         if not steps or not rewards.shape == terminated.shape == truncated.shape == (steps,):
             shapes = ", ".join(str(list(x.shape)) for x in (rewards, terminated, truncated))

@@ -36,6 +36,7 @@ def acting_names(module: RLModule) -> list[str]:
         module.named_parameters(remove_duplicate=False),
         module.named_buffers(remove_duplicate=False),
     )
+    # A tensor is sent under its first name, which must be in the acting part.
     for alias, tensor in everywhere:
         name = names[id(tensor)]
         if _within(name, apart) and not _within(alias, apart):

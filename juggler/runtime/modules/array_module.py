@@ -17,7 +17,7 @@ from juggler.runtime.modules.acting_part import (
     weights_of,
 )
 from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, OBSERVATIONS, STATES
-from juggler.runtime.modules.distributions import DistributionSpec
+from juggler.runtime.modules.distributions.base import DistributionSpec
 from juggler.runtime.modules.numpy_pass import (
     Array,
     LiveWeights,
@@ -255,6 +255,7 @@ class ArrayModule(TensorModule):
         in_numpy = self._passes[use]
         if in_numpy is None or self.differed or self.module.check_specs:
             return self._in_torch(use, observations, states, noise)
+        # A comparison costs a pass in torch, so comparisons become rarer.
         if self._live.follow():
             self._changes += 1
             if not self._changes & (self._changes - 1):  # a power of two
@@ -286,6 +287,7 @@ class ArrayModule(TensorModule):
             inputs = None if found is None else as_array(found)  # [N, D]
             actions = self._torch_actions(use, outputs, noise)
             return ActingStep(actions, inputs, tree_map(as_array, after))
+        # Names of inputs tell the recordings of both passes apart.
         given = {use: {OBSERVATIONS: seen, STATES: before} if before else {OBSERVATIONS: seen}}
         outputs = self._recordings(self._forward, given, self._memory)
         found = outputs.get(ACTION_DIST_INPUTS)

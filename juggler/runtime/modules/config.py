@@ -81,6 +81,7 @@ class ModelConfig:
                         + whose
                     )
                 raise ValueError(f"model has no key {key!r}{instead}")
+        # A table of TOML or JSON has no types, so each key is checked here.
         config = cls(**model_config)
         sizes = config.hidden_sizes
         if not isinstance(sizes, (list, tuple)) or not all(_positive(size) for size in sizes):
@@ -89,6 +90,7 @@ class ModelConfig:
             raise _wrong("recurrent_size", "a positive integer", config.recurrent_size)
         if not _is_number(config.memory_bias):
             raise _wrong("memory_bias", "a finite number", config.memory_bias)
+        # Words and flags are checked by their annotations.
         for key, hint in cls._types().items():
             value, allowed = getattr(config, key), get_args(hint)
             if hint is bool and not isinstance(value, bool):
@@ -99,6 +101,7 @@ class ModelConfig:
             raise _wrong("shared_value_layers", "true or false", config.shared_value_layers)
         if not isinstance(config.critic_space, Space | None):
             raise ValueError("model has no key 'critic_space': the run's key critic_sees fills it")
+        # Combinations that no network can have.
         if config.critic_space is not None and config.shared_value_layers:
             raise ValueError(
                 "model.shared_value_layers = true is impossible with critic_sees: policy and value "

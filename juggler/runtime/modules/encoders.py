@@ -131,6 +131,7 @@ class NatureCNN(ImageEncoder):
         for shape in shapes:
             sides = _convolved(sides, shape)
         last = shapes[-1][0]
+        # The linear layer would otherwise have nearly all weights.
         while last * math.prod(sides) > _MOST_FEATURES:
             shapes.append((last, 3, 2, 1))
             sides = _convolved(sides, shapes[-1])
@@ -288,6 +289,7 @@ def build_encoder(space: gymnasium.Space[Any], config: ModelConfig) -> nn.Module
         encoder: nn.Module = make(space, config)
         _must_return(encoder, space, feature_size(encoder))
         return encoder
+    # All leaves first: then the error names the one without an encoding.
     leaves = space_leaves(space)
     for path, leaf in leaves:
         _check_leaf(path, leaf)

@@ -72,6 +72,7 @@ def found(name: str, what: str) -> Callable[..., Any]:
         if missing and (package + ".").startswith(missing + "."):
             raise ValueError(no_module(name, what, missing)) from error
         raise ImportFailed(name, what, error) from error  # raised by the module, or by its imports
+    # The Python module exists, so the nearest of its names is probably meant.
     called = getattr(imported, attribute, None)
     if called is None:
         near = closest(attribute, vars(imported))

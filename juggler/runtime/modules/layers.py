@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from juggler.runtime.modules.config import ModelConfig
-from juggler.runtime.modules.distributions import DistributionSpec
+from juggler.runtime.modules.distributions.base import DistributionSpec
 
 # Below this size, torch.tanh is faster.
 _WORTH_A_SIGMOID = 1 << 14

@@ -62,6 +62,7 @@ def build_module(
     """
     factory = found(module, "module") if isinstance(module, str) else module or ActorCritic
     _must_make_a_module(module, factory)
+    # Both keys reach every kind of module through its model_config.
     if distribution is not None:
         model_config = {**model_config, "distribution": distribution}
     if critic_space is not None:
@@ -71,6 +72,7 @@ def build_module(
         built = ActorCritic(observation_space, action_space, model_config, built)
     if not isinstance(built, RLModule):
         raise TypeError(f"{module!r} made a {type(built).__name__}: it must make an RLModule")
+    # A module that ignores the column would train without an error.
     if critic_space is not None and not (built.takes_critic_observations and built.critic_space):
         raise ValueError(
             f"critic_sees: the values of {type(built).__name__} come only from observations; "

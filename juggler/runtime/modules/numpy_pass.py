@@ -16,28 +16,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from juggler.runtime.modules.actor_critics import (
-    LOG_STD_LIMITS,
-    SMALLEST_NOISE,
-    DeterministicActorCritic,
-    SoftActorCritic,
-)
 from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.modules.distributions import (
-    BernoulliSpec,
-    CategoricalSpec,
+from juggler.runtime.modules.distributions.base import (
+    LARGEST_LOG_STD,
     ClippedGaussianSpec,
-    CompositeSpec,
     DistributionSpec,
     GaussianSpec,
-    MultiCategoricalSpec,
     SquashedGaussianSpec,
+    illegal_logit,
 )
-from juggler.runtime.modules.distributions.base import LARGEST_LOG_STD, illegal_logit
+from juggler.runtime.modules.distributions.for_space import (
+    BernoulliSpec,
+    CategoricalSpec,
+    CompositeSpec,
+    MultiCategoricalSpec,
+)
 from juggler.runtime.modules.encoders import NumberEncoder, OneHotEncoder, TreeEncoder
 from juggler.runtime.modules.layers import MLP, DuelingHead, FreeLogStd, Linear, RecurrentCore, Tanh
-from juggler.runtime.modules.models import ActorCritic
-from juggler.runtime.modules.q_network import QNetwork
+from juggler.runtime.modules.models import (
+    LOG_STD_LIMITS,
+    SMALLEST_NOISE,
+    ActorCritic,
+    DeterministicActorCritic,
+    QNetwork,
+    SoftActorCritic,
+)
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import tree_map
 
@@ -324,6 +327,7 @@ def numpy_pass(
     method = getattr(kind, f"_forward_{use}")
     if method is getattr(RLModule, f"_forward_{use}"):
         method = kind._forward
+    # A subclass with its own pass computes something else.
     changed = any(
         getattr(kind, n) is not getattr(RLModule, n) for n in (f"forward_{use}", "_guarded")
     )
@@ -368,6 +372,7 @@ def _lstm(layer: Any, live: LiveWeights) -> NumpyPass:
         x = features @ of_inputs  # [N, 4 H]
         x += bias
         x += hidden_bias
+        # torch orders the gates: input, forget, cell, output.
         gates = states["hidden"] @ of_hidden  # [N, 4 H]
         gates += x
         opens = _sigmoid(gates[:, : 2 * size])  # [N, 2 H] the input gate and the forget gate
@@ -464,6 +469,7 @@ def _epsilon_greedy(
     def run(observations: Any, states: Any) -> tuple[Array, Any]:
         values, states = q_values(observations, states)  # [N, n]
         any_action: Any = np.float32(1) / np.float32(values.shape[-1])
+        # Random actions are drawn among the legal ones only.
         if masked:
             mask = observations[ACTION_MASK]  # [N, n]
             values = distribution.mask(values, mask)

@@ -19,7 +19,8 @@ from juggler.runtime.modules.columns import (
     STATES,
     VALUES,
 )
-from juggler.runtime.modules.distributions import DistributionSpec, distribution_for
+from juggler.runtime.modules.distributions.base import DistributionSpec
+from juggler.runtime.modules.distributions.for_space import distribution_for
 from juggler.runtime.modules.import_by_name import found
 from juggler.runtime.near_matches import one_of
 from juggler.runtime.wire.errors import UnsupportedSpace
@@ -154,6 +155,7 @@ def check(value: object, spec: Any, what: str, sizes: Sizes | None = None, path:
             nested = isinstance(each, (str, tuple))
             check(value, _with_key(each) if nested else each, what, sizes, path)
     elif isinstance(spec, AnyOf):
+        # All keys that are present must match, even if one of them would do.
         there = _map(value, where, spec.specs)
         found = {key: each for key, each in spec.specs.items() if key in there}
         if not found:
@@ -161,6 +163,7 @@ def check(value: object, spec: Any, what: str, sizes: Sizes | None = None, path:
         check(value, found, what, sizes, path)
     elif isinstance(spec, Mapping):
         there = _map(value, where, spec)
+        # Named sizes are shared by the whole tree, and by input and output of a call.
         for key, each in spec.items():
             if key in there:
                 inner = each.spec if isinstance(each, Maybe) else each
@@ -219,56 +222,6 @@ def _described(value: object) -> str:
 
 def _tensor(noun: str, shape: str, dtype: str | None) -> str:
     return f"a {noun} [{shape}]" + (f" of dtype {dtype}" if dtype else "")
-
-
-def input_spec(
-    observation_space: gymnasium.Space[Any],
-    state: Mapping[str, Any],
-    critic_space: gymnasium.Space[Any] | None = None,
-) -> Spec:
-    """Make the spec of a pass's input: observations, the critic's, and state."""
-    leading = "b, t" if state else "b"
-    observed = {OBSERVATIONS: observation_space}
-    if critic_space is not None:
-        observed[CRITIC_OBSERVATIONS] = critic_space
-    specs = {
-        name: _of_space(each, leading, lambda leaf: leaf.dtype) for name, each in observed.items()
-    }
-    return {**specs, **_states(state)}
-
-
-def output_spec(
-    action_space: gymnasium.Space[Any],
-    action_distribution: Callable[[], DistributionSpec],
-    state: Mapping[str, Any],
-) -> Spec:
-    """Make the spec of acting: actions or distribution inputs, and the state."""
-    return [AnyOf(_acting(action_space, action_distribution, state)), _states(state)]
-
-
-def training_output_spec(
-    action_space: gymnasium.Space[Any],
-    action_distribution: Callable[[], DistributionSpec],
-    state: Mapping[str, Any],
-) -> Spec:
-    """Make the spec of training outputs; all optional, since algorithms decide."""
-    outputs = _acting(action_space, action_distribution, state)
-    outputs[VALUES] = _spec("b, t" if state else "b", (), "floating")
-    return {**{name: Maybe(spec) for name, spec in outputs.items()}, **_states(state)}
-
-
-def _acting(
-    action_space: gymnasium.Space[Any],
-    action_distribution: Callable[[], DistributionSpec],
-    state: Mapping[str, Any],
-) -> dict[str, Spec]:
-    leading = "b, t" if state else "b"
-    specs: dict[str, Spec] = {ACTIONS: _of_space(action_space, leading, lambda _: None)}
-    try:
-        size = action_distribution().inputs_size
-    except UnsupportedSpace:
-        return specs  # no distribution: the module must choose actions itself
-    return {ACTION_DIST_INPUTS: _spec(leading, (size,), "floating"), **specs}
 
 
 def _of_space(
@@ -416,29 +369,52 @@ class RLModule(torch.nn.Module):
 
     def input_specs_inference(self) -> Spec:
         """Spec of the input of `forward_inference`; see `specs`."""
-        return input_spec(self.observation_space, self.get_initial_state())
+        return self._input_spec({OBSERVATIONS: self.observation_space})
 
     def output_specs_inference(self) -> Spec:
         """Spec of the output of `forward_inference`."""
-        return output_spec(self.action_space, self.action_distribution, self.get_initial_state())
+        return [AnyOf(self._acting_spec()), _states(self.get_initial_state())]
 
     def input_specs_exploration(self) -> Spec:
         """Spec of the input of `forward_exploration`."""
-        return input_spec(self.observation_space, self.get_initial_state())
+        return self._input_spec({OBSERVATIONS: self.observation_space})
 
     def output_specs_exploration(self) -> Spec:
         """Spec of the output of `forward_exploration`."""
-        return output_spec(self.action_space, self.action_distribution, self.get_initial_state())
+        return [AnyOf(self._acting_spec()), _states(self.get_initial_state())]
 
     def input_specs_train(self) -> Spec:
         """Spec of the input of `forward_train`."""
-        return input_spec(self.observation_space, self.get_initial_state(), self.critic_space)
+        observed = {OBSERVATIONS: self.observation_space}
+        if self.critic_space is not None:
+            observed[CRITIC_OBSERVATIONS] = self.critic_space
+        return self._input_spec(observed)
 
     def output_specs_train(self) -> Spec:
         """Spec of the output of `forward_train`; algorithms check their own needs."""
-        return training_output_spec(
-            self.action_space, self.action_distribution, self.get_initial_state()
-        )
+        outputs = self._acting_spec()
+        outputs[VALUES] = _spec(self._leading(), (), "floating")
+        optional = {name: Maybe(spec) for name, spec in outputs.items()}
+        return {**optional, **_states(self.get_initial_state())}
+
+    def _leading(self) -> str:
+        """Return the dimensions in front of every input and output."""
+        return "b, t" if self.get_initial_state() else "b"
+
+    def _input_spec(self, observed: Mapping[str, gymnasium.Space[Any]]) -> dict[str, Spec]:
+        specs = {
+            name: _of_space(each, self._leading(), lambda leaf: leaf.dtype)
+            for name, each in observed.items()
+        }
+        return {**specs, **_states(self.get_initial_state())}
+
+    def _acting_spec(self) -> dict[str, Spec]:
+        specs = {ACTIONS: _of_space(self.action_space, self._leading(), lambda _: None)}
+        try:
+            size = self.action_distribution().inputs_size
+        except UnsupportedSpace:
+            return specs  # no distribution: the module must choose actions itself
+        return {ACTION_DIST_INPUTS: _spec(self._leading(), (size,), "floating"), **specs}
 
     def _forward_inference(self, batch: Batch) -> dict[str, Any]:
         return self._forward(batch)
@@ -468,6 +444,7 @@ class RLModule(torch.nn.Module):
             spec = getattr(self, f"output_specs_{use}")()
             check(outputs, spec, f"the output of {type(self).__name__}.{name}", sizes)
             self._checked.add(use)
+        # After the check, since specs describe what `_forward` returns.
         if self._masked and ACTION_DIST_INPUTS in outputs:
             inputs = outputs[ACTION_DIST_INPUTS]  # [B, D]
             masked = self.action_distribution().mask(inputs, batch[OBSERVATIONS][ACTION_MASK])

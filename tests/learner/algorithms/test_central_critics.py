@@ -22,8 +22,7 @@ from juggler.learner.data.validation import BatchValidator
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch, batch_of_columns
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules.models import ActorCritic
-from juggler.runtime.modules.q_network import QNetwork
+from juggler.runtime.modules.models import ActorCritic, QNetwork
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.structures import tree_map

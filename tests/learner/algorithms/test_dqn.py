@@ -29,8 +29,7 @@ from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
 from juggler.learner.learner import Learner
 from juggler.runtime.checkpoints.weights import weights_in
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.models import ActorCritic
-from juggler.runtime.modules.q_network import QNetwork
+from juggler.runtime.modules.models import ActorCritic, QNetwork
 from juggler.runtime.wire.structures import tree_map
 
 

@@ -41,15 +41,13 @@ from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import ALONE, Columns
 from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.sequences import rows_of_transitions
-from juggler.learner.data.collate import collate
+from juggler.learner.data.collate import collate, shard
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
-from juggler.learner.data.sharding import shard
 from juggler.learner.group.peers import state_hash
 from juggler.learner.learner import Learner
 from juggler.runtime.datasets.dataset import Dataset, DatasetError
 from juggler.runtime.modules.config import ModelConfig
-from juggler.runtime.modules.models import ActorCritic
-from juggler.runtime.modules.q_network import QNetwork
+from juggler.runtime.modules.models import ActorCritic, QNetwork
 from juggler.testing import assert_same, check_core, check_learner
 
 pytest.importorskip("minari", reason="needs juggler[datasets]")
@@ -264,7 +262,7 @@ def test_it_conforms(
     core = make()
     state = core.init(0)
     shown = core.learned(state, samples[0], ALONE)[1]
-    monkeypatch.setattr(OwnNetwork, "loss_sum", None)  # no network of its own is trained
+    monkeypatch.setattr(OwnNetwork, "stepped", None)  # no network of its own is trained
     assert_same(core.shown(state, samples[0]), shown, "shown")
     core.grads(state, samples[0])
 

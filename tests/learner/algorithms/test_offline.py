@@ -24,7 +24,7 @@ from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.sequences import all_observations, transitions
 from juggler.learner.data.collate import collate
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.actor_critics import ImplicitActorCritic
+from juggler.runtime.modules.models import ImplicitActorCritic
 from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.wire.errors import UnsupportedSpace
 

@@ -19,8 +19,7 @@ from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.models import ActorCritic
-from juggler.runtime.modules.q_network import QNetwork
+from juggler.runtime.modules.models import ActorCritic, QNetwork
 from juggler.runtime.wire.errors import UnsupportedSpace
 
 THREE = spaces.Discrete(3, start=0)

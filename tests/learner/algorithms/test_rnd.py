@@ -38,13 +38,11 @@ from juggler.learner.core.learner_core import ALONE, Columns
 from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.population import Population
 from juggler.learner.core.sequences import rows_of_transitions
-from juggler.learner.data.collate import collate
-from juggler.learner.data.sharding import shard
+from juggler.learner.data.collate import collate, shard
 from juggler.learner.group.peers import state_hash
 from juggler.learner.learner import Learner
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.modules.models import ActorCritic
-from juggler.runtime.modules.q_network import QNetwork
+from juggler.runtime.modules.models import ActorCritic, QNetwork
 
 MODEL = {"hidden_sizes": [8]}
 GAMMA_INT = 0.9

@@ -17,8 +17,7 @@ from juggler.learner.algorithms.sac import SacConfig
 from juggler.learner.algorithms.sac.core import Sac
 from juggler.learner.core.hashing import content_key, uniform
 from juggler.learner.core.mean_metrics import fetch_metrics
-from juggler.runtime.modules.actor_critics import SoftActorCritic
-from juggler.runtime.modules.models import ActorCritic
+from juggler.runtime.modules.models import ActorCritic, SoftActorCritic
 from juggler.runtime.wire.errors import UnsupportedSpace
 
 BOX = spaces.Box(np.array([-2, 0], np.float32), np.array([2, 5], np.float32))

@@ -21,7 +21,7 @@ from juggler.learner.algorithms.td3 import Td3Config
 from juggler.learner.algorithms.td3.core import Td3
 from juggler.learner.core.hashing import content_key, uniform
 from juggler.learner.learner import Learner
-from juggler.runtime.modules.actor_critics import DeterministicActorCritic, SoftActorCritic
+from juggler.runtime.modules.models import DeterministicActorCritic, SoftActorCritic
 from juggler.runtime.wire.errors import UnsupportedSpace
 from juggler.testing import check_core
 

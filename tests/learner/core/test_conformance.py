@@ -208,7 +208,7 @@ def test_a_core_around_another_shows_the_same_whether_it_learns_or_not(
     assert isinstance(core, AroundCore)
     state = core.init(0)
     shown = core.learned(state, sample, ALONE)[1]
-    monkeypatch.setattr(OwnNetwork, "loss_sum", None)  # no network of its own is trained
+    monkeypatch.setattr(OwnNetwork, "stepped", None)  # no network of its own is trained
     assert_same(core.shown(state, sample), shown, "shown")
     assert torch.equal(core.grads(state, sample)[0], core.inner.grads(state["inner"], shown)[0])
 

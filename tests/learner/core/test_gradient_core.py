@@ -54,8 +54,9 @@ def test_parameters_that_a_network_has_twice_are_one() -> None:
     weights = weights.view(3, 3)
     expected = ((x @ weights.T + biases[0]) @ weights.T + biases[1]).sum(1)
     torch.testing.assert_close(network(own, own["trained"], x), expected)
-    loss = network.loss_sum(own, lambda trained: network(own, trained, x).sum(), torch.tensor(5))
-    after, _ = network.stepped(own, [loss], 1e-3, ALONE)
+    after, _ = network.stepped(
+        own, lambda trained: [(network(own, trained, x).sum(), torch.tensor(5))], 1e-3, ALONE
+    )
     assert not torch.equal(after["trained"], own["trained"])
 
 

@@ -34,7 +34,7 @@ from juggler.learner.core.population import Population, stacked
 from juggler.learner.core.state_trees import StateMismatch
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
-from juggler.runtime.modules.actor_critics import (
+from juggler.runtime.modules.models import (
     DeterministicActorCritic,
     ImplicitActorCritic,
     SoftActorCritic,

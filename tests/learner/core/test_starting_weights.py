@@ -19,8 +19,8 @@ from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.state_trees import StateMismatch
 from juggler.learner.learner import Learner
+from juggler.runtime.modules.models import QNetwork
 from juggler.runtime.modules.module_specs import build_module
-from juggler.runtime.modules.q_network import QNetwork
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.testing import assert_same
 

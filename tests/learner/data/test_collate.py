@@ -17,8 +17,7 @@ from support.batches import TWO, VECTOR, MakeBatch, World, refused
 
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.data.collate import _copiers, collate
-from juggler.learner.data.sharding import shard
+from juggler.learner.data.collate import _copiers, collate, shard
 from juggler.learner.data.validation import BatchValidator
 from juggler.learner.learner import Learner
 from juggler.runtime.actors import resources

@@ -13,14 +13,14 @@ from support.batches import MakeBatch
 from torch import Tensor
 
 from juggler.learner.data.collate import collate
-from juggler.learner.data.replay.episode_rows import (
+from juggler.learner.data.replay.memory import bytes_of_step
+from juggler.learner.data.replay.replay import MixInReplay
+from juggler.learner.data.replay.table import (
     episodes_of_rows,
     resized,
     rows_of_episodes,
     size_of,
 )
-from juggler.learner.data.replay.memory import bytes_of_step
-from juggler.learner.data.replay.replay import MixInReplay
 from juggler.learner.data.sources import NEW_STEPS, Columns, Queue
 from juggler.runtime.wire.structures import tree_map
 
@@ -196,19 +196,3 @@ def test_memory_and_disk_limit_old_rows_as_those_of_any_replay(
         columns = numbered(make_batch, 10 * k, 3, steps=4 + k % 3)
         assert given(one, columns) == given(other, columns)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_state_of_an_older_version_is_one_to_go_on_from(make_batch: MakeBatch) -> None:
-    one, other = (make(capacity=60, share=0.7, saved=True, seed=seed) for seed in (3, 4))
-    for k in range(9):
-        given(one, numbered(make_batch, 10 * k, 3, steps=4 + k % 3))
-    state: Any = one.state()
-    kept = {**state["modules"]["default"]}
-    arrived = kept.pop("count")
-    del kept["selection"]
-    older = {**state, "format": np.array(3), "arrived": arrived, "modules": {"red": kept}}
-    other.restore(older, torch.device("cpu"))
-    for k in range(9, 30):
-        columns = numbered(make_batch, 10 * k, 3, steps=4 + k % 4)
-        assert given(one, columns) == given(other, columns)
-        assert one.metrics() == other.metrics()

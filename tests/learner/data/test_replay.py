@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import re
 import subprocess
@@ -412,25 +411,6 @@ def without(tree: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
     first, *rest = path
     others = {key: value for key, value in tree.items() if key != first}
     return {**others, first: without(tree[first], rest)} if rest else others
-
-
-def test_the_table_of_the_version_before_is_read() -> None:
-    saved = make(capacity=20, priority_exponent=0.6)
-    list(saved.add(numbered(0, 15)))
-    state = saved.state()
-    place = json.loads(state["generator"].tobytes())
-    halves = [
-        half for name in ("state", "inc") for half in divmod(place["state"][name], 1 << 64)[::-1]
-    ]
-    words = np.array([*halves, place["has_uint32"], place["uinteger"]], np.uint64)
-    own = {**state["modules"]["default"]}
-    del own["stale_priorities"]
-    before = {**state, "format": np.array(3), "generator": words, "modules": {"default": own}}
-    restored = make(capacity=20, priority_exponent=0.6, seed=7)
-    restored.restore(before, CPU)
-    assert drawn(restored.add(numbered(15, 9))) == drawn(saved.add(numbered(15, 9))) != []
-    with pytest.raises(ValueError, match="format 2"):
-        restored.restore({**before, "format": np.array(2)}, CPU)
 
 
 def test_a_replay_stays_as_it_is_when_it_refuses_a_state() -> None:

@@ -12,8 +12,8 @@ from support.batches import MakeBatch
 
 from juggler.learner.core.sequences import rows_of_transitions
 from juggler.learner.data.collate import collate
-from juggler.learner.data.replay.episode_rows import living_rows, resized, rows_of_episodes, size_of
 from juggler.learner.data.replay.replay import Replay
+from juggler.learner.data.replay.table import living_rows, resized, rows_of_episodes, size_of
 from juggler.learner.data.sources import Columns
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.structures import tree_map

@@ -20,10 +20,16 @@ from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.sequences import all_observations, rows_of_transitions, transitions
 from juggler.learner.data.collate import collate
 from juggler.learner.data.replay import memory
-from juggler.learner.data.replay.episode_rows import living_rows, resized, size_of
 from juggler.learner.data.replay.memory import bytes_of_step
 from juggler.learner.data.replay.replay import MixInReplay, Replay
-from juggler.learner.data.replay.table import EpisodeTable, FrameTable, SumTree
+from juggler.learner.data.replay.table import (
+    EpisodeTable,
+    FrameTable,
+    SumTree,
+    living_rows,
+    resized,
+    size_of,
+)
 from juggler.learner.data.sources import DataSource, Queue
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.contexts import FRAMES, FrameStack

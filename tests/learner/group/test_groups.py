@@ -19,16 +19,15 @@ from juggler.learner.algorithms.dqn.core import Dqn
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.registry import ALGORITHMS, build_learner
-from juggler.learner.data.sharding import shard
+from juggler.learner.data.collate import shard
 from juggler.learner.data.sources import Columns, Sums
 from juggler.learner.group.peers import state_hash
 from juggler.learner.learner import Learner
 from juggler.learner.shared_parts import SharedParts
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.models import ActorCritic
+from juggler.runtime.modules.models import ActorCritic, QNetwork
 from juggler.runtime.modules.module_specs import build_module
-from juggler.runtime.modules.q_network import QNetwork
 from juggler.runtime.modules.rl_module import Batch, RLModule
 
 RECURRENT = {"recurrent": "gru", "recurrent_size": 6, "hidden_sizes": [8]}

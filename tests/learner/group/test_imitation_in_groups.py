@@ -20,8 +20,7 @@ from juggler.learner.config import ImitationConfig
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.group.peers import state_hash
 from juggler.learner.learner import Learner
-from juggler.runtime.modules.models import ActorCritic
-from juggler.runtime.modules.q_network import QNetwork
+from juggler.runtime.modules.models import ActorCritic, QNetwork
 
 pytest.importorskip("minari", reason="needs juggler[datasets]")
 

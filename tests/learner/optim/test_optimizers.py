@@ -19,8 +19,14 @@ from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.state_trees import StateMismatch
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
-from juggler.learner.optim.optimizers import Adam, Optimizer, RMSProp, Step, clip_by_global_norm
-from juggler.learner.optim.schedules import Schedule
+from juggler.learner.optim.optimizers import (
+    Adam,
+    Optimizer,
+    RMSProp,
+    Schedule,
+    Step,
+    clip_by_global_norm,
+)
 from juggler.runtime.modules.module_specs import build_module
 
 ALL = torch.tensor(True)

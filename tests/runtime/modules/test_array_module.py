@@ -10,15 +10,17 @@ from support.array_modules import ROWS, InTorch, WithoutTorch, built, only_numpy
 from torch import nn
 
 from juggler.runtime.modules import numpy_pass
-from juggler.runtime.modules.actor_critics import (
+from juggler.runtime.modules.array_module import ArrayModule
+from juggler.runtime.modules.models import (
+    ActorCritic,
     DeterministicActorCritic,
     ImplicitActorCritic,
+    QNetwork,
     SoftActorCritic,
+    exploration_of,
+    with_own_exploration,
 )
-from juggler.runtime.modules.array_module import ArrayModule
-from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.numpy_pass import LiveWeights, _Categorical
-from juggler.runtime.modules.q_network import QNetwork, exploration_of, with_own_exploration
 from juggler.runtime.wire.structures import tree_map
 
 NUMBERS = spaces.Box(-2, 2, (4,), np.float32)

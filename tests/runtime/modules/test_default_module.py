@@ -16,9 +16,8 @@ from torch import nn
 from juggler.learner.algorithms.registry import ALGORITHMS, build_learner
 from juggler.runtime.modules.config import ModelConfig
 from juggler.runtime.modules.layers import RecurrentCore
-from juggler.runtime.modules.models import ActorCritic, Catalog
+from juggler.runtime.modules.models import ActorCritic, Catalog, QNetwork
 from juggler.runtime.modules.module_specs import build_module
-from juggler.runtime.modules.q_network import QNetwork
 from juggler.runtime.wire.structures import to_tree, tree_map
 
 VECTOR = spaces.Box(-1, 1, (4,), np.float32)

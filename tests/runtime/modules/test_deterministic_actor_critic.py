@@ -13,7 +13,7 @@ from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.modules.acting_part import strip_to_acting
-from juggler.runtime.modules.actor_critics import DeterministicActorCritic
+from juggler.runtime.modules.models import DeterministicActorCritic
 
 VECTOR = spaces.Box(-10, 10, (4,), np.float32)
 UNEVEN = spaces.Box(np.array([-1, 100], np.float32), np.array([3, 101], np.float32))

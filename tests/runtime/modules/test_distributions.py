@@ -24,7 +24,7 @@ from support.scripted_modules import (
 from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 
-from juggler.runtime.modules.distributions import distribution_for
+from juggler.runtime.modules.distributions.for_space import distribution_for
 from juggler.runtime.wire.errors import UnsupportedSpace
 from juggler.runtime.wire.structures import space_leaves
 

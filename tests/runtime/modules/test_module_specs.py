@@ -17,7 +17,7 @@ from torch import nn
 
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.runtime.modules.config import ModelConfig, ModuleConfig
-from juggler.runtime.modules.distributions import CategoricalSpec
+from juggler.runtime.modules.distributions.for_space import CategoricalSpec
 from juggler.runtime.modules.import_by_name import ImportFailed
 from juggler.runtime.modules.models import ActorCritic, Catalog
 from juggler.runtime.modules.module_specs import (

@@ -14,7 +14,7 @@ from support.array_modules import ROWS, InTorch, built, only_numpy, only_recorde
 from torch import Tensor, nn
 
 from juggler.runtime.modules.array_module import ArrayModule
-from juggler.runtime.modules.distributions import CategoricalSpec
+from juggler.runtime.modules.distributions.for_space import CategoricalSpec
 from juggler.runtime.modules.models import ActorCritic, Catalog
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.recorder import Recordings

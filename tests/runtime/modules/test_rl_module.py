@@ -11,7 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from juggler.runtime.modules.distributions import CategoricalSpec
+from juggler.runtime.modules.distributions.for_space import CategoricalSpec
 from juggler.runtime.modules.rl_module import (
     AnyOf,
     Batch,

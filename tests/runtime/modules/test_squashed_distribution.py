@@ -21,16 +21,15 @@ from torch.distributions import (
     TransformedDistribution,
 )
 
-from juggler.runtime.modules.distributions import (
+from juggler.runtime.modules.distributions.base import (
     ActionDistribution,
     ClippedGaussian,
     ClippedGaussianSpec,
-    CompositeSpec,
     DiagGaussian,
     DistributionSpec,
     SquashedGaussian,
-    distribution_for,
 )
+from juggler.runtime.modules.distributions.for_space import CompositeSpec, distribution_for
 from juggler.runtime.modules.numpy_pass import array_distribution
 
 BOX = spaces.Box(np.array([-1, 0, 10], np.float32), np.array([1, 5, 11], np.float32))

@@ -13,7 +13,7 @@ from juggler.learner.core.gradient_core import GradientCore, MakeModule, TrainSt
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.returns import Estimates, next_values
 from juggler.learner.core.sequences import all_seen, unrolled
-from juggler.learner.optim.schedules import Schedule
+from juggler.learner.optim.optimizers import Schedule
 from juggler.runtime.modules import columns as c
 
 #: A column [N, T] of advantages that a wrapping core has estimated for its own rewards.

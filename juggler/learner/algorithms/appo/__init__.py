@@ -61,7 +61,6 @@ class AppoConfig(ImpalaConfig):
 
 class AppoAlgorithm(Algorithm):
     config = AppoConfig
-    core = "juggler.learner.algorithms.appo.core:Appo"
     off_policy = True
     chosen: ClassVar = {
         "envs_per_runner": 8,

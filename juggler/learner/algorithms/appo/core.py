@@ -102,6 +102,7 @@ class Appo(Impala):
             estimates = self.estimates(columns, seen, target_log_ratios)
             behaviour_weights = (-target_log_ratios).exp().clamp(max=config.behaviour_clip)
 
+        # r_t: the first factor is bounded, and has no gradient.
         log_ratios = torch.where(live, policy.log_prob(actions) - behaviour_logp, 0.0)  # [N, T]
         ratios = behaviour_weights * log_ratios.exp()  # [N, T]
         surrogates, outside = clipped_surrogates(ratios, estimates.advantages, config.clip)
@@ -110,6 +111,7 @@ class Appo(Impala):
         value_loss = 0.5 * mean(errors.square())  # []
         entropy = mean(policy.entropy())  # []
         total = self.total(policy_loss, value_loss, entropy, state)  # []
+        # The distance keeps π near π' where clipping alone does not.
         means = {}
         if config.target_kl is not None:
             distance = mean(target_policy.kl(policy))  # []
@@ -119,6 +121,7 @@ class Appo(Impala):
         with torch.no_grad():
             metrics = {
                 **means,
+                # The names that all actor-critics have.
                 "policy_loss": policy_loss.detach(),
                 "value_loss": value_loss.detach(),
                 "entropy": entropy.detach(),

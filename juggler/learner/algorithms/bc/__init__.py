@@ -28,7 +28,6 @@ class BcConfig(LearnerConfig):
 
 class BcAlgorithm(Algorithm):
     config = BcConfig
-    core = "juggler.learner.algorithms.bc.core:Bc"
     offline = True
     # One EnvRunner reads a data set faster than a learner learns from it.
     chosen: ClassVar = {

@@ -32,7 +32,6 @@ class DqnConfig(EpsilonGreedyConfig):
 
 class DqnAlgorithm(Algorithm):
     config = DqnConfig
-    core = "juggler.learner.algorithms.dqn.core:Dqn"
     module = "juggler:QNetwork"
     action_spaces = (Discrete,)
     off_policy = True

@@ -43,7 +43,7 @@ from juggler.learner.core.gradient_core import Forward, Loss, TrainState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.mean_metrics import LiveMean
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.q_network import RETURN_LOGITS, RETURNS
+from juggler.runtime.modules.models import RETURN_LOGITS, RETURNS
 from juggler.runtime.wire.structures import tree_map
 
 
@@ -68,9 +68,11 @@ class Dqn(GreedyTargetCore, OffPolicyCore):
             after, best = self._best(forward, following, state)  # {name: [N T, ...]}, [N T]
             estimates = _of(after[c.ACTION_DIST_INPUTS], best).view(n, t)  # [N, T]
             targets = torch.where(live, rewards + discounts * estimates, 0.0)  # [N, T]
+        # Errors of the mean return, which are a metric also for C51.
         mean, errors = LiveMean(live), (targets - chosen).detach().abs()  # [N, T]
         if RETURN_LOGITS in outputs:
             with torch.no_grad():
+                # The target distribution is that of the action with the best mean.
                 likely = _of(after[RETURN_LOGITS], best).softmax(-1)  # [N T, K]
                 returns = forward.buffer(RETURNS)  # [K]
                 goals = projected(likely, rewards.flatten(), discounts.flatten(), returns)
@@ -80,6 +82,7 @@ class Dqn(GreedyTargetCore, OffPolicyCore):
         else:
             costs = smooth_l1_loss(chosen, targets, reduction="none")  # [N, T]
             surprises = errors
+        # A mean over live steps: all others cost 0.
         loss = mean(costs * importance_weights(columns, costs))  # []
         with torch.no_grad():
             metrics = {

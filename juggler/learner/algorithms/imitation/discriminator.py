@@ -30,6 +30,7 @@ an end that was never demonstrated. A terminating step's reward includes the ret
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -41,16 +42,10 @@ from torch.nn.functional import softplus
 
 from juggler.learner.algorithms.off_policy import OffPolicyConfig
 from juggler.learner.config import ImitationConfig
-from juggler.learner.core.around_core import (
-    AroundCore,
-    AroundState,
-    LossSum,
-    OwnNetwork,
-    must_take_rewards,
-)
+from juggler.learner.core.around_core import AroundState, OwnNetwork, Rewarded, RewardingCore
 from juggler.learner.core.gradient_core import GradientCore
-from juggler.learner.core.hashing import mixed, uniform
-from juggler.learner.core.learner_core import Columns, Metrics, Seam
+from juggler.learner.core.hashing import uniform
+from juggler.learner.core.learner_core import Columns, Seam
 from juggler.learner.core.mean_metrics import LiveMean
 from juggler.learner.core.sequences import terminated
 from juggler.learner.core.state_trees import to_device
@@ -95,7 +90,7 @@ class Logits(nn.Module):
         return logits
 
 
-class Discriminator(AroundCore):
+class Discriminator(RewardingCore):
     """Wraps a GradientCore to learn from discriminator rewards.
 
     Rewards are computed when a step is learned from, so replayed steps get current rewards.
@@ -110,43 +105,48 @@ class Discriminator(AroundCore):
     """
 
     kind = IMITATION
+    own: ImitationConfig
+    loss_names = ("discriminator_loss", "discriminator_loss", "gradient_penalty")
 
     def __init__(self, inner: GradientCore, config: ImitationConfig) -> None:
         instead = "give it the demonstrations as its dataset, and leave out imitation"
-        self.inner: GradientCore = must_take_rewards(inner, "imitation", instead)
+        super().__init__(inner, config, instead)
         if inner.config.gamma >= 1:
             raise ValueError(
                 f"imitation with gamma = {inner.config.gamma}: an absorbing state has no return "
                 "then; set gamma below 1"
             )
-        super().__init__(inner)
-        self.own = config
-        config.validate()
         observations, actions = inner.module.observation_space, inner.module.action_space
         self._demonstrations = DemonstratedSteps.read(config.demonstrations, observations, actions)
         self._shown = Shown(observations, actions, self._demonstrations)
         space, model = self._shown.space, ModelConfig.parse(config.model)
         self.network = OwnNetwork(f"{DEFAULT_MODULE} imitation", lambda: Logits(space, model))
-        # The same at all learners of a group: a replay gives one minibatch at a time.
-        keeps = isinstance(inner.config, OffPolicyConfig)
-        self._minibatches = 1 if keeps else max(1, inner.config.batch_size // config.minibatch_size)
 
-    def own_state(self, seed: int) -> dict[str, Any]:
-        return self.network.beginning(seed)
+    def passes(self) -> tuple[int, int]:
+        config = self.inner.config
+        if isinstance(config, OffPolicyConfig):  # a replay gives one minibatch at a time
+            return 1, 1
+        return max(1, config.batch_size // self.own.minibatch_size), 1
 
-    def learned(
-        self, state: AroundState, sample: Columns, seam: Seam
-    ) -> tuple[dict[str, Any], Columns, Metrics]:
-        steps = self._steps(sample)  # [N T, ...]
-        rewarded, metrics = self._rewarded(state["own"], sample, steps)
-        own, losses = self._trained(state["own"], sample, steps, seam)
-        policy_loss, demonstration_loss, penalty = losses.unbind()  # [] each
-        metrics["discriminator_loss"] = policy_loss + demonstration_loss
-        metrics["gradient_penalty"] = penalty
-        return own, rewarded, metrics
-
-    def shown(self, state: AroundState, sample: Columns) -> Columns:
-        return self._rewarded(state["own"], sample, self._steps(sample))[0]
+    def rewarded(self, state: AroundState, sample: Columns, seam: Seam) -> Rewarded:
+        own, live, steps = state["own"], sample[c.LIVE], self._steps(sample)  # [N, T], [N T, ...]
+        limit, gamma = self.own.limit, self.config.gamma
+        with torch.no_grad():
+            found = self.network.in_chunks(own, steps).view(live.shape)  # [N, T]
+            absorbing = self.network(own, own["trained"], None).clamp(-limit, limit)  # []
+            rewards = found.clamp(-limit, limit)  # [N, T]
+            # The return of the absorbing state, which a terminated episode never leaves.
+            forever = gamma / (1 - gamma) * absorbing  # []
+            rewards = rewards + torch.where(terminated(sample), forever, 0.0)  # [N, T]
+            rewards = torch.where(live, rewards, 0.0)  # [N, T]
+        mean = LiveMean(live)
+        metrics = {
+            "imitation_reward": mean(rewards),
+            "taken_for_demonstrated": mean((found > 0).float()),
+        }
+        ends = terminated(sample).flatten()  # [N T]
+        losses = partial(self._losses, steps, live.flatten(), ends)
+        return Rewarded(own, {**sample, c.REWARDS: rewards}, metrics, losses)
 
     def _steps(self, sample: Columns) -> Any:
         """Encode a sample's steps for the discriminator, [N T, ...]."""
@@ -160,99 +160,49 @@ class Discriminator(AroundCore):
         )
         return self._shown(observations, actions)
 
-    @torch.no_grad()
-    def _rewarded(
-        self, own: dict[str, Any], columns: Columns, steps: Any
-    ) -> tuple[Columns, Metrics]:
-        """Return the columns with the discriminator's rewards, and metrics."""
-        live, network = columns[c.LIVE], self.network  # [N, T]
-        limit, gamma = self.own.limit, self.config.gamma
-        found = network.in_chunks(own, steps)  # [N T]
-        absorbing = network(own, own["trained"], None)  # []
-        rewards = found.clamp(-limit, limit).view(live.shape)  # [N, T]
-        forever = gamma / (1 - gamma) * absorbing.clamp(-limit, limit)  # []
-        rewards = rewards + torch.where(terminated(columns), forever, 0.0)  # [N, T]
-        rewards = torch.where(live, rewards, 0.0)  # [N, T]
-        mean = LiveMean(live)
-        metrics = {
-            "imitation_reward": mean(rewards),
-            "taken_for_demonstrated": mean((found > 0).float().view(live.shape)),
-        }
-        return {**columns, c.REWARDS: rewards}, metrics
-
-    def _trained(
-        self, own: dict[str, Any], columns: Columns, steps: Any, seam: Seam
-    ) -> tuple[dict[str, Any], Tensor]:
-        """Train on one sample; return the new state and mean losses [3]."""
-        network, demonstrations = self.network, self._demonstrations
-        live, ends = columns[c.LIVE].flatten(), terminated(columns).flatten()  # [N T] both
-
-        def losses(own: dict[str, Any], part: Tensor, key: Tensor, number: int) -> list[LossSum]:
-            policy = tree_map(lambda x: x[part], steps)  # [B, ...]
-            draws = uniform(key ^ (2 * number - 1), (len(part),))  # [B]
-            drawn = demonstrations.drawn((draws * len(demonstrations.terminated)).long())
-            demonstrated = self._shown(drawn.observations, drawn.actions)
-            # Without a live step there is nothing to discriminate.
-            some = live[part].any().expand(len(part))  # [B]
-            return [
-                _loss(network, own, policy, live[part], ends[part], softplus),
-                _loss(network, own, demonstrated, some, some & drawn.terminated, _negative),
-                self._penalty(own, key ^ (2 * number), policy, demonstrated, live[part]),
-            ]
-
-        # Learners of a group share one state, but draw different demonstrations. A user's seam may
-        # have no rank.
-        apart = mixed(torch.tensor(getattr(seam, "rank", 0), device=live.device))  # []
-        passes = self._minibatches, 1
-        return network.trained(own, passes, live.numel(), losses, 3, self.own.lr, seam, apart)
-
-    def _penalty(
+    def _losses(
         self,
-        own: dict[str, Any],
-        key: Tensor,
-        policy: Any,
-        demonstrated: Any,
+        steps: Any,
         live: Tensor,
-    ) -> LossSum:
-        """Return the gradient penalty between live [B] policy and demonstrated steps."""
-        network = self.network
-        if not self.own.gradient_penalty:
-            return network.nothing(own)
-        shares = uniform(key, (len(live),))  # [B]
-
-        def total(trained: Tensor) -> Tensor:
-            def logits(steps: Any) -> Tensor:
-                return network(own, trained, steps)  # [B]
-
-            penalties = gradient_penalties(logits, policy, demonstrated, shares)  # [B]
-            return self.own.gradient_penalty * torch.where(live, penalties, 0.0).sum()  # []
-
-        return network.loss_sum(own, total, live.sum())
-
-
-def _negative(logits: Tensor) -> Tensor:
-    return softplus(-logits)
+        ends: Tensor,
+        own: dict[str, Any],
+        part: Tensor,
+        key: Tensor,
+        number: int,
+        trained: Tensor,
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return the three losses on some steps: see `Losses`."""
+        logits, demonstrations = partial(self.network, own, trained), self._demonstrations
+        policy = tree_map(lambda x: x[part], steps)  # [B, ...]
+        live, ends = live[part], ends[part]  # [B] both
+        draws = uniform(key ^ (2 * number - 1), (len(part),))  # [B]
+        drawn = demonstrations.drawn((draws * len(demonstrations.terminated)).long())
+        demonstrated = self._shown(drawn.observations, drawn.actions)
+        # Without a live step there is nothing to discriminate.
+        some = live.any().expand(len(part))  # [B]
+        losses = [
+            _loss(logits, policy, live, ends, 1),
+            _loss(logits, demonstrated, some, some & drawn.terminated, -1),
+        ]
+        weight = self.own.gradient_penalty
+        if not weight:
+            zero = trained.new_zeros(())  # []
+            return [*losses, (zero, zero)]
+        shares = uniform(key ^ (2 * number), (len(part),))  # [B]
+        penalties = gradient_penalties(logits, policy, demonstrated, shares)  # [B]
+        return [*losses, (weight * torch.where(live, penalties, 0.0).sum(), live.sum())]
 
 
 def _loss(
-    network: OwnNetwork,
-    own: dict[str, Any],
-    steps: Any,
-    live: Tensor,
-    ends: Tensor,
-    cost: Callable[[Tensor], Tensor],
-) -> LossSum:
-    """Return the discriminator loss over live steps [B] and episode ends [B].
+    logits: Callable[[Any], Tensor], steps: Any, live: Tensor, ends: Tensor, sign: int
+) -> tuple[Tensor, Tensor]:
+    """Sum a loss over live steps and episode ends [B]; count both.
 
     With logits l: softplus(l) is -log(1 - D), and softplus(-l) is -log D.
     """
-
-    def total(trained: Tensor) -> Tensor:
-        costs = cost(network(own, trained, steps))  # [B]
-        absorbing = cost(network(own, trained, None))  # []
-        return torch.where(live, costs, 0.0).sum() + ends.sum() * absorbing  # []
-
-    return network.loss_sum(own, total, live.sum() + ends.sum())
+    costs, absorbing = softplus(sign * logits(steps)), softplus(sign * logits(None))  # [B], []
+    total = torch.where(live, costs, 0.0).sum() + ends.sum() * absorbing  # []
+    return total, live.sum() + ends.sum()
 
 
 class DemonstratedSteps(NamedTuple):
@@ -288,11 +238,13 @@ class DemonstratedSteps(NamedTuple):
                 )
         read = ("observations", "actions")
         episodes = [data.episode(index, finite=read) for index in range(len(data))]
+        # Only an episode's last step can terminate it.
         terminated = np.zeros(sum(map(len, episodes)), np.bool_)  # [M]
         ends = np.cumsum([len(episode) for episode in episodes]) - 1  # [episodes]
         terminated[ends] = [episode.terminated for episode in episodes]
         return cls(
-            tree_map(_joined, *(tree_map(_before, each.observations) for each in episodes)),
+            # An episode's last observation led to no action.
+            tree_map(_joined, *(tree_map(lambda x: x[:-1], e.observations) for e in episodes)),
             tree_map(_joined, *(each.actions for each in episodes)),
             torch.from_numpy(terminated),
         )
@@ -303,11 +255,6 @@ class DemonstratedSteps(NamedTuple):
     def drawn(self, places: Tensor) -> DemonstratedSteps:
         """Select demonstrated steps by indices [B]."""
         return DemonstratedSteps(*(tree_map(lambda x: x[places], each) for each in self))
-
-
-def _before(observations: Any) -> Any:
-    """Drop the last of observations [L + 1, ...]."""
-    return observations[:-1]
 
 
 def _joined(*parts: Any) -> Tensor:
@@ -365,6 +312,7 @@ class Shown(nn.Module):
         shapes: list[tuple[int, ...]] = []
         trees = (demonstrations.observations, demonstrations.actions)
         found = (observed_leaves(observation_space), dict(space_leaves(action_space)))
+        # Numbers of a Box keep their shape, since they may be an image.
         for side, tree in enumerate(trees):
             for path, leaf in found[side].items():
                 self._places.append((side, path))
@@ -379,6 +327,7 @@ class Shown(nn.Module):
                     encoder = OneHotEncoder(leaf)
                 leaves.append(encoder)
                 shapes.append((encoder.size,))
+        # One flat Dict of Boxes, for which every encoder can be built.
         self.leaves = nn.ModuleList(leaves)
         self.space = spaces.Dict(
             {

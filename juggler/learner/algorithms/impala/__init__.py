@@ -82,7 +82,6 @@ class ImpalaConfig(ActorCriticConfig, KeptConfig):
 
 class ImpalaAlgorithm(Algorithm):
     config = ImpalaConfig
-    core = "juggler.learner.algorithms.impala.core:Impala"
     off_policy = True
     chosen: ClassVar = {
         "envs_per_runner": 8,

@@ -74,6 +74,7 @@ class Impala(ActorCriticCore):
             log_ratios = torch.where(live, action_logp - columns[c.ACTION_LOGP], 0.0)  # [N, T]
             estimates = self.estimates(columns, seen, log_ratios)
 
+        # The terms of the loss, in the order of the paper.
         errors = estimates.targets - seen.values  # [N, T]
         policy_loss = -mean(estimates.advantages * action_logp)  # []
         value_loss = 0.5 * mean(errors.square())  # []
@@ -81,6 +82,7 @@ class Impala(ActorCriticCore):
         total = self.total(policy_loss, value_loss, entropy, state)  # []
 
         with torch.no_grad():
+            # Metrics of how far the policies are apart.
             ratios = log_ratios.exp()  # [N, T]
             metrics = {
                 "policy_loss": policy_loss.detach(),
@@ -105,6 +107,7 @@ class Impala(ActorCriticCore):
             live=seen.live,
             gamma=config.gamma,
             lambda_=config.lambda_,
+            # ρ̄ decides which values are learned, and c̄ only how fast (section 4.1).
             rho_bar=config.rho_bar,
             rho_bar_pg=config.rho_bar_pg,
             c_bar=config.c_bar,

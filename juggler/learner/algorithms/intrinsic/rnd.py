@@ -42,16 +42,10 @@ from juggler.learner.algorithms.actor_critic.core import (
     PolicyAndValues,
 )
 from juggler.learner.config import IntrinsicConfig
-from juggler.learner.core.around_core import (
-    AroundCore,
-    AroundState,
-    LossSum,
-    OwnNetwork,
-    must_take_rewards,
-)
+from juggler.learner.core.around_core import AroundState, OwnNetwork, Rewarded, RewardingCore
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
-from juggler.learner.core.learner_core import ALONE, Columns, Metrics, Seam
+from juggler.learner.core.learner_core import Columns, Seam
 from juggler.learner.core.mean_metrics import LiveMean
 from juggler.learner.core.sequences import DISCOUNTS, all_observations, terminated
 from juggler.runtime.checkpoints.checkpoint import RND
@@ -69,7 +63,7 @@ _EPSILON = 1e-8  # added to variances
 _ROUNDING = 1e-10  # a variance below this share of the squared mean is only rounding
 
 
-class Rnd(AroundCore):
+class Rnd(RewardingCore):
     """Wraps a GradientCore to learn also from rewards for new observations.
 
     Args:
@@ -81,12 +75,10 @@ class Rnd(AroundCore):
     """
 
     kind = RND
+    own: IntrinsicConfig
 
     def __init__(self, inner: GradientCore, config: IntrinsicConfig | None = None) -> None:
-        self.inner: GradientCore = must_take_rewards(inner, "intrinsic", "leave out intrinsic")
-        super().__init__(inner)
-        self.own = config or IntrinsicConfig()
-        self.own.validate()
+        super().__init__(inner, config or IntrinsicConfig(), "leave out intrinsic")
         self._estimator: ActorCriticCore | None = None
         if isinstance(inner, ActorCriticCore) and inner.takes_advantages:
             self._estimator = copy.copy(inner)
@@ -107,31 +99,15 @@ class Rnd(AroundCore):
             for path, shape in self._shapes.items()
         }
         with_values = self._estimator is not None
+        self.loss_names = ("predictor_loss", "intrinsic_value_loss")[: 1 + with_values]
         make = partial(Networks, space_with(space, normalized), self.own, with_values=with_values)
-        self.networks = OwnNetwork(f"{DEFAULT_MODULE} intrinsic", make, constant="target.")
+        self.network = OwnNetwork(f"{DEFAULT_MODULE} intrinsic", make, constant="target.")
 
     def own_state(self, seed: int) -> dict[str, Any]:
         observed = {name: no_moments(self._shapes[path]) for name, path in self._paths.items()}
-        return {**self.networks.beginning(seed), "observed": observed, "returns": no_moments()}
+        return {**super().own_state(seed), "observed": observed, "returns": no_moments()}
 
-    def learned(
-        self, state: AroundState, sample: Columns, seam: Seam
-    ) -> tuple[dict[str, Any], Columns, Metrics]:
-        found = self._rewarded(state, sample, seam)
-        losses = partial(self._losses, found.everything, found.seen, found.targets)
-        names = ("predictor_loss", "intrinsic_value_loss")[: 1 if found.targets is None else 2]
-        passes, steps = self.inner.passes(), found.seen.live.numel()
-        own, means = self.networks.trained(
-            found.own, passes, steps, losses, len(names), self.own.lr, seam
-        )
-        metrics = {**found.metrics, **dict(zip(names, means.unbind(), strict=True))}
-        return own, found.columns, metrics
-
-    def shown(self, state: AroundState, sample: Columns) -> Columns:
-        return self._rewarded(state, sample, ALONE).columns
-
-    def _rewarded(self, state: AroundState, sample: Columns, seam: Seam) -> _Rewarded:
-        """Measure the novelty of a sample, before the networks learn from it."""
+    def rewarded(self, state: AroundState, sample: Columns, seam: Seam) -> Rewarded:
         own, seen = dict(state["own"]), UniqueObservations.of(sample)
         # The moments of the known observations that live steps led to.
         own["observed"] = {
@@ -145,7 +121,7 @@ class Rnd(AroundCore):
         }
         everything = self._normalized(own["observed"], seen.observations)
         # Errors of the predictor before it learns from these observations.
-        errors = self.networks.in_chunks(own, everything, "errors")[seen.after]  # [N, T]
+        errors = self.network.in_chunks(own, everything, "errors")[seen.after]  # [N, T]
         errors = torch.where(seen.known, errors, 0.0)  # [N, T]
         returns = along_rows(errors, seen.live, self.own.gamma_int)  # [N, T]
         own["returns"] = with_live(
@@ -160,7 +136,7 @@ class Rnd(AroundCore):
             "intrinsic_reward": LiveMean(seen.live)(rewards),
             "novelty": LiveMean(seen.known)(errors),
         }
-        return _Rewarded(own, seen, everything, changed, targets, metrics)
+        return Rewarded(own, changed, metrics, partial(self._losses, everything, seen, targets))
 
     def _normalized(self, observed: Mapping[str, TensorMoments], observations: Any) -> Any:
         """Normalize observations [B, ...] to mean 0, deviation 1, and clip them."""
@@ -190,7 +166,8 @@ class Rnd(AroundCore):
         if self._estimator is None:
             bonus = weight * rewards / self.config.reward_scale  # [N, T]
             return {**columns, c.REWARDS: columns[c.REWARDS] + bonus}, None
-        values = self.networks.in_chunks(own, everything, "values")  # [M]
+        # Intrinsic returns continue after an episode's end, in the row's next episode.
+        values = self.network.in_chunks(own, everything, "values")  # [M]
         forward = self.inner.forward(inner).in_chunks()
         log_ratios, live = self._estimator.log_ratios(forward, columns)  # [N, T] both
         stream = ContinuousRows.of(live, seen, values)
@@ -204,6 +181,7 @@ class Rnd(AroundCore):
             PolicyAndValues(rewards, stream.values, stream.next_values, stream.live),
             stream.packed(log_ratios),
         )
+        # Back in the order of the sample's steps.
         advantages = weight * stream.unpacked(estimates.advantages)  # [N, T]
         targets = _Targets(stream.unpacked(estimates.targets), live)
         return {**columns, EXTRA_ADVANTAGES: advantages}, targets
@@ -217,39 +195,20 @@ class Rnd(AroundCore):
         part: Tensor,
         key: Tensor,
         number: int,
-    ) -> list[LossSum]:
-        """Return losses of predictor and values on some of N T steps."""
-        networks = self.networks
+        trained: Tensor,
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return losses of predictor and values on some steps: see `Losses`."""
         after = tree_map(lambda x: x[seen.after.flatten()[part]], everything)  # [B, ...]
         share = uniform(mixed(own["key"]) ^ 1, (len(part),))  # [B]
         counted = seen.known.flatten()[part] & (share < self.own.predictor_share)  # [B]
-
-        def errors(trained: Tensor) -> Tensor:
-            found = networks(own, trained, after, "errors")  # [B]
-            return torch.where(counted, found, 0.0).sum()  # []
-
-        losses = [networks.loss_sum(own, errors, counted.sum())]
+        errors = self.network(own, trained, after, "errors")  # [B]
+        losses = [(torch.where(counted, errors, 0.0).sum(), counted.sum())]
         if targets is not None:
             before = tree_map(lambda x: x[seen.before.flatten()[part]], everything)  # [B, ...]
             aims, live = (x.flatten()[part] for x in targets)  # [B] both
-
-            def squares(trained: Tensor) -> Tensor:
-                apart = aims - networks(own, trained, before, "values")  # [B]
-                return torch.where(live, 0.5 * apart.square(), 0.0).sum()  # []
-
-            losses.append(networks.loss_sum(own, squares, live.sum()))
+            apart = aims - self.network(own, trained, before, "values")  # [B]
+            losses.append((torch.where(live, 0.5 * apart.square(), 0.0).sum(), live.sum()))
         return losses
-
-
-class _Rewarded(NamedTuple):
-    """A sample with the bonus, and the networks' inputs and targets."""
-
-    own: dict[str, Any]  # including the moments of this sample
-    seen: UniqueObservations
-    everything: Any  # normalized observations [M, ...]
-    columns: Columns
-    targets: _Targets | None
-    metrics: Metrics
 
 
 class _Targets(NamedTuple):

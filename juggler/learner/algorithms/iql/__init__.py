@@ -44,7 +44,6 @@ class IqlConfig(OffPolicyConfig):
 
 class IqlAlgorithm(Algorithm):
     config = IqlConfig
-    core = "juggler.learner.algorithms.iql.core:Iql"
     module = "juggler:ImplicitActorCritic"
     action_spaces = (Box, Discrete)
     offline = True

@@ -27,7 +27,7 @@ from juggler.learner.core.gradient_core import Forward, Loss, TrainState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.mean_metrics import LiveMean
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.actor_critics import Q_VALUES
+from juggler.runtime.modules.models import Q_VALUES
 from juggler.runtime.modules.rl_module import Batch
 from juggler.runtime.wire.structures import tree_map
 
@@ -56,6 +56,7 @@ class Iql(OffPolicyCore):
             frozen = forward.frozen()
             after = frozen({c.OBSERVATIONS: following})[c.VALUES].view(n, t)  # [N, T]
             targets = rewards + discounts * after  # [N, T]
+        # Steps that are not live may have any action, so their errors are masked.
         gains = torch.where(live, by_target - values, 0.0)  # [N, T] u
         errors = torch.where(
             live.unsqueeze(-1), targets.unsqueeze(-1) - _of_taken(forward, taken).view(n, t, 2), 0.0

@@ -27,9 +27,9 @@ from juggler.learner.core.sequences import (
 )
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, Replay
 from juggler.learner.data.sources import DataSource
-from juggler.learner.optim.schedules import Schedule
+from juggler.learner.optim.optimizers import Schedule
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.q_network import EPSILON, must_explore
+from juggler.runtime.modules.models import EPSILON, must_explore
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import tree_map
 

@@ -71,7 +71,6 @@ class PpoConfig(ActorCriticConfig):
 
 class PpoAlgorithm(Algorithm):
     config = PpoConfig
-    core = "juggler.learner.algorithms.ppo.core:Ppo"
     chosen: ClassVar = {
         "envs_per_runner": 8,
         "fragment_steps": 64,

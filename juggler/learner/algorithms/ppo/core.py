@@ -138,6 +138,7 @@ class Ppo(ActorCriticCore):
         policy_loss = -mean(surrogates)  # []
 
         squares = (values - targets).square()  # [B]
+        # The greater of both errors, so that clipping never lowers the loss.
         if config.value_clip is not None:
             old = columns[OLD_VALUES]  # [B]
             near = old + (values - old).clamp(-config.value_clip, config.value_clip)  # [B]
@@ -147,6 +148,7 @@ class Ppo(ActorCriticCore):
         entropy = mean(policy.entropy())  # []
         total = self.total(policy_loss, value_loss, entropy, state)  # []
         with torch.no_grad():
+            # Learners of a group stop together, so they share the mean of this divergence.
             kl = mean.kl(log_ratios, ratios)  # []
             metrics = {
                 "policy_loss": policy_loss.detach(),
@@ -288,19 +290,13 @@ class MinibatchTable(NamedTuple):
 
     @classmethod
     def of_steps(cls, columns: Columns) -> MinibatchTable:
-        """
-        Args:
-            columns: [N, T, ...].
-        """
+        """Make a table of columns [N, T, ...]."""
         flat = tree_map(lambda x: x.flatten(0, 1), columns)  # [N T, ...]
         return cls(flat, row_keys(columns[c.ACTION_LOGP], columns[c.LIVE]), columns[c.LIVE])
 
     @classmethod
     def of_segments(cls, columns: Columns) -> MinibatchTable:
-        """
-        Args:
-            columns: the sample.
-        """
+        """Make a table of a sample's segments."""
         rows = columns[c.SEGMENT_ROWS]  # [S]
         present = torch.ones((1, len(rows)), dtype=torch.bool, device=rows.device)  # [1, S]
         return cls(columns, rows.new_zeros(1), present)

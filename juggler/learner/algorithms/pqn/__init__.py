@@ -48,7 +48,6 @@ class PqnConfig(LearnerConfig):
 
 class PqnAlgorithm(Algorithm):
     config = PqnConfig
-    core = "juggler.learner.algorithms.pqn.core:Pqn"
     module = "juggler:QNetwork"
     action_spaces = (Discrete,)
     chosen: ClassVar = {"envs_per_runner": 8, "fragment_steps": 32, "lr": 1e-3}

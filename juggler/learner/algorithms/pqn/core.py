@@ -52,6 +52,7 @@ class Pqn(EpsilonGreedyCore):
         # The action of a step that is not live may be illegal, with the value -1e18.
         chosen = torch.where(live, chosen, 0.0)  # [N, T]
         with torch.no_grad():
+            # With greedy values, GAE's targets are the λ-returns of Q.
             returns = gae(
                 rewards=columns[c.REWARDS] * config.reward_scale,
                 values=best,
@@ -62,6 +63,7 @@ class Pqn(EpsilonGreedyCore):
                 gamma=config.gamma,
                 lambda_=config.lambda_,
             ).targets  # [N, T] G_t
+        # The targets take no gradient, so the best values are not learned.
         errors = returns - chosen  # [N, T]
         loss = 0.5 * mean(errors.square())  # []
         with torch.no_grad():

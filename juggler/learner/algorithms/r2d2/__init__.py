@@ -60,7 +60,6 @@ class R2d2Config(EpsilonGreedyConfig):
 
 class R2d2Algorithm(Algorithm):
     config = R2d2Config
-    core = "juggler.learner.algorithms.r2d2.core:R2d2"
     module = "juggler:QNetwork"
     action_spaces = (Discrete,)
     off_policy = True

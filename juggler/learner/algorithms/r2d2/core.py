@@ -40,7 +40,7 @@ from juggler.learner.core.gradient_core import Forward, Loss, MakeModule, TrainS
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.mean_metrics import LiveMean
 from juggler.learner.core.sequences import Unrolled, transitions, unrolled
-from juggler.learner.data.replay.episode_rows import living_rows
+from juggler.learner.data.replay.table import living_rows
 from juggler.learner.data.sources import DataSource
 from juggler.runtime.modules import columns as c
 

@@ -46,7 +46,6 @@ class SacConfig(OffPolicyConfig):
 
 class SacAlgorithm(Algorithm):
     config = SacConfig
-    core = "juggler.learner.algorithms.sac.core:Sac"
     module = "juggler:SoftActorCritic"
     action_spaces = (Box, Discrete)
     off_policy = True

@@ -41,8 +41,8 @@ from juggler.learner.core.gradient_core import Forward, Loss, MakeModule, TrainS
 from juggler.learner.core.learner_core import Aux, Columns
 from juggler.learner.core.mean_metrics import LiveMean
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.actor_critics import LOG_TEMPERATURE, Q_VALUES, SoftActorCritic
-from juggler.runtime.modules.distributions import SquashedGaussianSpec
+from juggler.runtime.modules.distributions.base import SquashedGaussianSpec
+from juggler.runtime.modules.models import LOG_TEMPERATURE, Q_VALUES, SoftActorCritic
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import tree_map
 
@@ -87,11 +87,13 @@ class Sac(OffPolicyCore):
         log_temperature = self._log_temperature(forward)  # []
         temperature = log_temperature.detach().exp()  # []
         noise = action_noise(forward.module, state["extra"]["key"], columns, draws=2)  # [2, N T, M]
+        # y_t, by the target networks and the newest policy.
         with torch.no_grad():
             target = forward.using(state["extra"]["target"])
             after = _acted(forward, target, following, noise[0])
             soft = (after.values + temperature * after.entropies).view(n, t)  # [N, T]
             targets = torch.where(live, rewards + discounts * soft, 0.0)  # [N, T]
+        # Errors of both critics, and V(x_t), whose gradient is the policy's.
         values, acted = _learned_of(forward, observations, columns, noise[1])
         values = torch.where(live.unsqueeze(-1), values.view(n, t, 2), 0.0)  # [N, T, 2]
         errors = targets.unsqueeze(-1) - values  # [N, T, 2]
@@ -100,6 +102,7 @@ class Sac(OffPolicyCore):
         mean = LiveMean(live)
         value_loss = mean(0.5 * errors.square().sum(-1) * importance_weights(columns, values))  # []
         policy_loss = -mean(torch.where(live, gain, 0.0))  # []
+        # The temperature grows while the policy is less random than wanted.
         wanted = self._target_entropy(forward.module, observations)  # [N T], or a number
         surplus = (acted.entropies.detach() - wanted).view(n, t)  # [N, T]
         temperature_loss = log_temperature * mean(surplus)  # []
@@ -114,6 +117,7 @@ class Sac(OffPolicyCore):
                 "entropy": mean(entropies),
                 "temperature": temperature,
             }
+        # Of a row: the mean error of both critics.
         priorities = errors.detach().abs().mean(-1).amax(1)  # [N]
         return Loss(total, mean.live_steps, metrics, means={}, priorities=priorities)
 

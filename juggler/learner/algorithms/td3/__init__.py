@@ -58,7 +58,6 @@ class Td3Config(LadderConfig):
 
 class Td3Algorithm(Algorithm):
     config = Td3Config
-    core = "juggler.learner.algorithms.td3.core:Td3"
     module = "juggler:DeterministicActorCritic"
     action_spaces = (Box,)
     off_policy = True

@@ -41,16 +41,14 @@ from juggler.learner.core.gradient_core import (
 )
 from juggler.learner.core.learner_core import Aux, Columns
 from juggler.learner.core.mean_metrics import LiveMean
-from juggler.learner.optim.optimizers import chosen
-from juggler.learner.optim.schedules import Schedule
+from juggler.learner.optim.optimizers import Schedule, chosen
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.actor_critics import (
+from juggler.runtime.modules.distributions.base import ClippedGaussian, Constants
+from juggler.runtime.modules.models import (
     EXPLORATION_NOISE,
     Q_VALUES,
     DeterministicActorCritic,
 )
-from juggler.runtime.modules.distributions import ClippedGaussian
-from juggler.runtime.modules.distributions.base import Constants
 from juggler.runtime.wire.structures import tree_map
 
 
@@ -111,6 +109,7 @@ class Td3(OffPolicyCore):
         n, t = live.shape
         rewards, discounts, following = self.led_to(columns)  # [N, T], [N, T], [N T, ...]
         observations = tree_map(lambda x: x.flatten(0, 1), columns[c.OBSERVATIONS])  # [N T, ...]
+        # y_t, smoothed by noise, of the smaller of both values.
         with torch.no_grad():
             target = forward.using(state["extra"]["target"])
             noise = self._target_noise(forward, state["extra"]["key"], columns)  # [N T, M]

@@ -262,6 +262,7 @@ class ReplayLimits(NamedTuple):
         if self.directory:
             self._must_fit_on_disk(steps * each)
             return 0.0
+        # torch keeps freed memory, which counts as free here: see `memory_of`.
         on_host = device.type == "cpu"
         free = usable_memory() if on_host else memory_of(device)
         if free is not None and steps * each > free:

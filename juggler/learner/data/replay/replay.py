@@ -11,16 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from juggler.learner.data.replay.episode_rows import (
-    episodes_of_rows,
-    living_rows,
-    resized,
-    rows_of_episodes,
-    size_of,
-)
 from juggler.learner.data.replay.memory import (
     ReplayLimits,
     any_leaf,
@@ -29,7 +21,18 @@ from juggler.learner.data.replay.memory import (
     must_be_rows,
     steps_of_row,
 )
-from juggler.learner.data.replay.table import Drawn, EpisodeTable, FrameTable, ReplayTable, Slots
+from juggler.learner.data.replay.table import (
+    Drawn,
+    EpisodeTable,
+    FrameTable,
+    ReplayTable,
+    Slots,
+    episodes_of_rows,
+    living_rows,
+    resized,
+    rows_of_episodes,
+    size_of,
+)
 from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sums, alone
 from juggler.runtime.connectors.contexts import FRAMES
 from juggler.runtime.episodes.version import DEFAULT_MODULE
@@ -41,7 +44,6 @@ from juggler.runtime.wire.trees import Tree
 IMPORTANCE_WEIGHTS: Final = "importance_weights"
 
 _FORMAT = 4  # of `state`
-_OLDEST_FORMAT = 3
 _NONE = np.zeros(0, np.intp)
 
 
@@ -118,16 +120,15 @@ class _Keeper(DataSource):
             # Checkpoints of older versions have fewer entries.
             seeds = int(state.get("seed", self._seed)), int(state.get("beginnings", 0))
             if self._saved and "modules" in state:
-                if not _OLDEST_FORMAT <= (found := int(state.get("format", 1))) <= _FORMAT:
+                if (found := int(state.get("format", 1))) != _FORMAT:
                     raise ValueError(
                         f"the checkpoint's replay table is of format {found}, and this version of "
-                        f"Juggler reads formats {_OLDEST_FORMAT} to {_FORMAT}: resume with "
-                        "save_replay = false, which begins with an empty one"
+                        f"Juggler reads format {_FORMAT}: resume with save_replay = false, which "
+                        "begins with an empty one"
                     )
-                generator.bit_generator.state = _place_of(state["generator"])
-                own = next(iter(state["modules"].values()), {})
-                if own and found < _FORMAT:
-                    own = {**_not_in_format_3(own), "count": state.get("arrived", 0), **own}
+                generator.bit_generator.state = json.loads(state["generator"].tobytes())
+                own = state["modules"].get(DEFAULT_MODULE, {})
+            # Everything is read before the first change: a wrong state leaves this source as it is.
             if own:
                 self._generator, step_bytes = generator, float(own["step_bytes"])
                 steps = self._room.steps_of(step_bytes) if step_bytes else 0
@@ -139,6 +140,7 @@ class _Keeper(DataSource):
             raise ValueError(f"the checkpoint holds no replay table: {error!r}") from None
         finally:
             self._generator = before
+        # From here on, nothing can fail but memory.
         self._seed, self._beginnings = seeds
         self._forget()  # memory cannot hold both the old and the new rows
         if own:
@@ -167,31 +169,6 @@ class _Keeper(DataSource):
     def _table(self, steps: int, *, framed: bool) -> ReplayTable:
         kind = FrameTable if framed else EpisodeTable if self._episodes else ReplayTable
         return kind(steps, self._alpha, self._generator, self._room.directory, self._marks)
-
-
-def _not_in_format_3(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return defaults of fields that tables of format 3 may not have."""
-    size = int(np.count_nonzero(own["table"]["generations"]))
-    selection = {
-        "times": np.zeros(size, np.uint8),
-        "weights": np.zeros(0),
-        "numbers": np.array([0.0, 1.0]),
-        "rows": np.zeros(3, np.int64),
-    }
-    return {"stale_priorities": 0, "selection": selection}
-
-
-def _place_of(saved: NDArray[Any]) -> Any:
-    """Read a PCG64's state: JSON, or in format 3 numbers [6]."""
-    if saved.dtype == np.uint8:
-        return json.loads(saved.tobytes())
-    low, high, increment_low, increment_high, has_uint32, uinteger = map(int, saved)
-    return {
-        "bit_generator": "PCG64",
-        "state": {"state": high << 64 | low, "inc": increment_high << 64 | increment_low},
-        "has_uint32": has_uint32,
-        "uinteger": uinteger,
-    }
 
 
 def apart(generator: np.random.Generator, rank: int) -> np.random.Generator:
@@ -292,6 +269,7 @@ class Replay(_Keeper):
         if sums is not alone:  # all learners of a group make the same number of steps
             device = any_leaf(sample).device
             totals = sums(torch.tensor(totals, dtype=torch.float64, device=device)).tolist()
+        # Rows arrive at each learner, but all of them draw at the pace of their mean.
         arrived, live, learners, filled = totals
         if count:  # only after the sums: a learner that loses its group inserts nothing
             self.table.insert(rows)
@@ -398,6 +376,7 @@ class Replay(_Keeper):
         pace.drawn += self._size
         pace.samples += 1
         device = any_leaf(rows).device
+        # Weights are divided by the largest one, so they only make steps smaller.
         if drawn.shares is None:
             weights = self._ones = self._ones.to(device)  # [B]
         else:
@@ -511,6 +490,7 @@ class MixInReplay(_Keeper):
                 "population has of its own; set it to 0"
             )
         self._due += int(columns[c.LIVE].sum()) * self._old_per_new
+        # Drawn before this sample is inserted: its own rows are not old yet.
         slots, marks = self._slots_due(), self.table.marks  # [B]
         steps = marks["steps"][slots]  # [B]
         ages = (self._arrived - marks["arrived"][slots]) * steps  # [B]

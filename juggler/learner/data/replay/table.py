@@ -1,7 +1,8 @@
 """Ring buffers of rows, drawn uniformly or by priority.
 
 A table keeps rows of one size. A frame table keeps each frame of stacked observations once, and an
-episode table keeps rows of episodes, which may become longer.
+episode table keeps rows of episodes, which may become longer. `rows_of_episodes` makes these from a
+sample, and `episodes_of_rows` makes a sample from them.
 """
 
 from __future__ import annotations
@@ -9,20 +10,147 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from juggler.learner.data.replay.episode_rows import LAST, WITHOUT_STEPS, Size, resized, size_of
 from juggler.learner.data.replay.memory import ColumnStorage, any_leaf, count_of, unlike
+from juggler.learner.data.sources import Columns
 from juggler.runtime.connectors.contexts import FRAMES
 from juggler.runtime.connectors.leaves import at, replaced
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_leaves, tree_map
 from juggler.runtime.wire.trees import Path, Tree
+
+#: Columns with an entry for each truncated episode or each segment. In a table they have W places
+#: in each row, filled from the first. The column of counts [N] has the number of filled places.
+_ENTRIES: Final = {
+    c.FINAL_ROWS: ("final_counts", c.FINALS[1:]),
+    c.SEGMENT_ROWS: ("segment_counts", c.SEGMENTS[1:]),
+}
+#: Columns [N, ...] of a table, without a dimension of steps.
+WITHOUT_STEPS: Final = frozenset(
+    {c.LAST_OBSERVATIONS, c.LAST_CRITIC_OBSERVATIONS, c.STATES}
+    | {counts for counts, _ in _ENTRIES.values()}
+)
+#: Observations of added steps: the row's last observations.
+LAST: Final = {
+    c.OBSERVATIONS: c.LAST_OBSERVATIONS,
+    c.CRITIC_OBSERVATIONS: c.LAST_CRITIC_OBSERVATIONS,
+}
+
+
+class Size(NamedTuple):
+    """Capacity of a table's rows."""
+
+    steps: int
+    finals: int  # truncated episodes
+    segments: int
+
+    def covering(self, other: Size) -> Size:
+        """Return the smallest size that has room for both."""
+        return Size(*map(max, self, other))
+
+
+def rows_of_episodes(columns: Columns) -> dict[str, Any]:
+    """Convert a sample's N rows to table rows, trees [N, ...].
+
+    The host waits for the device, as the maximum number of entries is a dimension of tensors.
+
+    Args:
+        columns: as `collate` makes them.
+    """
+    count = len(columns[c.LIVE])
+    entries = {name for own, (_, names) in _ENTRIES.items() for name in (own, *names)}
+    rows = {name: column for name, column in columns.items() if name not in entries}
+    for own, (counts_name, names) in _ENTRIES.items():
+        index = columns[own]  # [K]
+        order = index.argsort(stable=True)  # [K] by row
+        at_row = index[order]  # [K]
+        counts = torch.bincount(index, minlength=count)  # [N]
+        firsts = counts.cumsum(0) - counts  # [N]
+        places = torch.arange(len(index), device=index.device) - firsts[at_row]  # [K]
+        spread = partial(_spread, order, (at_row, places), (count, int(counts.max())))
+        rows[counts_name] = counts  # [N]
+        rows.update({name: tree_map(spread, columns[name]) for name in names if name in columns})
+    return rows
+
+
+def living_rows(columns: Columns) -> dict[str, Any]:
+    """Convert rows with live steps as `rows_of_episodes` does; {}: none."""
+    rows = rows_of_episodes(columns)
+    living = rows[c.LIVE].any(1).nonzero().squeeze(1)  # [n]
+    return tree_map(lambda x: x[living], rows) if len(living) else {}
+
+
+def episodes_of_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo `rows_of_episodes`; entries are in the order of their rows."""
+    counted = {counts for counts, _ in _ENTRIES.values()}
+    columns = {name: column for name, column in rows.items() if name not in counted}
+    for own, (counts_name, names) in _ENTRIES.items():
+        counts = rows[counts_name]  # [N]
+        width = rows[names[0]].shape[1]  # W
+        places = torch.arange(width, device=counts.device)  # [W]
+        index = (places < counts.unsqueeze(1)).nonzero(as_tuple=True)  # [K] each
+        columns[own] = index[0]
+        for name in names:
+            if name in rows:
+                columns[name] = tree_map(lambda x, i=index: x[i], rows[name])  # [K, ...]
+    return columns
+
+
+def size_of(rows: Mapping[str, Any]) -> Size:
+    """Return the capacity of a table's rows."""
+    finals, segments = rows[c.FINAL_STEPS], rows[c.SEGMENT_STARTS]  # [N, F], [N, S]
+    return Size(rows[c.LIVE].shape[1], finals.shape[1], segments.shape[1])
+
+
+def resized(rows: Mapping[str, Any], size: Size, before: Size) -> dict[str, Any]:
+    """Enlarge rows.
+
+    Added steps are padding as in `collate`: not live, with the row's last observation and action.
+
+    Args:
+        rows: all columns, or some of them with the columns in `LAST`.
+        size: the new capacity.
+        before: the old capacity.
+    """
+    if before == size:
+        return dict(rows)
+    fills = {name: rows.get(last) for name, last in LAST.items()}
+    fills[c.ACTIONS] = tree_map(lambda x: x[:, -1], rows.get(c.ACTIONS, {}))  # [N, ...]
+    steps, finals, segments = (new - old for new, old in zip(size, before, strict=True))
+    # Entries and steps grow apart: most samples only have more truncations.
+    found: dict[str, Any] = {}
+    for name, column in rows.items():
+        if name in WITHOUT_STEPS:
+            found[name] = column
+            continue
+        more = finals if name in c.FINALS else segments if name in c.SEGMENTS else steps
+        fill = fills.get(name)
+        if fill is None:
+            fill = tree_map(lambda x: x.new_zeros((len(x), *x.shape[2:])), column)  # [N, ...]
+        found[name] = tree_map(lambda x, y, n=more: _padded(x, n, y), column, fill)
+    return found
+
+
+def _spread(
+    order: Tensor, places: tuple[Tensor, Tensor], shape: tuple[int, int], x: Tensor
+) -> Tensor:
+    """Scatter entries x [K, ...] into zeros [N, W, ...]."""
+    return x.new_zeros(shape + x.shape[1:]).index_put_(places, x[order])  # [N, W, ...]
+
+
+def _padded(x: Tensor, count: int, fill: Tensor) -> Tensor:
+    """Append `count` entries `fill` to each row of x [N, W, ...]."""
+    if not count:
+        return x
+    more = fill.unsqueeze(1).expand(len(x), count, *x.shape[2:])  # [N, count, ...]
+    return torch.cat([x, more], 1)  # [N, W + count, ...]
+
 
 Slots: TypeAlias = NDArray[np.intp]
 
@@ -175,6 +303,7 @@ class ReplayTable:
         if self._columns is None:
             self._columns = ColumnStorage(rows, self.capacity, self._directory)
         self._columns.check(rows)
+        # Rows go into the slots after the newest row, over the oldest rows.
         slots = self._next + np.arange(count)  # [n]
         wraps = self._next + count > self.capacity
         if wraps:
@@ -187,6 +316,7 @@ class ReplayTable:
         except BaseException:  # half a row is never drawn
             self._discard_all()
             raise
+        # Only complete rows get a generation: a slot of generation 0 is empty.
         self.generations[here] = np.arange(self._came + 1, self._came + count + 1)
         self.drawn[here] = 0
         self._came += count
@@ -267,6 +397,7 @@ class ReplayTable:
         table, selection = state["table"], state["selection"]
         generations, used = table["generations"], len(table["generations"])
         (came, following), size = table["counts"].tolist(), int(np.count_nonzero(generations))
+        # A table of another capacity, or another source's state, ends here.
         is_sound = (
             all(len(x) == used for _, x in tree_leaves(table["columns"]))
             and bool(table["columns"]) == bool(used)
@@ -281,6 +412,7 @@ class ReplayTable:
                 f"{self.capacity}: set replay_capacity and replay_memory as they were, or "
                 "save_replay = false"
             )
+        # There must be one number for each row: they are copied slot by slot.
         shapes = dict.fromkeys(self.marks, (used,))
         found = {name: state[name].shape for name in shapes}
         shapes |= {"times": (size,), "weights": (size,), "numbers": (2,), "rows": (3,)}
@@ -295,6 +427,7 @@ class ReplayTable:
         order, slots, self._next = self._placed(state)  # [size] both
         each = sum(x.nbytes for _, x in tree_leaves(columns)) // max(1, used)  # bytes of a row
         at_once = max(1, _BYTES_AT_ONCE // max(1, each))
+        # In parts: the rows and their copy on a device may not both fit into memory.
         for first in range(0, len(order), at_once):
             part = slice(first, first + at_once)
             rows = tree_map(partial(_part, order[part], device), columns)
@@ -305,6 +438,7 @@ class ReplayTable:
         self.generations[slots] = table["generations"][order]
         for name in self.marks:
             self.marks[name][slots] = state[name][order]
+        # Saved weights have the exponent of the run that saved them.
         before, self._highest = selection["numbers"].tolist()
         self.came_rows, self.drawn_rows, self.unused_rows = selection["rows"].tolist()
         self.drawn[slots] = np.minimum(selection["times"], 1)  # older versions counted draws
@@ -516,6 +650,7 @@ class EpisodeTable(ReplayTable):
         ordered = self.oldest_first()  # [size]
         dropped, kept = np.split(ordered, [max(0, len(ordered) - capacity)])  # [g], [n]
         slots = np.arange(len(kept)) if longer else kept  # [n]
+        # Columns that do not grow stay where they are, without a copy.
         changed = {*(c.FINALS if size.finals > before.finals else ())}
         changed |= {*(c.SEGMENTS if size.segments > before.segments else ())}
         tree = {} if self._columns is None else self._columns.tree

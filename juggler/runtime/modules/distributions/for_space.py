@@ -324,6 +324,7 @@ class CompositeSpec(DistributionSpec):
                 f"the action mask is a {type(mask).__name__}, not a map with keys out of "
                 f"{list(self.parts)}"
             )
+        # An unknown key would mask nothing, without an error.
         for key in mask:
             if key not in self.parts:
                 raise ValueError(
@@ -412,6 +413,7 @@ def _distribution_for(space: gymnasium.Space[Any], squash: bool) -> Distribution
             return MultiCategoricalSpec(space.nvec, space.start)
         case spaces.MultiBinary():
             return BernoulliSpec(tuple(space.shape))
+        # Without two finite bounds anywhere in a Box, there is nothing to squash.
         case spaces.Box() if squash and (space.bounded_below & space.bounded_above).any():
             return SquashedGaussianSpec(space.low, space.high)
         case _:
