@@ -229,6 +229,7 @@ class SharedMemoryReader:
             except OSError as error:
                 message, descriptors = b"", []
                 self.why_not = f"{error.strerror}"
+            # The stream survives an error here: later payloads come inline.
             try:
                 if message:
                     self._map(descriptors, *OFFER.unpack(message))
@@ -379,6 +380,7 @@ class SharedMemoryWriter:
                 break
             except OSError:
                 message = b""
+            # A reader that can map memory returns the probe first.
             if message and (slot := SLOT.unpack(message)[0]) != PROBE:
                 self._free.append(slot)
             elif message:
@@ -443,9 +445,9 @@ def freeze(header: Message, tree: Tree) -> tuple[bytes, SharedMemory]:
         WireError: the tree has a value that cannot be sent.
     """
     form, pieces = lay_out(tree)
-    memory = SharedMemory.frozen(pieces, form.known.size)
+    memory = SharedMemory.frozen(pieces, form.size)
     encoded = header.SerializeToString()
-    return write_chunk((), 0, header=encoded, tree=form.known.tree, slot=0), memory
+    return write_chunk((), 0, header=encoded, tree=form.tree, slot=0), memory
 
 
 class FrozenFrame:
@@ -453,13 +455,13 @@ class FrozenFrame:
 
     def __init__(self, header: Message, tree: Tree) -> None:
         form, pieces = lay_out(tree)
-        self._header, self._tree = header.SerializeToString(), form.known.tree
+        self._header, self._tree = header.SerializeToString(), form.tree
         self._memory: SharedMemory | None = None
         self._failed = False
         least = least_bytes()
-        if least is not None and form.known.size >= least:
+        if least is not None and form.size >= least:
             try:
-                self._memory = SharedMemory.frozen(pieces, form.known.size)
+                self._memory = SharedMemory.frozen(pieces, form.size)
             except OSError:  # too little memory
                 self._failed = True
 
