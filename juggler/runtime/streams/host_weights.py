@@ -192,6 +192,7 @@ class WeightsRelay:
         self._selector = selectors.DefaultSelector()
         self._ending, self._end = socket.socketpair()
         self._selector.register(self._ending, selectors.EVENT_READ)
+        # Started once the name is bound: without it, there is nothing to relay.
         self._thread = threading.Thread(target=self._run, name="weights-relay", daemon=True)
         try:
             self._socket = MemorySocket(address)

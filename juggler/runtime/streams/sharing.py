@@ -105,6 +105,7 @@ class MemorySocket:
         except BaseException:
             self.stop_listening()
             raise
+        # Forked processes have to close it: they would keep accepting connections.
         _open.add(self)
         self._lock = threading.Lock()
         self._expected: dict[
@@ -188,6 +189,7 @@ class MemorySocket:
             connection.settimeout(_TOKEN_SECONDS)
             token = connection.recv(_TOKEN_BYTES).decode("ascii", "replace")
             with self._lock:
+                # Under the lock, so that a call which has just ended cannot get the connection.
                 take, once = self._expected.get(token, (None, False))
                 if take is None:
                     return False

@@ -107,6 +107,7 @@ class WeightsSubscription:
         self._subscriber = subscriber
         self._limits = limits
         self._retry_seconds = retry_seconds
+        # The thread replaces `_newest` as a whole, so `newest` needs no lock.
         self._condition = threading.Condition()
         self._newest: Weights | None = None
         self._closed = threading.Event()
@@ -211,6 +212,7 @@ class WeightsSubscription:
                 if chunk is not None and (frame := reader.feed(chunk)) is not None:
                     self._take(frame)
                     del frame
+        # A relay that hangs keeps its name, so the search continues with the next one.
         except TimeoutError:
             return connection.number + 1
         except WireError as error:
@@ -262,6 +264,7 @@ class WeightsSubscription:
         )
         metadata = shared.in_metadata(self._metadata)
         request = episodes_pb2.Subscription(module_id=self._module_id, subscriber=self._subscriber)
+        # A stopped learner accepts calls without an answer, for which gRPC has no deadline.
         first, call = FirstAnswer(self._channel), None
         try:
             call = subscribe(request, metadata=metadata, wait_for_ready=True)
@@ -285,6 +288,7 @@ class WeightsSubscription:
                 shared.receive_offers()
         except grpc.RpcError as error:
             self._error = str(error.details() if hasattr(error, "details") else error)
+        # A new stream begins with a whole version.
         except WireError as error:
             self._error = f"bad weights: {error}"
         except ValueError:  # raised by a closed channel
@@ -426,6 +430,7 @@ class WeightsPublisher:
             request = episodes_pb2.Subscription.FromString(next(requests))
         except (StopIteration, DecodeError):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream of weights of no module")
+        # Its metadata has the token with which the subscriber will connect for shared memory.
         with closing(ServerEnd(self._memory, context, SharedMemoryWriter)) as shared:
             context.send_initial_metadata(())  # at once: the subscriber waits for it
             context.add_callback(self._wake_all)  # a leaving subscriber frees its thread
