@@ -65,6 +65,7 @@ class ConnectionLog:
         self._line(
             "came", f"{'has again' if back else 'has'} the simulator at {session.peer}", what
         )
+        # Rows beyond one batch wait for the next one, and may become too old.
         _, environments = self.here()
         if 0 < self._rows < environments and not self._warned_of_rows:
             self._warned_of_rows = True

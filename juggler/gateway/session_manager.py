@@ -21,23 +21,23 @@ from juggler.gateway.connection_log import ConnectionLog, address_of
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.module_player import TRAINING, ModulePlayer
 from juggler.gateway.row_layout import AgentInterface
-from juggler.gateway.session_episodes import (
-    BookedBatch,
-    SessionInfos,
-    SharedEpisodes,
-    forget_oldest,
-)
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.sessions import (
     PROTOCOL_MAX,
     RESUME_SECONDS,
+    AgentSteps,
+    BookedBatch,
     GatewaySession,
     SessionAgent,
+    SessionInfos,
     Sessions,
+    SharedEpisodes,
+    StepMessage,
     check_hello,
+    forget_oldest,
 )
 from juggler.gateway.simulator_evaluation import Evaluations
-from juggler.gateway.step_batches import AgentSteps, Answers, PlayerRows, StepMessage, split, whole
+from juggler.gateway.step_batches import Answers, PlayerRows, split, whole
 from juggler.gateway.transport import MESSAGE_BYTES, GatewayStream
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
@@ -154,6 +154,7 @@ class SessionManager:
         if hello.mode == pb.LOGGED_DATA and self._settings.refuses_logged:
             raise SessionError(Code.CANNOT_LEARN, self._settings.refuses_logged)
         resumed = bool(hello.resume_token)
+        # A resumed session keeps its places, rows and unread answers.
         if resumed:
             session = self.sessions.resumed(hello)
             for agent, given in zip(session.agents, hello.agents, strict=True):
@@ -167,10 +168,12 @@ class SessionManager:
             session.seed = self._settings.curriculum.session_seed(stream.dialed)
             self.sessions.by_id[session.id] = session
             self._load += load_of(session.hello)
+        # The session is complete: its stream may use it now.
         stream.session, session.peer = session, address_of(stream.peer)
         session.dialed = stream.dialed
         self.guests.connected(session, back=resumed)
         self._counts["sessions_resumed" if resumed else "sessions_begun"] += 1
+        # With token and last number, a simulator can continue after a break.
         welcome = pb.Welcome(
             protocol=min(hello.protocol_max, PROTOCOL_MAX),
             run_id=self._settings.run_id,
@@ -199,6 +202,7 @@ class SessionManager:
                 if key not in self.agents and key not in fresh:
                     fresh[key] = self._read(given, key)
                 self._must_have(self.agents[key] if key in self.agents else fresh[key][0], given)
+        # Nothing above keeps anything, so a refused hello leaves no trace.
         self._make_room(hello)
         for key, one in fresh.items():
             try:
@@ -206,6 +210,7 @@ class SessionManager:
             except (WireError, UnsupportedSpace) as error:
                 raise SessionError(Code.WRONG_SPACES, str(error)) from error
         several = bool(self._casting.table)
+        # A place in each player, because another module may act in the next episode.
         agents = [
             SessionAgent(
                 index,
@@ -215,6 +220,7 @@ class SessionManager:
             )
             for index, (given, players) in enumerate(zip(hello.agents, cast, strict=True))
         ]
+        # The player of a single agent counts its episodes.
         episodes = infos = None
         names = [agent.id for agent in hello.agents]
         if several:
@@ -376,6 +382,7 @@ class SessionManager:
         if episodes is None or not episodes.drawn:
             self._book(batch)
             return [whole(part, part.agent.player) for part in batch.parts]
+        # The reward belongs to the old line-up, the next action to the new one.
         before = [self._players_of(part) for part in batch.parts]
         self._book(batch)
         if not batch.began:
@@ -408,6 +415,7 @@ class SessionManager:
             if over:
                 self._add_ended(episodes, booked, trained)
                 episodes.report_ended(over, booked)
+        # A run's metrics describe its training.
         if session.infos is not None:
             if self.evaluations.began:  # evaluations do not count in training
                 playing = self.evaluations.playing(session)  # [N]
@@ -505,6 +513,7 @@ def difference(one: Space[Any], other: Space[Any], its_name: str, other_name: st
             if space_to_message(part) != space_to_message(others[key]):
                 at = f" at {key!r}"
                 return difference(part, others[key], its_name + at, other_name + at)
+    # Gymnasium's texts may be equal although bounds or dtypes differ.
     text, other_text = _one_line(one), _one_line(other)
     if text == other_text and isinstance(one, spaces.Box) and isinstance(other, spaces.Box):
         where = np.argwhere((one.low != other.low) | (one.high != other.high))
@@ -574,6 +583,7 @@ def no_room(more: NDArray[np.int64], here: NDArray[np.int64]) -> SessionError | 
     _, its_environments, its_numbers = more.tolist()
     sessions_here, environments_here, numbers_here = here.tolist()
     sessions, environments, numbers = (here + more).tolist()
+    # Waiting does not help a session that is too large by itself.
     if its_environments > MOST_ENVIRONMENTS:
         text = (
             f"{its_environments} environments in one session, once for each agent: have at most "
@@ -586,6 +596,7 @@ def no_room(more: NDArray[np.int64], here: NDArray[np.int64]) -> SessionError | 
             f"{MOST_SESSIONS} with {MOST_ENVIRONMENTS}, once for each agent, may be: start another "
             "gateway"
         )
+    # Infos have a limit of their own, because their names come from the simulator.
     elif its_numbers and numbers > MOST_NUMBERS:
         text = (
             f"its info_names are {its_numbers} numbers for each step of all environments and "
