@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Protocol, Self
+from typing import Self
 
 import grpc
 from google.protobuf import any_pb2
@@ -156,10 +156,6 @@ class Detached:
         return cls(str(failure), failure)
 
 
-def new_incarnation() -> str:
-    return secrets.token_hex(8)
-
-
 def explains_itself(error: BaseException) -> bool:
     """Return whether an exception is clear without its traceback.
 
@@ -222,25 +218,12 @@ class Contact:
     log: WorkerLog | None = None
 
 
-class WorkerStream(Protocol):
-    """The worker's end of its stream."""
+class WorkerStream:
+    """The worker's end of its stream.
 
-    def wake(self) -> None:
-        """Check for messages to send; may be called in any thread."""
-
-    def close(self) -> None:
-        """End the stream. Idempotent."""
-
-
-#: Opens a stream, given a source of messages to send, and callbacks for received messages and for
-#: the end of the stream. These are called in the stream's own threads.
-Connect = Callable[
-    [Callable[[], bytes | None], Callable[[bytes], None], Callable[[CallEnd], None]], WorkerStream
-]
-
-
-class _AttachCall:
-    """The stream of a gRPC call.
+    Attributes:
+        wake: checks for messages to send; any thread may call it.
+        close: ends the stream. Idempotent.
 
     Raises:
         EndpointError: nothing answers at the driver's address.
@@ -266,6 +249,13 @@ class _AttachCall:
             channel, ATTACH_METHOD, metadata, next_message, received, ended, "attach-receive"
         )
         self.wake, self.close = stream.wake, channel.close
+
+
+#: Opens a stream, given a source of messages to send, and callbacks for received messages and for
+#: the end of the stream. These are called in the stream's own threads.
+Connect = Callable[
+    [Callable[[], bytes | None], Callable[[bytes], None], Callable[[CallEnd], None]], WorkerStream
+]
 
 
 class Attachment:
@@ -309,7 +299,7 @@ class Attachment:
             DriverBusy: the driver has no room for this worker now, or does not answer.
             AttachError: the driver refused this worker.
         """
-        self.incarnation = incarnation or new_incarnation()
+        self.incarnation = incarnation or secrets.token_hex(8)
         self.device_bytes: Callable[[], int] = int
         self.held_up_by: Callable[[FrameType], str] = _unknown_policy
         # Set before the stream opens, because its threads use them at once.
@@ -337,7 +327,7 @@ class Attachment:
         )
         # Queued before the stream opens, because a hello has to be the first message.
         self._outbox = deque([attach_pb2.FromWorker(hello=hello)])
-        connect = connect or partial(_AttachCall, contact, report)
+        connect = connect or partial(WorkerStream, contact, report)
         self._stream = connect(self._next_message, self._received, self._ended)
         try:
             self._stream.wake()

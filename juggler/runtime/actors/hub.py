@@ -286,22 +286,33 @@ class HubSettings:
     services: tuple[Service, ...] = ()  # further services of its server
 
 
-class AttachStream(Protocol):
+class AttachStream:
     """The driver's end of a worker's stream.
+
+    Args:
+        context: of the gRPC call.
+        token: of the run.
 
     Attributes:
         local: it uses a Unix socket.
         known: it showed the run's token when it opened, or is local.
     """
 
-    local: bool
-    known: bool
+    def __init__(self, context: Any, token: str) -> None:
+        self.local = context.peer().startswith("unix:")
+        metadata = context.invocation_metadata() or ()
+        shown = bool(token) and why_not_admitted(metadata, token) is None
+        self.known = self.local or shown
+        self._context = context
 
     async def receive(self) -> bytes | None:
         """Return the next message; None: the worker has ended its side."""
+        message = await self._context.read()
+        return None if message is grpc.aio.EOF else message
 
     async def send(self, message: attach_pb2.ToWorker) -> None:
         """Send a message after the earlier ones."""
+        await self._context.write(message)
 
     def end(self, why: str, reason: str = "", code: grpc.StatusCode = grpc.StatusCode.OK) -> None:
         """Set the status with which the stream ends.
@@ -311,6 +322,11 @@ class AttachStream(Protocol):
             reason: for the worker; "": it already knows it.
             code: of the stream's status.
         """
+        if reason:
+            self._context.set_trailing_metadata(((REASON_KEY, reason.encode()),))
+        if code is not grpc.StatusCode.OK:
+            self._context.set_code(code)
+            self._context.set_details(why)
 
 
 class Hub:
@@ -445,7 +461,7 @@ class Hub:
             await self._server.stop(grace=0.5)
 
     async def _attach(self, _: Any, context: Any) -> None:
-        await self.serve(_AttachStreamCall(context, self._settings.token))
+        await self.serve(AttachStream(context, self._settings.token))
 
     async def serve(self, stream: AttachStream) -> None:
         """Admit a worker, and carry its messages until its stream ends."""
@@ -624,31 +640,6 @@ class Hub:
                     connection.over = f"no heartbeat for {silence:.0f} s"
                     connection.unresponsive = True
                     connection.cancel()
-
-
-class _AttachStreamCall:
-    """The stream of a gRPC call."""
-
-    def __init__(self, context: Any, token: str) -> None:
-        self.local = context.peer().startswith("unix:")
-        metadata = context.invocation_metadata() or ()
-        shown = bool(token) and why_not_admitted(metadata, token) is None
-        self.known = self.local or shown
-        self._context = context
-
-    async def receive(self) -> bytes | None:
-        message = await self._context.read()
-        return None if message is grpc.aio.EOF else message
-
-    async def send(self, message: attach_pb2.ToWorker) -> None:
-        await self._context.write(message)
-
-    def end(self, why: str, reason: str = "", code: grpc.StatusCode = grpc.StatusCode.OK) -> None:
-        if reason:
-            self._context.set_trailing_metadata(((REASON_KEY, reason.encode()),))
-        if code is not grpc.StatusCode.OK:
-            self._context.set_code(code)
-            self._context.set_details(why)
 
 
 async def _whole(work: Coroutine[Any, Any, None]) -> None:

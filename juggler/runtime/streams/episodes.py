@@ -38,6 +38,9 @@ class EpisodeReceiver:
         why_refused: returns why a call may not open a stream, given its metadata; None admits it.
         limits: of one batch, compared with its header before memory is allocated.
         memory: address at which local EnvRunners share memory; None: impossible.
+
+    Attributes:
+        seconds: spent on frames and batches so far.
     """
 
     def __init__(
@@ -52,12 +55,7 @@ class EpisodeReceiver:
         self._limits = limits
         self._memory = memory
         self._taking = threading.Lock()
-        self._seconds = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Seconds spent on frames and batches so far."""
-        return self._seconds
+        self.seconds = 0.0
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler to add to a server."""
@@ -98,7 +96,7 @@ class EpisodeReceiver:
         frame = reader.feed(message)
         read = time.perf_counter()
         if frame is None:
-            self._seconds += read - started
+            self.seconds += read - started
             return None, None
         # The streams of all EnvRunners share one store, which has no lock.
         refused, bad = "", None
@@ -108,7 +106,7 @@ class EpisodeReceiver:
                 refused = self._take(frame)
             except WireError as error:
                 refused, bad = str(error), error
-            self._seconds += read - started + time.perf_counter() - taking
+            self.seconds += read - started + time.perf_counter() - taking
         batch_id = frame.header.batch_id
         return episodes_pb2.Acknowledgement(batch_id=batch_id, refused=refused), bad
 

@@ -435,41 +435,22 @@ class SharedMemoryWriter:
         self._free.clear()
 
 
-def freeze(header: Message, tree: Tree) -> tuple[bytes, SharedMemory]:
-    """Copy a payload into frozen memory.
+class FrozenFrame:
+    """A frame for many readers, in memory that cannot change.
 
-    Returns a chunk that names the memory, in slot 0, and the memory.
+    Attributes:
+        memory: has the payload.
 
     Raises:
         OSError: too little memory.
         WireError: the tree has a value that cannot be sent.
     """
-    form, pieces = lay_out(tree)
-    memory = SharedMemory.frozen(pieces, form.size)
-    encoded = header.SerializeToString()
-    return write_chunk((), 0, header=encoded, tree=form.tree, slot=0), memory
-
-
-class FrozenFrame:
-    """A frame for many readers, in memory that cannot change."""
 
     def __init__(self, header: Message, tree: Tree) -> None:
         form, pieces = lay_out(tree)
+        self.memory = SharedMemory.frozen(pieces, form.size)
         self._header, self._tree = header.SerializeToString(), form.tree
-        self._memory: SharedMemory | None = None
-        self._failed = False
-        least = least_bytes()
-        if least is not None and form.size >= least:
-            try:
-                self._memory = SharedMemory.frozen(pieces, form.size)
-            except OSError:  # too little memory
-                self._failed = True
 
-    def chunk(self, writer: SharedMemoryWriter) -> bytes | None:
-        """Return the chunk for one reader; None: it cannot share memory now."""
-        if self._failed:
-            writer.close()  # the reader warns
-        slot = None if self._memory is None else writer.lend(self._memory)
-        if slot is None:
-            return None
+    def chunk(self, slot: int) -> bytes:
+        """Return the chunk for a reader with the memory in this slot."""
         return write_chunk((), 0, header=self._header, tree=self._tree, slot=slot)

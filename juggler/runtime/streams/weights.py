@@ -32,10 +32,11 @@ from juggler.runtime.streams.shared_memory import (
     SharedMemory,
     SharedMemoryReader,
     SharedMemoryWriter,
+    least_bytes,
 )
 from juggler.runtime.streams.sharing import ClientEnd, MemorySocket, ServerEnd
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.frames import FrameReader, encode_frame
+from juggler.runtime.wire.frames import FrameReader, encode_frame, lay_out
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import episodes_pb2
@@ -331,6 +332,7 @@ class _Offered:
         self._chunks: list[bytes] = []  # that were sent to a subscriber
         self._whole: tuple[Message, Tree] | None = (header, tree)  # until it is in shared memory
         self._frozen: FrozenFrame | None = None
+        self._failed = False
 
     def chunks(self, writer: SharedMemoryWriter | None) -> Iterator[bytes]:
         """Yield all chunks: in shared memory if possible, otherwise inline.
@@ -338,14 +340,22 @@ class _Offered:
         Args:
             writer: of the subscriber; None: no shared memory.
         """
-        chunk = None if writer is None else self._frozen_frame().chunk(writer)
-        return self._inline() if chunk is None else iter((chunk,))
+        frozen = None if writer is None else self._frozen_frame(writer)
+        slot = None if frozen is None or writer is None else writer.lend(frozen.memory)
+        return self._inline() if frozen is None or slot is None else iter((frozen.chunk(slot),))
 
-    def _frozen_frame(self) -> FrozenFrame:
+    def _frozen_frame(self, writer: SharedMemoryWriter) -> FrozenFrame | None:
         with self._lock:
-            if self._frozen is None:
-                assert self._whole is not None
-                self._frozen, self._whole = FrozenFrame(*self._whole), None
+            if self._whole is not None:
+                whole, self._whole = self._whole, None
+                least = least_bytes()
+                if least is not None and lay_out(whole[1])[0].size >= least:
+                    try:
+                        self._frozen = FrozenFrame(*whole)
+                    except OSError:  # too little memory
+                        self._failed = True
+            if self._failed:
+                writer.close()  # the reader warns
             return self._frozen
 
     def _inline(self) -> Iterator[bytes]:
