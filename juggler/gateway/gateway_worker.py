@@ -297,6 +297,9 @@ class GatewayRunner(SamplingWorker):
         }
         evaluation = GreedyEpisodes(actors, command.episodes, command.most_steps, goal)
         with self._server.between_turns():
+            for key, player in self._players.items():
+                if player.is_frozen and key not in actors:  # it has just come
+                    actors[key] = player.greedy_actor(None)
             self._evaluations.append((command_id, command, evaluation))
         self._server.wake()
         return None
@@ -353,7 +356,7 @@ class GatewayRunner(SamplingWorker):
             frozen=self._frozen,
             episodes=episodes,
         )
-        if acting is not None and acting.digest:
+        if player.is_frozen:
             # Its first agent may come during an evaluation, or while one waits.
             for _, _, evaluation in self._evaluations:
                 actor = evaluation.actors[key] = player.greedy_actor(None)
@@ -626,6 +629,11 @@ class ServedPlayer(ModulePlayer):
         else:
             load_tree(self.module_id, tree, actor, connectors)
         return actor
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it has weights, and no learner."""
+        return self.streams is None and self.module_id != RANDOM
 
     @property
     def ready(self) -> training_pb2.Ready.Module:

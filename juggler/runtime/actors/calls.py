@@ -27,13 +27,16 @@ class FirstAnswer:
 
     Args:
         channel: of the call.
+
+    Attributes:
+        why_not: why the channel was closed; "": an answer came, or may still come.
     """
 
     def __init__(self, channel: grpc.Channel) -> None:
+        self.why_not = ""
         self._channel = channel
         self._lock = threading.Lock()
         self._over = False
-        self._gave_up = False
         self._timer = Timer(FIRST_ANSWER_SECONDS, self._give_up)
         self._timer.daemon = True
         self._timer.start()
@@ -44,22 +47,12 @@ class FirstAnswer:
             self._over = True
         self._timer.cancel()
 
-    @property
-    def why_not(self) -> str:
-        """Explain why the channel was closed without an answer.
-
-        "": an answer came, or may still come.
-        """
-        with self._lock:
-            if not self._gave_up:
-                return ""
-        return f"the learner gave no answer for {FIRST_ANSWER_SECONDS:.0f} s"
-
     def _give_up(self) -> None:
         with self._lock:
             if self._over:
                 return
-            self._over = self._gave_up = True
+            self._over = True
+            self.why_not = f"the learner gave no answer for {FIRST_ANSWER_SECONDS:.0f} s"
         self._channel.close()
 
 

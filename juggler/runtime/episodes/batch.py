@@ -15,7 +15,7 @@ from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Path, Tree, flatten, leaves, path_name
 
 #: Columns that are trees. Their shapes and dtypes depend on the spaces and the module.
-_TREES = frozenset({"observations", "actions", "last_observations", "final_observations", "states"})
+_TREES = {"observations", "actions", "last_observations", "final_observations", "states"}
 
 #: Trees of batches with extra inputs for the value function.
 _CRITIC = ("critic_observations", "last_critic_observations", "final_critic_observations")
@@ -392,7 +392,7 @@ _SEGMENTS = ("segment_rows", "segment_starts", "segment_lengths", "segment_offse
 _LABELS = ("segment_episodes", "segment_generations", "segment_updates")  # no algorithm reads them
 
 #: All columns of a batch of episodes; scripts may add their own.
-COLUMNS = frozenset({*_REQUIRED, "states", *_FINALS, *_CRITIC, *_SEGMENTS, *_LABELS})
+COLUMNS = frozenset(_COLUMNS)
 
 
 def batch_of_columns(
