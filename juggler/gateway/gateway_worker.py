@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from juggler.envrunner.agent_returns import to_messages
+from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
 from juggler.envrunner.environments.seeding import module_seeds, player_seed
 from juggler.envrunner.envrunner_program import EnvRunnerProgram, GatewayAddress
@@ -195,21 +196,24 @@ class GatewayRunner(SamplingWorker):
         # The first simulator reports the spaces, so nothing is ready until then.
         if not config.simulator:
             self._note(f"takes simulators at {address}; waits for the first one")
-        else:
-            logs = self._gateway_address.logs
-            text = f"takes simulators at {address}; starts {config.simulators_per_runner} itself"
-            self._note(f"{text}, whose output is in {logs}" if logs else text)
-            # Started last, because they dial at once.
-            self._simulators = Simulators(
-                config.simulator,
-                transport.loopbacks,
-                self._index * config.simulators_per_runner,
-                logs,
-                token,
-                config.step_deadline_seconds,
-                self._warn,
-                self._failed,
-            )
+            return
+        logs = self._gateway_address.logs
+        text = f"takes simulators at {address}; starts {config.simulators_per_runner} itself"
+        self._note(f"{text}, whose output is in {logs}" if logs else text)
+        self._simulators = self._started(config, transport.loopbacks, token)
+
+    def _started(self, config: EnvRunnerConfig, addresses: Sequence[str], token: str) -> Simulators:
+        """Start the copies of the simulator, which dial these addresses at once."""
+        return Simulators(
+            config.simulator,
+            addresses,
+            self._index * config.simulators_per_runner,
+            self._gateway_address.logs,
+            token,
+            config.step_deadline_seconds,
+            self._warn,
+            self._failed,
+        )
 
     @staticmethod
     def _seeds(setup: EnvRunnerSetup, seed: int) -> dict[str, int]:

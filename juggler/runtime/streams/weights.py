@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -252,23 +253,15 @@ class WeightsSubscription:
     # -- from the learner ------------------------------------------------------------------------
 
     def _read(self) -> None:
-        subscribe: grpc.UnaryStreamMultiCallable[episodes_pb2.Subscription, bytes]
-        subscribe = self._channel.unary_stream(
-            SUBSCRIBE_METHOD,
-            request_serializer=episodes_pb2.Subscription.SerializeToString,
-            response_deserializer=None,
-        )
         make_end = partial(SharedMemoryReader, hands_on=self._meeting is not None)
         shared = ClientEnd(self.address, make_end, self._inline, self._memory)
         reader = FrameReader(
             episodes_pb2.WeightsHeader, self._limits, digests=True, lease=shared.lease
         )
-        metadata = shared.in_metadata(self._metadata)
-        request = episodes_pb2.Subscription(module_id=self._module_id, subscriber=self._subscriber)
         # A stopped learner accepts calls without an answer, for which gRPC has no deadline.
         first, call = FirstAnswer(self._channel), None
         try:
-            call = subscribe(request, metadata=metadata, wait_for_ready=True)
+            call = self._subscribe(shared.in_metadata(self._metadata))
             call.initial_metadata()  # waits for it
             first.answered()
             self.answered = True
@@ -308,6 +301,17 @@ class WeightsSubscription:
             if self._closed.is_set():  # `close` may have closed the former one
                 self._channel.close()
         self._closed.wait(self._retry_seconds)
+
+    def _subscribe(self, metadata: CallMetadata) -> Any:
+        """Begin a call to the learner."""
+        subscribe: grpc.UnaryStreamMultiCallable[episodes_pb2.Subscription, bytes]
+        subscribe = self._channel.unary_stream(
+            SUBSCRIBE_METHOD,
+            request_serializer=episodes_pb2.Subscription.SerializeToString,
+            response_deserializer=None,
+        )
+        request = episodes_pb2.Subscription(module_id=self._module_id, subscriber=self._subscriber)
+        return subscribe(request, metadata=metadata, wait_for_ready=True)
 
     def _take(self, frame: WeightsFrame) -> None:
         weights = Weights(Version.of(frame.header.version), frame.tree)
